@@ -31,6 +31,7 @@ _SWITCHES = frozenset(NAMES["switches"])
 _LAYOUT = frozenset(NAMES["layout"]).union(*_TOGETHER.values())
 _NOT_RESUMED = ("--finetune", "--ckpt-step", "--pretrained-checkpoint")
 _EXCLUSIVE = {
+    "attention_backend": {"transformer_impl"},
     "bf16": {"fp16"},
     "fp16": {"bf16"},
     "fp4": {"fp8", "fp8_recipe", "fp8_param_gather"},
@@ -52,7 +53,10 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
         values.pop("world_size")
     if "recompute_num_layers" in given:
         values.setdefault("recompute_method", "block")
-    found = _with_own(from_namespace(SimpleNamespace(**values)), config)
+    said = from_namespace(SimpleNamespace(**values))
+    found = _with_own(said, config)
+    if "transformer_impl" in given:
+        found = replace(found, fuses_norms=said.fuses_norms)
     unmodelled = dict.fromkeys((*config.unmodelled, *found.unmodelled))
     return replace(found, unmodelled=tuple(unmodelled))
 
@@ -284,6 +288,7 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
             keeps_grads_whole=config.parallelism.keeps_grads_whole,
             prefetches_backward=config.parallelism.prefetches_backward,
         ),
+        fuses_norms=config.fuses_norms,
         sharded_update_calls=config.sharded_update_calls,
         device=config.device,
         framework=config.framework,

@@ -112,6 +112,7 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
             given.text("cross_entropy_fusion_impl") == "te"
             and given.is_on("cross_entropy_loss_fusion")
         ),
+        "fuses_norms": not _is_local(given),
         "fuses_gradient_accumulation": given.is_on("gradient_accumulation_fusion", default=True),
         "reduces_grads_in_bf16": _reduces_in_16_bits(given, precision),
         "offload_modules": _offloaded(given),
@@ -305,9 +306,14 @@ def _fp8(given: Arguments) -> Fp8Recipe:
 def _attention(given: Arguments) -> Attention:
     backend = given.text("attention_backend", default="auto").rpartition(".")[2]
     # Without Transformer Engine there is one kind: core's own, with a seq x seq matrix.
-    if given.text("transformer_impl") == "local" or backend in ("unfused", "local"):
+    if _is_local(given) or backend in ("unfused", "local"):
         return Attention.UNFUSED
     return Attention.FUSED if backend in ("flash", "fused") else Attention.AUTO
+
+
+def _is_local(given: Arguments) -> bool:
+    """Whether layers are core's own; Transformer Engine's are Megatron's default."""
+    return given.text("transformer_impl") == "local"
 
 
 def _reduces_in_16_bits(given: Arguments, precision: Precision) -> bool:

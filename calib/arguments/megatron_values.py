@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from ..workload.config import (
+    Attention,
     ContextComm,
     Experts,
     Fp8Recipe,
@@ -105,6 +106,9 @@ def model_values(config: RunConfig) -> Values:
         "rampup_batch_size": [str(word) for word in cadence.rampup_batch_size],
     }
     values.update((name, value) for name, value in optional.items() if value)
+    if not config.fuses_norms and config.attention is Attention.UNFUSED:
+        # Both are so in Megatron's own layers alone.
+        values["transformer_impl"] = "local"
     if not model.has_bias:
         values["add_bias_linear"] = False
     if not config.is_softmax_fused:

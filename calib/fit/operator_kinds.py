@@ -340,6 +340,8 @@ KINDS: Mapping[OperatorKind, KindLaw] = {
     OperatorKind.FUSED_SOFTMAX: KindLaw(num_sizes=3, law=_softmax, passes=(2, 3), launches=(1, 1)),
     # Square, mean, root, division and scale one after the other, partly in fp32.
     OperatorKind.RMS_NORM: KindLaw(num_sizes=2, passes=(10, 40), launches=(6, 20)),
+    # One kernel, which reads and writes; backward reads input and gradient, writes a gradient.
+    OperatorKind.FUSED_NORM: KindLaw(num_sizes=2, passes=(2, 3), launches=(1, 1)),
     OperatorKind.ELEMENTWISE: KindLaw(num_sizes=2, passes=(2, 3), launches=(1, 1)),
     OperatorKind.PERMUTE: KindLaw(num_sizes=3, law=_permute, launches=(3, 3)),
     # What the link to the host takes, ``network/host_link`` says.

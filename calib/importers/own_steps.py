@@ -84,6 +84,8 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
             engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
             prefetches_backward=Trait.LATE_GATHERS not in traits,
         ),
+        # Tables of other frameworks leave out whose layers theirs are.
+        fuses_norms=found.fuses_norms and given.get(_LAYERS) is not None,
         device=own["device"] or "unknown",
         framework=own["framework"],
         has_open_widths=found.precision is Precision.BF16
@@ -158,6 +160,8 @@ def _cells(row: StepRow) -> dict[str, Any]:
     arguments = model_values(config) | layout_values(config)
     if config.precision is Precision.BF16 and not config.has_open_widths:
         arguments["grad_reduce_in_bf16"] = config.reduces_grads_in_bf16
+    if config.fuses_norms:
+        arguments[_LAYERS] = "transformer_engine"
     # A list of words is one cell, and one that is empty says nothing.
     return own | {n: " ".join(v) if isinstance(v, list) else v for n, v in arguments.items()}
 
@@ -178,6 +182,7 @@ def _value(text: str, name: str) -> Any:
     return int(number) if number.is_integer() else number
 
 
+_LAYERS = "transformer_impl"
 _ENGINES = {"GPT-NeoX": Engine.DEEPSPEED}
 
 

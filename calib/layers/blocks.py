@@ -20,7 +20,7 @@ from .again import Again
 from .dense import attention_module, embedding_module, head_module, mlp_module, residual_module
 from .experts import exchanges_beside, expert_modules
 from .latent_attention import latent_attention_modules
-from .layer_modules import LayerModule, Shaped, hidden_call, norm_module, transfer
+from .layer_modules import LayerModule, Shaped, hidden_call, norm_module, transfer, with_norm
 from .prediction import EMBEDDING, HEAD, embedding_copy_module, prediction_modules
 from .sharding import has_host_units, shard_key, shard_uses
 from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
@@ -96,6 +96,7 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         config.fp8,
         config.keeps_fp8_params,
         config.is_attention_fused,
+        config.has_norms_inside,
         config.is_softmax_fused,
         config.is_loss_fused,
         config.distributes_saved_activations,
@@ -144,7 +145,9 @@ def attention_part(config: RunConfig) -> Block:
     This part and ``experts_part`` make up a layer, but for its parameters, and for transfers beside
     another micro-batch, whose window is the whole layer.
     """
-    return _work(config, [one for one in layer_modules(config) if one.module != "mlp"])
+    beside = {one.module for one in expert_modules(config)}
+    layer = layer_modules(config, has_experts=True)
+    return _work(config, [one for one in layer if one.module not in beside])
 
 
 def experts_part(config: RunConfig) -> Block:
@@ -284,14 +287,24 @@ def recomputed_layers(config: RunConfig, chunk: int = 0) -> int:
 
 
 def layer_modules(config: RunConfig, *, has_experts: bool = False) -> tuple[LayerModule, ...]:
-    """A layer, in the order in which ``named_parameters()`` gives its tensors."""
-    model, is_latent = config.model, config.model.latent_attention is not None
-    mlp = mlp_module(config, "mlp", model.ffn_hidden_size, has_bias=model.has_bias)
+    """A layer, in the order in which ``named_parameters()`` gives its tensors.
+
+    Transformer Engine's products have no norm inside where the input goes to several: latents, and
+    the router beside the experts (``gpt_layer_specs`` of ``megatron.core`` 0.16.1).
+    """
+    model = config.model
+    if model.latent_attention is not None:
+        attention = (norm_module(config, "input_norm"), *latent_attention_modules(config))
+    else:
+        attention = with_norm(config, "input_norm", attention_module(config))
+    if has_experts:
+        feed_forward = (norm_module(config, "mlp_norm"), *expert_modules(config))
+    else:
+        mlp = mlp_module(config, "mlp", model.ffn_hidden_size, has_bias=model.has_bias)
+        feed_forward = with_norm(config, "mlp_norm", mlp)
     return (
-        norm_module(config, "input_norm"),
-        *(latent_attention_modules(config) if is_latent else (attention_module(config),)),
-        norm_module(config, "mlp_norm"),
-        *(expert_modules(config) if has_experts else (mlp,)),
+        *attention,
+        *feed_forward,
         *added_modules(config),
         residual_module(config),
     )

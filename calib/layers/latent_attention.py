@@ -21,6 +21,7 @@ from .layer_modules import (
     hidden_call,
     linear_tensors,
     local_tokens,
+    norm_kind,
     norm_tensors,
     row_uses,
     tokens_of,
@@ -37,9 +38,12 @@ def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
     latent, model = _latent(config), config.model
     tokens, heads = tokens_of(config), model.num_attention_heads // config.parallelism.tp
     query, value = latent.qk_head_dim + latent.qk_pos_emb_head_dim, latent.v_head_dim
+    norms = _latent_norms(config)
+    is_inside = config.has_norms_inside
     up = LayerModule(
         module="mla_up_proj",
         operators=(
+            *(norms if is_inside else ()),
             *((OperatorKind.LINEAR, (tokens, *sizes), 1) for sizes in _up_sizes(config)),
             # Each head of the queries, and once the keys of all heads.
             (OperatorKind.POSITION, (tokens, (heads + 1) * latent.qk_pos_emb_head_dim), 1),
@@ -67,7 +71,7 @@ def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
             *row_uses(config, OperatorKind.LINEAR_PROJ),
         ),
     )
-    return _down_module(config), up, core
+    return _down_module(config, () if is_inside else norms), up, core
 
 
 def _latent(config: RunConfig) -> LatentAttention:
@@ -77,19 +81,25 @@ def _latent(config: RunConfig) -> LatentAttention:
     return latent
 
 
-def _down_module(config: RunConfig) -> LayerModule:
+def _latent_norms(config: RunConfig) -> tuple[Shaped, ...]:
+    """Of each latent before its up projection, inside which Transformer Engine runs it."""
+    latent, tokens = _latent(config), local_tokens(config)
+    if not config.model.has_qk_norm:
+        return ()
+    widths = [width for width in (latent.q_lora_rank, latent.kv_lora_rank) if width]
+    return tuple((norm_kind(config), (tokens, width), 1) for width in widths)
+
+
+def _down_module(config: RunConfig, norms: tuple[Shaped, ...]) -> LayerModule:
     """Down projections are whole on every rank; what carries the position is then gathered."""
     latent, hidden, tokens = _latent(config), config.model.hidden_size, local_tokens(config)
     downs = [latent.kv_lora_rank + latent.qk_pos_emb_head_dim]
-    norms = [latent.kv_lora_rank]
     if latent.q_lora_rank:
-        downs, norms = [latent.q_lora_rank, *downs], [latent.q_lora_rank, *norms]
+        downs = [latent.q_lora_rank, *downs]
     operators: list[Shaped] = [(OperatorKind.LINEAR, (tokens, hidden, width), 1) for width in downs]
-    if config.model.has_qk_norm:
-        operators += [(OperatorKind.NORM, (tokens, width), 1) for width in norms]
     return LayerModule(
         module="attention",
-        operators=tuple(operators),
+        operators=(*operators, *norms),
         uses=_position_uses(config),
         tensors=_tensors(config),
     )

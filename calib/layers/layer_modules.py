@@ -74,14 +74,27 @@ def gathered_call(config: RunConfig, *, is_quantized: bool, width: int = 0) -> C
     return replace(call, nbytes=round(numel * bits / 8))
 
 
-def norm_module(
-    config: RunConfig, name: str, count: int = 1, *, module: str = "layernorm"
-) -> LayerModule:
+def norm_kind(config: RunConfig) -> OperatorKind:
+    """What a norm before a product is that Transformer Engine runs inside that product."""
+    return OperatorKind.FUSED_NORM if config.has_norms_inside else OperatorKind.NORM
+
+
+def with_norm(config: RunConfig, name: str, part: LayerModule) -> tuple[LayerModule, LayerModule]:
+    """A norm and the module whose first product it may run inside: then it is part of that."""
+    norm = norm_module(config, name)
+    if not config.has_norms_inside:
+        return norm, part
+    inside = tuple((norm_kind(config), shape, count) for _, shape, count in norm.operators)
+    inner = replace(part, operators=(*inside, *part.operators))
+    return replace(norm, module="", operators=()), inner
+
+
+def norm_module(config: RunConfig, name: str, *, module: str = "layernorm") -> LayerModule:
     """One norm over hidden; its weights' gradients are partial under sequence parallelism."""
     width = config.model.hidden_size
     return LayerModule(
         module=module,
-        operators=((OperatorKind.NORM, (local_tokens(config), width), count),),
+        operators=((OperatorKind.NORM, (local_tokens(config), width), 1),),
         tensors=norm_tensors(config, name, width),
     )
 

@@ -43,6 +43,8 @@ class Conditions:
     machine move only what was not sampled; tables time each operator alone."""
     fp8: Fp8Recipe = Fp8Recipe.NONE
     """The recipe under which products were timed."""
+    has_norms_inside: bool = False
+    """Products were timed with the norms that run inside them."""
     weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
     """What a traced step told of linears' backward phases."""
     log_centers: Mapping[str, float] = field(default_factory=dict)

@@ -54,8 +54,17 @@ def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
             bytes_per_s=calibration.ceilings.bytes_per_s,
             is_in_situ=True,
             fp8=config.fp8,
+            has_norms_inside=config.has_norms_inside and _has_live_products(calibration),
             weight_fracs=calibration.weight_fracs,
             log_centers=IN_SITU,
             network=calibration.transfers.carrying,
         ),
+    )
+
+
+def _has_live_products(calibration: Calibration) -> bool:
+    """Whether training itself timed products: probes run them without the norms inside."""
+    return any(
+        operator.kind.is_linear and operator.kind is not OperatorKind.LOGITS and not found.is_probe
+        for operator, found in calibration.measured.items()
     )

@@ -23,6 +23,8 @@ from .scales import HOP, Scale, scales, weights
 Kind = OperatorKind
 _FASTEST_S = 1e-7
 """Keeps logarithms finite; no kernel is as short."""
+_INSIDE_S = 1e-9
+"""The same of what other operators hold, which adds nothing."""
 _FP4_FRAC = 0.6
 """Peak ratio 0.5, and kernels that reach less of it."""
 KNOWN_FRAC = 0.15
@@ -107,7 +109,8 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
 
     Unless measured, an optimizer has no launches of its own, which a step's host constant holds;
     and what stands between the product of queries, keys and values and attention costs no more than
-    a copy in models that rotate nothing there.
+    a copy in models that rotate nothing there.  A norm inside a product costs what any norm does
+    where products were timed without, and nothing more where they were timed with it.
     """
     found = _as_run(compiled, base)
     out, bytes_per_s = found.time_s.copy(), base.conditions.bytes_per_s
@@ -127,11 +130,19 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
             is_copied = item.phase is Phase.BACKWARD
             nbytes = 2 * is_copied * math.prod(item.shape) * item.element_nbytes
             out[place] = max(_FASTEST_S, nbytes / bytes_per_s)
+    if base.conditions.has_norms_inside:
+        # Their products hold them.
+        inside = [place for place, item in enumerate(compiled.items) if _is_fused_norm(item)]
+        out[inside], sigma_log[inside] = _INSIDE_S, 0.0
     for places, factor in _quantized(compiled, base.conditions.fp8):
         narrow = [replace(cast(Operator, compiled.items[p]), element_nbytes=1) for p in places]
         casts = np.array([_cast_nbytes(operator) for operator in narrow]) / bytes_per_s
         out[places] = factor * base.estimates(narrow).time_s + casts
     return replace(found, time_s=out, sigma_log=sigma_log)
+
+
+def _is_fused_norm(item: Item) -> bool:
+    return isinstance(item, Operator) and item.kind is Kind.FUSED_NORM
 
 
 def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
@@ -165,8 +176,10 @@ def _stack_operators(
     model, phase = config.model, operator.phase
     phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
     is_rms = model.normalization is Normalization.RMS_NORM
-    if operator.kind is Kind.NORM and is_rms and base.has(Kind.RMS_NORM, phase):
-        return (replace(operator, kind=Kind.RMS_NORM, phase=phase),)
+    if operator.kind in (Kind.NORM, Kind.FUSED_NORM):
+        if is_rms and base.has(Kind.RMS_NORM, phase):
+            return (replace(operator, kind=Kind.RMS_NORM, phase=phase),)
+        return (replace(operator, kind=Kind.NORM),)
     is_rotated = model.position_embedding is PositionEmbedding.ROPE
     if operator.kind is Kind.POSITION and is_rotated and base.has(Kind.ROTARY, phase):
         heads, micro = model.num_attention_heads, config.batch.micro_batch_size
@@ -196,7 +209,7 @@ def _unfused(operator: Operator) -> tuple[Operator, ...]:
     return tuple(replace(operator, kind=kind, shape=shape) for kind, shape in parts)
 
 
-_RENAMED = (Kind.NORM, Kind.POSITION, Kind.CORE_ATTENTION)
+_RENAMED = (Kind.NORM, Kind.FUSED_NORM, Kind.POSITION, Kind.CORE_ATTENTION)
 
 
 def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], float]]:

@@ -89,7 +89,7 @@ _KINDS = {
         *(Kind.LINEAR, Kind.BATCHED_PRODUCT, Kind.LAYER),
     ),
     Term.ROUTING: (Kind.ROUTER, Kind.PERMUTE),
-    Term.NORM: (Kind.NORM, Kind.RMS_NORM, Kind.RESIDUAL, Kind.ELEMENTWISE),
+    Term.NORM: (*(Kind.NORM, Kind.RMS_NORM, Kind.FUSED_NORM, Kind.RESIDUAL, Kind.ELEMENTWISE),),
     Term.HEAD: (Kind.EMBEDDING, Kind.LOGITS, Kind.LOSS),
     Term.OPTIMIZER: (Kind.OPTIMIZER, Kind.SHARDED_OPTIMIZER, Kind.STATED_OPTIMIZER),
     Term.OFFLOAD: (Kind.HOST_COPY,),

@@ -130,6 +130,9 @@ class RunConfig:
     """The loss works on a copy of the logits; Transformer Engine's works in place."""
     fuses_gradient_accumulation: bool = True
     """Gradients of weights are added up within their products."""
+    fuses_norms: bool = False
+    """Norms before attention and MLP run inside the products behind them, as Transformer Engine's
+    do on an accelerator."""
     reduces_grads_in_bf16: bool = False
     """Gradients are kept and reduced in 16 bits, as Megatron does in fp16 unless it is told not to
     (``--accumulate-allreduce-grads-in-fp32``), and in bf16 where it is told
@@ -210,6 +213,12 @@ class RunConfig:
         if self.attention is Attention.AUTO:
             return self.device != "cpu"
         return self.attention is Attention.FUSED
+
+    @property
+    def has_norms_inside(self) -> bool:
+        """True where norms run inside products: no CPU runs them so, and no other engine."""
+        is_possible = self.device != "cpu" and self.parallelism.engine is Engine.MEGATRON
+        return self.fuses_norms and is_possible
 
     @property
     def is_step_replayed(self) -> bool:

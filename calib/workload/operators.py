@@ -63,6 +63,9 @@ class OperatorKind(QuickEnum):
     PERMUTE = "permute"
     EXPERTS = "experts"  # (tokens, hidden, ffn, top-k, experts here, experts in all): fused
     HOST_COPY = "host_copy"  # (bytes,): of activations, forwards to the host's memory, then back
+    # (tokens, hidden): a norm inside the product behind it (Transformer Engine), whose time in
+    # training holds it: a part of that operator, which nobody times by itself
+    FUSED_NORM = "fused_norm"
     LAYER = "layer"  # (micro_batch, heads, seq, hidden, tp): a whole transformer layer
 
     @property

@@ -49,6 +49,8 @@ _ROLES = {
     Collective.SEND: (GroupRole.PP,),
 }
 """What a measured transfer stands for."""
+_APART = {OperatorKind.FUSED_NORM: OperatorKind.NORM}
+"""What is run by itself in place of what has no module of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,8 @@ class Sweep:
     def _wanted(self) -> Iterator[OperatorProbe]:
         """The layout's own operators, those of others, square products."""
         own = (
-            (operator.kind, operator.shape, operator.element_nbytes)
+            # Products run alone here: a norm inside one is timed apart.
+            (_APART.get(operator.kind, operator.kind), operator.shape, operator.element_nbytes)
             for stage in sorted({0, self._config.parallelism.pp - 1})
             for done in [stage_operators(self._config, stage)]
             for operator, _ in (*done.forward, *done.step)
