@@ -11,6 +11,7 @@ from typing import Any
 
 from ...calib.arguments.megatron_namespace import from_namespace
 from ...calib.workload.config import RunConfig
+from ..process.looking import attribute, class_names, tree
 from ..process.settings import CadenceHint
 
 # Megatron nests three (data parallel, precision, virtual stage); a wrapper of itself must end.
@@ -80,6 +81,18 @@ def with_device(config: RunConfig, device: str, framework: str) -> RunConfig:
     return replace(config, device=device, framework=framework, parallelism=parallelism)
 
 
+def with_norms(config: RunConfig, models: tuple[Any, ...]) -> RunConfig:
+    """The config with norms inside products where the model has them so.
+
+    A spec that is given by hand may differ from what the arguments name, or leave at its default.
+    """
+    modules = tree(*models)
+    if any(attribute(module, "layer_norm_weight") is not None for module in modules):
+        return replace(config, fuses_norms=True)
+    has_layers = any("TransformerLayer" in class_names(module) for module in modules)
+    return replace(config, fuses_norms=False) if has_layers else config
+
+
 def with_running_batch(config: RunConfig) -> RunConfig:
     """The config at the batch size that is running, which a ramp leads up from."""
     from megatron.core import num_microbatches_calculator as calculator
@@ -143,4 +156,5 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
         full_batch_size=hint.global_batch_size,
     )
     version = f"megatron-core {megatron.core.__version__}"
-    return with_device(from_namespace(SimpleNamespace(**settings)), device_name(models), version)
+    config = from_namespace(SimpleNamespace(**settings))
+    return with_norms(with_device(config, device_name(models), version), models)

@@ -20,7 +20,14 @@ from ..process.looking import attribute, tree
 from ..process.post_import import when_imported
 from ..process.stand_in import stand_in
 from ..session.session import EVAL, SAVE, Session
-from .megatron_model import chunks_of, place, timer_holders, with_device, with_running_batch
+from .megatron_model import (
+    chunks_of,
+    place,
+    timer_holders,
+    with_device,
+    with_norms,
+    with_running_batch,
+)
 from .patches import Patches
 
 _TRAIN, _STEP, _SAVE = "train", "train_step", "save_checkpoint_and_time"
@@ -206,5 +213,6 @@ def _run_config(models: tuple[Reference, ...]) -> RunConfig:
     from ..session.instruments import device_name
 
     version = f"Megatron-LM {megatron.core.__version__}"
-    config = with_device(from_namespace(_arguments()), device_name(living(models)), version)
-    return with_running_batch(config)
+    built = living(models)
+    config = with_device(from_namespace(_arguments()), device_name(built), version)
+    return with_running_batch(with_norms(config, built))

@@ -1,0 +1,39 @@
+"""H6: the model itself says whether norms run inside its products, whatever the arguments say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_shape import run_of
+
+from forerun.hooks.adapters.megatron_model import with_norms
+
+
+class LayerNormLinear(torch.nn.Linear):
+    """Holds the weight of the norm inside, as Transformer Engine's does."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.layer_norm_weight = torch.nn.Parameter(torch.ones(8))
+
+
+class TransformerLayer(torch.nn.Module):
+    def __init__(self, product: torch.nn.Module) -> None:
+        super().__init__()
+        self.linear_qkv = product
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+def test_h6_what_was_built_goes_before_what_was_said(is_said: bool) -> None:
+    """``TransformerConfig.transformer_impl`` stays at its default where a spec is given by hand."""
+    said = run_of(fuses_norms=is_said)
+    fused, apart = TransformerLayer(LayerNormLinear()), TransformerLayer(torch.nn.Linear(8, 8))
+    assert with_norms(said, (torch.nn.Sequential(apart, fused),)).fuses_norms
+    assert not with_norms(said, (apart,)).fuses_norms
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+def test_h6_a_stage_without_layers_says_nothing(is_said: bool) -> None:
+    said = run_of(fuses_norms=is_said)
+    assert with_norms(said, (torch.nn.Embedding(8, 8),)) == said
+    assert with_norms(said, ()) == said
