@@ -130,9 +130,10 @@ class RunConfig:
     """The loss works on a copy of the logits; Transformer Engine's works in place."""
     fuses_gradient_accumulation: bool = True
     """Gradients of weights are added up within their products."""
-    fuses_norms: bool = False
+    fuses_norms: bool = field(default=False, compare=False)
     """Norms before attention and MLP run inside the products behind them, as Transformer Engine's
-    do on an accelerator."""
+    do on an accelerator.  Older files do not say it, so layouts that differ in it alone are equal;
+    Megatron's attention differs where it does."""
     reduces_grads_in_bf16: bool = False
     """Gradients are kept and reduced in 16 bits, as Megatron does in fp16 unless it is told not to
     (``--accumulate-allreduce-grads-in-fp32``), and in bf16 where it is told

@@ -206,7 +206,9 @@ def test_a_namespace_gives_the_config_back(config: RunConfig) -> None:
     par = config.parallelism
     values = {**model_values(config), **layout_values(config)}
     ranks = {"world_size": par.num_ranks, "ranks_per_node": par.ranks_per_node}
-    assert from_namespace(SimpleNamespace(**values, **ranks)) == config
+    found = from_namespace(SimpleNamespace(**values, **ranks))
+    assert found == config
+    assert found.fuses_norms is config.fuses_norms
 
 
 @settings(max_examples=50, deadline=None)
