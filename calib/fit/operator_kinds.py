@@ -231,6 +231,7 @@ def _sharded_optimizer(batch: ShapeBatch, num_units: int) -> Columns:
 def _stated_optimizer(batch: ShapeBatch, num_units: int) -> Columns:
     """By the bytes that its states have; what the host updates takes as long as many more."""
     parameters, moved, on_host, _ = batch.sizes.T
+    on_host = np.minimum(on_host, parameters)
     nbytes = moved * (parameters - on_host) + HOST_UPDATE_NBYTES * on_host
     return _three(_OPTIMIZER_LAUNCHES, _OPTIMIZER_FLOP * parameters, nbytes)
 
