@@ -312,7 +312,7 @@ def _attention(given: Arguments) -> Attention:
 
 
 def _is_local(given: Arguments) -> bool:
-    """Whether layers are core's own; Transformer Engine's are Megatron's default."""
+    """True where layers are core's own; Transformer Engine's are Megatron's default."""
     return given.text("transformer_impl") == "local"
 
 

@@ -82,7 +82,7 @@ def _latent(config: RunConfig) -> LatentAttention:
 
 
 def _latent_norms(config: RunConfig) -> tuple[Shaped, ...]:
-    """Of each latent before its up projection, inside which Transformer Engine runs it."""
+    """The norm of each latent before its up projection, inside which Transformer Engine runs it."""
     latent, tokens = _latent(config), local_tokens(config)
     if not config.model.has_qk_norm:
         return ()

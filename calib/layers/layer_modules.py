@@ -75,7 +75,7 @@ def gathered_call(config: RunConfig, *, is_quantized: bool, width: int = 0) -> C
 
 
 def norm_kind(config: RunConfig) -> OperatorKind:
-    """What a norm before a product is that Transformer Engine runs inside that product."""
+    """The kind of a norm before a product, inside which Transformer Engine runs it."""
     return OperatorKind.FUSED_NORM if config.has_norms_inside else OperatorKind.NORM
 
 

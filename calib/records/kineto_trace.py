@@ -209,7 +209,7 @@ def num_products(work: Sequence[TracedWork]) -> int:
 
 
 def _product_ends(work: Sequence[TracedWork]) -> list[int]:
-    """Where each product ends: behind the last piece of work of its call.
+    """The end of each product: behind the last piece of work of its call.
 
     Of several products of one call, each ends behind the sum of its own parts.
     """

@@ -63,7 +63,7 @@ def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
 
 
 def _has_live_products(calibration: Calibration) -> bool:
-    """Whether training itself timed products: probes run them without the norms inside."""
+    """True where training itself timed products: probes run them without the norms inside."""
     return any(
         operator.kind.is_linear and operator.kind is not OperatorKind.LOGITS and not found.is_probe
         for operator, found in calibration.measured.items()

@@ -41,7 +41,7 @@ def step_aside(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def spare_cores(given: Set[int], ranks: Iterable[Set[int]], others: Iterable[Set[int]]) -> set[int]:
-    """Of the cores ``given`` to a launch those that nobody is pinned to.
+    """The cores among those ``given`` to a launch that no program is pinned to.
 
     A rank that may run on all of them leaves none; another program that may does not count.
 

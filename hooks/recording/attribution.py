@@ -167,7 +167,7 @@ class Attribution:
                     bracket.num_jumps = _BROKEN
 
     def _refuse(self, *, is_all: bool) -> None:
-        """What comes next is not marked: operators that are open would be given its time."""
+        """Drop the operators that are open: they would be given the time of what is not marked."""
         self._num_breaks += 1
         self._num_jumps += is_all
         # Nor is its backward pass, which is inside theirs.

@@ -27,7 +27,7 @@ _TEARDOWN = "TEARDOWN_CUPTI"
 _SAFE_TEARDOWN = (12, 6)
 """Before this CUDA, a teardown of CUPTI crashes replays of CUDA graphs (pytorch pull 146604)."""
 LEAST_FREE_NBYTES = 3 << 29
-"""What CUPTI may take of a device's memory for its buffers, outside of PyTorch's allocator."""
+"""Memory that CUPTI may take for its buffers, outside of PyTorch's allocator."""
 _ARGUMENTS = ("megatron.training.global_vars", "_GLOBAL_ARGS")
 # The profiler starts and ends around its steps, and two of them in one process abort it.
 _MARGIN_STEPS = 2
