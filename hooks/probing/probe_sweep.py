@@ -50,7 +50,7 @@ _ROLES = {
 }
 """What a measured transfer stands for."""
 _APART = {OperatorKind.FUSED_NORM: OperatorKind.NORM}
-"""What is run by itself in place of what has no module of its own."""
+"""Operators that are probed in place of those without a module of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

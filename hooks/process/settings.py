@@ -15,7 +15,7 @@ LOCAL_SIZES = (
     *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
     "SLURM_NTASKS_PER_NODE",
 )
-"""What torchrun, Open MPI, MPICH and Intel MPI, and Slurm call them."""
+"""Names of these variables in torchrun, Open MPI, MPICH and Intel MPI, and Slurm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the timed passes of a window say of its other passes: weights of transfers, and waiting.
+"""Weights and waiting for the passes of a window that were not timed, from those that were.
 
 On a device only some passes have their transfers timed.  All are counted, so that one that was
 timed speaks for a known number of calls; and a pass that was not timed waits as long as one that

@@ -30,7 +30,7 @@ _ALWAYS = 64
 """More halvings than any step has passes."""
 _PASSES = (FORWARD, BACKWARD)
 _WEIGHT = re.compile(r'"stands_for": ([0-9.e+-]+)')
-"""What the line of a collective says of how many calls it stands for."""
+"""The part of a collective's line that says how many calls it stands for."""
 
 
 def line_of(record: Record) -> str:
@@ -69,7 +69,7 @@ class _Line:
     text: str
     level: int
     kind: str = ""
-    """Of a transfer inside a pass, which stands for those like it in passes that are left out."""
+    """Kind of a transfer inside a pass: it stands for those like it in passes that are left out."""
 
 
 class StepDetail:

@@ -33,9 +33,9 @@ class WindowRecords:
     step_ns: dict[int, int] = field(default_factory=dict)
     sums: dict[int, StepSums] = field(default_factory=dict)
     aside: set[str] = field(default_factory=set)
-    """What ran on another stream than the step's."""
+    """Remarks on operators that ran on another stream than the step's."""
     num_dropped: int = 0
-    """What a clock that jumped back, and marks without a time, have cost."""
+    """Records lost to a clock that jumped back, and to marks without a time."""
     flight: FlightWindow = field(default_factory=FlightWindow)
     _shares: tuple[int, dict[TransferKind, float], dict[str, int]] = (0, {}, {})
 
@@ -78,7 +78,7 @@ class WindowRecords:
     def coverage(
         self, installed: tuple[CoverageRecord, ...], window: WindowRecord
     ) -> Iterator[CoverageRecord]:
-        """What was installed, with how much of it fired, and remarks on what has no time."""
+        """The installed hooks, with how many fired, and remarks on operators without a time."""
         for known in installed:
             yield replace(known, fired=len(self.fired.get(known.name, ())))
         remarks = sorted(self.aside)

@@ -1,4 +1,4 @@
-"""What CUDA graphs hide of a model: a part of a layer, a layer, a module's forward, or all of it.
+"""Parts of a model that CUDA graphs hide: of a layer, a layer, a module's forward, or all of it.
 
 As read in Megatron-LM core_v0.12.0 to core_v0.19.0 and its main of August 2026, and in torch 2.13.
 A replay calls no module that was captured, and of a module around it the time is not its own.
