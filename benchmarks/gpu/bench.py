@@ -50,11 +50,6 @@ class Bench:
         part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         os.replace(part, self.out)
 
-    def needs_gpu(self, why: str) -> None:
-        """Raise ``NotHere`` in a rehearsal."""
-        if self.is_cpu:
-            raise NotHere(f"needs a GPU: {why}")
-
     def keep_samples(self, name: str, run: Path) -> None:
         """The sample table of a run, beside the figures."""
         table = run / "samples.parquet"
@@ -63,8 +58,8 @@ class Bench:
             folder.mkdir(exist_ok=True)
             (folder / f"{name}.parquet").write_bytes(table.read_bytes())
 
-    def begin_device(self) -> None:
-        """CUDA, or its stand-in in virtual time."""
+    def begin_device(self, *, is_timed: bool = True) -> None:
+        """CUDA, or its stand-in in virtual time, or without: Forerun then sees a CPU."""
         if not self.is_cpu:
             if not torch.cuda.is_available():
                 raise NotHere("needs a GPU: torch sees none")
@@ -77,8 +72,9 @@ class Bench:
         from forerun.recipes.stand_in_cuda import install
 
         install.install()
-        self.timeline().install()
-        instruments._device = lambda models: torch.device("cuda")
+        if is_timed:
+            self.timeline().install()
+            instruments._device = lambda models: torch.device("cuda")
 
     def timeline(self) -> Any:
         """The module of the device in virtual time."""

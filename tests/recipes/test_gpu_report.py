@@ -37,16 +37,19 @@ def test_each_bar_is_of_a_measurement():
 
 @pytest.mark.slow
 def test_streams_are_told_apart_and_the_page_says_so(tmp_path):
-    done = collected(tmp_path / "out", "--only", "streams", "fsdp")
+    done = collected(tmp_path / "out", "--only", "streams", "fsdp", "trace")
     assert done.returncode == 0, done.stderr
     archive = tmp_path / "out.tar.gz"
     with tarfile.open(archive) as packed:
         assert max(name.count("/") for name in packed.getnames()) <= 2
     text, is_met = page(dict(read(archive)))
     assert not is_met  # what was not measured is not met
-    rows = [row for row in text.splitlines() if row.startswith("| streams | ")]
-    assert len(rows) == 8 and sum(row.endswith("| met |") for row in rows) == 7
-    assert "needs a GPU: a mesh of CUDA devices" in text
+    rows = [row for row in text.splitlines() if row.startswith(("| streams | ", "| fsdp | all"))]
+    assert len(rows) == 9 and sum(row.endswith("| met |") for row in rows) == 8
+    assert "| recipe | not run |" in text
+    traced = dict(read(archive))["trace"]
+    assert traced["figures"]["remarks"] == ["trace"]
+    assert (value_of(traced, "num_traced") or 0) > 50
     assert "A rehearsal on a CPU" in text and text.rstrip().endswith(UNSEEN)
 
 
