@@ -58,6 +58,8 @@ class OperatorProbe:
     cost_s: float
     nbytes: int
     """Memory that it needs, at most."""
+    small_nbytes: int = 0
+    """The part of it in tensors of a MiB or less, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class CollectiveProbe:
     value: float
     cost_s: float
     nbytes: int
+    small_nbytes: int = 0
 
 
 Probe = OperatorProbe | CollectiveProbe

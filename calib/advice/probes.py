@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..fit.laws import work
 from ..layers.again import Again
 from ..layers.stage_work import collective_uses, stage_operators, step_collectives
 from ..network.groups import canonical
 from ..search.cells import cells_of
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
-from ..workload.config import RunConfig
+from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from ..workload.ranks import group, num_nodes
 from .probe_list import (
@@ -31,6 +30,7 @@ from .probe_list import (
     Probe,
     described,
 )
+from .probe_sizes import SMALL_NBYTES, need_of
 from .unmeasured import Unmeasured
 
 MOST_LAYOUTS = 8
@@ -39,11 +39,6 @@ MOST_LAYOUTS = 8
 MOST_PROBES = 96
 _MOST_BUDGET_FRAC = 0.25
 """Share of the budget that one probe may be expected to take."""
-_BUFFER_FRAC = 0.75
-"""Memory of a probe over the bytes that its law moves: most are read or written several times."""
-_FUSED_COPIES = 10.0
-"""Queries, keys, values, output and their gradients, and room for the kernel."""
-
 _Shape = tuple[OperatorKind, tuple[int, ...], int]
 
 
@@ -83,15 +78,23 @@ def carriers(config: RunConfig) -> dict[tuple[int, int], GroupRole]:
     return found
 
 
-def operator_cost(shape: _Shape, config: RunConfig) -> tuple[float, int]:
-    """Expected seconds of a probe of this shape, and the bytes that it needs."""
-    works = operators_of(*shape)
-    expected = Unmeasured(device=config.device).operators(works)
-    needed = _BUFFER_FRAC * sum(work(operator).nbytes for operator in works)
-    if shape[0] is OperatorKind.CORE_ATTENTION and config.is_attention_fused:
-        micro_batch, heads, _, seq, channels = shape[1]
-        needed = _FUSED_COPIES * micro_batch * heads * seq * channels * shape[2]
-    return (WARMUPS + REPEATS) * float(expected.time_s.sum()), int(needed)
+def operator_probe(
+    shape: _Shape, config: RunConfig, *, value: float = 0.0, is_control: bool = False
+) -> OperatorProbe:
+    """A probe with its expected cost and the memory that it needs."""
+    kind, sizes, element_nbytes = shape
+    expected = Unmeasured(device=config.device).operators(operators_of(*shape))
+    need = need_of(*shape, is_fused=config.is_attention_fused)
+    return OperatorProbe(
+        kind=kind,
+        shape=sizes,
+        element_nbytes=element_nbytes,
+        is_control=is_control,
+        value=value,
+        cost_s=(WARMUPS + REPEATS) * float(expected.time_s.sum()),
+        nbytes=need.nbytes,
+        small_nbytes=need.small_nbytes,
+    )
 
 
 def operators_of(kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int) -> list[Operator]:
@@ -190,30 +193,19 @@ def _operators(
 ) -> list[OperatorProbe]:
     shapes: defaultdict[_Shape, float] = defaultdict(float)
     for wanted, value in values.items():
-        if isinstance(wanted, Operator) and _is_probed(wanted.kind, config):
+        if isinstance(wanted, Operator) and is_probed(wanted.kind, config):
             shapes[wanted.kind, wanted.shape, wanted.element_nbytes] += value
-    return [_operator_probe(shape, value, config) for shape, value in shapes.items()]
+    return [operator_probe(shape, config, value=value) for shape, value in shapes.items()]
 
 
-def _is_probed(kind: OperatorKind, config: RunConfig) -> bool:
+def is_probed(kind: OperatorKind, config: RunConfig) -> bool:
+    """True where a probe runs what the model runs: products of 8 bits are scaled with a history
+    that is the model's own."""
+    if kind.is_quantized and config.fp8 is not Fp8Recipe.NONE:
+        return False
     # Latent attention rotates a part of each head, which the shape alone does not tell.
     has_shape = kind is not OperatorKind.POSITION or config.model.latent_attention is None
     return kind in PROBED_KINDS and has_shape
-
-
-def _operator_probe(
-    shape: _Shape, value: float, config: RunConfig, *, is_control: bool = False
-) -> OperatorProbe:
-    cost_s, nbytes = operator_cost(shape, config)
-    return OperatorProbe(
-        kind=shape[0],
-        shape=shape[1],
-        element_nbytes=shape[2],
-        is_control=is_control,
-        value=value,
-        cost_s=cost_s,
-        nbytes=nbytes,
-    )
 
 
 def _transfers(
@@ -241,13 +233,15 @@ def collective_probe(
 ) -> CollectiveProbe:
     """A probe with its expected cost."""
     expected = Unmeasured(device=config.device).collectives([call])
+    num_buffers = 3 if call.collective is Collective.ALL_TO_ALL else 2
     return CollectiveProbe(
         call=call,
         over=over,
         is_control=is_control,
         value=value,
         cost_s=TRANSFER_RUNS * float(expected.time_s[0]),
-        nbytes=2 * call.nbytes,
+        nbytes=num_buffers * call.nbytes,
+        small_nbytes=num_buffers * min(call.nbytes, SMALL_NBYTES),
     )
 
 
@@ -271,7 +265,7 @@ def _with_controls(
         if kind not in seen:
             seen.add(kind)
             if kind in shapes:
-                control = _operator_probe(shapes[kind], probe.value, config, is_control=True)
+                control = operator_probe(shapes[kind], config, value=probe.value, is_control=True)
                 ordered.append(control)
             elif kind in calls:
                 call = calls[kind]

@@ -215,8 +215,8 @@ _RENAMED = (Kind.NORM, Kind.FUSED_NORM, Kind.POSITION, Kind.CORE_ATTENTION)
 def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], float]]:
     """Products that run in 8 or 4 bits, by place, with their time over that in 8 bits.
 
-    Megatron leaves the logits and the router in 16 bits.  Products of 4 bits have twice the peak of
-    those of 8.  What was ``timed`` under a recipe has its times already.
+    Products of 4 bits have twice the peak of those of 8.  What was ``timed`` under a recipe has its
+    times already.
     """
     index = {item: place for place, item in enumerate(compiled.items)}
     found: dict[float, dict[int, None]] = {}
@@ -225,14 +225,9 @@ def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], fl
             continue
         places = found.setdefault(_FP4_FRAC if config.fp8 is Fp8Recipe.NVFP4 else 1.0, {})
         for operator, _ in block.operators:
-            if operator.kind in _QUANTIZED:
+            if operator.kind.is_quantized:
                 places[index[operator]] = None
     return [(list(places), factor) for factor, places in found.items()]
-
-
-_QUANTIZED = frozenset(kind for kind in Kind if kind.is_linear) - {Kind.LOGITS} | {
-    Kind.GROUPED_LINEAR
-}
 
 
 def _cast_nbytes(operator: Operator) -> float:

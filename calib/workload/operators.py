@@ -73,6 +73,13 @@ class OperatorKind(QuickEnum):
         """True where the work is one matrix product per phase (two in the backward phase)."""
         return self in _LINEARS
 
+    @property
+    def is_quantized(self) -> bool:
+        """True where the work runs in 8 or 4 bits under such a recipe, which Megatron leaves the
+        logits and the router out of."""
+        is_product = self.is_linear or self is OperatorKind.GROUPED_LINEAR
+        return is_product and self is not OperatorKind.LOGITS
+
 
 _LINEARS = frozenset(
     {

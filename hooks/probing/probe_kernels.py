@@ -43,11 +43,13 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Keys and values of a group of queries are read by the kernel as they are."""
     query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
-    found = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    attend = functional.scaled_dot_product_attention
+    if query.shape[1] > key.shape[1]:  # torch 2.5 and later
+        found = attend(query, key, value, is_causal=True, enable_gqa=True)
+    else:
+        found = attend(query, key, value, is_causal=True)
     return found.permute(2, 0, 1, 3).contiguous()
 
 

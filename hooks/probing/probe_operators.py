@@ -4,6 +4,13 @@ Values are a fixed ramp: no random number is drawn from a generator of the user'
 from ``torch.autograd.grad`` on private leaves, so that nobody's ``.grad`` is touched.  Weights are
 rotated over several copies, as cold as in a model; activations are one set, as warm as those that
 the operator before has just written.
+
+The model's own modules are not called, though their kernels may be others: a call with other shapes
+runs the user's hooks, draws from Megatron's tracker of random states where attention drops out,
+writes scales into the 8-bit history of TransformerEngine's modules and workspaces and masks into
+caches, and under tensor parallelism sends.  None of that can be taken back.  How far these kernels
+are from the model's, the run's own shapes say, and probes are as wide as that differs between them
+(``calib/samples/controls.py``).
 """
 
 from __future__ import annotations
@@ -16,16 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...calib.advice.probe_sizes import COLD_NBYTES, MOST_COPIES, OPTIMIZER_TENSORS
 from ...calib.workload.config import Normalization, PositionEmbedding, RunConfig
 from ...calib.workload.operators import OperatorKind
 from . import probe_kernels as kernels
 
 Shape = tuple[int, ...]
-_COLD_NBYTES = 64 << 20
-"""Weights in rotation: more than the last cache of a processor holds."""
-# Small weights would take thousands of copies.
-_MOST_COPIES = 8
-_OPTIMIZER_TENSORS = 32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,8 +80,8 @@ class OptimizerBench:
     """
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
-        size = -(-shape[0] // _OPTIMIZER_TENSORS)
-        each = [ramp((size,), torch.float32, device) for _ in range(_OPTIMIZER_TENSORS)]
+        size = -(-shape[0] // OPTIMIZER_TENSORS)
+        each = [ramp((size,), torch.float32, device) for _ in range(OPTIMIZER_TENSORS)]
         self._gradients = each
         self._weights, self._means, self._squares = (
             [torch.zeros_like(gradient) for gradient in each] for _ in range(3)
@@ -154,7 +157,7 @@ class _Maker:
 
     def _weights(self, *shapes: Shape) -> tuple[tuple[Tensor, ...], ...]:
         nbytes = sum(prod(shape) for shape in shapes) * self._dtype.itemsize
-        copies = max(1, min(_MOST_COPIES, _COLD_NBYTES // max(1, nbytes)))
+        copies = max(1, min(MOST_COPIES, COLD_NBYTES // max(1, nbytes)))
         return tuple(tuple(self._ramp(*shape) for shape in shapes) for _ in range(copies))
 
     def _three(self, rows: int, width: int) -> Tensor:

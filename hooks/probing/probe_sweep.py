@@ -17,15 +17,16 @@ import torch
 import torch.distributed as dist
 
 from ...calib.advice.probe_list import REPEATS, WARMUPS, CollectiveProbe, OperatorProbe
-from ...calib.advice.probes import collective_probe, operator_cost, probe_plan
+from ...calib.advice.probes import collective_probe, is_probed, operator_probe, probe_plan
 from ...calib.layers.stage_work import stage_operators
 from ...calib.records.record_kinds import CollectiveRecord, Record
 from ...calib.workload.collectives import Collective, CollectiveCall, GroupRole
 from ...calib.workload.config import RunConfig
 from ...calib.workload.operators import OperatorKind
 from ..sensors.stopwatch import Stopwatch
+from .probe_memory import FREE_FRAC, HostRoom
 from .probe_operators import ramp
-from .probe_runs import FREE_FRAC, ProbeRuns, Room, slowest_s
+from .probe_runs import ProbeRuns, slowest_s
 from .probe_transfers import TransferBench, carrier_of
 
 # From launch bound to compute bound on cards of today.
@@ -74,7 +75,7 @@ class Sweep:
 
     def operators(self) -> Iterator[Record]:
         """Every operator of the layout and of the best others in turn, then square products."""
-        room = Room(self._device, local_world_size=self._config.parallelism.ranks_per_node)
+        room = HostRoom(local_world_size=self._config.parallelism.ranks_per_node)
         end_s = math.inf
         for probe in self._wanted():
             is_possible = probe.nbytes <= self._free_nbytes(room)
@@ -127,27 +128,16 @@ class Sweep:
             if operator.shape
         )
         for key in dict.fromkeys(own):
-            yield self._operator(*key)
+            if is_probed(key[0], self._config):
+                yield operator_probe(key, self._config)
         for probe in probe_plan(self._config, budget_s=self._seconds):
             if isinstance(probe, OperatorProbe) and not probe.is_control:
                 yield probe
+        if not is_probed(OperatorKind.LINEAR, self._config):
+            return
         for size in _SQUARES:
-            shape = (size, size, size)
-            yield self._operator(OperatorKind.LINEAR, shape, self._config.precision.nbytes)
-
-    def _operator(
-        self, kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int
-    ) -> OperatorProbe:
-        cost_s, nbytes = operator_cost((kind, shape, element_nbytes), self._config)
-        return OperatorProbe(
-            kind=kind,
-            shape=shape,
-            element_nbytes=element_nbytes,
-            is_control=False,
-            value=0.0,
-            cost_s=cost_s,
-            nbytes=nbytes,
-        )
+            key = (OperatorKind.LINEAR, (size, size, size), self._config.precision.nbytes)
+            yield operator_probe(key, self._config)
 
     def _transfer(self, swept: Swept, collective: Collective, nbytes: int) -> CollectiveProbe:
         call = CollectiveCall(
@@ -159,7 +149,7 @@ class Sweep:
         )
         return collective_probe(call, GroupRole.OTHER, self._config)
 
-    def _free_nbytes(self, room: Room) -> float:
+    def _free_nbytes(self, room: HostRoom) -> float:
         """What a probe may take where no training runs beside it."""
         if self._device.type == "cuda":
             return FREE_FRAC * torch.cuda.mem_get_info(self._device)[0]

@@ -11,13 +11,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ...calib.workload.collectives import Collective, GroupRole
-from ..sensors.payloads import role_of
+from ..sensors.group_roles import GroupRoles
+from ..sensors.payloads import is_described
+from ..sensors.process_groups import was_called
 
 # torch 2.13 has renamed both; the old names warn.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _PREFERRED = "WITH_CP"
 """Megatron reduces gradients on the group whose name ends so, and may never use the other."""
+_UNSPECIFIC = (GroupRole.WORLD, GroupRole.OTHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +33,18 @@ class Carrier:
     place: int
 
 
-def find_carrier(role: GroupRole, ranks: tuple[int, ...]) -> Carrier | None:
-    """The group of this rank with that role and these ranks; None where there is none."""
+def find_carrier(role: GroupRole, ranks: tuple[int, ...], roles: GroupRoles) -> Carrier | None:
+    """The group of this rank with that role and these ranks; None where there is none.
+
+    ``roles`` says what groups are for.  Where it knows one by its ranks alone, these ranks do: two
+    roles of the same ranks are carried alike.
+    """
     found = [
         group
         for group in distributed_c10d._world.pg_map
-        if role_of(group.group_desc) is role and tuple(dist.get_process_group_ranks(group)) == ranks
+        if tuple(dist.get_process_group_ranks(group)) == ranks
+        and (told := roles.of(group, ranks)) not in _UNSPECIFIC
+        and (told is role or not is_described(group.group_desc))
     ]
     if not found:
         return None
@@ -85,6 +94,17 @@ class TransferBench:
             return -1
         other = self.carrier.place ^ 1
         return self.carrier.ranks[other] if other < len(self.carrier.ranks) else -1
+
+    @property
+    def is_connected(self) -> bool:
+        """True where the run itself makes such calls here, for which NCCL has its buffers already.
+
+        Of another size NCCL may choose an algorithm that it has not connected yet.
+        """
+        if self.collective is not Collective.SEND:
+            return was_called(self.carrier.name, self.collective)
+        ends = (Collective.SEND, Collective.RECV)
+        return self.peer < 0 or all(was_called(self.carrier.name, end, self.peer) for end in ends)
 
     @property
     def is_sender(self) -> bool:

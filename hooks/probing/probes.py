@@ -2,27 +2,32 @@
 
 Operators run on each rank alike, at the same steps and in the same order, so that nobody waits for
 one.  Collectives run on groups that exist, only where every rank has agreed just before (see
-``Votes.meet``).  A fault ends the probes, not the session; ranks that cannot take part say no.
+``Votes.meet``).  A fault ends the probes, not the session; ranks that cannot take part say no, and
+what is left out for want of memory is a remark of the coverage.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ...calib.advice.probe_list import REPEATS, CollectiveProbe, OperatorProbe, fingerprint
-from ...calib.advice.probes import probe_plan
-from ...calib.records.record_kinds import Record
+from ...calib.advice.probes import is_probed, probe_plan
+from ...calib.records.record_kinds import CoverageRecord, Record
+from ...calib.workload.collectives import Collective, GroupRole
 from ...calib.workload.config import RunConfig
+from ...calib.workload.operators import OperatorKind
 from ...calib.workload.ranks import group
 from ..process.settings import Settings
-from ..process.votes import Votes
+from ..process.votes import Votes, why_not
+from ..sensors.group_roles import GroupRoles
 from ..sensors.stopwatch import Stopwatch
-from .probe_runs import ProbeLog, ProbeRuns, Room, dtype_of
+from .probe_memory import DeviceRoom, HostRoom, Room, connection_nbytes
+from .probe_runs import ProbeLog, ProbeRuns, dtype_of
 from .probe_transfers import TransferBench, find_carrier
 
 SLICE_FRAC = 0.05
@@ -32,6 +37,9 @@ PATIENCE_S = 5.0
 MOST_REFUSALS = 2
 """Each may have cost ``PATIENCE_S``, as where a rank never comes."""
 _ABSTAINS = "a rank cannot take part"
+_IN_8_BITS = "not probed: products, which this run scales to 8 bits by a history of its own"
+_NO_BLOCK = "not probed: operators for which no block of memory is free"
+_DISTURBED = "probes ended: one made the allocator ask the device for memory"
 _BATCH_S = 0.02
 """Expected time of the collectives that one agreement is for."""
 
@@ -47,6 +55,7 @@ class Probing:
         config: RunConfig,
         settings: Settings,
         *,
+        roles: Mapping[str, GroupRole] | None = None,
         device: torch.device,
         stopwatch: Stopwatch,
         put: Callable[[Record], object],
@@ -64,7 +73,17 @@ class Probing:
         if self._votes is None:
             self._transfers = []
         self._runs = ProbeRuns(config, device, stopwatch)
-        self._room = Room(device, local_world_size=settings.rank.local_world_size)
+        self._roles = GroupRoles(roles, config.parallelism)
+        self._room: Room = (
+            HostRoom(local_world_size=settings.rank.local_world_size)
+            if stopwatch.is_host
+            else DeviceRoom(device)
+        )
+        self._remarks: dict[str, bool] = {}
+        if not is_probed(OperatorKind.LINEAR, config):
+            self._remarks[_IN_8_BITS] = False
+        self._is_disturbed = False
+        self._joined: set[tuple[str, Collective]] = set()
         self._logs: list[ProbeLog] = []
         self._num_met = self._num_refused = self._num_slices = 0
         self._is_given_back = False
@@ -77,15 +96,20 @@ class Probing:
         return not (self._operators or self._transfers or self._logs)
 
     def run_slice(self, step: int, window: int) -> None:
-        """Some probes: collectives after every other step, operators after the rest."""
+        """Some probes: collectives after every other step, operators after the rest.
+
+        Which step is which has to be the same on all ranks: one that came to meet the others after
+        another step would stand still in front of it, and they inside it.
+        """
         begin_s = self._clock()
         slice_s = SLICE_FRAC * (begin_s - self._last_s)
         self._num_slices += 1
         self._hand_over()
-        if self._transfers and (self._num_slices % 2 or not self._operators):
+        if self._transfers and self._num_slices % 2:
             self._meet(step, window)
         elif self._operators:
             self._run_operators(step, window, slice_s)
+        self._put_remarks(window)
         self._last_s = self._clock()
         self.spent_s += self._last_s - begin_s
         if self.spent_s >= self._budget_s:
@@ -112,19 +136,33 @@ class Probing:
             for record in records:
                 self._put(record)
 
+    def _put_remarks(self, window: int) -> None:
+        for name in [name for name, is_said in self._remarks.items() if not is_said]:
+            self._remarks[name] = True
+            self._put(CoverageRecord(window=window, name=name, installed=0, fired=0))
+
     def _run_operators(self, step: int, window: int, slice_s: float) -> None:
         log = self._runs.begin(step, window)
         begin_s = self._clock()
         while self._operators:
             probe = self._operators.pop(0)
-            if self._room.has(probe.nbytes):
+            if self._room.has(probe.nbytes, probe.small_nbytes):
                 with torch.autocast(self._device.type, enabled=False):
                     self._runs.operator(probe, log)
+                self._look_at_memory()
+            else:
+                self._remarks.setdefault(_NO_BLOCK, False)
             spent_s = self._clock() - begin_s
             if spent_s >= slice_s or self.spent_s + spent_s >= self._budget_s:
                 break
         self._runs.end(log)
         self._logs.append(log)
+
+    def _look_at_memory(self) -> None:
+        if self._room.is_disturbed():
+            self._is_disturbed = True
+            self._remarks.setdefault(_DISTURBED, False)
+            self._operators.clear()
 
     def _meet(self, step: int, window: int) -> None:
         """The next few collectives, on all ranks or on none."""
@@ -132,19 +170,32 @@ class Probing:
         if votes is None:
             return
         batch = self._next_batch()
-        benches = self._benches(batch) if self.spent_s < self._budget_s else None
+        is_out = self._is_disturbed or self.spent_s >= self._budget_s
+        found = _ABSTAINS if is_out else self._benches(batch)
         number, self._num_met = self._num_met, self._num_met + 1
-        if benches is None:
-            votes.refuse(number, _ABSTAINS)
-        if benches is None or not votes.meet(number, self._name, patience_s=PATIENCE_S):
-            self._num_refused += 1
-            if self._num_refused >= MOST_REFUSALS:
-                self._transfers.clear()
+        if isinstance(found, str):
+            votes.refuse(number, found)
+        elif votes.meet(number, self._name, patience_s=PATIENCE_S):
+            log = self._runs.begin(step, window)
+            self._runs.transfers_once(found, log)
+            self._runs.end(log)
+            self._logs.append(log)
+            self._joined |= {(bench.carrier.name, bench.collective) for _, bench in found}
+            self._look_at_memory()
             return
-        log = self._runs.begin(step, window)
-        self._runs.transfers_once(benches, log)
-        self._runs.end(log)
-        self._logs.append(log)
+        self._leave_out(batch, why_not(votes.outcome(number)))
+
+    def _leave_out(self, batch: Sequence[CollectiveProbe], why: str) -> None:
+        """What a rank has no memory for, on all ranks: they read the same ``why``."""
+        asked = [*batch, *self._transfers]
+        left = [probe for probe in asked if not why.startswith((_over(probe), _sized(probe)))]
+        if len(left) < len(asked):
+            self._transfers = left
+            self._remarks.setdefault(f"not probed: {why}", False)
+            return
+        self._num_refused += 1
+        if self._num_refused >= MOST_REFUSALS:
+            self._transfers.clear()
 
     def _next_batch(self) -> list[CollectiveProbe]:
         """The same on all ranks, whatever they have measured; each transfer once."""
@@ -158,26 +209,38 @@ class Probing:
         return batch
 
     def _benches(
-        self, batch: list[CollectiveProbe]
-    ) -> list[tuple[CollectiveProbe, TransferBench]] | None:
-        """All buffers, before anything is promised; None where this rank cannot take part."""
-        if not self._room.has(sum(probe.nbytes for probe in batch)):
-            return None
-        found = []
+        self, batch: Sequence[CollectiveProbe]
+    ) -> list[tuple[CollectiveProbe, TransferBench]] | str:
+        """All buffers, before anything is promised; why not where this rank cannot take part."""
+        nbytes = small = 0
         for probe in batch:
-            ranks = group(self._config.parallelism, probe.over, self._rank)
-            carrier = find_carrier(probe.over, ranks)
-            if carrier is None:
-                return None
-            bench = TransferBench(
-                probe.call.collective,
-                probe.call.nbytes,
-                carrier,
-                dtype=dtype_of(self._config.precision.nbytes, self._config.precision),
-                device=self._device,
-            )
-            found.append((probe, bench))
-        return found
+            nbytes += probe.nbytes
+            small += probe.small_nbytes
+            if not self._room.has(nbytes, small):
+                return f"{_sized(probe)}a rank lacks a free block of {nbytes} bytes"
+        benches = [self._bench(probe) for probe in batch]
+        needed = 0
+        for probe, bench in zip(batch, benches, strict=True):
+            if bench is None:
+                return _ABSTAINS
+            if not (bench.is_connected or (bench.carrier.name, bench.collective) in self._joined):
+                needed += connection_nbytes(bench.collective, len(bench.carrier.ranks))
+                if not self._room.has_beyond(needed):
+                    return f"{_over(probe)}a rank lacks {needed >> 20} MiB that NCCL may take"
+        return [(probe, bench) for probe, bench in zip(batch, benches, strict=True) if bench]
+
+    def _bench(self, probe: CollectiveProbe) -> TransferBench | None:
+        ranks = group(self._config.parallelism, probe.over, self._rank)
+        carrier = find_carrier(probe.over, ranks, self._roles)
+        if carrier is None:
+            return None
+        return TransferBench(
+            probe.call.collective,
+            probe.call.nbytes,
+            carrier,
+            dtype=dtype_of(self._config.precision.nbytes, self._config.precision),
+            device=self._device,
+        )
 
 
 def _votes(settings: Settings) -> Votes | None:
@@ -187,3 +250,13 @@ def _votes(settings: Settings) -> Votes | None:
     store = distributed_c10d._get_default_store()
     name = f"forerun/probe/{settings.rank.run_id}"
     return Votes(store, name, num_ranks=dist.get_world_size())
+
+
+def _over(probe: CollectiveProbe) -> str:
+    """The kind of call and what it runs over, as the beginning of why such are left out."""
+    return f"{probe.call.collective.value} over {probe.over.value}: "
+
+
+def _sized(probe: CollectiveProbe) -> str:
+    """The same of this payload alone."""
+    return f"{probe.call.nbytes} bytes, {_over(probe)}"

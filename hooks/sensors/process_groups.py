@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
+from ...calib.workload.collectives import Collective
 from ..process.guard import Guard
 from ..process.stand_in import stand_in
 from .group_roles import GroupRoles
@@ -23,6 +24,13 @@ from .recorder import Recorder
 from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
 
 _WithoutModes = torch._C.DisableTorchFunction
+_called: set[tuple[str, Collective, int]] = set()
+"""Group by name, collective and peer of the calls that hooked steps of this process have made."""
+
+
+def was_called(group: str, collective: Collective, peer: int = -1) -> bool:
+    """True where a hooked step has made such a call on the group's own communicator."""
+    return (group, collective, peer) in _called
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,6 +141,9 @@ class ProcessGroupHooks:
             peer = known.ranks[int(values[payload.peer])]
         kind = known.kinds.get((name, peer))
         if kind is None:
+            # NCCL makes a communicator of their own for two ranks whose messages are not batched.
+            if payload.peer is None or self._coalesced is not None:
+                _called.add((known.name, payload.collective, peer))
             kind = known.kinds[name, peer] = log.kind_number(
                 TransferKind(
                     collective=payload.collective,

@@ -99,6 +99,7 @@ class ProbeTurns:
         return Probing(
             config,
             self._settings,
+            roles=host.roles,
             device=weight.device,
             stopwatch=stopwatch_for(host.models),
             put=self._put,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from forerun.calib.records.record_kinds import OperatorRecord, Record
+from forerun.calib.records.record_kinds import CoverageRecord, OperatorRecord, Record
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
 from forerun.calib.workload.operators import Phase
-from forerun.hooks.probing import probe_runs
+from forerun.hooks.probing import probe_memory
 from forerun.hooks.probing.probes import Probing
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host
@@ -91,10 +91,12 @@ def test_every_repeat_is_a_record_of_a_probe() -> None:
 
 
 def test_what_does_not_fit_into_free_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_runs, "available_nbytes", lambda: 0)
+    monkeypatch.setattr(probe_memory, "available_nbytes", lambda: 0)
     records: list[Record] = []
     run_all(probing(60.0, records.append))
-    assert not records
+    (remark,) = records
+    assert isinstance(remark, CoverageRecord) and (remark.installed, remark.fired) == (0, 0)
+    assert remark.name == "not probed: operators for which no block of memory is free"
 
 
 def turns(probe_s: float, put: Callable[[Record], object], done: list[int]) -> ProbeTurns:

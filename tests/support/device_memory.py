@@ -1,0 +1,188 @@
+"""A model of PyTorch's caching allocator, which CPU tensors are charged to.
+
+Sizes and rules are those of c10/cuda/CUDACachingAllocator.cpp: two pools, segments that are split
+and never moved, the smallest free block that fits, and all free segments handed back before the
+device says that it has no more.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from device_timeline import timeline
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+MIB = 1 << 20
+LEAST, SMALL, SMALL_SEGMENT, LARGE_SEGMENT = 512, MIB, 2 * MIB, 20 * MIB
+LEAST_OWN, OWN_MULTIPLE = 10 * MIB, 2 * MIB
+"""From this size a request has a segment of its own, a multiple of that."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Block:
+    """A part of a segment."""
+
+    size: int
+    segment: Segment
+    is_free: bool = True
+
+
+@dataclass(eq=False, kw_only=True)
+class Segment:
+    """What one request of the device gave."""
+
+    pool: str
+    stream: int = 0
+    pool_id: tuple[int, int] = (0, 0)
+    blocks: list[Block] = field(default_factory=list)
+
+
+class Allocator(TorchDispatchMode):
+    """Charges the storage of each result until it is gone."""
+
+    def __init__(self, *, device_nbytes: int) -> None:
+        super().__init__()
+        self.free_nbytes = device_nbytes
+        self.segments: list[Segment] = []
+        self.allocated = self.peak = self.reserved = 0
+        self.num_asked = self.num_retries = 0
+        self._held: dict[int, tuple[StorageWeakRef, Block]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor):
+                self._charge(one.untyped_storage())
+        return result
+
+    def _charge(self, storage: torch.UntypedStorage) -> None:
+        self.sweep()
+        reference = StorageWeakRef(storage)
+        if reference.cdata not in self._held and storage.nbytes():
+            self._held[reference.cdata] = (reference, self.take(storage.nbytes()))
+
+    def sweep(self) -> None:
+        """What is gone is free."""
+        for key in [key for key, (reference, _) in self._held.items() if reference.expired()]:
+            self.give(self._held.pop(key)[1])
+
+    def take(self, nbytes: int) -> Block:
+        """A block for a request."""
+        size = -(-max(nbytes, LEAST) // LEAST) * LEAST
+        pool = "small" if size <= SMALL else "large"
+        block = self._best(pool, size) or self._asked(pool, size)
+        left = block.size - size
+        if left >= LEAST if pool == "small" else left > SMALL:
+            block.size = size
+            blocks = block.segment.blocks
+            blocks.insert(blocks.index(block) + 1, Block(size=left, segment=block.segment))
+        block.is_free = False
+        self.allocated += block.size
+        self.peak = max(self.peak, self.allocated)
+        return block
+
+    def give(self, block: Block) -> None:
+        """A block is free, and one with the free ones beside it."""
+        self.allocated -= block.size
+        block.is_free = True
+        merged: list[Block] = []
+        for one in block.segment.blocks:
+            if merged and merged[-1].is_free and one.is_free:
+                merged[-1].size += one.size
+            else:
+                merged.append(one)
+        block.segment.blocks[:] = merged
+
+    def _best(self, pool: str, size: int) -> Block | None:
+        found: list[tuple[int, int, Block]] = []
+        for segment in self.segments:
+            if (segment.pool, segment.stream, segment.pool_id) == (pool, 0, (0, 0)):
+                for block in segment.blocks:
+                    if block.is_free and block.size >= size:
+                        insort(found, (block.size, id(block), block))
+        return found[0][2] if found else None
+
+    def _asked(self, pool: str, size: int) -> Block:
+        wanted = SMALL_SEGMENT if pool == "small" else LARGE_SEGMENT
+        if size >= LEAST_OWN:
+            wanted = -(-size // OWN_MULTIPLE) * OWN_MULTIPLE
+        if wanted > self.free_nbytes:
+            self.num_retries += 1
+            self.empty_cache()
+        if wanted > self.free_nbytes:
+            raise torch.OutOfMemoryError("no memory is left on the device")
+        return self.segment(pool, wanted).blocks[0]
+
+    def segment(self, pool: str, size: int, **where: Any) -> Segment:
+        """One more segment, free."""
+        self.num_asked += 1
+        self.free_nbytes -= size
+        self.reserved += size
+        segment = Segment(pool=pool, **where)
+        segment.blocks.append(Block(size=size, segment=segment))
+        self.segments.append(segment)
+        return segment
+
+    def empty_cache(self) -> None:
+        """Segments that are free go back to the device."""
+        for segment in [s for s in self.segments if all(b.is_free for b in s.blocks)]:
+            size = sum(block.size for block in segment.blocks)
+            self.segments.remove(segment)
+            self.free_nbytes += size
+            self.reserved -= size
+
+    def snapshot(self, **_: Any) -> list[dict[str, Any]]:
+        """As ``torch.cuda.memory_snapshot`` has it."""
+        self.sweep()
+        return [
+            {
+                "device": 0,
+                "stream": segment.stream,
+                "segment_type": segment.pool,
+                "segment_pool_id": segment.pool_id,
+                "blocks": [
+                    {"size": b.size, "state": "inactive" if b.is_free else "active_allocated"}
+                    for b in segment.blocks
+                ],
+            }
+            for segment in self.segments
+        ]
+
+    def stats(self, *_: Any) -> dict[str, int]:
+        """Those of ``torch.cuda.memory_stats`` that are asked for."""
+        return {"segment.all.allocated": self.num_asked, "num_alloc_retries": self.num_retries}
+
+    def allocated_now(self, *_: Any) -> int:
+        """``torch.cuda.memory_allocated``."""
+        self.sweep()
+        return self.allocated
+
+
+@contextmanager
+def charged(device_nbytes: int) -> Iterator[Allocator]:
+    """``torch.cuda`` answers by the model, and tensors of this thread are charged to it."""
+    one = Allocator(device_nbytes=device_nbytes)
+    with pytest.MonkeyPatch.context() as patch, one:
+        for name, answer in {
+            "memory_allocated": one.allocated_now,
+            "max_memory_allocated": lambda *_: one.peak,
+            "memory_reserved": lambda *_: one.reserved,
+            "memory_stats": one.stats,
+            "memory_snapshot": one.snapshot,
+            "mem_get_info": lambda *_: (one.free_nbytes, one.free_nbytes + one.reserved),
+            "current_device": lambda: 0,
+            "empty_cache": one.empty_cache,
+        }.items():
+            patch.setattr(torch.cuda, name, answer)
+        if timeline() is None:
+            patch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
+        yield one
