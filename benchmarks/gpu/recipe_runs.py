@@ -107,10 +107,15 @@ def probes(bench: Bench) -> None:
     bench.put(
         num_probed=sum(getattr(r, "is_probe", False) for r in records),
         num_faults=sum(r.num_faults for r in windows),
+        left_out=sorted({r.name for r in records if isinstance(r, CoverageRecord) and _is_left(r)}),
         plain_step_s=plain.step_s,
         probed_step_s=found.step_s,
         last_frac=_last_s(found) / _last_s(plain) - 1,
     )
+
+
+def _is_left(record: CoverageRecord) -> bool:
+    return record.name.startswith(("not probed", "probes ended"))
 
 
 def _last_s(run: Run) -> float:

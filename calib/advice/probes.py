@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -47,7 +48,8 @@ def probe_plan(config: RunConfig, *, budget_s: float) -> tuple[Probe, ...]:
 
     Wanted are operators and transfers of those layouts that the running one does not have, ordered
     by the share of a step that they decide times how unsure it is.  For each kind of operator and
-    of transfer the running layout's largest comes first, as a control.
+    of transfer the running layout's largest comes first, as a control; on an accelerator also its
+    smallest.
     """
     expected = Unmeasured(device=config.device)
     own = _works(config)
@@ -248,55 +250,83 @@ def collective_probe(
 def _with_controls(
     found: Sequence[Probe], own: Mapping[Operator | CollectiveCall, float], config: RunConfig
 ) -> list[Probe]:
-    """The most valuable first, and before the first of a kind that kind's control."""
-    shapes = _largest_shapes(own)
-    roles = carriers(config)
-    calls = _largest_calls(
-        [
-            call
-            for call in own
-            if isinstance(call, CollectiveCall) and (call.num_ranks, call.num_nodes) in roles
-        ]
-    )
+    """The most valuable first, and before the first of a kind that kind's controls."""
+    shapes, calls = _own_shapes(own), _own_calls(own, config)
     ordered: list[Probe] = []
     seen: set[OperatorKind | Collective] = set()
     for probe in sorted(found, key=lambda probe: (-probe.value, json.dumps(described(probe)))):
         kind = probe.kind if isinstance(probe, OperatorProbe) else probe.call.collective
         if kind not in seen:
             seen.add(kind)
-            if kind in shapes:
-                control = operator_probe(shapes[kind], config, value=probe.value, is_control=True)
-                ordered.append(control)
-            elif kind in calls:
-                call = calls[kind]
-                over = roles[call.num_ranks, call.num_nodes]
-                control = collective_probe(call, over, config, value=probe.value, is_control=True)
-                ordered.append(control)
+            ordered += _controls(kind, shapes, calls, config, value=probe.value)
         ordered.append(probe)
     return ordered
 
 
-def _largest_shapes(
+def _controls(
+    kind: OperatorKind | Collective,
+    shapes: Mapping[OperatorKind, Sequence[_Shape]],
+    calls: Mapping[Collective, Sequence[CollectiveCall]],
+    config: RunConfig,
+    *,
+    value: float,
+) -> list[Probe]:
+    """Of what the run has of a kind the largest; on an accelerator also the smallest, since there
+    the two say how far the run's kernels differ from a probe's by shape."""
+    if isinstance(kind, OperatorKind):
+        return [
+            operator_probe(shape, config, value=value, is_control=True)
+            for shape in _ends(shapes.get(kind, ()), config)
+        ]
+    roles = carriers(config)
+    return [
+        collective_probe(
+            call, roles[call.num_ranks, call.num_nodes], config, value=value, is_control=True
+        )
+        for call in _ends(calls.get(kind, ()), config)
+    ]
+
+
+_One = TypeVar("_One", _Shape, CollectiveCall)
+
+
+def _ends(ordered: Sequence[_One], config: RunConfig) -> Sequence[_One]:
+    has_both = config.device != "cpu" and len(ordered) > 1
+    return [ordered[-1], ordered[0]] if has_both else ordered[-1:]
+
+
+def _own_shapes(
     own: Mapping[Operator | CollectiveCall, float],
-) -> dict[OperatorKind | Collective, _Shape]:
-    """By kind the shape that the run spends most on."""
-    largest: dict[OperatorKind | Collective, tuple[float, _Shape]] = {}
+) -> dict[OperatorKind, list[_Shape]]:
+    """The run's shapes by kind, in the order of what it spends on them."""
+    found: defaultdict[OperatorKind, dict[_Shape, float]] = defaultdict(dict)
     for wanted, time_s in own.items():
         if isinstance(wanted, Operator):
             shape = (wanted.kind, wanted.shape, wanted.element_nbytes)
-            before = largest.get(wanted.kind, (-1.0, shape))
-            if (time_s, shape[1]) > (before[0], before[1][1]):
-                largest[wanted.kind] = (time_s, shape)
-    return {kind: shape for kind, (_, shape) in largest.items()}
+            found[wanted.kind][shape] = max(found[wanted.kind].get(shape, 0.0), time_s)
+    return {
+        kind: sorted(spent, key=lambda shape: (spent[shape], shape[1]))
+        for kind, spent in found.items()
+    }
 
 
-def _largest_calls(
-    calls: Sequence[CollectiveCall],
-) -> dict[OperatorKind | Collective, CollectiveCall]:
-    """By kind the transfer with most bytes, of those that are probed."""
-    able = [c for c in calls if c.collective in PROBED_COLLECTIVES and c.num_ranks > 1]
-    able.sort(key=lambda call: (call.nbytes, call.num_ranks, call.role.value))
-    return {call.collective: call for call in able}
+def _own_calls(
+    own: Mapping[Operator | CollectiveCall, float], config: RunConfig
+) -> dict[Collective, list[CollectiveCall]]:
+    """The run's transfers by kind that can be probed, in the order of their bytes."""
+    roles = carriers(config)
+    able = [
+        call
+        for call in own
+        if isinstance(call, CollectiveCall)
+        and call.collective in PROBED_COLLECTIVES
+        and call.num_ranks > 1
+        and (call.num_ranks, call.num_nodes) in roles
+    ]
+    found: defaultdict[Collective, list[CollectiveCall]] = defaultdict(list)
+    for call in sorted(able, key=lambda call: (call.nbytes, call.num_ranks, call.role.value)):
+        found[call.collective].append(call)
+    return found
 
 
 def _within(ordered: Sequence[Probe], budget_s: float) -> tuple[Probe, ...]:

@@ -74,7 +74,8 @@ the group's first to its last, ``num_nodes`` the nodes that it touches, 0 where 
 ``skew.py`` documents ``arrivals`` and ``links``, ``clocks.py`` ``clocks``, ``operator_rows.py``
 ``traced``, ``routing.py`` ``routing`` and ``loads``; ``ranks`` is the small
 summary that every rank sends, per step.
-``is_probe`` rows were measured between steps: their ``num_steps`` are repeats.
+``is_probe`` rows were measured between steps: their ``num_steps`` are repeats, and the error that
+follows from their ``spread_log`` is also that of carrying them over (``controls.py``).
 """
 
 KEYS: Mapping[str, tuple[str, ...]] = {

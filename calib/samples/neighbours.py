@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..workload.collectives import GroupRole
 from ..workload.operators import OperatorKind
 from .columns import parse_shape
-from .reduce import MAD_TO_SIGMA, MEDIAN_OVER_MEAN
+from .reduce import MAD_TO_SIGMA, MEDIAN_OVER_MEAN, spread_of_error
 
 _FEW_STEPS = 4
 """A median over as many is not moved by one bad step; below, sizes need their neighbours."""
@@ -59,10 +59,8 @@ def with_neighbours(samples: pd.DataFrame) -> pd.DataFrame:
         if is_few.sum() < _LEAST_NEAR:
             continue
         time_s, error_log = _judged(rows)
-        # The error of a median over steps is computed from the spread: it is to come out again.
-        spread = error_log / MEDIAN_OVER_MEAN * np.sqrt(rows["num_steps"].clip(lower=1))
         times.loc[rows.index[is_few]] = time_s[is_few]
-        spreads.loc[rows.index[is_few]] = spread.to_numpy()[is_few]
+        spreads.loc[rows.index[is_few]] = spread_of_error(rows, error_log)[is_few]
     return samples.assign(time_s=times, spread_log=spreads)
 
 

@@ -30,6 +30,12 @@ def median_error_log(rows: pd.DataFrame) -> pd.Series:
     return MEDIAN_OVER_MEAN * rows["spread_log"] / np.sqrt(rows["num_steps"].clip(lower=1))
 
 
+def spread_of_error(rows: pd.DataFrame, error_log: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The ``spread_log`` out of which such a standard error is computed."""
+    num_steps = rows["num_steps"].clip(lower=1).to_numpy(dtype=np.float64)
+    return error_log / MEDIAN_OVER_MEAN * np.sqrt(num_steps)
+
+
 def median_of_others(rows: pd.DataFrame, column: str, keys: list[str]) -> pd.Series:
     """For each row the median of the column over the other rows with the same keys."""
 

@@ -12,6 +12,7 @@ from ..units import NS_PER_S
 from ..workload.collectives import Collective, GroupRole
 from ..workload.config import Parallelism
 from ..workload.ranks import position
+from .controls import controls_of
 from .reduce import median_over_steps
 
 EVENT_KEYS = ["window", "step", "collective", "group", "ranks", "source", "target", "sequence"]
@@ -110,7 +111,7 @@ def probed_collective_rows(
     it: where a control says how far the run's transfers are from that, the least of the repeats is
     taken, and the rest carried over as for operators.  On a CPU, where threads have to be woken on
     busy cores whatever is sent, that is the difference, also of kinds without a control of their
-    own; on an accelerator the ratio within a kind.
+    own; on an accelerator the ratio within a kind, as sure as controls differ (``Controls``).
     """
     if probes.empty:
         return pd.DataFrame()
@@ -120,18 +121,19 @@ def probed_collective_rows(
     least = least.rename(columns={"collective": "kind"})
     rows = rows.merge(least, on=[name for name in least if name != "least_s"], how="left")
     pairs = _controls(rows, live)
-    if pairs.empty:
-        return rows.drop(columns="least_s")
+    least_s = rows["least_s"]
+    rows = rows.drop(columns="least_s")
+    if live.empty or (is_host and pairs.empty):
+        return rows
+    if not is_host:
+        found = controls_of(pairs.rename(columns={"least_s": "control_s"}), ["kind"])
+        return found.corrected(rows, ["kind"], least_s, rows["time_s"])
     more_s = float((pairs["live_s"] - pairs["least_s"]).median())
     ratios = (pairs["live_s"] / pairs["least_s"]).groupby(pairs["kind"]).median()
-    ratio = rows["kind"].map(ratios)
-    if is_host:
-        # A difference below zero could take all of a short time: then it is a ratio.
-        overall = ratio.fillna(float(ratios.median()))
-        times = rows["least_s"] * np.minimum(overall, 1.0) + max(more_s, 0.0)
-    else:
-        times = (rows["least_s"] * ratio).fillna(rows["time_s"])
-    return rows.assign(time_s=times.to_numpy()).drop(columns="least_s")
+    # A difference below zero could take all of a short time: then it is a ratio.
+    overall = rows["kind"].map(ratios).fillna(float(ratios.median()))
+    times = least_s * np.minimum(overall, 1.0) + max(more_s, 0.0)
+    return rows.assign(time_s=times.to_numpy())
 
 
 _SAME = ["kind", "num_ranks", "num_nodes", "nbytes"]

@@ -102,9 +102,9 @@ class TransferBench:
         Of another size NCCL may choose an algorithm that it has not connected yet.
         """
         if self.collective is not Collective.SEND:
-            return was_called(self.carrier.name, self.collective)
+            return was_called(self.carrier.group, self.collective)
         ends = (Collective.SEND, Collective.RECV)
-        return self.peer < 0 or all(was_called(self.carrier.name, end, self.peer) for end in ends)
+        return self.peer < 0 or all(was_called(self.carrier.group, end, self.peer) for end in ends)
 
     @property
     def is_sender(self) -> bool:

@@ -39,6 +39,7 @@ MOST_REFUSALS = 2
 _ABSTAINS = "a rank cannot take part"
 _IN_8_BITS = "not probed: products, which this run scales to 8 bits by a history of its own"
 _NO_BLOCK = "not probed: operators for which no block of memory is free"
+_NO_BUFFERS = "not probed: transfers for which no block of memory is free"
 _DISTURBED = "probes ended: one made the allocator ask the device for memory"
 _BATCH_S = 0.02
 """Expected time of the collectives that one agreement is for."""
@@ -188,11 +189,12 @@ class Probing:
     def _leave_out(self, batch: Sequence[CollectiveProbe], why: str) -> None:
         """What a rank has no memory for, on all ranks: they read the same ``why``."""
         asked = [*batch, *self._transfers]
-        left = [probe for probe in asked if not why.startswith((_over(probe), _sized(probe)))]
-        if len(left) < len(asked):
-            self._transfers = left
-            self._remarks.setdefault(f"not probed: {why}", False)
-            return
+        for name, remark in ((_sized, _NO_BUFFERS), (_over, f"not probed: {why}")):
+            left = [probe for probe in asked if not why.startswith(name(probe))]
+            if len(left) < len(asked):
+                self._transfers = left
+                self._remarks.setdefault(remark, False)
+                return
         self._num_refused += 1
         if self._num_refused >= MOST_REFUSALS:
             self._transfers.clear()

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ...calib.workload.collectives import Collective
 from ..process.guard import Guard
+from ..process.host import Reference, reference
 from ..process.stand_in import stand_in
 from .group_roles import GroupRoles
 from .payloads import PAYLOADS, Payload
@@ -24,13 +25,21 @@ from .recorder import Recorder
 from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
 
 _WithoutModes = torch._C.DisableTorchFunction
-_called: set[tuple[str, Collective, int]] = set()
-"""Group by name, collective and peer of the calls that hooked steps of this process have made."""
+_called: dict[int, tuple[Reference, set[tuple[Collective, int]]]] = {}
+"""Collective and peer of the calls that hooked steps have made, by group; it may be gone by now."""
 
 
-def was_called(group: str, collective: Collective, peer: int = -1) -> bool:
+def was_called(group: Any, collective: Collective, peer: int = -1) -> bool:
     """True where a hooked step has made such a call on the group's own communicator."""
-    return (group, collective, peer) in _called
+    found, calls = _called.get(id(group), (None, set()))
+    return found is not None and found() is group and (collective, peer) in calls
+
+
+def _note_call(group: Any, collective: Collective, peer: int) -> None:
+    known = _called.get(id(group))
+    if known is None or known[0]() is not group:
+        known = _called[id(group)] = (reference(group), set())
+    known[1].add((collective, peer))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,7 +152,7 @@ class ProcessGroupHooks:
         if kind is None:
             # NCCL makes a communicator of their own for two ranks whose messages are not batched.
             if payload.peer is None or self._coalesced is not None:
-                _called.add((known.name, payload.collective, peer))
+                _note_call(group, payload.collective, peer)
             kind = known.kinds[name, peer] = log.kind_number(
                 TransferKind(
                     collective=payload.collective,

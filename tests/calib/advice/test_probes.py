@@ -10,7 +10,16 @@ from forerun.calib.advice.probe_list import CollectiveProbe, OperatorProbe, fing
 from forerun.calib.advice.probes import carriers, probe_plan
 from forerun.calib.layers.stage_work import stage_operators, step_collectives
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
+from forerun.calib.workload.config import (
+    Batch,
+    Experts,
+    Fp8Recipe,
+    ModelShape,
+    Parallelism,
+    Precision,
+    RunConfig,
+)
+from forerun.calib.workload.operators import OperatorKind
 
 MODEL = ModelShape(
     num_layers=4,
@@ -95,3 +104,29 @@ def test_only_groups_of_the_same_ranks_and_nodes_carry() -> None:
         (4, 4): GroupRole.DP,
     }
     assert not [p for p in probe_plan(config(), budget_s=9.0) if isinstance(p, CollectiveProbe)]
+
+
+def test_an_accelerator_has_two_controls_where_the_run_has_two_shapes() -> None:
+    """The dense layers' products and the experts', and reductions of activations and gradients."""
+    experts = Experts(num_experts=4, ffn_hidden_size=512, layer_pattern=(False, True, True, True))
+    run = replace(DP2, model=replace(MODEL, experts=experts))
+    for device, number in (("cpu", 1), ("NVIDIA H100 80GB HBM3", 2)):
+        probes = probe_plan(replace(run, device=device), budget_s=1000.0)
+        controls = [p for p in probes if isinstance(p, OperatorProbe) and p.is_control]
+        shapes = [p.shape for p in controls if p.kind is OperatorKind.LINEAR_FC1]
+        assert len(set(shapes)) == len(shapes) == number
+        assert len([p for p in controls if p.kind is OperatorKind.LINEAR_QKV]) == 1
+        both = probe_plan(replace(config(tp=2, dp=2), device=device), budget_s=1000.0)
+        calls = [p.call for p in both if isinstance(p, CollectiveProbe) and p.is_control]
+        sizes = [c.nbytes for c in calls if c.collective is Collective.ALL_REDUCE]
+        assert len(set(sizes)) == len(sizes) == number
+
+
+def test_products_of_8_bits_are_not_asked_for() -> None:
+    run = replace(DP2, device="NVIDIA H100 80GB HBM3", precision=Precision.BF16)
+    narrow = replace(run, fp8=Fp8Recipe.DELAYED)
+    kinds, asked = (
+        {p.kind for p in probe_plan(one, budget_s=1000.0) if isinstance(p, OperatorProbe)}
+        for one in (run, narrow)
+    )
+    assert kinds - asked == {kind for kind in kinds if kind.is_linear} - {OperatorKind.LOGITS}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.calib.advice.probe_list import PROBED_KINDS
 from forerun.calib.workload.config import (
@@ -125,6 +128,37 @@ def test_the_loss_is_cross_entropy_and_its_gradient() -> None:
     (expected,) = torch.autograd.grad(flat.view(6, 2), logits, weights)
     assert torch.allclose(mine, flat.view(6, 2), atol=1e-6)
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+class _Seen(TorchDispatchMode):
+    """Heads of what attention's kernels are given, and what copies before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads: list[tuple[int, ...]] = []
+        self.copies: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        if "scaled_dot_product" in name:
+            tensors = [one for one in args if isinstance(one, torch.Tensor)]
+            is_backward = name.endswith("backward")
+            self.heads.append(tuple(t.shape[1] for t in tensors[is_backward : is_backward + 3]))
+        elif any(word in name for word in ("repeat", "index", "expand", "cat")):
+            self.copies.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_keys_of_grouped_queries_are_read_as_they_are() -> None:
+    """As the fused kernels that models run read them: two groups for four heads, both ways."""
+    run = replace(LLAMA, attention=Attention.FUSED)
+    shape = (4, 4, 2, 16, 8)
+    bench = make_bench(OperatorKind.CORE_ATTENTION, shape, run, dtype=torch.float32, device=CPU)
+    with _Seen() as seen:
+        bench.forward()
+        bench.backward()
+    assert seen.heads == [(4, 2, 2), (4, 2, 2)]
+    assert seen.copies == []
 
 
 def test_both_forms_of_attention_give_the_same() -> None:
