@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,8 +26,16 @@ _INJECTED = {
     "NVTX_INJECTION64_PATH": "a tool in NVTX_INJECTION64_PATH",
 }
 _TEARDOWN = "TEARDOWN_CUPTI"
+_VARIABLES = (_TEARDOWN, "DISABLE_CUPTI_LAZY_REINIT")
+"""What Kineto reads, and what PyTorch sets where it knows of CUDA graphs (profiler.py)."""
 _SAFE_TEARDOWN = (12, 6)
 """Before this CUDA, a teardown of CUPTI crashes replays of CUDA graphs (pytorch pull 146604)."""
+TEARDOWN_S = 0.25
+"""The longest that a step's end waits for it; Kineto's thread flushes CUPTI's buffers before."""
+_POLL_S = 0.002
+_THREADS = "/proc/self/task"
+_COUNTED = "ProfilerStep"
+"""PyTorch counts steps under this name from when a profiler is made to the end of its ``with``."""
 LEAST_FREE_NBYTES = 3 << 29
 """Memory that CUPTI may take for its buffers, outside of PyTorch's allocator."""
 _ARGUMENTS = ("megatron.training.global_vars", "_GLOBAL_ARGS")
@@ -85,7 +95,7 @@ class Tracer:
     def __init__(self, recorder: Recorder, *, is_device: bool) -> None:
         self._recorder = recorder
         self._is_device = is_device
-        self._teardown: str | None = None
+        self._variables: dict[str, str | None] = {}
         self._profile: Any = None
         self._is_running = False
         self._own = recorder.stopwatch
@@ -93,17 +103,18 @@ class Tracer:
 
     def begin(self) -> None:
         """Prepare the profiler; the first recorded pass starts it."""
+        from torch.autograd.profiler import KinetoStepTracker
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
         if self._is_device:
             activities.append(ProfilerActivity.CUDA)
-        self._teardown = os.environ.get(_TEARDOWN)
-        if self._is_device and self._teardown is None and torch.version.cuda:
-            # Without it every launch stays 10 to 20 % slower after the trace (pytorch 144455).
-            os.environ[_TEARDOWN] = "1"
+        self._variables = {name: os.environ.get(name) for name in _VARIABLES}
+        is_counted = _is_counted()
         # Shapes tell which product of a linear's backward pass is which.
         self._profile = profile(activities=activities, record_shapes=True)
+        if not is_counted and _is_counted():
+            KinetoStepTracker.erase_step_count(_COUNTED)
         self._profile.prepare_trace()
         self._recorder.stopwatch = self._stopwatch
 
@@ -118,15 +129,15 @@ class Tracer:
         profile, self._profile = self._profile, None
         is_running, self._is_running = self._is_running, False
         try:
-            if profile is not None and is_running:
-                profile.stop_trace()
-            elif profile is not None:
+            if profile is not None and not is_running:
                 # A profiler that was prepared and never started would refuse the user's own.
                 profile.start_trace()
-                profile.stop_trace()
+            if profile is not None:
+                with _torn_down() if self._is_device else nullcontext():
+                    profile.stop_trace()
         finally:
-            if self._teardown is None:
-                os.environ.pop(_TEARDOWN, None)
+            for name, value in self._variables.items():
+                _put_back(name, value)
         if log is None or profile is None or not is_running:
             return None
         return TracedStep(
@@ -136,6 +147,47 @@ class Tracer:
             first_transfer=self._stopwatch.first_transfer,
             is_device=self._is_device,
         )
+
+
+@contextmanager
+def _torn_down() -> Iterator[None]:
+    """CUPTI is taken down behind the trace that ends inside, unless the environment decides.
+
+    Without that every launch stays 10 to 20 % slower (pytorch 144455).  Kineto (114171d,
+    libkineto/src/CuptiActivityApi.cpp, teardownContext) reads the variable whenever a trace is
+    prepared or ends.  It is not there while ours is prepared: what an earlier profiler has left on
+    would be taken down under our trace.  A thread of Kineto's then waits for the end of any call
+    of CUDA's runtime, which takes CUPTI down, and reads the variable again, to take CUPTI up at
+    once or with the next trace.  A profiler that began before that call would see no kernels
+    (kineto pull 1554), and one that ended with the variable set would begin a second thread
+    (kineto pull 1169).  So we make that call, and wait for that thread before the variable goes.
+    """
+    if not torch.version.cuda or _TEARDOWN in os.environ:
+        yield
+        return
+    os.environ[_TEARDOWN] = "1"
+    before = _threads()
+    yield
+    begun = _threads() - before
+    end_s = time.monotonic() + TEARDOWN_S
+    while begun & _threads() and time.monotonic() < end_s:
+        torch.cuda.current_stream().query()
+        time.sleep(_POLL_S)
+
+
+def _threads() -> frozenset[str]:
+    """Threads of this process by number; none where the system does not say."""
+    try:
+        return frozenset(os.listdir(_THREADS))
+    except OSError:
+        return frozenset()
+
+
+def _put_back(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    elif os.environ.get(name) != value:
+        os.environ[name] = value
 
 
 def traced_samples(microbatches: tuple[int, ...]) -> tuple[int, ...]:
@@ -161,12 +213,20 @@ def reason_against(step: int, *, is_device: bool, is_graphed: bool) -> str:
     if tool:
         return f"{tool} is profiling"
     module, name = _ARGUMENTS
-    reason = _megatron_profiles(getattr(sys.modules.get(module), name, None), step)
-    if not reason and is_device and is_graphed:
-        reason = _graphs_suffer()
+    arguments = getattr(sys.modules.get(module), name, None)
+    reason = _megatron_profiles(arguments, step)
+    if _is_counted() and not getattr(arguments, "profile", False):
+        return "your own profiler may start at any step"
     if not reason and is_device:
-        reason = _memory_is_short()
+        reason = _device_forbids(is_graphed=is_graphed)
     return reason
+
+
+def _device_forbids(*, is_graphed: bool) -> str:
+    if torch.profiler.ProfilerActivity.CUDA not in torch.profiler.supported_activities():
+        # It would record two events around each operation instead, and no kernel.
+        return "this PyTorch was built without what traces kernels of a device"
+    return (_graphs_suffer() if is_graphed else "") or _memory_is_short()
 
 
 def _graphs_suffer() -> str:
@@ -189,6 +249,15 @@ def _memory_is_short() -> str:
 def _is_profiling() -> bool:
     profiler = sys.modules.get("torch.autograd.profiler")
     return bool(getattr(profiler, "_is_profiler_enabled", False))
+
+
+def _is_counted() -> bool:
+    """True where a profiler of the user's waits, warms up or was stopped without a ``with``.
+
+    One that waits would start in our trace, which is an error in the user's code, or behind it.
+    """
+    profiler = sys.modules.get("torch.autograd.profiler")
+    return _COUNTED in getattr(getattr(profiler, "KinetoStepTracker", None), "_step_dict", {})
 
 
 def _megatron_profiles(arguments: Any, step: int) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +16,8 @@ import torch
 from device_timeline import installed
 from te_layers import TransformerLayer
 from torch import nn
+from torch.autograd.profiler import KinetoStepTracker
+from torch.profiler import ProfilerActivity
 
 from forerun.calib.records.kineto_trace import split_gradients, work_of
 from forerun.calib.records.record_kinds import CoverageRecord, StepFlag, StepRecord, TraceRecord
@@ -24,7 +29,9 @@ from forerun.hooks.process.host import Host, KnownHost
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.kineto import Tracer, reason_against
 from forerun.hooks.recording.traced import MARK, TracedStep, _event
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
+from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder
+from forerun.hooks.sensors.step_log import StepLog
+from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.hooks.session.instruments import Instruments
 from forerun.hooks.session.session import Session
 
@@ -196,16 +203,168 @@ def test_a_device_without_kernels_is_named():
     assert "no kernels" in traced.problem
 
 
-def test_the_environment_of_cupti_is_as_before(monkeypatch):
+VARIABLES = ("TEARDOWN_CUPTI", "DISABLE_CUPTI_LAZY_REINIT")
+
+
+def test_m2_the_environment_of_cupti_is_as_before(monkeypatch):
     loop = Loop()
     instruments = Instruments(KnownHost(loop.host), Guard())
-    for before in ({}, {"TEARDOWN_CUPTI": "0"}):
+    for before in ({}, {VARIABLES[0]: "0"}, {VARIABLES[0]: "1", VARIABLES[1]: "1"}):
         environ = dict(before)
         monkeypatch.setattr(os, "environ", environ)
         tracer = Tracer(instruments.recorder, is_device=False)
         tracer.begin()
+        # PyTorch sets both where it knows of CUDA graphs on an older CUDA.
+        tracer._profile.start_trace = lambda start=tracer._profile.start_trace, own=environ: (
+            start(),
+            own.update({VARIABLES[0]: "0", VARIABLES[1]: "1"}),
+        )
         tracer.end()
         assert environ == before
+
+
+class Kineto:
+    """What Kineto does with the variable (libkineto/src/CuptiActivityApi.cpp, teardownContext).
+
+    Whenever a trace is prepared or has ended, and one was on before: a thread flushes and then
+    waits for a call of CUDA's runtime; CUPTI is gone behind that call, whatever is traced then.
+    """
+
+    def __init__(self, monkeypatch) -> None:
+        self.profiler = SimpleNamespace(kineto_results=SimpleNamespace(events=list))
+        self.is_on = self.is_traced = False
+        self.lost: list[str] = []
+        self.variable_after: list[str | None] = []
+        self.threads: list[threading.Thread] = []
+        self._called = threading.Event()
+        self._is_pending = False
+        monkeypatch.setattr(torch.version, "cuda", "12.8")
+        monkeypatch.setattr(
+            torch.cuda, "current_stream", lambda: SimpleNamespace(query=self.call), raising=False
+        )
+
+    def call(self) -> bool:
+        """A call of CUDA's runtime, of anybody's."""
+        if self._is_pending:
+            self._called.set()
+            self.threads[-1].join()
+        return True
+
+    def prepare_trace(self) -> None:
+        self._reset("prepared")
+        self.is_on = self.is_traced = True
+
+    def start_trace(self) -> None:
+        pass
+
+    def stop_trace(self) -> None:
+        self.is_traced = False
+        self._reset("ended")
+
+    def _reset(self, when: str) -> None:
+        if self.is_on and os.environ.get(VARIABLES[0]) == "1":
+            self._called.clear()
+            self.threads.append(threading.Thread(target=self._tear_down, args=(when,), daemon=True))
+            self.threads[-1].start()
+
+    def _tear_down(self, when: str) -> None:
+        time.sleep(0.02)
+        self._is_pending = True
+        self._called.wait()
+        self._is_pending = self.is_on = False
+        self.variable_after.append(os.environ.get(VARIABLES[0]))
+        if self.is_traced:
+            self.lost.append(when)
+
+
+def device_trace(monkeypatch, kineto: Kineto) -> None:
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: kineto)
+    recorder = Recorder(HostStopwatch())
+    tracer = Tracer(recorder, is_device=True)
+    tracer.begin()
+    recorder.open(StepLog(step=5, window=0, sites=()))
+    recorder.begin_phase(FORWARD)
+    kineto.call()
+    recorder.end_phase(FORWARD)
+    assert tracer.end() is not None
+
+
+def test_m2_a_trace_of_the_users_before_ours_is_not_taken_down_in_ours(monkeypatch):
+    """It was: the variable was set before Kineto's reset, which then began the thread."""
+    kineto = Kineto(monkeypatch)
+    kineto.prepare_trace()
+    kineto.stop_trace()
+    device_trace(monkeypatch, kineto)
+    assert kineto.lost == []
+    assert not kineto.is_on
+
+
+def test_m2_a_trace_of_the_users_right_after_ours_has_its_kernels(monkeypatch):
+    """It had none: CUPTI went with the next call of CUDA, and the variable before the thread."""
+    kineto = Kineto(monkeypatch)
+    device_trace(monkeypatch, kineto)
+    assert VARIABLES[0] not in os.environ
+    kineto.prepare_trace()
+    kineto.call()
+    kineto.stop_trace()
+    kineto.call()
+    assert kineto.lost == []
+    assert kineto.variable_after == ["1"]  # CUPTI comes up again with the next trace only
+    assert not any(thread.is_alive() for thread in kineto.threads)
+
+
+def test_m2_a_thread_that_does_not_end_is_not_waited_for_long(monkeypatch):
+    kineto = Kineto(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=bool))
+    device_trace(monkeypatch, kineto)
+    assert VARIABLES[0] not in os.environ
+    assert kineto.threads[0].is_alive()
+    kineto.call()
+
+
+def test_m2_the_users_own_traces_are_what_they_are_without_us(tmp_path):
+    def kept(choice: TraceChoice) -> list[list[str]]:
+        folder = tmp_path / choice.value
+        loop, session = Loop(), Session(settings(folder, choice))
+        before = threading.enumerate()
+        found = []
+        for step in range(12):
+            if step == 0:
+                session.describe(loop.host)
+            is_own = step in (2, 8, 10)  # ours is step 7
+            with torch.profiler.profile() if is_own else contextlib.nullcontext() as own:
+                session.begin_step()
+                loop.step(session)
+                session.end_step()
+            if own is not None:
+                names = sorted(e.name() for e in own.profiler.kineto_results.events())
+                found.append([name for name in names if name.startswith("aten::")])
+        session.finish()
+        assert session.guard.num_faults == 0
+        assert threading.enumerate() == before
+        return found
+
+    counted = dict(KinetoStepTracker._step_dict)
+    with_us = kept(TraceChoice.ON)
+    assert {r.step for r in of_type(tmp_path / "on", TraceRecord)} == {7}
+    assert with_us == kept(TraceChoice.OFF)
+    assert all(with_us)
+    assert dict(KinetoStepTracker._step_dict) == counted
+
+
+def test_m2_a_profiler_of_the_users_that_waits_is_left_alone(tmp_path):
+    """Ours was on whenever its turn came: an error in the user's code."""
+    schedule = torch.profiler.schedule(wait=5, warmup=1, active=2, repeat=1)
+    with torch.profiler.profile(schedule=schedule):
+        train(tmp_path, TraceChoice.ON)
+    (note,) = (r for r in of_type(tmp_path, CoverageRecord) if r.name.startswith("trace"))
+    assert note.name == "trace skipped: your own profiler may start at any step"
+
+
+def test_a_pytorch_that_traces_no_device_traces_none():
+    """It recorded two events around each operation, and no kernel, at hundreds of steps' time."""
+    expected = "this PyTorch was built without what traces kernels of a device"
+    assert reason_against(8, is_device=True, is_graphed=False) == expected
 
 
 def settings(tmp_path: Path, choice: TraceChoice) -> Settings:
@@ -286,6 +445,8 @@ def test_the_trace_stands_down_and_says_why(monkeypatch, environ, arguments, is_
 
 
 def with_memory(monkeypatch, free_nbytes: int) -> None:
+    """A device with so much free, and a profiler that traces devices."""
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {ProfilerActivity.CUDA})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free_nbytes, 80 << 30))
 
 
