@@ -1,8 +1,9 @@
 """Operators and collectives out of a trace of PyTorch's profiler, recorded with shapes.
 
-On a device the time of an operator is that of the kernels which it launched; in a trace without
-kernels it is the operator's own.  The backward of an operator is the node of autograd with its
-sequence number, all of it but what a checkpoint runs again inside: that is recomputation.
+On a device the time of an operator is that in which any kernel ran that it launched, those of
+several streams at once; in a trace without kernels it is the operator's own.  The backward of an
+operator is the node of autograd with its sequence number, all of it but what a checkpoint runs
+again inside: that is recomputation.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from ..records.kineto_origins import (
 from ..records.kineto_trace import (
     KERNEL,
     SHAPES,
+    TracedWork,
     TraceEvent,
+    busy_ns,
     device_work,
     operations_by_thread,
 )
@@ -165,7 +168,7 @@ def _refusal(events: Sequence[TraceEvent], found: Sequence[KernelOrigin], name: 
 def _operators(events: Sequence[TraceEvent], host: HostEvents, device: str) -> pd.DataFrame:
     """Rows of all calls; ``forward`` holds the last of each number, which made the node."""
     calls = [call for thread in operations_by_thread(events).values() for call in _calls(thread)]
-    kernels = _kernel_times_ns(events)
+    kernels = _kernels_of_calls(events)
     rows: list[dict[str, Any]] = []
     forward: dict[tuple[int, Any], tuple[_Call, dict[str, Any]]] = {}
     for call in calls:
@@ -242,20 +245,21 @@ def _open(event: TraceEvent, around: _Inside | None) -> _Inside:
     return _Inside(event, owner, node, again)
 
 
-def _kernel_times_ns(events: Sequence[TraceEvent]) -> dict[int, int] | None:
-    """Time of kernels by the number of the operator that launched them; None without a device."""
+def _kernels_of_calls(events: Sequence[TraceEvent]) -> dict[int, list[TracedWork]] | None:
+    """Kernels by the number of the operator that launched them; None without a device."""
     if not any(event.category == KERNEL for event in events):
         return None
-    times: dict[int, int] = {}
+    kernels: dict[int, list[TracedWork]] = {}
     for work in device_work(events, frozenset({KERNEL})):
-        times[work.call] = times.get(work.call, 0) + work.duration_ns
-    return times
+        kernels.setdefault(work.call, []).append(work)
+    return kernels
 
 
-def _time_s(call: _Call, kernels_ns: Mapping[int, int] | None) -> float:
-    if kernels_ns is None:
+def _time_s(call: _Call, kernels: Mapping[int, list[TracedWork]] | None) -> float:
+    if kernels is None:
         return (call.event.duration_ns - call.others_ns) / NS_PER_S
-    return sum(kernels_ns.get(number, 0) for number in call.numbers) / NS_PER_S
+    own = (work for number in call.numbers for work in kernels.get(number, ()))
+    return busy_ns(own) / NS_PER_S
 
 
 def _operator_row(call: _Call, device: str) -> dict[str, Any] | None:

@@ -46,6 +46,20 @@ def product(ts: float, number: int, thread: int, sequence: int) -> dict:
     )
 
 
+def test_h3_kernels_at_once_on_two_streams_count_once():
+    """Their sum before: 60 us."""
+    events = [
+        product(0, 1, 1, 5),
+        event("kernel", "gemm", 1000, 30, 7, **{"External id": 1}),
+        event("kernel", "gemm", 1010, 30, 8, **{"External id": 1}),
+        product(100, 2, 1, 6),
+        event("kernel", "gemm", 1100, 30, 7, **{"External id": 2}),
+        event("kernel", "splitKreduce", 1140, 5, 7, **{"External id": 2}),
+    ]
+    times_s = tables({"traceEvents": events}).operators["time_s"]
+    assert list(times_s) == pytest.approx([40e-6, 35e-6])
+
+
 def test_recomputed_products_have_rows_of_their_own_and_are_not_in_the_backward():
     back = {"Sequence number": 5, "Fwd thread id": 1}
     events = [
