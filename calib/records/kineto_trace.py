@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,8 @@ _IN_KERNEL = re.compile(
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast)|cross_device_reduce",
     re.IGNORECASE,
 )
+Paced = Callable[[Iterable[Any]], Iterable[Any]]
+"""Hands things on as they are, with pauses between where there is something to wait for."""
 _WRAPPERS = ("autograd::", "torch::autograd", "c10d::", "torch::jit")
 
 
@@ -158,9 +160,9 @@ def kernel_collective(name: str) -> Collective | None:
     return collective_named(told[1]) if told[1] else Collective.ALL_REDUCE
 
 
-def work_of(events: Sequence[TraceEvent]) -> list[TracedWork]:
+def work_of(events: Sequence[TraceEvent], paced: Paced = iter) -> list[TracedWork]:
     """What the device did in the order of launching; where it did nothing, what the host did."""
-    work = device_work(events) or _host_work(events)
+    work = device_work(events, paced=paced) or _host_work(events, paced)
     return sorted(work, key=lambda item: (item.launched_ns, item.start_ns))
 
 
@@ -231,22 +233,29 @@ def _normalized(work: Sequence[TracedWork], begin: int) -> tuple[int, int]:
 
 
 def device_work(
-    events: Sequence[TraceEvent], categories: frozenset[str] = DEVICE_WORK
+    events: Sequence[TraceEvent],
+    categories: frozenset[str] = DEVICE_WORK,
+    paced: Paced = iter,
 ) -> list[TracedWork]:
     """What the device did, in the order of the events; work that nobody launched is left out."""
-    launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
-    operations = {e.number: e for e in events if e.category == CPU_OP and e.number}
-    nesting = Nesting(operations_by_thread(events))
+    launches, operations, done = {}, {}, []
+    for event in paced(events):
+        if event.category in categories:
+            done.append(event)
+        elif event.category == CPU_OP and event.number:
+            operations[event.number] = event
+        elif event.category in RUNTIME and event.correlation:
+            launches[event.correlation] = event
+    nesting: Nesting | None = None
     found = []
-    for event in events:
-        if event.category not in categories:
-            continue
+    for event in paced(done):
         launch = launches.get(event.correlation)
         call = operations.get(event.link)
         if call is None and launch is not None:
             call = operations.get(launch.link)
-            if call is None and (at := nesting.around(launch)) is not None:
-                call = nesting.threads[launch.thread][at]
+            if call is None:
+                nesting = nesting or Nesting(operations_by_thread(events))
+                call = nesting.event_around(launch)
         if call is None and launch is None:
             continue
         found.append(
@@ -304,11 +313,11 @@ def _message(event: TraceEvent, call: TraceEvent | None) -> TracedCollective | N
     return None if told is None else TracedCollective(collective=told, group="")
 
 
-def _host_work(events: Sequence[TraceEvent]) -> list[TracedWork]:
+def _host_work(events: Sequence[TraceEvent], paced: Paced) -> list[TracedWork]:
     """The outermost operations of the framework on each thread: they do not overlap."""
     ends: dict[int, int] = {}
     found = []
-    for event in sorted(_operations(events), key=_outer_first):
+    for event in paced(sorted(_operations(paced(events)), key=_outer_first)):
         if event.start_ns < ends.get(event.thread, event.start_ns):
             continue
         ends[event.thread] = event.end_ns
@@ -367,6 +376,11 @@ class Nesting:
         while at >= 0 and inside[at].end_ns < launch.start_ns:
             at = self.parents[launch.thread][at]
         return at if at >= 0 else None
+
+    def event_around(self, launch: TraceEvent) -> TraceEvent | None:
+        """The innermost event of the launch's thread at that time."""
+        at = self.around(launch)
+        return None if at is None else self.threads[launch.thread][at]
 
 
 def _parents(inside: Sequence[TraceEvent]) -> list[int]:

@@ -142,7 +142,7 @@ class Tracer:
             return None
         return TracedStep(
             log=log,
-            events=profile.profiler.kineto_results.events(),
+            events=profile.profiler.kineto_results.events,
             num_marks=self._stopwatch.num_marks,
             first_transfer=self._stopwatch.first_transfer,
             is_device=self._is_device,

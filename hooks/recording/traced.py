@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +20,7 @@ from ...calib.records.kineto_trace import (
     KERNEL,
     MESSAGE_OP,
     SHAPES,
+    Paced,
     TracedCollective,
     TracedWork,
     TraceEvent,
@@ -52,7 +54,8 @@ class TracedStep:
     """A step's log and the profiler's events, to be read outside training."""
 
     log: StepLog
-    events: Sequence[Any]
+    events: Callable[[], Iterable[Any]]
+    """Makes them: a microsecond for each, in one go, which is no work of the step's end."""
     num_marks: int
     first_transfer: int
     is_device: bool
@@ -64,13 +67,15 @@ class TracedStep:
 
         Reads in small slices with pauses between; the profiler's own events are let go.
         """
-        events = list(_paced(map(_event, self.events), pause))
-        self.events = ()
-        times = sorted(event.start_ns for event in events if event.name == MARK)
+        paced = partial(_paced, pause)
+        raw, self.events = list(self.events()), tuple
+        needed = _needed(raw, paced) if self.is_device else _all
+        events = [_event(event) for event in paced(_let_go(raw)) if needed(event)]
+        times = sorted(event.start_ns for event in paced(events) if event.name == MARK)
         if len(times) != self.num_marks or not times:
             self.problem = f"the trace has {len(times)} of {self.num_marks} marks of the step"
             return []
-        if self.is_device and not any(event.category == KERNEL for event in events):
+        if self.is_device and not any(event.category == KERNEL for event in paced(events)):
             self.problem = (
                 "the trace has no kernels: the driver does not let this process profile, or "
                 "another profiler is attached"
@@ -79,11 +84,11 @@ class TracedStep:
         # Mark 0 is all that came before the trace began.
         self.log.readings = HostReadings((times[0], *times))
         self.log.resolve()
-        reading = _Reading(self.log, work_of(events), self.first_transfer)
-        return list(_paced(reading.records(), pause))
+        reading = _Reading(self.log, work_of(events, paced), self.first_transfer)
+        return list(paced(reading.records()))
 
 
-def _paced(items: Iterator[Any], pause: Callable[[float], None]) -> Iterator[Any]:
+def _paced(pause: Callable[[float], None], items: Iterable[Any]) -> Iterator[Any]:
     begin_s = time.perf_counter()
     for item in items:
         yield item
@@ -92,10 +97,50 @@ def _paced(items: Iterator[Any], pause: Callable[[float], None]) -> Iterator[Any
             begin_s = time.perf_counter()
 
 
+def _let_go(items: list[Any]) -> Iterator[Any]:
+    """One by one and for good: to free all of a trace at once holds the interpreter as well."""
+    items.reverse()
+    while items:
+        yield items.pop()
+
+
+def _all(event: Any) -> bool:
+    return True
+
+
+def _needed(raw: Sequence[Any], paced: Paced) -> Callable[[Any], bool]:
+    """True for marks, for the device's work, and for what of the host has launched it.
+
+    The rest is most of a trace.  So many objects more, alive at once, would make Python's collector
+    go through all of the process while training waits for it.
+    """
+    launches: set[int] = set()
+    linked: set[int] = set()
+    for event in paced(raw):
+        if not _is_host(event):
+            launches.add(event.correlation_id())
+            linked.add(event.linked_correlation_id())
+    if 0 in linked:
+        calls = (e for e in paced(raw) if _is_host(e) and e.correlation_id() in launches)
+        linked.update(e.linked_correlation_id() for e in calls)
+
+    def needed(event: Any) -> bool:
+        if not _is_host(event) or event.name() == MARK:
+            return True
+        is_operation = _category(event, True) == CPU_OP
+        return event.correlation_id() in (linked if is_operation else launches)
+
+    return needed
+
+
+def _is_host(event: Any) -> bool:
+    return bool(event.device_type().name == "CPU")
+
+
 def _event(event: Any) -> TraceEvent:
     """One of the profiler's events; older releases tell no category and no details."""
     name = event.name()
-    is_host = event.device_type().name == "CPU"
+    is_host = _is_host(event)
     category = _category(event, is_host)
     is_message = name == MESSAGE_OP or "nccl" in name.lower()
     return TraceEvent(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from forerun.calib.records.kineto_trace import DEVICE_WORK
 from forerun.calib.records.record_kinds import CollectiveRecord, TraceRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
@@ -36,7 +39,7 @@ class Event:
         return self.what
 
     def device_type(self) -> Any:
-        return SimpleNamespace(name="CUDA" if self.kind == "kernel" else "CPU")
+        return SimpleNamespace(name="CUDA" if self.kind in DEVICE_WORK else "CPU")
 
     def activity_type(self) -> str:
         return self.kind
@@ -151,7 +154,13 @@ def trace(*more: Event) -> TracedStep:
         kernel("reduce_kernel", 7, 6),
         *more,
     ]
-    return TracedStep(log=log, events=events, num_marks=num_marks, first_transfer=1, is_device=True)
+    return TracedStep(
+        log=log,
+        events=lambda: events,
+        num_marks=num_marks,
+        first_transfer=1,
+        is_device=True,
+    )
 
 
 def test_kernels_go_to_the_operator_that_launched_them():
@@ -185,7 +194,7 @@ def step_of(*events: Event, **kind: Any) -> TracedStep:
     marks = [Event(MARK, 1000 * n, 1, number=900 + n) for n in range(1, num_marks + 1)]
     return TracedStep(
         log=log,
-        events=[*marks, *events],
+        events=lambda: [*marks, *events],
         num_marks=num_marks,
         first_transfer=1,
         is_device=True,
@@ -325,8 +334,68 @@ def test_reading_pauses_to_let_training_run():
     marks = [Event(MARK, 1000 * n, 1) for n in range(1, num_marks + 1)]
     pauses: list[float] = []
     traced = TracedStep(
-        log=log, events=[*marks, *many], num_marks=num_marks, first_transfer=1, is_device=False
+        log=log,
+        events=lambda: [*marks, *many],
+        num_marks=num_marks,
+        first_transfer=1,
+        is_device=False,
     )
     traced.records(pauses.append)
     assert len(pauses) > 5
-    assert traced.events == ()
+    assert traced.events() == ()
+
+
+def long_trace(num_kernels: int) -> TracedStep:
+    """A kernel below each product, and what a trace of a device has besides; 400 transfers."""
+    log, num_marks = played()
+    events = [Event(MARK, 1000 * n, 1, number=9_000_000 + n) for n in range(1, num_marks + 1)]
+    for n in range(1, num_kernels + 1):
+        at_ns = 12_000 + 10 * n
+        name = "aten::mm" if n % (num_kernels // 400) else "record_param_comms"
+        kernel_name = "nvjet" if name == "aten::mm" else "ncclDevKernel_ReduceScatter"
+        meta = message("_reduce_scatter_base") if name != "aten::mm" else {}
+        events += [
+            Event("aten::linear", at_ns, 9, number=2 * n),
+            Event(name, at_ns + 1, 7, number=2 * n + 1, dims=[[8, 16], [16, 4]], meta=meta),
+            Event("cudaStreamIsCapturing", at_ns + 2, 1, "cuda_runtime", 5_000_000 + n, 2 * n + 1),
+            launch(n, at_ns + 3, 2 * n + 1),
+            Event(kernel_name, at_ns + 50, 5, "kernel", n, 2 * n + 1, meta=meta),
+        ]
+    return TracedStep(
+        log=log,
+        events=lambda: events,
+        num_marks=num_marks,
+        first_transfer=1,
+        is_device=True,
+    )
+
+
+def test_reading_never_works_long_without_a_pause():
+    """A third of the whole in one piece before: training waits for each turn while it lasts."""
+    traced = long_trace(20_000)
+    pieces_s: list[float] = []
+    since_s = [0.0]
+
+    def pause(_: float) -> None:
+        pieces_s.append(time.thread_time() - since_s[0])
+        since_s[0] = time.thread_time()
+
+    gc.disable()  # goes through all that the tests hold, at a time of its own
+    try:
+        since_s[0] = time.thread_time()
+        traced.records(pause)
+        pause(0.0)
+    finally:
+        gc.enable()
+    assert max(pieces_s) < 0.15 * sum(pieces_s)
+
+
+def test_reading_costs_as_much_for_each_event_however_many_there_are():
+    def cost_s(num_kernels: int) -> float:
+        traced = long_trace(num_kernels)
+        begin_s = time.thread_time()
+        traced.records(lambda _: None)
+        return (time.thread_time() - begin_s) / num_kernels
+
+    costs_s = [cost_s(number) for number in (4_000, 32_000)]
+    assert costs_s[1] < 3 * costs_s[0]
