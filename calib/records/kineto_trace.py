@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from ..workload.collectives import Collective
@@ -28,7 +29,10 @@ _PRODUCT_OPS = frozenset(
 )
 # cuBLAS, cuBLASLt (nvjet on Hopper and later), CUTLASS and rocBLAS (Cijk) name their kernels so.
 _PRODUCT_KERNEL = re.compile(r"(?<!fb)gemm|nvjet|cutlass|xmma|wgmma|^Cijk", re.IGNORECASE)
-_SPLIT_SUM = re.compile(r"split_?k_?reduce|reduce_?splitk", re.IGNORECASE)
+_SPLIT_SUM = re.compile(
+    r"split_?k_?reduce|reduce_?splitk|\breduce_(bf16|fp8_in_bf16_out)_cuda", re.IGNORECASE
+)
+"""Of cuBLAS, and behind a product whose parts Transformer Engine exchanges (userbuffers.cu)."""
 # Attention is built of CUTLASS's parts and has its types in its names.
 _ATTENTION_KERNEL = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
 _NORM = re.compile(
@@ -61,6 +65,11 @@ _USERBUFFERS = (
     (re.compile(r"userbuffers_\w+_rs"), Collective.REDUCE_SCATTER),
     (re.compile(r"userbuffers_\w+_sum"), Collective.ALL_REDUCE),
 )
+_LATE_NODE = "_RegisterDelayedWgradForExperts"
+"""Computes the weights' gradients that linears have put off (Megatron-LM core_v0.18.0 and later,
+moe_layer.py, --overlap-dispatch-backward-with-experts-wgrad), on a stream of its own."""
+_PIECES_RATIO = 1.5
+"""A whole product is as long as all pieces of one like it, two or more."""
 _IN_KERNEL = re.compile(
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast)|cross_device_reduce",
     re.IGNORECASE,
@@ -109,6 +118,7 @@ class TracedWork:
     ``launched_ns`` is when the host asked for it, ``call`` the host operation around it.
     ``is_whole`` says that this call is at most one product; below a library's own node of autograd
     there may be several.  ``inner`` is the size that a product sums over, 0 where it is not known.
+    ``is_late`` says that operators before have put it off, whichever is open around it.
     """
 
     name: str
@@ -119,6 +129,7 @@ class TracedWork:
     is_product: bool = False
     is_whole: bool = True
     inner: int = 0
+    is_late: bool = False
     message: TracedCollective | None = None
 
 
@@ -181,7 +192,12 @@ def busy_ns(work: Iterable[TracedWork]) -> int:
 
 
 def split_gradients(
-    work: Sequence[TracedWork], *, tokens: int, outputs: int, num_forward: int = 0
+    work: Sequence[TracedWork],
+    *,
+    tokens: int,
+    outputs: int,
+    num_forward: int = 0,
+    is_in_pieces: bool = False,
 ) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
     """A linear's backward work, in order, as input gradient and weight gradient.
 
@@ -192,8 +208,14 @@ def split_gradients(
     goes back from the input's gradient, whenever it runs.  None where the products are not two for
     each of the ``num_forward`` of the forward pass (0: not known): weights that are frozen, or
     whose gradient is put off.
+
+    With ``is_in_pieces`` the product of the input's gradient may be in pieces, between which they
+    are exchanged; that of the weight's, which is the last, never is (Transformer Engine d0067d0,
+    pytorch/module/linear.py: only ``bulk_overlap`` for it).
     """
     ends = _product_ends(work)
+    if is_in_pieces:
+        ends = _without_pieces(work, ends)
     if not ends or len(ends) % 2 or (num_forward and len(ends) != 2 * num_forward):
         return None
     middle, last = ends[len(ends) // 2 - 1], ends[-1]
@@ -226,6 +248,31 @@ def _product_ends(work: Sequence[TracedWork]) -> list[int]:
     return ends
 
 
+def _without_pieces(work: Sequence[TracedWork], ends: list[int]) -> list[int]:
+    """The end of the last piece and that of the whole product behind; none if there is none."""
+    if len(ends) < 3:
+        return ends
+    *pieces, last = [item.duration_ns for item in work if item.is_product]
+    return ends[-2:] if last > _PIECES_RATIO * median(pieces) else []
+
+
+def products_of(work: Sequence[TracedWork]) -> list[Sequence[TracedWork]]:
+    """Each product with what comes before it; what follows the last one belongs to that."""
+    ends = _product_ends(work)
+    ends = [*ends[:-1], len(work)] if ends else []
+    return [work[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]
+
+
+def is_exchanged(work: TracedWork) -> bool:
+    """True for a piece of a product that Transformer Engine's userbuffers send or receive.
+
+    >>> name = "userbuffers_fp16_sum_inplace_gpu_rr_rs_oop(int, int)"
+    >>> is_exchanged(TracedWork(name=name, start_ns=0, duration_ns=1, launched_ns=0))
+    True
+    """
+    return "userbuffers_" in work.name
+
+
 def _normalized(work: Sequence[TracedWork], begin: int) -> tuple[int, int]:
     """From the first work of a normalization on to behind the last, from ``begin`` on."""
     places = [n for n in range(begin, len(work)) if _NORM.search(work[n].name)]
@@ -250,12 +297,10 @@ def device_work(
     found = []
     for event in paced(done):
         launch = launches.get(event.correlation)
-        call = operations.get(event.link)
+        call = operations.get(event.link) or operations.get(launch.link if launch else 0)
         if call is None and launch is not None:
-            call = operations.get(launch.link)
-            if call is None:
-                nesting = nesting or Nesting(operations_by_thread(events))
-                call = nesting.event_around(launch)
+            nesting = nesting or Nesting(operations_by_thread(events))
+            call = nesting.event_around(launch)
         if call is None and launch is None:
             continue
         found.append(
@@ -268,6 +313,7 @@ def device_work(
                 is_product=event.category == KERNEL and _is_product(event.name, call),
                 is_whole=call is None or call.name.startswith(_ATEN),
                 inner=_inner(call),
+                is_late=call is not None and call.name.startswith(_LATE_NODE),
                 message=_message(event, call),
             )
         )

@@ -7,10 +7,11 @@ an operator is decided as in every other step.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -25,7 +26,9 @@ from ...calib.records.kineto_trace import (
     TracedWork,
     TraceEvent,
     busy_ns,
+    is_exchanged,
     num_products,
+    products_of,
     split_gradients,
     work_of,
 )
@@ -37,7 +40,7 @@ from ...calib.records.record_kinds import (
     TraceRecord,
 )
 from ...calib.workload.operators import OperatorKind, Phase
-from ..sensors.recorder import OPTIMIZER
+from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
 from ..sensors.step_log import StepLog, Transfer
 from ..sensors.stopwatch import HostReadings
 from .attribution import Attribution, OpenOperator, deepest
@@ -45,6 +48,9 @@ from .attribution import Attribution, OpenOperator, deepest
 MARK = "forerun"
 """Name of the events that are marks."""
 SLICE_S = 0.001
+TOLD_FRAC = 0.05
+"""What no operator has launched is said from here on; sums between layers and gradients that the
+engine adds up are less."""
 PAUSE_S = 0.004
 """Reading a trace takes the interpreter from training: a millisecond, then a pause."""
 
@@ -61,6 +67,8 @@ class TracedStep:
     is_device: bool
     problem: str = ""
     """Why nothing came of it, known after ``records``."""
+    remark: str = ""
+    """What is missing in it, known after ``records``."""
 
     def records(self, pause: Callable[[float], None] = time.sleep) -> list[Record]:
         """Operators and transfers of the step; none, and a ``problem``, where the trace is short.
@@ -85,7 +93,11 @@ class TracedStep:
         self.log.readings = HostReadings((times[0], *times))
         self.log.resolve()
         reading = _Reading(self.log, work_of(events, paced), self.first_transfer)
-        return list(paced(reading.records()))
+        found = list(paced(reading.records()))
+        if reading.unowned_frac > TOLD_FRAC:
+            share = f"{reading.unowned_frac * 100:.0f} %"
+            self.remark = f"{share} of the time of kernels in passes belongs to no operator"
+        return found
 
 
 def _paced(pause: Callable[[float], None], items: Iterable[Any]) -> Iterator[Any]:
@@ -180,8 +192,36 @@ def _details(event: Any) -> dict[str, Any]:
     return found or dict(getattr(event, "extra_meta", dict)())
 
 
+@dataclass(slots=True)
+class _Pass:
+    """What was launched in one pass, by operators and by none."""
+
+    has_operators: bool = False
+    owned_ns: int = 0
+    unowned: list[TracedWork] = field(default_factory=list)
+
+    def give(self, work: Sequence[TracedWork]) -> None:
+        """To an operator, as far as it is here."""
+        given = set(map(id, work))
+        self.owned_ns += sum(w.duration_ns for w in self.unowned if id(w) in given)
+        self.unowned = [w for w in self.unowned if id(w) not in given]
+
+
+@dataclass(frozen=True, slots=True)
+class _PutOff:
+    """The backward pass of a linear without ``count`` products of its weights."""
+
+    record: OperatorRecord
+    work: Sequence[TracedWork]
+    count: int
+
+
 class _Reading(Attribution):
-    """Attribution of work as well as of time; what is launched where nothing is open is left."""
+    """Attribution of work as well as of time.
+
+    What is launched where nothing is open belongs to no operator, but for products that linears
+    have put off.
+    """
 
     def __init__(self, log: StepLog, work: Sequence[TracedWork], first_transfer: int) -> None:
         super().__init__(log)
@@ -189,11 +229,24 @@ class _Reading(Attribution):
         self._work = [item for item in work if item.message is None]
         self._messages = [item for item in work if item.message is not None]
         self._launches = [item.launched_ns for item in self._work]
+        self._exchanging = {m.call for m in self._messages if m.call and is_exchanged(m)}
         self._taken: dict[int, list[TracedWork]] = {}
         self._num_forward: dict[int, int] = {}
+        self._passes: dict[int, _Pass] = {}
+        self._put_off: list[_PutOff] = []
+
+    @property
+    def unowned_frac(self) -> float:
+        """Share of the kernels' time in the recorded passes that no operator has launched."""
+        passes = [one for n, one in self._passes.items() if one.has_operators and n != _BETWEEN]
+        # Those that were put off are of a pass, wherever they are called.
+        late = {id(w): w for w in self._launched_late()}
+        late |= {id(w): w for one in passes for w in one.unowned}
+        unowned_ns = sum(item.duration_ns for item in late.values())
+        return unowned_ns / max(1, unowned_ns + sum(one.owned_ns for one in passes))
 
     def records(self) -> Iterator[Record]:
-        """Operators as they ended, then transfers."""
+        """Operators as they ended, those that were put off behind them, then transfers."""
         bounds = (0, 0)
         for record in super().records():
             if isinstance(record, TraceRecord):
@@ -202,38 +255,101 @@ class _Reading(Attribution):
                 bounds = (record.start_ns, record.start_ns + record.duration_ns)
             elif isinstance(record, OperatorRecord):
                 yield from _traced(record, ((record.phase, self._launched(*bounds)),))
+        behind = self._launched(self._now_ns, _NEVER_NS)
+        self._passes.setdefault(_BETWEEN, _Pass()).unowned += behind
+        yield from self._late()
         yield from self._known_transfers()
 
     def _spend(self, mark: int, *, is_ours: bool) -> None:
+        launched = self._launched(self._now_ns, mark)
+        one = self._passes.setdefault(self._pass_number(), _Pass())
         if self._open and not self._waits.num_open:
-            launched = self._launched(self._now_ns, mark)
-            self._taken.setdefault(id(deepest(self._open)), []).extend(launched)
+            own = [item for item in launched if not item.is_late]
+            self._taken.setdefault(id(deepest(self._open)), []).extend(own)
+            one.has_operators = True
+            one.owned_ns += sum(item.duration_ns for item in own)
+            launched = [item for item in launched if item.is_late]
+        one.unowned += launched
         super()._spend(mark, is_ours=is_ours)
+
+    def _pass_number(self) -> int:
+        """That of the innermost pass, or between them."""
+        open_passes = (b.number for b in reversed(self._brackets) if self._is_pass(b.number))
+        return next(open_passes, _BETWEEN)
+
+    def _is_pass(self, number: int) -> bool:
+        return self.log.phases[number][0] in (FORWARD, BACKWARD)
 
     def _close(self, spans: list[OpenOperator]) -> Iterator[Record]:
         for span in list(spans):
             work = self._taken.pop(id(span), [])
             parts: Parts = ((span.phase, work),)
+            late = 0
             if self.log.sites[span.site].kind not in _WITH_WEIGHTS:
                 pass
             elif span.phase is not Phase.BACKWARD:
                 self._num_forward[span.instance] = num_products(work)
             elif (halves := self._halves(span, work)) is not None:
                 parts = tuple(zip(_GRADIENTS, halves, strict=True))
+            else:
+                late = self._num_late(span, work)
             for record in super()._close([span]):
-                if isinstance(record, OperatorRecord):
+                if isinstance(record, OperatorRecord) and late:
+                    self._put_off.append(_PutOff(record, work, late))
+                elif isinstance(record, OperatorRecord):
                     yield from _traced(record, parts)
+
+    def _num_late(self, span: OpenOperator, work: list[TracedWork]) -> int:
+        """How many products of the weights are missing: as many as there are of the input."""
+        count = self._count(span)
+        return count if num_products(work) == count else 0
+
+    def _count(self, span: OpenOperator) -> int:
+        # One product for all experts, or one for each; a linear has one, if in several pieces.
+        is_grouped = self.log.sites[span.site].kind is OperatorKind.GROUPED_LINEAR
+        return self._num_forward.get(span.instance, 0) if is_grouped else 1
 
     def _halves(
         self, span: OpenOperator, work: list[TracedWork]
     ) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
         shape = self._shape(span.instance)
-        # One product for all experts, or one for each; a linear has one, if in several pieces.
-        is_grouped = self.log.sites[span.site].kind is OperatorKind.GROUPED_LINEAR
-        count = self._num_forward.get(span.instance, 0) if is_grouped else 1
+        count = self._count(span)
         if shape is None or count == 0:
             return None
-        return split_gradients(work, tokens=shape[-3], outputs=shape[-1], num_forward=count)
+        return split_gradients(
+            work,
+            tokens=shape[-3],
+            outputs=shape[-1],
+            num_forward=count,
+            is_in_pieces=any(item.call in self._exchanging for item in work),
+        )
+
+    def _late(self) -> Iterator[Record]:
+        """The linears that have put off: both gradients, the input's alone, or one backward pass.
+
+        Megatron's node computes in the order of the backward pass.  A loop of the user's own may
+        have any: then nobody can tell whose is whose.
+        """
+        late = self._launched_late()
+        in_order = [item for item in late if item.is_late]
+        products = products_of(in_order or late)
+        is_complete = len(products) == sum(one.count for one in self._put_off)
+        for one in self._put_off:
+            own = [w for product in products[: one.count] for w in product] if in_order else []
+            del products[: one.count]
+            phases = _GRADIENTS if is_complete else (one.record.phase,)
+            yield from _traced(one.record, tuple(zip(phases, (one.work, own), strict=False)))
+            for item in self._passes.values() if is_complete else ():
+                item.give(own)
+
+    def _launched_late(self) -> list[TracedWork]:
+        """What no operator has launched since the first was put off: Megatron's node, products."""
+        begin_ns = min((one.record.start_ns for one in self._put_off), default=_NEVER_NS)
+        passes = (one for n, one in self._passes.items() if one.has_operators or n == _BETWEEN)
+        unowned = (w for one in passes for w in one.unowned if w.launched_ns >= begin_ns)
+        return sorted(
+            (w for w in unowned if w.is_late or w.is_product), key=lambda w: w.launched_ns
+        )
 
     def _transfers(self) -> Iterator[Record]:
         yield from ()
@@ -287,6 +403,8 @@ def _joined_copies(messages: Sequence[TracedWork]) -> Iterator[TracedWork]:
         yield replace(copies[0], start_ns=begin_ns, duration_ns=end_ns - begin_ns)
 
 
+_NEVER_NS = sys.maxsize
+_BETWEEN = -1
 _COPY = "Mem"
 """How Kineto's names of copies and of fills begin."""
 Parts = tuple[tuple[Phase, Sequence[TracedWork]], ...]

@@ -92,6 +92,8 @@ class Tracing:
             self._say(window, f"{COVERAGE}: {traced.problem}")
         else:
             self._put(CoverageRecord(window=window, name=COVERAGE, installed=1, fired=1))
+        if traced.remark:
+            self._say(window, f"{COVERAGE}: {traced.remark}")
 
     def _say(self, window: int, name: str) -> None:
         """A remark: it has no hooks that could fire, and so does not count as coverage."""

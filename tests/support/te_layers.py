@@ -2,8 +2,9 @@
 
 One node of autograd holds a norm and a product.  Backwards it runs the product of the input's
 gradient, that of the weight's, and the norm's own backward pass last; the weight's goes into
-``main_grad`` or is put off, and then None is its gradient.  (Transformer Engine d0067d0:
-``pytorch/module/layernorm_linear.py``, ``linear.py``, ``grouped_linear.py``, ``_common.py``.)
+``main_grad`` or is put off until ``backward_dw``, and then None is its gradient.
+(Transformer Engine d0067d0: ``pytorch/module/layernorm_linear.py``, ``linear.py``,
+``grouped_linear.py``, ``_common.py``.)
 """
 
 from __future__ import annotations
@@ -146,6 +147,72 @@ class _GroupedLinear(torch.autograd.Function):
 
         ctx.layer.beside(product, range(len(weights)), parts, gradients)
         return into, None, None, *found
+
+
+class _Exchanged(torch.autograd.Function):
+    """Products whose tensors are exchanged in pieces meanwhile, as with ``--tp-comm-overlap``.
+
+    Pieces on streams in turn, behind each its exchange on another, and the sum of what came in
+    last; the weight's product is whole, with an exchange beside it.  (Transformer Engine d0067d0:
+    ``common/comm_gemm_overlap/comm_gemm_overlap.cpp``, ``CommOverlapP2PBase::split_overlap_rs``
+    and ``bulk_overlap``.)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, weight: Any, layer: Any) -> Any:
+        ctx.save_for_backward(hidden, weight)
+        ctx.layer = layer
+        return layer.in_pieces(hidden, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        hidden, weight = ctx.saved_tensors
+        into = ctx.layer.in_pieces(gradient, weight)
+        of_weight = None
+        if ctx.needs_input_grad[1]:
+            ctx.layer.exchange(gradient)
+            of_weight = gradient.t().mm(hidden)
+        torch.cuda.current_stream().wait_stream(ctx.layer.between)
+        return into, of_weight, None
+
+
+class TEExchangedLinear(nn.Module):
+    """A product in ``num_pieces``, on two streams, and a third for what is exchanged."""
+
+    def __init__(self, inputs: int, outputs: int, *, num_pieces: int, is_frozen: bool) -> None:
+        super().__init__()
+        self.num_pieces = num_pieces
+        self.weight = nn.Parameter(
+            torch.randn(outputs, inputs) / inputs**0.5, requires_grad=not is_frozen
+        )
+        self._streams = [torch.cuda.Stream() for _ in range(2)]
+        self.between = torch.cuda.Stream()
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The product, and no bias."""
+        return _Exchanged.apply(hidden, self.weight, self), None
+
+    def in_pieces(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """The rows of ``left`` in pieces times ``right``; a sum of two halves ends it."""
+        out = left.new_empty(left.shape[0], right.shape[1])
+        main = torch.cuda.current_stream()
+        pieces = zip(left.chunk(self.num_pieces), out.chunk(self.num_pieces), strict=True)
+        for place, (part, into) in enumerate(pieces):
+            stream = self._streams[place % len(self._streams)]
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                torch.mm(part, right, out=into)
+            self.between.wait_stream(stream)
+            self.exchange(into)
+        for stream in (*self._streams, self.between):
+            main.wait_stream(stream)
+        out.view(2, -1).sum(0)
+        return out
+
+    def exchange(self, values: torch.Tensor) -> None:
+        """What other ranks have of it, on a stream of its own."""
+        with torch.cuda.stream(self.between):
+            torch.roll(values, 1)
 
 
 class TELayerNormColumnParallelLinear(_Te):

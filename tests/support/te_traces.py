@@ -15,6 +15,8 @@ from forerun.calib.records.kineto_trace import CPU_OP, KERNEL, TraceEvent
 NAMES = {
     "mm": "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT",
     "addmm": "nvjet_hss_128x256_64x4_2x1_v_bz_coopA_NTN",
+    "roll": "userbuffers_fp16_sum_inplace_gpu_rr_rs_oop(int, int, int, int, int, int, void**)",
+    "sum": "void transformer_engine::reduce_bf16_cuda<2>(void*, void*, int, int)",
     "native_layer_norm": "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<...>",
     "native_layer_norm_backward": (
         "void transformer_engine::normalization::rmsnorm_bwd_tuned_kernel<...>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -163,6 +164,49 @@ def test_h2_a_norm_inside_a_linear_goes_back_with_the_inputs_gradient():
     for found, product, norm in zip(inputs, into, norms, strict=True):
         assert found >= product + norm
     assert all(found >= product for found, product in zip(of_weights, weights, strict=True))
+
+
+class Delaying(Loop):
+    """Weights' gradients come after each backward pass, the last layer's first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = TransformerLayer(1, HIDDEN, FFN, is_fused=True, is_delayed=True)
+        self.model = nn.Sequential(self.layer)
+        self.host = Host(models=(self.model,), optimizers=(self.optimizer,))
+
+    def step(self, recorder) -> float:
+        hidden = torch.ones(TOKENS, 1, HIDDEN, requires_grad=True)
+        recorder.begin_phase(FORWARD)
+        loss = self.model(hidden).square().mean()
+        recorder.end_phase(FORWARD)
+        recorder.begin_phase(BACKWARD)
+        loss.backward()
+        recorder.end_phase(BACKWARD)
+        self.layer.linear_fc2.backward_dw()
+        self.layer.linear_fc1.backward_dw()
+        return float(loss.detach())
+
+
+def test_gradients_that_were_put_off_are_not_called_a_whole_backward_pass():
+    """The products of the weights were no operator's, and those of the inputs both gradients."""
+    traced = trace(Delaying())
+    products = [e.duration_ns() for e in traced.events() if e.name() in ("aten::mm", "aten::addmm")]
+    assert len(products) == 6
+    records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    linears = [r for r in records if r.kind.is_linear]
+    assert [(r.kind, r.phase) for r in linears] == [
+        (OperatorKind.LINEAR_FC1, Phase.FORWARD),
+        (OperatorKind.LINEAR_FC2, Phase.FORWARD),
+        (OperatorKind.LINEAR_FC2, Phase.INPUT_GRADIENT),
+        (OperatorKind.LINEAR_FC1, Phase.INPUT_GRADIENT),
+    ]
+    found = re.fullmatch(
+        r"(\d+) % of the time of kernels in passes belongs to no operator", traced.remark
+    )
+    assert found is not None
+    all_ns = sum(r.duration_ns for r in records) + sum(products[4:])
+    assert int(found[1]) >= 100 * sum(products[4:]) // (2 * all_ns)
 
 
 def test_a_long_step_is_traced_from_its_last_but_one_micro_batch_on():

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from device_timeline import Timeline, installed
-from te_layers import TEGroupedLinear, TransformerLayer
+from te_layers import TEExchangedLinear, TEGroupedLinear, TransformerLayer
 from te_traces import node_events
 from torch import nn
 
-from forerun.calib.records.kineto_trace import busy_ns, num_products, split_gradients, work_of
+from forerun.calib.records.kineto_trace import (
+    busy_ns,
+    is_exchanged,
+    num_products,
+    split_gradients,
+    work_of,
+)
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import OperatorKind, Phase
 from forerun.hooks.process.guard import Guard
@@ -212,3 +219,49 @@ def test_h2_grouped_products_are_split_by_those_of_the_forward_pass(
     assert halves is not None
     assert is_near(busy_ns(halves[0]), span_ns(rows[: len(SPLITS)]))
     assert is_near(busy_ns(halves[1]), span_ns(rows[len(SPLITS) :]))
+
+
+class Exchanging(nn.Module):
+    """A linear with its exchanges inside."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.linear_fc1 = TEExchangedLinear(HIDDEN, FFN, **options)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.linear_fc1(hidden)[0]
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("num_pieces", [2, 4, 8])
+def test_h2_pieces_of_a_product_are_one_and_their_exchanges_none(
+    device: Timeline, num_pieces: int, is_frozen: bool
+) -> None:
+    """Not told apart before: each piece counted as a product."""
+    model = Exchanging(num_pieces=num_pieces, is_frozen=is_frozen)
+    hooked_step(device, model, torch.randn(TOKENS, HIDDEN, requires_grad=True))
+    rows = charged(device)["0.linear_fc1", "backward"]
+    work = work_of(node_events("_LinearBackward", rows, at_ns=1000, number=7))
+    exchanged = [item for item in work if is_exchanged(item)]
+    own = [item for item in work if item.message is None]
+    assert len(exchanged) == num_pieces + (not is_frozen)
+    assert len(own) + len(exchanged) == len(work)
+    if is_frozen:
+        if num_pieces > 2:  # two of them look like two products
+            assert split_gradients(own, tokens=TOKENS, outputs=FFN, is_in_pieces=True) is None
+        return
+    halves = split_gradients(own, tokens=TOKENS, outputs=FFN, num_forward=1, is_in_pieces=True)
+    assert halves is not None
+    computed = [row for row in rows if row["op"] != "roll"]
+    assert is_near(busy_ns(halves[0]), union_ns(computed[:-1]))
+    assert is_near(busy_ns(halves[1]), span_ns(computed[-1:]))
+
+
+def union_ns(rows: list[dict[str, Any]]) -> float:
+    """How long any of them ran, by steps of time between all begins and ends."""
+    bounds = sorted({row[name] for row in rows for name in ("begin_s", "end_s")})
+    return 1e9 * sum(
+        after - before
+        for before, after in pairwise(bounds)
+        if any(row["begin_s"] <= before and after <= row["end_s"] for row in rows)
+    )

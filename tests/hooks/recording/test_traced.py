@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from forerun.calib.records.kineto_trace import DEVICE_WORK
 from forerun.calib.records.record_kinds import CollectiveRecord, TraceRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
@@ -88,8 +90,14 @@ class CountingStopwatch:
 LINEAR = ((TOKENS, 1, IN), (TOKENS, 1, OUT))
 
 
+AMAX = "TENSOR_AND_DATA_PARALLEL_GROUP#5"
+
+
 def played(
-    kind: OperatorKind = OperatorKind.LINEAR_FC1, shapes: tuple[Any, ...] = LINEAR
+    kind: OperatorKind = OperatorKind.LINEAR_FC1,
+    shapes: tuple[Any, ...] = LINEAR,
+    *,
+    has_amax: bool = False,
 ) -> tuple[StepLog, int]:
     stopwatch = CountingStopwatch()
     recorder = Recorder(stopwatch)
@@ -100,6 +108,13 @@ def played(
     recorder.end_phase(FORWARD)  # 4
     recorder.begin_phase(BACKWARD)  # 5
     recorder.mark_backward(log, [backward_mark(span, is_begin=True)])  # 6
+    if has_amax:  # inside the node of the first module; its marks are two more from here on
+        kind_of = TransferKind(
+            collective=Collective.ALL_REDUCE, role=GroupRole.OTHER, group=AMAX, ranks=(0, 1)
+        )
+        reduction = recorder.add_transfer(log.kind_number(kind_of), 36)
+        recorder.begin_wait(reduction)  # 7
+        recorder.end_wait(reduction)  # 8
     recorder.mark_backward(log, [backward_mark(span, is_begin=False)])  # 7
     recorder.end_phase(BACKWARD)  # 8
     number = log.kind_number(
@@ -124,8 +139,8 @@ def kernel(what: str, lasts_ns: int, number: int, link: int = 0, **meta: object)
     return Event(what, at_ns, lasts_ns, "kernel", number, link, meta=dict(meta))
 
 
-def message(name: str) -> dict[str, object]:
-    group, _, number = GROUP.partition("#")
+def message(name: str, of: str = GROUP) -> dict[str, object]:
+    group, _, number = of.partition("#")
     return {
         "Collective name": name,
         "Process Group Description": group,
@@ -399,3 +414,82 @@ def test_reading_costs_as_much_for_each_event_however_many_there_are():
 
     costs_s = [cost_s(number) for number in (4_000, 32_000)]
     assert costs_s[1] < 3 * costs_s[0]
+
+
+NODE = "_LayerNormLinearBackward"
+UPDATE = "void transformer_engine::delayed_scaling_recipe::kernel_bulk<amax_and_scale_update>(...)"
+
+
+def test_reductions_of_amax_are_transfers_and_in_no_operator():
+    """In the backward node of the first module of an autocast, behind both products.
+
+    (Transformer Engine d0067d0, pytorch/quantization.py, reduce_and_update_fp8_tensors.)
+    """
+    call = Event("record_param_comms", 7500, 100, number=31, meta=message("allreduce", AMAX))
+    name = "ncclDevKernel_AllReduce_Max_f32_RING_LL"
+    traced = step_of(
+        *(Event(NODE, 6100, 2500, number=30), call),
+        *(launch(1, 6200, 30), kernel("nvjet_dgrad", 40, 1, 30)),
+        *(launch(2, 6300, 30), kernel("nvjet_wgrad", 50, 2, 30)),
+        *(launch(3, 7520, 31), kernel(name, 900, 3, 31, **message("allreduce", AMAX))),
+        *(launch(4, 8600, 30), kernel(UPDATE, 3, 4, 30)),
+        has_amax=True,
+    )
+    found = traced.records(lambda _: None)
+    assert [(r.phase, r.duration_ns) for r in found if isinstance(r, TraceRecord)] == [
+        (Phase.INPUT_GRADIENT, 40),
+        (Phase.WEIGHT_GRADIENT, 53),
+    ]
+    (reduced,) = (r for r in found if isinstance(r, CollectiveRecord))
+    assert (reduced.collective, reduced.role) == (Collective.ALL_REDUCE, GroupRole.OTHER)
+    assert (reduced.nbytes, reduced.duration_ns) == (36, 900)
+
+
+LATE = "_RegisterDelayedWgradForExpertsBackward"
+
+
+def late(node: str, at_ns: int, *, count: int = 2) -> TracedStep:
+    """Two experts, whose products of the weights come where ``node`` runs."""
+    return step_of(
+        *(Event("_GroupedLinear", 2100, 400, number=20), launch(1, 2200, 20), launch(2, 2210, 20)),
+        *(kernel("nvjet_fprop", 40, 1, 20), kernel("nvjet_fprop", 41, 2, 20)),
+        *(Event(NODE, 6100, 400, number=30), launch(3, 6200, 30), launch(4, 6210, 30)),
+        *(kernel("nvjet_dgrad", 50, 3, 30), kernel("nvjet_dgrad", 51, 4, 30)),
+        Event(node, at_ns, 300, number=40),
+        *(launch(5 + n, at_ns + 10 * n, 40) for n in range(count)),
+        *(kernel("nvjet_wgrad", 60 + n, 5 + n, 40) for n in range(count)),
+        *(launch(9, 4500, 0), kernel("vectorized_add", 7, 9)),
+        **EXPERTS,
+    )
+
+
+@pytest.mark.parametrize("at_ns", [6600, 7200, 8500])
+def test_gradients_that_were_put_off_are_the_linears_own(at_ns):
+    """Below Megatron's node, with an operator open or none: no operator's or that one's before."""
+    traced = late(LATE, at_ns)
+    found = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    assert [(r.phase, r.duration_ns, r.num_kernels) for r in found] == [
+        (Phase.FORWARD, 81, 2),
+        (Phase.INPUT_GRADIENT, 101, 2),
+        (Phase.WEIGHT_GRADIENT, 121, 2),
+    ]
+    assert traced.remark == ""
+
+
+def test_gradients_that_a_users_loop_puts_off_are_left_out_and_said():
+    """Their order is the user's.  The input's gradient was a whole backward pass before."""
+    traced = late("backward_dw", 8500)
+    found = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    assert [(r.phase, r.duration_ns) for r in found] == [
+        (Phase.FORWARD, 81),
+        (Phase.INPUT_GRADIENT, 101),
+    ]
+    assert traced.remark == "40 % of the time of kernels in passes belongs to no operator"
+
+
+def test_other_products_than_were_put_off_are_left_out_and_their_share_is_said():
+    traced = late(LATE, 7200, count=3)
+    found = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    assert [(r.phase, r.duration_ns) for r in found] == [(Phase.FORWARD, 81), (Phase.BACKWARD, 101)]
+    share = 100 * (60 + 61 + 62) / (81 + 101 + 60 + 61 + 62)
+    assert traced.remark == f"{share:.0f} % of the time of kernels in passes belongs to no operator"
