@@ -93,7 +93,7 @@ FOREIGN_VARIABLES = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "`0`: `import torch` calls nobody; start with "
     "`-m forerun.launch` then",
     "PYTHONPATH": "by `doctor`: what stands in the way of the package",
-    "TEARDOWN_CUPTI, NSYS_PROFILING_SESSION_ID, CUDA_INJECTION64_PATH, NVTX_INJECTION64_PATH": "whether another profiler is there; the first is put to `1` for the profiled step, and back",
+    "TEARDOWN_CUPTI, DISABLE_CUPTI_LAZY_REINIT, NSYS_PROFILING_SESSION_ID, CUDA_INJECTION64_PATH, NVTX_INJECTION64_PATH": "whether another profiler is there; the first is put to `1` for the end of the profiled step, and both are put back",
     "NCCL_*": "what joins the GPUs, and what NCCL may choose from ([cluster](../cluster.md))",
     "CUDA_VISIBLE_DEVICES": "whose energy is read",
     "WANDB_MODE, WANDB_DISABLED, WANDB_PROJECT, WANDB_API_KEY, WANDB_BASE_URL, NETRC": "whether and "

@@ -223,10 +223,12 @@ def reason_against(step: int, *, is_device: bool, is_graphed: bool) -> str:
 
 
 def _device_forbids(*, is_graphed: bool) -> str:
-    if torch.profiler.ProfilerActivity.CUDA not in torch.profiler.supported_activities():
+    reason = _graphs_suffer() if is_graphed else ""
+    kinds = torch.profiler.supported_activities()
+    if not reason and torch.profiler.ProfilerActivity.CUDA not in kinds:
         # It would record two events around each operation instead, and no kernel.
-        return "this PyTorch was built without what traces kernels of a device"
-    return (_graphs_suffer() if is_graphed else "") or _memory_is_short()
+        reason = "this PyTorch was built without what traces kernels of a device"
+    return reason or _memory_is_short()
 
 
 def _graphs_suffer() -> str:
