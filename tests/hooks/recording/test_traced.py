@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -385,6 +386,15 @@ def long_trace(num_kernels: int) -> TracedStep:
     )
 
 
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """It goes through all that the tests hold, at a time of its own."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
 def test_reading_never_works_long_without_a_pause():
     """A third of the whole in one piece before: training waits for each turn while it lasts."""
     traced = long_trace(20_000)
@@ -395,16 +405,13 @@ def test_reading_never_works_long_without_a_pause():
         pieces_s.append(time.thread_time() - since_s[0])
         since_s[0] = time.thread_time()
 
-    gc.disable()  # goes through all that the tests hold, at a time of its own
-    try:
-        since_s[0] = time.thread_time()
-        traced.records(pause)
-        pause(0.0)
-    finally:
-        gc.enable()
+    since_s[0] = time.thread_time()
+    traced.records(pause)
+    pause(0.0)
     assert max(pieces_s) < 0.15 * sum(pieces_s)
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_reading_costs_as_much_for_each_event_however_many_there_are():
     def cost_s(num_kernels: int) -> float:
         traced = long_trace(num_kernels)
