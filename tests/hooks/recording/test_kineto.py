@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import threading
 import time
@@ -201,12 +200,8 @@ def test_gradients_that_were_put_off_are_not_called_a_whole_backward_pass():
         (OperatorKind.LINEAR_FC2, Phase.INPUT_GRADIENT),
         (OperatorKind.LINEAR_FC1, Phase.INPUT_GRADIENT),
     ]
-    found = re.fullmatch(
-        r"(\d+) % of the time of kernels in passes belongs to no operator", traced.remark
-    )
-    assert found is not None
-    all_ns = sum(r.duration_ns for r in records) + sum(products[4:])
-    assert int(found[1]) >= 100 * sum(products[4:]) // (2 * all_ns)
+    for found, product in zip(linears, products[:4], strict=True):
+        assert found.duration_ns >= product
 
 
 def test_a_long_step_is_traced_from_its_last_but_one_micro_batch_on():

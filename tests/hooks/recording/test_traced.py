@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 from forerun.calib.records.kineto_trace import DEVICE_WORK
-from forerun.calib.records.record_kinds import CollectiveRecord, TraceRecord
+from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, TraceRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.calib.workload.run_options import TraceChoice
+from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.traced import MARK, TracedStep
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
 from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
 from forerun.hooks.sensors.stopwatch import HostReadings
+from forerun.hooks.session.trace_turns import Tracing
 
 GROUP = "DATA_PARALLEL_GROUP#2"
 TOKENS, IN, OUT = 8, 4, 16
@@ -500,3 +503,15 @@ def test_other_products_than_were_put_off_are_left_out_and_their_share_is_said()
     assert [(r.phase, r.duration_ns) for r in found] == [(Phase.FORWARD, 81), (Phase.BACKWARD, 101)]
     share = 100 * (60 + 61 + 62) / (81 + 101 + 60 + 61 + 62)
     assert traced.remark == f"{share:.0f} % of the time of kernels in passes belongs to no operator"
+
+
+def test_the_share_that_belongs_to_no_operator_is_in_the_coverage():
+    found: list[Any] = []
+
+    def put(record: Any) -> bool:
+        found.append(record)
+        return True
+
+    Tracing(TraceChoice.ON, Guard(), put)._read(late("backward_dw", 8500))
+    notes = [r.name for r in found if isinstance(r, CoverageRecord)]
+    assert notes == ["trace", "trace: 40 % of the time of kernels in passes belongs to no operator"]
