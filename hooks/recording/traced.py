@@ -48,7 +48,7 @@ from .attribution import Attribution, OpenOperator, deepest
 MARK = "forerun"
 """Name of the events that are marks."""
 SLICE_S = 0.001
-TOLD_FRAC = 0.05
+SAID_FRAC = 0.05
 """What no operator has launched is said from here on; sums between layers and gradients that the
 engine adds up are less."""
 PAUSE_S = 0.004
@@ -94,7 +94,7 @@ class TracedStep:
         self.log.resolve()
         reading = _Reading(self.log, work_of(events, paced), self.first_transfer)
         found = list(paced(reading.records()))
-        if reading.unowned_frac > TOLD_FRAC:
+        if reading.unowned_frac > SAID_FRAC:
             share = f"{reading.unowned_frac * 100:.0f} %"
             self.remark = f"{share} of the time of kernels in passes belongs to no operator"
         return found
@@ -328,7 +328,7 @@ class _Reading(Attribution):
         """The linears that have put off: both gradients, the input's alone, or one backward pass.
 
         Megatron's node computes in the order of the backward pass.  A loop of the user's own may
-        have any: then nobody can tell whose is whose.
+        have any: then it is not known whose is whose.
         """
         late = self._launched_late()
         in_order = [item for item in late if item.is_late]
