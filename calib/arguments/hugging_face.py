@@ -176,7 +176,9 @@ def _qwen2_moe(given: Arguments) -> ModelShape:
 
 
 def _qwen3_moe(given: Arguments) -> ModelShape:
-    return _sparse(_qwen3(given), given, "num_experts")
+    # Version 5 writes the second name, whatever the model's page says.
+    name = "num_experts" if given.number("num_experts") else "num_local_experts"
+    return _sparse(_qwen3(given), given, name)
 
 
 def _sparse(shape: ModelShape, given: Arguments, name: str) -> ModelShape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
@@ -21,11 +22,34 @@ from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, Watched, WatchedTraining
 from .patches import Patches
 
+_READERS = ("torchtitan.config.manager", "torchtitan.config_manager")
+"""Where a program's arguments are read, by release; the Trainer is defined by then."""
+_LOST = "no steps are seen"
+
 
 def wait_for(session: Session) -> None:
-    """Stand around the Trainer's methods; its module was ``train`` up to 0.2."""
+    """Stand around the Trainer's methods; its module was ``train`` up to 0.2.
+
+    A release of that time is launched as ``-m torchtitan.train``: the class is then the program's
+    own, and no import brings it.
+    """
     for name in ("torchtitan.trainer", "torchtitan.train"):
         when_imported(name, functools.partial(_watch_trainers, session))
+    for name in _READERS:
+        when_imported(name, functools.partial(_watch_program, session))
+
+
+def _watch_program(session: Session, module: ModuleType) -> None:
+    patches, manager = Patches(session), getattr(module, "ConfigManager", None)
+
+    def look(*_: Any, **__: Any) -> None:
+        patches.remove()
+        program = sys.modules["__main__"]
+        if getattr(program.__spec__, "name", "") == "torchtitan.train":
+            _watch_trainers(session, program)
+
+    if manager is not None:
+        patches.around(manager, "parse_args", before=session.guard.protect(look), lost=_LOST)
 
 
 def _watch_trainers(session: Session, module: ModuleType) -> None:
@@ -35,7 +59,7 @@ def _watch_trainers(session: Session, module: ModuleType) -> None:
     patches, watched = Patches(session), Watched()
     for name, wrap in (("train", _wrap_train), ("train_step", _wrap_step)):
         original = lying_at(trainer, name)
-        if patches.note(trainer, name, original is not None, "no steps are seen"):
+        if patches.note(trainer, name, original is not None, _LOST):
             patches.put(trainer, name, wrap(original, watched))
 
 
@@ -78,6 +102,11 @@ def is_graphed(trainer: Any) -> bool:
     return home.startswith("torchtitan.") and home.rpartition(".")[2] == "cudagraph"
 
 
+def _config_of(trainer: Any) -> Any:
+    """The run's configuration, which was ``job_config`` up to 0.2."""
+    return getattr(trainer, "config", None) or trainer.job_config
+
+
 class _Training(WatchedTraining):
     """One call of ``Trainer.train``."""
 
@@ -87,7 +116,7 @@ class _Training(WatchedTraining):
 
     def find(self, trainer: Any) -> Found:
         """What is trained; the steps of the optimizers are their phase."""
-        config, optimizers = trainer.config, trainer.optimizers
+        config, optimizers = _config_of(trainer), trainer.optimizers
         if is_graphed(trainer):
             tell_captured(trainer.model_parts, "forward and backward of each micro-batch")
         protect, is_watched = self.guard.protect, reference(optimizers)
@@ -96,7 +125,8 @@ class _Training(WatchedTraining):
             return protect(lambda one: mark(OPTIMIZER) if is_watched() is one else None)
 
         self._steps = OptimizerSteps(marking(self.begin_phase), marking(self.end_phase))
-        brackets = [(type(trainer.checkpointer), "save", SAVE)]
+        # Its ``save`` is called after every step, and decides whether to.
+        brackets = [(type(trainer.checkpointer), "dcp_save", SAVE)]
         validator = getattr(trainer, "validator", None)
         if validator is not None:
             brackets.append((type(validator), "validate", EVAL))

@@ -107,7 +107,7 @@ class ModuleHooks:
             inputs = _activations(values)
             result = first_tensor(output)
             if inputs and result is not None:
-                raw = read(owner, inputs, result)
+                raw = read(owner, [local(tensor) for tensor in inputs], local(result))
                 if read is _grouped:
                     raw = (*raw, _rows_of_experts(values, raw[-1]))
                 nbytes = _element_nbytes(inputs, result)
@@ -236,6 +236,11 @@ def is_tensor(value: Any) -> bool:
     if kind is torch.Tensor:
         return True
     return issubclass(kind, torch.Tensor) and module_name(value).partition(".")[0] in _TENSORS
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that is on this rank, where it is spread over several (DTensor)."""
+    return tensor if type(tensor) is torch.Tensor else attribute(tensor, "_local_tensor", tensor)
 
 
 def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:

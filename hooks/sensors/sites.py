@@ -1,15 +1,20 @@
-"""Where the operators of a model are: modules and methods of Megatron's and of transformers'.
+"""Where the operators of a model are: modules and methods of Megatron's, of transformers' and of
+torchtitan's.
 
 Megatron's are known by name and class.  In a transformers model queries, keys and values, and the
 two halves of a gated MLP, are products of their own, attention outside its products is one operator
-with the rotation of its heads, and a configuration tells the shapes.
+with the rotation of its heads, and a configuration tells the shapes.  torchtitan names its parts in
+another way, and its attention without the rotation is a module.  Layers of experts of both are
+known by their parts (``expert_parts``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from types import FunctionType
 from typing import Any
 
@@ -20,8 +25,17 @@ from ...calib.workload.operators import (
     MODULES_BY_CLASS,
     OperatorKind,
 )
-from ..process.looking import attribute, class_names, classes, contents, named_tree, tree
+from ..process.looking import (
+    attribute,
+    class_names,
+    classes,
+    contents,
+    module_name,
+    named_tree,
+    tree,
+)
 from .captured import hidden_in
+from .expert_parts import Part, expert_parts
 from .regions import is_compiled
 from .step_log import Site
 
@@ -29,6 +43,7 @@ _GROUPED = "TEGroupedLinear"
 _NOTHING_INSIDE = frozenset({"IdentityOp", "IdentityFuncOp"})
 FORWARD = "forward"
 _CAPTURED, _COMPILED, _FUSED = "captured", "compiled", "fused"
+_OVERLAPPED = "overlapped"
 _FUSED_MLPS = frozenset({"TEFusedMLP", "FusedSharedExpertMLP"})
 """They never call the products that they have: one chain of TransformerEngine does their work."""
 _BESIDE = ".local_experts."
@@ -57,9 +72,30 @@ _BY_NAME = (
     (r"mlp", OperatorKind.ACTIVATION),
     (r"(layers|h)\.\d+", OperatorKind.RESIDUAL),
 )
-_PATTERNS = tuple((re.compile(rf"(^|.*\.){name}$"), kind) for name, kind in _BY_NAME)
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_LAYER = re.compile(r"\.(?:layers|h)\.(\d+)(?:\.|$)")
+_BY_TITAN_NAME = (
+    (r"tok_embeddings", OperatorKind.EMBEDDING),
+    (r"(attention_norm|ffn_norm|norm|q_norm|k_norm|kv_norm)", OperatorKind.NORM),
+    (r"(wq|wk|wv|wq_a|wq_b|wkv_a|wkv_b|w1|w3)", OperatorKind.LINEAR),
+    (r"wqkv", OperatorKind.LINEAR_QKV),
+    (r"wo", OperatorKind.LINEAR_PROJ),
+    (r"w2", OperatorKind.LINEAR_FC2),
+    (r"(output|lm_head)", OperatorKind.LOGITS),
+    (r"inner_attention", OperatorKind.CORE_ATTENTION),
+    (r"attention", OperatorKind.POSITION),
+    (r"(feed_forward|shared_experts)", OperatorKind.ACTIVATION),
+    (r"layers\.\d+", OperatorKind.RESIDUAL),
+)
+_Patterns = tuple[tuple[re.Pattern[str], OperatorKind], ...]
+
+
+def _patterns(names: Iterable[tuple[str, OperatorKind]]) -> _Patterns:
+    return tuple((re.compile(rf"(^|.*\.){name}$"), kind) for name, kind in names)
+
+
+_OF_TRANSFORMERS, _OF_TITAN = _patterns(_BY_NAME), _patterns(_BY_TITAN_NAME)
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)(?:\.|$)")
+_WRAPPED = frozenset({"_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod"})
+"""What wrappers of torch call the module that they stand for: checkpoints, FSDP1, compiled ones."""
 
 Place = tuple[Any, str, Site]
 """An object, the name of a method of it, and what the method computes."""
@@ -80,10 +116,10 @@ def find_places(models: Sequence[torch.nn.Module]) -> list[Place]:
 
 
 def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module, Site]]:
-    """The modules of Megatron's or transformers' layers that are operators, and their layer."""
+    """The modules of these libraries' layers that are operators, and their layer."""
     found = []
     for model in models:
-        told = _transformers_sites(model)
+        told = _transformers_sites(model) or _titan_sites(model)
         if told:
             found += told
             continue
@@ -102,7 +138,7 @@ def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module,
 
 
 def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Site]]:
-    """The operators of a decoder that carries a transformers configuration, but for experts.
+    """The operators of a decoder that carries a transformers configuration.
 
     Empty where there is no such configuration.
     """
@@ -110,16 +146,87 @@ def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, S
     if config is None:
         return []
     shapes = _Shapes(config)
+    return _named_sites(model, _OF_TRANSFORMERS, lambda kind, _: shapes.of(kind), shapes.top_k)
+
+
+def _titan_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Site]]:
+    """The operators of a decoder of torchtitan; empty where it is none."""
+    if not any(module_name(module).startswith("torchtitan.models.") for module in tree(model)):
+        return []
+    parents = {
+        id(part): module
+        for module in tree(model)
+        for part in dict.values(contents(module).get("_modules") or {})
+    }
+
+    def shape_of(kind: OperatorKind, module: Any) -> Any:
+        if kind is OperatorKind.EMBEDDING:
+            return partial(_rows_of, int(attribute(module, "num_embeddings", 0)))
+        if kind is OperatorKind.CORE_ATTENTION:
+            return _titan_attention(parents.get(id(module)))
+        return None
+
+    # Rows at the experts are copies already, one for each that a token is sent to.
+    return _named_sites(model, _OF_TITAN, shape_of, 1)
+
+
+def _titan_attention(around: Any) -> Any:
+    """What computes the shape of attention, with heads before tokens, or without a batch.
+
+    Of keys with a width of their own (latent attention) and values the mean counts.
+    """
+    heads = int(attribute(around, "n_heads", 1))
+    per_group = heads // int(attribute(around, "n_kv_heads", None) or heads)
+    key_channels = int(attribute(around, "qk_head_dim", 0))
+
+    def shape(result: Shape) -> Shape:
+        batch, heads, seq, channels = (
+            result if len(result) == 4 else (1, result[1], result[0], result[2])
+        )
+        width = (channels + (key_channels or channels)) // 2
+        return (batch, heads, heads // per_group, seq, width)
+
+    return shape
+
+
+def _rows_of(vocab: int, result: Shape) -> Shape:
+    return (prod(result[:-1]), result[-1], vocab)
+
+
+def _named_sites(
+    model: torch.nn.Module,
+    patterns: _Patterns,
+    shape_of: Callable[[OperatorKind, Any], Any],
+    top_k: int,
+) -> list[tuple[torch.nn.Module, Site]]:
+    """The modules that match a pattern, and the parts of layers of experts."""
+    parts = expert_parts(model, top_k)
     found = []
-    for name, module in named_tree(model):
-        kind = next((kind for pattern, kind in _PATTERNS if pattern.match(name)), None)
-        if kind is not None and not (shapes.is_sparse and ".mlp" in name):
+    for name, module in _unwrapped(model):
+        part = parts.get(id(module), _NO_PART)
+        if part is _NO_PART:
+            kind = next((kind for pattern, kind in patterns if pattern.match(name)), None)
+            part = None if kind is None else Part(kind=kind, shape_of=shape_of(kind, module))
+        if part is not None:
             layer = _LAYER.search(name)
             number = int(layer[1]) if layer else 0
-            shape_of = shapes.of(kind)
-            site = Site(kind=kind, layer=number, shape_of=shape_of, has_siblings=True)
+            site = Site(kind=part.kind, layer=number, shape_of=part.shape_of, has_siblings=True)
             found.append((module, site))
     return found
+
+
+_NO_PART = Part(kind=OperatorKind.LAYER)
+
+
+def _unwrapped(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules that compute something, with the names that they have without wrappers.
+
+    What a wrapper around a layer does (it gathers parameters, or runs the layer again) is none of
+    the layer's operators.
+    """
+    for name, module in named_tree(model):
+        if _WRAPPED.isdisjoint(contents(module).get("_modules") or ()):
+            yield ".".join(part for part in name.split(".") if part not in _WRAPPED), module
 
 
 def transformers_config(module: torch.nn.Module) -> Any | None:
@@ -144,7 +251,7 @@ class _Shapes:
         self._ffn = int(inner or 4 * config.hidden_size)
         self._gates = 1 + hasattr(config, "intermediate_size")
         self._vocab = int(config.vocab_size)
-        self.is_sparse = any(hasattr(config, name) for name in _EXPERTS)
+        self.top_k = int(getattr(config, "num_experts_per_tok", None) or 1)
 
     def of(self, kind: OperatorKind) -> Any:
         """What computes the shape of this kind from a module's result, or None: its tensors do."""
@@ -226,6 +333,7 @@ def untraceable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> O
     hidden = hidden_in(chunks)
     modules = _regions(chunks) | dict.fromkeys(hidden.modules, _CAPTURED)
     methods = dict.fromkeys(hidden.methods, _CAPTURED)
+    methods |= {(id(owner), FORWARD): _OVERLAPPED for owner, _, _ in found if _is_in_parts(owner)}
     silent = {
         id(owner): reason
         for owner, name, _ in found
@@ -239,6 +347,12 @@ def untraceable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> O
             if reason is not None:
                 around[id(owner)] = reason
     return OutOfReach(modules=modules, methods=methods, around=around)
+
+
+def _is_in_parts(module: Any) -> bool:
+    """True for shared experts whose two products run between transfers, each by its own method."""
+    flag = attribute(attribute(module, "config"), "moe_shared_expert_overlap")
+    return flag is True and "SharedExpertMLP" in class_names(module)
 
 
 def _regions(models: Iterable[torch.nn.Module]) -> dict[int, str]:

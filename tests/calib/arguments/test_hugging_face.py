@@ -130,6 +130,13 @@ def test_weights_are_what_the_authors_state(config: dict[str, Any], stated: floa
     assert weights(from_hugging_face(config)) == pytest.approx(stated, rel=5e-3)
 
 
+def test_a_configuration_that_transformers_itself_writes_has_the_same_experts() -> None:
+    transformers = pytest.importorskip("transformers")
+    for name, stated in {"Qwen3MoeConfig": 128, "Qwen2MoeConfig": 60, "MixtralConfig": 8}.items():
+        model = from_hugging_face(getattr(transformers, name)().to_dict())
+        assert model.experts is not None and model.experts.num_experts == stated
+
+
 def test_kinds_differ_where_their_papers_say() -> None:
     llama = from_hugging_face(LLAMA3_8B, seq_length=4096, vocab_multiple=512)
     assert (llama.seq_length, llama.vocab_size) == (4096, 128512)

@@ -1,0 +1,164 @@
+"""Operators of torchtitan's and transformers' decoders, of layers of experts, and in wrappers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import titan_decoder as titan
+import torch
+from titan_decoder import BATCH, EXPERTS, FFN, HIDDEN, SEQ, TOP_K, VOCAB
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from forerun.calib.records.record_kinds import OperatorRecord
+from forerun.calib.workload.operators import OperatorKind as K
+from forerun.calib.workload.operators import Phase
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.modules import ModuleHooks, local
+from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.sites import untraceable
+from forerun.hooks.sensors.step_log import Site
+from forerun.hooks.sensors.stopwatch import HostStopwatch
+
+TOKENS = BATCH * SEQ
+LAYER = {K.NORM: 2, K.LINEAR: 3, K.CORE_ATTENTION: 1, K.LINEAR_PROJ: 1, K.POSITION: 1}
+LAYER |= {K.RESIDUAL: 1}
+MLP = {K.LINEAR: 2, K.LINEAR_FC2: 1, K.ACTIVATION: 1}
+SPARSE = {K.ROUTER: 1, K.EXPERTS: 1, K.PERMUTE: 1}
+BOTH = Counter(LAYER) + Counter(LAYER) + Counter(MLP) + Counter(MLP) + Counter(SPARSE)
+ENDS = Counter({K.EMBEDDING: 1, K.NORM: 1, K.LOGITS: 1})
+
+
+def records_of(model: nn.Module, tokens: torch.Tensor) -> list[OperatorRecord]:
+    guard, recorder = Guard(), Recorder(HostStopwatch())
+    hooks = ModuleHooks([model], recorder, guard)
+    hooks.install()
+    recorder.open(StepLog(step=0, window=0, sites=hooks.sites))
+    recorder.begin_phase("forward-compute")
+    loss = model(tokens)
+    loss = getattr(loss, "logits", loss).sum()
+    recorder.end_phase("forward-compute")
+    recorder.begin_phase("backward-compute")
+    loss.backward()
+    recorder.end_phase("backward-compute")
+    log = recorder.close()
+    hooks.remove()
+    assert guard.num_faults == 0 and hooks.unseen == () and log is not None
+    return [r for r in Attribution(log).records() if isinstance(r, OperatorRecord)]
+
+
+def counted(records: list[OperatorRecord], phase: Phase) -> Counter[K]:
+    return Counter(record.kind for record in records if record.phase is phase)
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randint(0, VOCAB, (BATCH, SEQ))
+
+
+def test_each_part_of_torchtitans_layers_is_an_operator(tokens: torch.Tensor) -> None:
+    records = records_of(titan.Transformer(), tokens)
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert counted(records, phase) == BOTH + ENDS
+    assert {(r.kind, r.shape) for r in records} == {
+        (K.EMBEDDING, (TOKENS, HIDDEN, VOCAB)),
+        (K.NORM, (TOKENS, HIDDEN)),
+        (K.LINEAR, (TOKENS, HIDDEN, HIDDEN)),
+        (K.LINEAR, (TOKENS, HIDDEN, HIDDEN // 2)),
+        (K.LINEAR, (TOKENS, HIDDEN, FFN)),
+        (K.CORE_ATTENTION, (BATCH, 4, 2, SEQ, 2)),
+        (K.POSITION, (TOKENS, 2 * HIDDEN)),
+        (K.LINEAR_PROJ, (TOKENS, HIDDEN, HIDDEN)),
+        (K.ACTIVATION, (TOKENS, 2 * FFN, FFN)),
+        (K.LINEAR_FC2, (TOKENS, FFN, HIDDEN)),
+        (K.ROUTER, (TOKENS, HIDDEN, EXPERTS)),
+        (K.PERMUTE, (TOKENS, HIDDEN, TOP_K)),
+        (K.EXPERTS, (TOKENS * TOP_K, HIDDEN, FFN, 1, EXPERTS, EXPERTS)),
+        (K.RESIDUAL, (TOKENS, HIDDEN)),
+        (K.LOGITS, (TOKENS, HIDDEN, VOCAB)),
+    }
+    assert {r.layer for r in records if r.kind is K.EXPERTS} == {1}
+
+
+def test_a_layer_in_a_checkpoint_runs_again_as_itself(tokens: torch.Tensor) -> None:
+    model = titan.Transformer()
+    for name, layer in list(model.layers.items()):
+        model.layers[name] = checkpoint_wrapper(layer, early_stop=False)
+    records = records_of(model, tokens)
+    assert counted(records, Phase.RECOMPUTE) == BOTH
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert counted(records, phase) == BOTH + ENDS
+
+
+def sparse_llama() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    return transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(
+            num_hidden_layers=2, hidden_size=HIDDEN, intermediate_size=20,
+            moe_intermediate_size=FFN, num_attention_heads=4, num_key_value_heads=2, head_dim=2,
+            num_experts=EXPERTS, num_experts_per_tok=TOP_K, vocab_size=VOCAB, mlp_only_layers=[0],
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_experts_of_transformers_are_no_residual(tokens: torch.Tensor) -> None:
+    records = records_of(sparse_llama(), tokens)
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        found = counted(records, phase)
+        parts = (K.ROUTER, K.EXPERTS, K.ELEMENTWISE, K.ACTIVATION, K.LINEAR_FC2, K.RESIDUAL)
+        assert [found[kind] for kind in parts] == [1, 1, 1, 1, 1, 2]
+    shapes = {(r.kind, r.shape) for r in records if r.layer == 1}
+    assert shapes >= {
+        (K.ROUTER, (TOKENS, HIDDEN, EXPERTS)),
+        (K.EXPERTS, (TOKENS, HIDDEN, FFN, TOP_K, EXPERTS, EXPERTS)),
+        (K.ELEMENTWISE, (TOKENS, HIDDEN)),
+    }
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_of_a_tensor_on_two_ranks_the_part_that_is_here_counts(two_ranks: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    spread = DTensor.from_local(torch.zeros(4, 6), mesh, [Shard(1)], run_check=False)
+    assert spread.shape == (4, 12) and local(spread).shape == (4, 6)
+    assert local(torch.zeros(3)).shape == (3,)
+
+
+class SharedExpertMLP(nn.Module):
+    """As Megatron's: with overlap nobody calls it, but its two products, by methods."""
+
+    def __init__(self, is_overlapped: bool) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(moe_shared_expert_overlap=is_overlapped)
+        self.linear_fc1, self.linear_fc2 = nn.Linear(HIDDEN, FFN), nn.Linear(FFN, HIDDEN)
+
+
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_shared_experts_that_run_in_parts_are_named_and_their_products_stay(
+    is_overlapped: bool,
+) -> None:
+    module = SharedExpertMLP(is_overlapped)
+    places = [(module, "forward", Site(kind=K.ACTIVATION))]
+    places += [(m, "forward", Site(kind=K.LINEAR)) for m in (module.linear_fc1, module.linear_fc2)]
+    reach = untraceable([module], places)
+    assert [reach.why(owner, name) for owner, name, _ in places] == [
+        "overlapped" if is_overlapped else None,
+        None,
+        None,
+    ]
