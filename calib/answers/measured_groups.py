@@ -37,7 +37,9 @@ def measured_groups(table: SampleTable, loop: LoopRecord) -> tuple[MeasuredGroup
     rows = table.collectives
     rows = rows[(rows["run_id"] == table.run_id) & ~rows["is_probe"]]
     rows = rows[rows["window"] == rows["window"].max()]
-    calls = rows["count"] / (rows["num_steps"] * rows["num_seen"]).clip(lower=1)
+    # A transfer counts once, for all of its ranks that were seen.
+    here = rows[["num_ranks", "num_seen"]].min(axis=1)
+    calls = rows["count"] * here / (rows["num_steps"] * rows["num_seen"]).clip(lower=1)
     rows = rows.assign(calls=calls, nbytes=rows["nbytes"] * calls, time_s=rows["time_s"] * calls)
     found = [
         MeasuredGroup(

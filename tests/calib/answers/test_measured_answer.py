@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.measured_answer import MeasuredAnswer, analyse_steps
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_measurements import measured_step_s
-from forerun.calib.records.record_kinds import DataLength, LoopRecord
+from forerun.calib.records.record_kinds import (
+    CollectiveRecord,
+    DataLength,
+    LoopRecord,
+    StepRecord,
+)
 from forerun.calib.records.run_values import RUN_VALUES
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
@@ -132,6 +138,20 @@ def test_a_deadline_that_is_missed_twice_stops_any_loop(tmp_path: Path) -> None:
     assert first.decision.rules_met == {Rule.DEADLINE} and not first.is_stop
     met = (Rule.DEADLINE.value,)
     assert answer(tmp_path / "b", TOLD, goals=goals, previously_met=met).is_stop
+
+
+def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) -> None:
+    directory = undescribed(tmp_path, TOLD)
+    records = read_run(directory).records[0]
+    hooked = {r.step for r in records if isinstance(r, StepRecord) and r.is_hooked}
+    calls = Counter(
+        (r.role.value, r.collective.value) for r in records if isinstance(r, CollectiveRecord)
+    )
+    groups = analyse_steps(build_table(read_run(directory)), request()).groups
+    assert groups
+    for group in groups:
+        made = calls[group.role, group.collective] / len(hooked)
+        assert group.calls == pytest.approx(made)
 
 
 def test_groups_are_those_that_were_seen_and_those_that_are_only_known(tmp_path: Path) -> None:
