@@ -1,8 +1,8 @@
 """Layers of experts of transformers and torchtitan, known by their parts and not by their names.
 
-Such a layer holds a router and the experts, whose weights are one tensor for all of them.  The
-router with its product is one operator, and so are the experts with theirs; copies of rows between
-them are what is left of torchtitan's layer, and in transformers' they are inside the experts.
+Such a layer holds a router and the experts.  The router with its product is one operator, and so
+are the experts with theirs; copies of rows between them are what is left of torchtitan's layer, and
+in transformers' they are inside the experts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..process.looking import attribute, contents, own_weights, tree
 Shape = tuple[int, ...]
 _ROUTERS = ("router", "gate")
 _LAST = ("down_proj", "w2", "w2_EDF")
-"""Weights of the experts' second product, which show how wide they are inside."""
+"""The second product of the experts, whose weight shows how wide they are inside."""
 _COPIES = ("reorderer", "token_dispatcher", "inner_experts")
 """Parts of what copies rows by itself."""
 _OF_EXPERTS, _OF_WIDTHS = ("ep",), ("tp", "etp")
@@ -48,11 +48,11 @@ def expert_parts(model: Any, top_k: int) -> Mapping[int, Part | None]:
         if router is None or experts is None:
             continue
         found |= dict.fromkeys(map(id, (*tree(router), *tree(experts))))
-        found |= _routing(router)
-        found |= _products(experts, top_k)
         chosen = int(attribute(router, "top_k", None) or 1)
         for module in (block, around) if around is not None else (block,):
             found[id(module)] = _around(module, chosen)
+        found |= _routing(router)
+        found |= _products(block, experts, top_k)
     return found
 
 
@@ -83,18 +83,25 @@ def _with(rows: Callable[[Shape], int], *sizes: int) -> Callable[[Shape], Shape]
     return lambda result: (rows(result), *sizes)
 
 
-def _products(experts: Any, top_k: int) -> Iterator[tuple[int, Part]]:
-    weight = next((w for w in map(lambda n: attribute(experts, n), _LAST) if w is not None), None)
-    if weight is None or len(weight.shape) != 3:
+def _products(block: Any, experts: Any, top_k: int) -> Iterator[tuple[int, Part]]:
+    """The experts, or all of the block where they are modules, which run one after the other."""
+    weight, each = _last_of(experts), ()
+    if weight is None and (each := tuple(_modules(experts).values())):
+        weight = attribute(_last_of(each[0]), "weight")
+    if weight is None or len(weight.shape) != (2 if each else 3):
         return
-    here = int(weight.shape[0]) // _num_parts(weight, _OF_EXPERTS)
-    inside = prod(weight.shape[1:]) // _num_parts(weight, _OF_WIDTHS)
+    here = len(each) or int(weight.shape[0]) // _num_parts(weight, _OF_EXPERTS)
+    inside = prod(weight.shape[-2:]) // _num_parts(weight, _OF_WIDTHS)
 
     def shape_of(result: Shape) -> Shape:
         # Rows that went to the experts of other ranks are as many as came from there, on average.
         return (prod(result[:-1]), result[-1], inside // result[-1], top_k, here, here)
 
-    yield id(experts), Part(kind=OperatorKind.EXPERTS, shape_of=shape_of)
+    yield id(block if each else experts), Part(kind=OperatorKind.EXPERTS, shape_of=shape_of)
+
+
+def _last_of(experts: Any) -> Any:
+    return next((w for w in (attribute(experts, name) for name in _LAST) if w is not None), None)
 
 
 def _num_parts(weight: Any, names: tuple[str, ...]) -> int:

@@ -80,13 +80,14 @@ def is_split(modules: Iterable[nn.Module]) -> bool:
 
 
 def roles_in(chain: Iterable[nn.Module]) -> dict[str, GroupRole]:
-    """What the process groups of DDP, FSDP1 and FSDP2 are for, by name.
+    """What the process groups of DDP, FSDP1, FSDP2 and of DTensors are for, by name.
 
     The group that reduces gradients, or shards, is that of data parallelism; the one between copies
-    of all shards (HSDP) is that of the optimizer's instances.
+    of all shards (HSDP) is that of the optimizer's instances.  Groups along which a DTensor is
+    split are for what its mesh calls them.
     """
-    found: dict[str, GroupRole] = {}
-    for group, role in _groups_in(chain):
+    models, found = tuple(chain), dict[str, GroupRole]()
+    for group, role in (*_groups_in(models), *_dimensions_in(models)):
         name = getattr(group, "group_name", None)
         if name is not None:
             found.setdefault(name, role)
@@ -130,6 +131,22 @@ def _groups_in(chain: Iterable[nn.Module]) -> Iterator[tuple[Any, GroupRole]]:
                     yield group, role
 
 
+_DIMENSIONS = {
+    "tp": GroupRole.TP,
+    "cp": GroupRole.CP,
+    "ep": GroupRole.EP,
+    "etp": GroupRole.EXPERT_TP,
+}
+
+
+def _dimensions_in(chain: Iterable[nn.Module]) -> Iterator[tuple[Any, GroupRole]]:
+    split = [weight.device_mesh for weight in weights(chain) if "DTensor" in class_names(weight)]
+    for mesh in {id(mesh): mesh for mesh in split}.values():
+        for name in mesh.mesh_dim_names or ():
+            if name in _DIMENSIONS:
+                yield mesh.get_group(name), _DIMENSIONS[name]
+
+
 def _mesh_infos(module: Any) -> tuple[Any, ...]:
     """Of the parameters that FSDP2 gathers with this module.
 
@@ -161,4 +178,4 @@ def _is_split(weight: Any) -> bool:
     """True for a DTensor that is split along more than the dimension that FSDP2 splits."""
     mesh = weight.device_mesh if "DTensor" in class_names(weight) else None
     names = set(getattr(mesh, "mesh_dim_names", None) or ())
-    return bool(names & {"tp", "cp", "ep", "etp"})
+    return bool(names & _DIMENSIONS.keys())

@@ -18,6 +18,7 @@ from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.expert_parts import expert_parts
 from forerun.hooks.sensors.modules import ModuleHooks, local
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.sites import untraceable
@@ -119,6 +120,37 @@ def test_the_experts_of_transformers_are_no_residual(tokens: torch.Tensor) -> No
         (K.EXPERTS, (TOKENS, HIDDEN, FFN, TOP_K, EXPERTS, EXPERTS)),
         (K.ELEMENTWISE, (TOKENS, HIDDEN)),
     }
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2 = nn.Linear(HIDDEN, FFN), nn.Linear(FFN, HIDDEN)
+
+    def forward(self, rows):
+        return self.w2(self.w1(rows))
+
+
+class SparseBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(HIDDEN, EXPERTS)
+        self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+
+    def forward(self, hidden):
+        weights = self.gate(hidden).softmax(-1).unbind(-1)
+        return sum(w.unsqueeze(-1) * e(hidden) for w, e in zip(weights, self.experts, strict=True))
+
+
+def test_experts_that_are_modules_are_one_operator() -> None:
+    block = SparseBlock()
+    parts = expert_parts(block, TOP_K)
+    kinds = {key: None if part is None else part.kind for key, part in parts.items()}
+    inside = dict.fromkeys(map(id, block.experts.modules()))
+    assert kinds == {id(block): K.EXPERTS, id(block.gate): K.ROUTER} | inside
+    shape_of = getattr(parts[id(block)], "shape_of", None)
+    assert shape_of is not None
+    assert shape_of((BATCH, SEQ, HIDDEN)) == (TOKENS, HIDDEN, FFN, TOP_K, EXPERTS, EXPERTS)
 
 
 @pytest.fixture
