@@ -203,7 +203,10 @@ class Span:
         self._hooks.end(begun, self._read, self._method or module, args, kwargs, output)
 
     def fail(self, begun: _Begun) -> None:
-        """It has raised: the span has no end, and no record."""
+        """It has raised, as a layer does that runs again until nothing is missing: no record."""
+        log, span = begun
+        if self._recorder.log is log:
+            self._recorder.end_span(span, self._recorder.stopwatch.mark(), None, 0)
 
 
 class ShardedSpan(Span):

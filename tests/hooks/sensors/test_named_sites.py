@@ -96,6 +96,21 @@ def test_a_layer_in_a_checkpoint_runs_again_as_itself(tokens: torch.Tensor) -> N
         assert counted(records, phase) == BOTH + ENDS
 
 
+def test_where_a_layer_runs_again_in_part_its_backward_pass_has_its_time(
+    tokens: torch.Tensor,
+) -> None:
+    model = titan.Transformer()
+    for name, layer in list(model.layers.items()):
+        model.layers[name] = checkpoint_wrapper(layer)  # until the last tensor that is missing
+    records = records_of(model, tokens)
+    again, back = (
+        [r for r in records if r.phase is phase] for phase in (Phase.RECOMPUTE, Phase.BACKWARD)
+    )
+    assert 0 < len(again) < BOTH.total()
+    assert counted(records, Phase.BACKWARD) == BOTH + ENDS
+    assert sum(record.duration_ns > 0 for record in back) > 0.9 * len(back)
+
+
 def sparse_llama() -> nn.Module:
     transformers = pytest.importorskip("transformers")
     return transformers.Qwen3MoeForCausalLM(
