@@ -40,6 +40,8 @@ from .devices import (
 )
 from .mark_budget import MarkBudget
 
+_STRANGE = "operators not recorded: the model is not of a library whose layers are known"
+
 
 class Instruments:
     """The hooks of one training process, off unless a step is being hooked.
@@ -83,6 +85,7 @@ class Instruments:
         self._remarks = tuple(reason for reason in reasons if reason)
         has_operators = has_operators and not self._remarks
         self._modules = ModuleHooks(found.models if has_operators else (), self.recorder, guard)
+        self._is_strange = has_operators and not (self._modules.sites or self._modules.unseen)
         self._dispatches = DispatchHooks(found.models, self.recorder, guard)
         self.budget = budget or MarkBudget(num_sites=len(self._modules.sites))
         self._stalls = StallHooks(self.recorder, guard)
@@ -205,6 +208,8 @@ class Instruments:
         named = {name: count for name, count in installed.items() if count}
         # A remark about what is silent: its operators are counted under their own names.
         named |= dict.fromkeys((*self._regions.names, *self._remarks), 0)
+        if self._is_strange:
+            named[_STRANGE] = 0
         if len(self._called) < len(self._modules.sites) and not self._regions.is_graphed:
             named |= dict.fromkeys(graphs_remark(), 0)
         if self._num_compiled:
