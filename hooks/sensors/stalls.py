@@ -2,11 +2,15 @@
 
 ``Stream.wait_stream`` and ``Stream.wait_event`` both call ``torch.cuda.Event.wait``, which has a
 stand-in during hooked steps.  It queues a mark before the wait and one after it, where the stream
-that waits is the step's own.
+that waits is the step's own.  Functional collectives (those of DTensor) wait in C++, for which
+their module has one function: with a stand-in, the time is none of the operator's that comes first
+to use the result.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,42 +20,55 @@ from ..process.stand_in import stand_in
 from .recorder import Recorder
 
 _NAME = "wait"
+_FUNCTIONAL, _WAIT = "torch.distributed._functional_collectives", "wait_tensor"
 
 
 class StallHooks:
-    """A stand-in for the wait for an event, between ``install`` and ``remove``."""
+    """Stand-ins for what waits, between ``install`` and ``remove``."""
 
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         self._recorder = recorder
         self._begin = guard.protect(self._begin_at)
         self._end = guard.protect(recorder.end_stall)
-        self._saved: tuple[type, Any, Any] | None = None
+        self._saved: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
-        """Put it in, where marks are a device's."""
-        owner = torch.cuda.Event
-        original = vars(owner).get(_NAME)
-        if self._saved is not None or original is None or self._recorder.stopwatch.is_host:
+        """Put them in; events wait where marks are a device's."""
+        if self._saved:
             return
-        self._saved = owner, original, self._wrap(original)
-        setattr(owner, _NAME, self._saved[2])
+        functional = sys.modules.get(_FUNCTIONAL)
+        if functional is not None:
+            self._put(functional, _WAIT, lambda *_, **__: self._begin(None))
+        if not self._recorder.stopwatch.is_host:
+            self._put(torch.cuda.Event, _NAME, self._begin_for)
+
+    def _put(self, owner: Any, name: str, begin: Callable[..., Any]) -> None:
+        original = vars(owner).get(name)
+        if original is not None:
+            ours = self._wrap(original, begin)
+            self._saved.append((owner, name, original, ours))
+            setattr(owner, name, ours)
 
     def remove(self) -> None:
-        """Put the original back; what another has put there meanwhile stays his."""
-        saved, self._saved = self._saved, None
-        if saved is not None and vars(saved[0]).get(_NAME) is saved[2]:
-            setattr(saved[0], _NAME, saved[1])
+        """Put the originals back; what another has put there meanwhile stays his."""
+        while self._saved:
+            owner, name, original, ours = self._saved.pop()
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, original)
 
-    def _wrap(self, original: Any) -> Any:
-        def wait(event: Any, *args: Any, **kwargs: Any) -> Any:
-            is_begun = self._begin(args[0] if args else kwargs.get("stream"))
+    def _wrap(self, original: Any, begin: Callable[..., Any]) -> Any:
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            is_begun = begin(*args, **kwargs)
             try:
-                return original(event, *args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 if is_begun:
                     self._end()
 
         return stand_in(original, wait)
+
+    def _begin_for(self, event: Any, stream: Any = None) -> bool | None:
+        return self._begin(stream)
 
     def _begin_at(self, stream: Any) -> bool:
         recorder = self._recorder

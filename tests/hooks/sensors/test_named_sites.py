@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,9 +12,10 @@ import titan_decoder as titan
 import torch
 from titan_decoder import BATCH, EXPERTS, FFN, HIDDEN, SEQ, TOP_K, VOCAB
 from torch import nn
+from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from forerun.calib.records.record_kinds import OperatorRecord
+from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
@@ -22,10 +24,11 @@ from forerun.hooks.sensors.expert_parts import expert_parts
 from forerun.hooks.sensors.modules import ModuleHooks, local
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.sites import untraceable
+from forerun.hooks.sensors.stalls import StallHooks
 from forerun.hooks.sensors.step_log import Site
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
-TOKENS = BATCH * SEQ
+TOKENS, PLANTED_S = BATCH * SEQ, 0.3
 LAYER = {K.NORM: 2, K.LINEAR: 3, K.CORE_ATTENTION: 1, K.LINEAR_PROJ: 1, K.POSITION: 1}
 LAYER |= {K.RESIDUAL: 1}
 MLP = {K.LINEAR: 2, K.LINEAR_FC2: 1, K.ACTIVATION: 1}
@@ -135,6 +138,43 @@ def test_the_experts_of_transformers_are_no_residual(tokens: torch.Tensor) -> No
         (K.EXPERTS, (TOKENS, HIDDEN, FFN, TOP_K, EXPERTS, EXPERTS)),
         (K.ELEMENTWISE, (TOKENS, HIDDEN)),
     }
+
+
+class Gathering(nn.RMSNorm):
+    """Its input is the result of a functional collective, which it waits for."""
+
+    def forward(self, x):
+        return super().forward(functional_collectives.wait_tensor(x))
+
+
+def test_what_a_functional_collective_waits_is_none_of_an_operators_time(
+    tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        time.sleep(PLANTED_S)
+        return tensor
+
+    monkeypatch.setattr(functional_collectives, "wait_tensor", wait_tensor)
+    model = titan.Transformer()
+    model.norm = Gathering(HIDDEN)
+    recorder, guard = Recorder(HostStopwatch()), Guard()
+    hooks, stalls = ModuleHooks([model], recorder, guard), StallHooks(recorder, guard)
+    for each in (hooks, stalls):
+        each.install()
+    recorder.open(StepLog(step=0, window=0, sites=hooks.sites))
+    recorder.begin_phase("forward-compute")
+    model(tokens)
+    recorder.end_phase("forward-compute")
+    log = recorder.close()
+    for each in (hooks, stalls):
+        each.remove()
+    assert guard.num_faults == 0 and log is not None
+    assert functional_collectives.wait_tensor is wait_tensor
+    records = list(Attribution(log).records())
+    (around,) = (r for r in records if isinstance(r, PhaseRecord))
+    norms = [r for r in records if isinstance(r, OperatorRecord) and r.kind is K.NORM]
+    assert around.wait_ns >= PLANTED_S * 1e9 and len(norms) == 5
+    assert all(norm.duration_ns < PLANTED_S * 1e9 for norm in norms)
 
 
 class Expert(nn.Module):
