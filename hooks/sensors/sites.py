@@ -381,8 +381,14 @@ def _region(module: torch.nn.Module) -> str | None:
 
 def why_not(owner: Any, name: str) -> str | None:
     """Why calls of a method cannot be told apart by their object; None where they can."""
-    if name in contents(owner):
+    own = contents(owner).get(name)
+    if own is not None and not (name == FORWARD and _is_redistributing(own)):
         return "replaced"
     if type(attribute(owner, name)) is not FunctionType:
         return "not a method"
     return None if type(owner).__weakrefoffset__ else "no weak reference"
+
+
+def _is_redistributing(forward: Any) -> bool:
+    """True where torchtitan has put the way from and to DTensors around a module's own forward."""
+    return type(forward) is FunctionType and forward.__module__ == "torchtitan.protocols.module"

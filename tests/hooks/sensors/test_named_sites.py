@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import titan_decoder as titan
@@ -35,6 +36,16 @@ MLP = {K.LINEAR: 2, K.LINEAR_FC2: 1, K.ACTIVATION: 1}
 SPARSE = {K.ROUTER: 1, K.EXPERTS: 1, K.PERMUTE: 1}
 BOTH = Counter(LAYER) + Counter(LAYER) + Counter(MLP) + Counter(MLP) + Counter(SPARSE)
 ENDS = Counter({K.EMBEDDING: 1, K.NORM: 1, K.LOGITS: 1})
+
+
+PARALLELIZED = """
+def parallelize(module):
+    fn = module.forward
+    def forward_with_redistribution(*args, **kwargs):
+        return fn(*args, **kwargs)
+    module.forward = forward_with_redistribution
+"""
+"""As torchtitan's module has it since July 2026, without the redistribution."""
 
 
 def records_of(model: nn.Module, tokens: torch.Tensor) -> list[OperatorRecord]:
@@ -87,6 +98,17 @@ def test_each_part_of_torchtitans_layers_is_an_operator(tokens: torch.Tensor) ->
         (K.LOGITS, (TOKENS, HIDDEN, VOCAB)),
     }
     assert {r.layer for r in records if r.kind is K.EXPERTS} == {1}
+
+
+def test_a_forward_that_torchtitan_parallelizes_is_the_modules_own(tokens: torch.Tensor) -> None:
+    model = titan.Transformer()
+    names: dict[str, Any] = {"__name__": "torchtitan.protocols.module"}
+    exec(PARALLELIZED, names)
+    for module in model.layers.modules():
+        names["parallelize"](module)
+    records = records_of(model, tokens)
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert counted(records, phase) == BOTH + ENDS
 
 
 def test_a_layer_in_a_checkpoint_runs_again_as_itself(tokens: torch.Tensor) -> None:
