@@ -288,8 +288,24 @@ def table(rows: list[Row]) -> str:
     return markdown_table((*head, "not fired, and what is said"), lines)
 
 
+def kind_table(rows: list[Row]) -> str:
+    """Fired of installed by kind, forward and backward together, over the layouts of a client."""
+    clients = list(dict.fromkeys(row.client for row in rows))
+    installed, fired = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for row in rows:
+        for name, count in row.installed.items():
+            key = name.removesuffix(":backward"), row.client
+            installed[key] += count
+            fired[key] += row.fired[name]
+    lines = []
+    for kind in dict.fromkeys(kind for kind, _ in installed):
+        counts = [(fired[kind, client], installed[kind, client]) for client in clients]
+        lines.append([kind, *(f"{some}/{all_of}" if all_of else "" for some, all_of in counts)])
+    return markdown_table(("kind", *clients), lines)
+
+
 def main() -> None:
-    """Run what is missing, then print the table."""
+    """Run what is missing, then print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -311,7 +327,7 @@ def main() -> None:
             train(case, out, data)
         rows.append(row_of(case, out))
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
-    print(table(rows))
+    print(table(rows), kind_table(rows), sep="\n\n")
     if asked.json is not None:
         asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
 

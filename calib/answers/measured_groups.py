@@ -37,9 +37,11 @@ def measured_groups(table: SampleTable, loop: LoopRecord) -> tuple[MeasuredGroup
     rows = table.collectives
     rows = rows[(rows["run_id"] == table.run_id) & ~rows["is_probe"]]
     rows = rows[rows["window"] == rows["window"].max()]
-    # A transfer counts once, for all of its ranks that were seen.
+    # A transfer counts once, for all of its ranks that were seen; one size may be seen on one rank,
+    # and in one step, alone.
     here = rows[["num_ranks", "num_seen"]].min(axis=1)
-    calls = rows["count"] * here / (rows["num_steps"] * rows["num_seen"]).clip(lower=1)
+    seen = rows.groupby(["role", "num_ranks", "kind"])["num_seen"].transform("max")
+    calls = rows["count"] * here / (rows["num_steps"].max() * seen).clip(lower=1)
     rows = rows.assign(calls=calls, nbytes=rows["nbytes"] * calls, time_s=rows["time_s"] * calls)
     found = [
         MeasuredGroup(

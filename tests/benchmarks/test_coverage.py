@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forerun.benchmarks.coverage import Row, shares_of, table
+from forerun.benchmarks.coverage import Row, kind_table, shares_of, table
 from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord
 from forerun.calib.workload.operators import OperatorKind, Phase
 
@@ -61,3 +61,14 @@ def test_a_row_names_what_did_not_fire_and_a_launch_that_failed() -> None:
     lines = table([row, failed]).splitlines()
     assert "| 4 of 5 | 80% |" in lines[2] and "norm 3/4" in lines[2]
     assert "no such option" in lines[3]
+
+
+def test_kinds_are_summed_over_the_layouts_of_a_client() -> None:
+    one = Row(client="a", layout="b", installed={"norm": 4, "norm:backward": 4})
+    one.fired = {"norm": 4, "norm:backward": 3}
+    two = Row(client="a", layout="c", installed={"norm": 2}, fired={"norm": 2})
+    other = Row(client="d", layout="b", installed={"loss": 1}, fired={"loss": 0})
+    assert kind_table([one, two, other]).splitlines()[2:] == [
+        "| norm | 9/10 |  |",
+        "| loss |  | 0/1 |",
+    ]

@@ -6,14 +6,17 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from undescribed_runs import GOLDEN, undescribed
 
 from forerun.calib.advice.decision import Action, Rule
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.measured_answer import MeasuredAnswer, analyse_steps
+from forerun.calib.answers.measured_groups import measured_groups
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_measurements import measured_step_s
 from forerun.calib.records.record_kinds import (
@@ -152,6 +155,22 @@ def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) 
     for group in groups:
         made = calls[group.role, group.collective] / len(hooked)
         assert group.calls == pytest.approx(made)
+
+
+def test_calls_whose_size_changes_are_counted_once() -> None:
+    """Two exchanges a step of each of two ranks, in four steps: each size is seen once."""
+    sizes = [(rank, step, call) for rank in range(2) for step in range(4) for call in range(2)]
+    common = {"run_id": "r", "is_probe": False, "window": 0, "role": "ep", "kind": "all_to_all"}
+    common |= {"num_ranks": 2, "time_s": 0.1, "is_bound": False}
+    rows = [
+        {**common, "nbytes": 8 * number, "count": 1, "num_steps": 1, "num_seen": 1}
+        for number, _ in enumerate(sizes)
+    ]
+    fixed = {**common, "kind": "all_reduce", "nbytes": 8, "count": 4, "num_steps": 4, "num_seen": 2}
+    even = {**fixed, "kind": "all_to_all", "nbytes": 1}  # of a size that is the same for both
+    table: Any = SimpleNamespace(run_id="r", collectives=pd.DataFrame([*rows, fixed, even]))
+    calls = {group.collective: group.calls for group in measured_groups(table, LoopRecord())}
+    assert calls == pytest.approx({"all_to_all": 3.0, "all_reduce": 1.0})
 
 
 def test_groups_are_those_that_were_seen_and_those_that_are_only_known(tmp_path: Path) -> None:
