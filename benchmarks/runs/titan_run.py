@@ -1,8 +1,8 @@
-"""torchtitan's own program on CPU ranks: ``titan_run.py`` and the options of ``torchtitan.train``.
+"""torchtitan's program on CPU ranks: ``titan_run.py`` and the options of ``torchtitan.train``.
 
 Under torchrun, with ``--calibrate-device=cpu``.  What a CPU lacks is stood in for, and nothing else
 is changed: FSDP2 divides gradients inside the reduction, gloo sums; a barrier names NCCL's device;
-a histogram of whole numbers, the order of tokens by expert (a Triton kernel, with torchtitan's own
+a histogram of whole numbers, the order of tokens by expert (a Triton kernel, with torchtitan's
 function for CPUs) and flex attention with gradients (which torch has eagerly, and refuses).  A
 timeout that torch 2.13 cannot set is not set.
 """

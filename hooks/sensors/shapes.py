@@ -59,7 +59,7 @@ def _position(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shape:
         micro_batch, heads, _, seq, _ = attention
         return (micro_batch * seq, (heads + 1) * raw[2])
     tokens, _, width = parts.get(OperatorKind.LINEAR_QKV, (_rows(tuple(raw[0])), 0, 0))
-    if not width and attention is not None:  # products of their own for queries, keys and values
+    if not width and attention is not None:  # queries, keys and values are three products
         _, heads, groups, _, channels = attention
         width = (heads + 2 * groups) * channels
     return (tokens, width)
@@ -73,7 +73,7 @@ def _activation(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shap
         return (rows, width * (raw[2] if len(raw) > 2 else 1), width)
     tokens, _, width = parts.get(OperatorKind.LINEAR_FC1, (_rows(tuple(raw[0])), 0, 0))
     out = parts.get(OperatorKind.LINEAR_FC2, (0, 0, 0))[1]
-    if OperatorKind.LINEAR in parts and not width:  # values and gates are products of their own
+    if OperatorKind.LINEAR in parts and not width:  # values and gates are two products
         width = 2 * parts[OperatorKind.LINEAR][2]
     return (tokens, width, out)
 

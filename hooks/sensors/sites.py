@@ -3,7 +3,7 @@ torchtitan's.
 
 Megatron's are known by name and class.  In a transformers model queries, keys and values, and the
 two halves of a gated MLP, are products of their own, attention outside its products is one operator
-with the rotation of its heads, and a configuration tells the shapes.  torchtitan names its parts in
+with the rotation of its heads, and a configuration has the shapes.  torchtitan names its parts in
 another way, and its attention without the rotation is a module.  Layers of experts of both are
 known by their parts (``expert_parts``).
 """
@@ -350,7 +350,7 @@ def untraceable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> O
 
 
 def _is_in_parts(module: Any) -> bool:
-    """True for shared experts whose two products run between transfers, each by its own method."""
+    """True for shared experts whose two products run between transfers, each by a method."""
     flag = attribute(attribute(module, "config"), "moe_shared_expert_overlap")
     return flag is True and "SharedExpertMLP" in class_names(module)
 

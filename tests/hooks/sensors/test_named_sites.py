@@ -250,7 +250,7 @@ def test_of_a_tensor_on_two_ranks_the_part_that_is_here_counts(two_ranks: None) 
 
 
 class SharedExpertMLP(nn.Module):
-    """As Megatron's: with overlap nobody calls it, but its two products, by methods."""
+    """As Megatron's: with overlap its two products are called by methods, and it is not."""
 
     def __init__(self, is_overlapped: bool) -> None:
         super().__init__()
