@@ -182,7 +182,7 @@ def _transcript(answer: MeasuredAnswer, request: Request) -> tuple[str, ...]:
             [
                 f"{run} · {_rate(answer)}",
                 *([finish_line(answer.ahead, request.goals)] if has_end else ends),
-                *map(_group_line, answer.groups),
+                *(_group_line(group, answer.measured_step_s) for group in answer.groups),
                 NO_LAYOUT,
                 decision_line(decision) if is_decided else "",
                 checked_line(answer.hooks, answer.overhead, answer.measured_step_s, None),
@@ -199,10 +199,13 @@ def _rate(answer: MeasuredAnswer) -> str:
     return f"{rate} {unit}/s ({format_count(count)} {unit} per rank and step)"
 
 
-def _group_line(group: MeasuredGroup) -> str:
+def _group_line(group: MeasuredGroup, step_s: float) -> str:
+    """A group's transfers of a step; a bound above the step itself says nothing of their time."""
     what = f"group {group.role}, {group.num_ranks} ranks"
     if group.note:
         return f"{what}: {group.note}"
     times = f"{group.calls:.3g} per step, {format_bytes(group.nbytes)}"
+    if group.is_bound and group.time_s > step_s:
+        return f"{what}: {group.collective} {times}, whose end is not seen"
     bound = "at most " if group.is_bound else ""
     return f"{what}: {group.collective} {times}, {bound}{format_time(group.time_s)} of transfers"

@@ -157,6 +157,16 @@ def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) 
         assert group.calls == pytest.approx(made)
 
 
+def test_a_bound_above_the_step_is_no_time_of_transfers(tmp_path: Path) -> None:
+    found = answer(tmp_path, TOLD)
+    (group, *others) = found.groups
+    for time_s, words in ((8.1, "whose end is not seen"), (STEP_S / 2, "at most")):
+        bound = replace(group, is_bound=True, time_s=time_s)
+        told = replace(found, groups=(bound, *others)).again(request())
+        text = "\n".join(told.transcript)
+        assert words in text and "8.1" not in text
+
+
 def test_calls_whose_size_changes_are_counted_once() -> None:
     """Two exchanges a step of each of two ranks, in four steps: each size is seen once."""
     sizes = [(rank, step, call) for rank in range(2) for step in range(4) for call in range(2)]
