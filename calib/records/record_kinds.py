@@ -108,11 +108,14 @@ class OperatorRecord(_OfOperator):
     """One operator of one micro-batch; ``duration_ns`` leaves nested ones and collectives out.
 
     A probe ran between steps and belongs to none; its ``microbatch`` counts repeats.
+    ``host_bound_ns`` is the part of it in which a device had nothing to do but what the host asked
+    for meanwhile: the host's time, whatever the shape.
     """
 
     start_ns: int
     duration_ns: int
     is_probe: bool = False
+    host_bound_ns: int = 0
     rows: tuple[int, ...] = ()
     """Of a grouped product the rows of each expert, where the host knows them."""
 
@@ -276,6 +279,8 @@ _ENUMS: dict[str, Callable[[Any], Any]] = {
 _MOST = 2**63 - 1
 """Whole numbers become columns of 64 bits."""
 _SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
+_SELDOM = frozenset({"rows", "host_bound_ns"})
+"""Not written where they say nothing."""
 
 
 def to_dict(record: Record) -> JsonObject:
@@ -283,7 +288,7 @@ def to_dict(record: Record) -> JsonObject:
     out: JsonObject = {"type": _NAMES[type(record)]}
     for spec in fields(record):
         value = getattr(record, spec.name)
-        if spec.name == "rows" and not value:
+        if spec.name in _SELDOM and not value:
             continue  # nearly all lines
         if isinstance(value, Enum):
             value = value.value

@@ -8,6 +8,9 @@ Of several streams of a device only the one that the step began on is that line.
 another is known by its marks there, and exposed as long as the step's stream stood still for it; an
 operator there is none of the step's, and named.
 
+Where a device waits for its host, our hooks hold it up as they do a host: their time is nobody's,
+as far as it was idle for them.  The rest between two marks at which it had caught up is the host's.
+
 Where the clock jumps back, or a mark has no time, what it touches has no duration: it is dropped
 and counted.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from ...calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord, Record
@@ -26,6 +30,7 @@ from ..sensors.shapes import Shape, canonical_shape
 from ..sensors.step_log import NO_SHAPE, NO_SPAN, WAITING, Code, StepLog, TransferKind, split
 from ..sensors.stopwatch import NO_TIME, STEP_STREAM
 from ..sensors.waits import TransferTimes, Waits, exposures
+from .lags import CAUGHT_UP_NS, lags_of
 
 
 @dataclass(slots=True)
@@ -43,6 +48,7 @@ class OpenOperator:
     start_ns: int
     num_breaks: int
     own_ns: int = 0
+    host_bound_ns: int = 0
 
 
 _BROKEN = -1
@@ -88,6 +94,8 @@ class Attribution:
         self._brackets: list[_Bracket] = []
         self._stalls: list[tuple[int, int]] = []
         self._stalled_ns = NO_TIME
+        self._lag_ns, self._ours_ns = NO_TIME, 0
+        self._owed_ns, self._is_idle = 0, False
         self._spans_aside: set[int] = set()
         self._incomplete: set[int] = set()
         self._waits = Waits(len(log.transfer_kinds), is_host=log.is_host)
@@ -101,9 +109,12 @@ class Attribution:
         """All records of the step, operators first as they ended, transfers last."""
         log = self.log
         streams: Sequence[int] = log.streams or (STEP_STREAM,) * len(log.what)
+        lags: Sequence[int] = lags_of(log) or (NO_TIME,) * len(log.what)
+        own_ns = chain(log.own_ns, repeat(0))
         before = -1
-        for what, mark, stream in zip(log.what, log.marks, streams, strict=True):
+        for what, mark, stream, lag_ns in zip(log.what, log.marks, streams, lags, strict=True):
             code, number = split(what)
+            ours_ns = next(own_ns)
             if code == Code.REFUSED:
                 self._refuse(is_all=bool(number))
             elif stream != STEP_STREAM:
@@ -113,8 +124,10 @@ class Attribution:
                 yield from self._mark(code, number, is_next=before == number)
                 self._lose(code, number)
             else:
+                self._compare(lag_ns)
                 self._spend(mark, is_ours=code == Code.HOOK_END)
                 yield from self._mark(code, number, is_next=before == number)
+                self._lag_ns, self._ours_ns = lag_ns, ours_ns
             before = number if code == Code.WAIT_END else -1
         yield from self._close(self._open)
         yield from self._transfers()
@@ -126,6 +139,7 @@ class Attribution:
             yield from self._close(self._inside(self._parents[number]))
         elif code == Code.PHASE_BEGIN:
             self._brackets.append(_Bracket(number, self._now_ns, self._num_jumps))
+            self._owed_ns = 0
         elif code == Code.PHASE_END:
             yield from self._end_phase(number)
         elif code == Code.WAIT_BEGIN:
@@ -178,6 +192,17 @@ class Attribution:
             self._stalls.append((self._stalled_ns, self._now_ns))
         self._stalled_ns = NO_TIME
 
+    def _compare(self, lag_ns: int) -> None:
+        """Has the device waited for the host since the mark before, and so for our hooks there?"""
+        self._is_idle = NO_TIME not in (self._lag_ns, lag_ns)
+        self._is_idle &= max(self._lag_ns, lag_ns) <= CAUGHT_UP_NS
+        if self._is_idle:
+            # What a kernel hides of it now, the device would have been behind later.
+            self._owed_ns += self._ours_ns
+        else:
+            # A device that was behind by more had work all the while.
+            self._owed_ns = max(0, self._ours_ns - max(0, self._lag_ns))
+
     def _spend(self, mark: int, *, is_ours: bool) -> None:
         spent = mark - self._now_ns
         if spent < 0:
@@ -188,11 +213,15 @@ class Attribution:
         if self._waits.num_open or self._stalled_ns != NO_TIME:
             for bracket in self._brackets:
                 bracket.wait_ns += spent
-        elif is_ours:
-            for bracket in self._brackets:
-                bracket.hook_ns += spent
-        elif self._open and not self._num_pauses:
-            deepest(self._open).own_ns += spent
+            return
+        held_ns = spent if is_ours else min(self._owed_ns, spent)
+        self._owed_ns = max(0, self._owed_ns - held_ns)
+        for bracket in self._brackets:
+            bracket.hook_ns += held_ns
+        if self._open and not self._num_pauses:
+            span = deepest(self._open)
+            span.own_ns += spent - held_ns
+            span.host_bound_ns += self._is_idle * (spent - held_ns)
 
     def _mark_span(self, code: int, number: int) -> Iterator[Record]:
         if number in self._spans_aside:
@@ -292,6 +321,7 @@ class Attribution:
                 layer=site.layer,
                 start_ns=span.start_ns,
                 duration_ns=span.own_ns,
+                host_bound_ns=span.host_bound_ns,
                 rows=self._rows(span) if site.kind is OperatorKind.GROUPED_LINEAR else (),
             )
 

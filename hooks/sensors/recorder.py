@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .step_log import BITS, MARKS_PER_SPAN, NO_SHAPE, NO_SPAN, NO_TRANSFER, Code, StepLog
-from .stopwatch import Stopwatch
+from .stopwatch import DeviceStopwatch, Stopwatch
 
 FORWARD = "forward-compute"
 BACKWARD = "backward-compute"
@@ -38,10 +38,13 @@ class Recorder:
         self.is_in_exchange = False
         """True inside a transfer that calls no process group: what it calls is part of it."""
         self._thread = 0
+        self._device: DeviceStopwatch | None = None
 
     def open(self, log: StepLog) -> StepLog:
         """Start to fill a step's log."""
-        log.is_host = self.stopwatch.is_host
+        watch = self.stopwatch
+        self._device = watch if isinstance(watch, DeviceStopwatch) else None
+        log.is_host = watch.is_host
         self.stopwatch.begin_step()
         self.is_in_exchange = False
         log.is_sampling = not log.samples
@@ -89,6 +92,7 @@ class Recorder:
         log.span_shapes.append(NO_SHAPE)
         log.marks.append(self.stopwatch.mark())
         log.what.append(number << BITS)
+        self._end_mark(log)
         return number
 
     def begin_again(self, number: int) -> None:
@@ -114,9 +118,18 @@ class Recorder:
         if raw_shape is not None:
             log.span_shapes[number] = log.shape_number((raw_shape, element_nbytes))
         if log.is_host:
-            # On a device our own time is none of the stream's.
             log.marks.append(self.stopwatch.mark())
             log.what.append(_HOOK_END)
+        self._end_mark(log)
+
+    def _end_mark(self, log: StepLog) -> None:
+        """Our own time is none of a device's, unless it waits for the host."""
+        device = self._device
+        if device is not None:
+            own_ns = log.own_ns
+            if len(own_ns) + 1 < len(log.what):
+                own_ns.extend([0] * (len(log.what) - 1 - len(own_ns)))
+            own_ns.append(device.clock() - device.asked_ns)
 
     def mark_backward(self, log: StepLog, marks: Iterable[int]) -> None:
         """The autograd engine has reached a node where backward spans begin and end."""
@@ -125,6 +138,7 @@ class Recorder:
             for what in marks:
                 log.marks.append(now)
                 log.what.append(what)
+            self._end_mark(log)
 
     def begin_phase(self, name: str) -> None:
         """A bracket of the host framework begins."""

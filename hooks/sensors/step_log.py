@@ -20,10 +20,10 @@ from typing import Any
 
 from ...calib.workload.collectives import Collective, GroupRole
 from ...calib.workload.operators import Operator, OperatorKind
-from .stopwatch import NO_TIME, DeviceReadings, Readings
+from .stopwatch import NO_TIME, DeviceReadings, Issued, Readings
 
 MAX_MARKS = 160_000
-"""Marks of one step, 12 bytes each."""
+"""Marks of one step, 12 bytes each; on a device up to 36."""
 MAX_WINDOW_MARKS = 1_600_000
 """Marks of all hooked steps of a window: about 22 MiB with their spans and transfers."""
 MAX_SHAPES = 2048
@@ -123,6 +123,9 @@ class StepLog:
     room.  Of span s, ``span_sites[s]`` is its site and ``shapes[span_shapes[s]]`` its raw shape and
     the bytes of an element.
 
+    On a device ``issued`` has the host's times of its events, and ``events`` the number of each
+    mark's.  ``own_ns[i]`` is how long our hooks held the host up at mark i, 0 behind its end.
+
     With ``samples_transfers`` those of other passes are counted alone, but for the seldom ones:
     ``frequent`` are the kinds of transfers that come with every pass, as a step before has shown;
     None where none has.  ``largest_pass`` is how many spans a pass is expected to have.
@@ -144,6 +147,9 @@ class StepLog:
     what: array[int] = field(default_factory=_numbers)
     marks: array[int] = field(default_factory=lambda: array("q"))
     streams: array[int] = field(default_factory=lambda: array("h"))
+    issued: Issued | None = None
+    events: array[int] = field(default_factory=lambda: array("q"))
+    own_ns: array[int] = field(default_factory=lambda: array("q"))
     span_sites: array[int] = field(default_factory=_numbers)
     span_shapes: array[int] = field(default_factory=_numbers)
     shapes: list[tuple[Any, int]] = field(default_factory=list)
@@ -323,6 +329,9 @@ class StepLog:
         if not self.readings.is_ready(end_s):
             return False
         self.streams = self.readings.streams(self.marks)
+        self.issued = self.readings.issued
+        if self.issued is not None:
+            self.events = self.marks
         self.marks = self.readings.read(self.marks)
         self.readings = None
         return True

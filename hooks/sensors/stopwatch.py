@@ -13,6 +13,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 NO_TIME = -(1 << 62)
@@ -34,10 +35,26 @@ DeviceEvent = Any
 """``torch.cuda.Event``, of which ``record``, ``query`` and ``elapsed_time`` are used."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """When the host asked for the events of a step, in nanoseconds of its clock.
+
+    ``host_ns`` has a time for each number of an event.  When the step had ended, at ``asked_ns``,
+    the device had passed all events of the step's stream before number ``late``, and not that one;
+    -1: it had passed all, or could not be asked.
+    """
+
+    host_ns: array[int]
+    late: int = -1
+    asked_ns: int = 0
+
+
 class HostReadings:
     """Marks that are nanoseconds already, or places in a sequence of times in nanoseconds."""
 
     num_dropped = 0
+    issued: Issued | None = None
+    """No device follows the host."""
 
     def __init__(self, times_ns: Sequence[int] | None = None) -> None:
         self._times_ns = times_ns
@@ -99,10 +116,12 @@ class DeviceReadings:
         events: list[DeviceEvent],
         on: array[int],
         *,
+        issued: Issued | None = None,
         num_dropped: int = 0,
         is_capturing: Callable[[], bool] = lambda: False,
     ) -> None:
         self.num_dropped = num_dropped
+        self.issued = issued
         self._is_capturing = is_capturing
         self._pool = pool
         self._events = events
@@ -231,7 +250,8 @@ class DeviceStopwatch:
 
     ``stream_key`` names the current stream cheaply, and ``current_stream`` makes the object that an
     event is recorded on; it is asked once per step and stream.  ``is_capturing`` tells whether a
-    graph is being captured, when no event may be recorded or read.
+    graph is being captured, when no event may be recorded or read.  ``clock`` is the host's, in
+    nanoseconds: it is looked at before an event is recorded, so that no device is ahead of it.
     """
 
     is_host = False
@@ -243,7 +263,11 @@ class DeviceStopwatch:
         stream_key: Callable[[], int] = lambda: 0,
         current_stream: Callable[[], Any] = lambda: None,
         is_capturing: Callable[[], bool] = lambda: False,
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        self.clock = clock
+        self.asked_ns = 0
+        """When the latest mark was asked for, by that clock."""
         self._pool = EventPool(make_event)
         self.stream_key = stream_key
         self._current_stream = current_stream
@@ -251,6 +275,7 @@ class DeviceStopwatch:
         self._streams: dict[int | None, tuple[int, Any]] = {}
         self._events: list[DeviceEvent] = []
         self._on = array("h")
+        self._host_ns = array("q")
         self._num_dropped = 0
         self._anchor_ns = 0
 
@@ -262,12 +287,14 @@ class DeviceStopwatch:
     def begin_step(self) -> None:
         """Record the reference event, which is mark 0."""
         self._events, self._on, self._num_dropped = [], array("h"), 0
+        self._host_ns = array("q")
         self._streams.clear()
         self.mark()
         self._anchor_ns = time.perf_counter_ns()
 
     def mark(self) -> int:
         """Record an event on the current stream and return its number in the step."""
+        self.asked_ns = self.clock()
         if self.is_capturing():
             return self._no_mark()
         key = self.stream_key()
@@ -283,6 +310,7 @@ class DeviceStopwatch:
 
     def mark_step_stream(self) -> int:
         """The same as ``mark`` on the stream that the step began on, whichever is current."""
+        self.asked_ns = self.clock()
         if self.is_capturing() or not self._streams:
             return self._no_mark()
         return self._record(*next(iter(self._streams.values())))
@@ -292,6 +320,7 @@ class DeviceStopwatch:
         if event is None:
             return self._no_mark()
         event.record(stream)
+        self._host_ns.append(self.asked_ns)
         self._on.append(number)
         self._events.append(event)
         return len(self._events) - 1
@@ -307,9 +336,34 @@ class DeviceStopwatch:
             self._anchor_ns,
             self._events,
             self._on,
+            issued=self._issued(),
             num_dropped=self._num_dropped,
             is_capturing=self.is_capturing,
         )
-        self._events, self._on = [], array("h")
+        self._events, self._on, self._host_ns = [], array("h"), array("q")
         self._streams.clear()
         return readings
+
+    def _issued(self) -> Issued:
+        """The host's times, with how far the device is by now: some questions, none waits."""
+        if self.is_capturing():
+            return Issued(host_ns=self._host_ns)
+        asked_ns = self.clock()
+        low, late = 0, self._before(len(self._events), 0)
+        if late <= 0 or self._events[late].query():
+            return Issued(host_ns=self._host_ns)
+        while late - low > 1:
+            middle = (low + late) // 2
+            number = self._before(middle + 1, low)
+            if number > low and not self._events[number].query():
+                late = number
+            else:
+                low = middle
+        return Issued(host_ns=self._host_ns, late=late, asked_ns=asked_ns)
+
+    def _before(self, number: int, least: int) -> int:
+        """The last event of the step's stream before ``number`` and behind ``least``, else that."""
+        number -= 1
+        while number > least and self._on[number] != STEP_STREAM:
+            number -= 1
+        return max(number, least)

@@ -56,6 +56,7 @@ class Play:
             stream_key=lambda: self.device.current.cuda_stream,
             current_stream=lambda: self.device.current,
             is_capturing=lambda: self.is_capturing or self.device.is_capturing(),
+            clock=lambda: round(self.clock.host_s * 1e9),
         )
         self.recorder = Recorder(watch)
         # The device still works on the step before, so that the host is ahead of it.

@@ -226,9 +226,10 @@ def test_only_the_last_event_of_each_stream_is_asked() -> None:
     for key[0] in (7, 9, 7, 7, 9, 7):
         watch.mark()
     readings = watch.end_step()
+    assert asked == ["stream 7"]  # how far it is when the step ends
     stream.done_ms = 1.0
     assert readings.is_ready()
-    assert sorted(asked) == ["stream 7", "stream 9"]
+    assert sorted(asked[1:]) == ["stream 7", "stream 9"]
 
 
 def test_a_pool_without_events_gives_marks_without_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

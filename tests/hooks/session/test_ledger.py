@@ -64,6 +64,7 @@ def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunReco
             lambda: Event(enable_timing=True),
             stream_key=lambda: device.current.cuda_stream,
             current_stream=lambda: device.current,
+            clock=lambda: round(clock.host_s * 1e9),
         )
     )
     plan, late = WindowPlan(steps=WINDOW, num_warmup=0), 0

@@ -44,6 +44,18 @@ def _believe_in_device(module: Any) -> None:
     module._device = device
 
 
+def _on_virtual_time(module: Any) -> None:
+    """The host's clock beside the events of a device: the one that these events are of."""
+    defaults = module.DeviceStopwatch.__init__.__kwdefaults__
+    of_host = defaults["clock"]
+
+    def clock() -> int:
+        one = _timeline().timeline()
+        return of_host() if one is None else round(one.clock.host_s * 1e9)
+
+    defaults["clock"] = clock
+
+
 def _tell_steps(module: Any) -> None:
     train_step = module.train_step
     signature = inspect.signature(train_step)
@@ -131,6 +143,7 @@ def _own_streams(module: Any) -> None:
 _AFTER: dict[str, tuple[Callable[[Any], None], ...]] = {
     # The CPU stand-in; where it lies is written here alone.
     "forerun.recipes.stand_in_cuda.install": (_over_stand_in,),
+    "forerun.hooks.sensors.stopwatch": (_on_virtual_time,),
     "forerun.hooks.session.instruments": (_believe_in_device,),
     "megatron.training.training": (_tell_steps, _tell_losses),
     "megatron.core.models.common.language_module.language_module": (_loss,),

@@ -1,0 +1,319 @@
+"""A device that waits for its host: recognised by virtual time, and rid of what hooks take.
+
+What the host needs for a call, and the device for a kernel, is planted; so is what hooks take.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from device_clock import LAUNCH_S, MAX_IN_FLIGHT, Clock
+from device_streams import Device, Event, put_device, take_device
+from device_truth import Truth
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord, Record
+from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording.lags import CAUGHT_UP_NS, lags_of
+from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
+from forerun.hooks.sensors.step_log import Site, StepLog
+from forerun.hooks.sensors.stopwatch import NO_TIME, DeviceStopwatch
+
+KINDS = (OperatorKind.RESIDUAL, OperatorKind.POSITION, OperatorKind.LINEAR_FC1)
+LAYER, POSITION, LINEAR = range(3)
+SITES = tuple(Site(kind=kind) for kind in KINDS)
+NEAR_FRAC, NEAR_NS = 0.03, 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds of the host for a call, of the device for its kernel, of our hooks at a mark."""
+
+    call_s: float
+    kernel_s: float
+    before_mark_s: float = 0.0
+    after_end_s: float = 0.0
+
+
+@dataclass
+class Play:
+    """A step of nested operators on a device, through the real recorder."""
+
+    costs: Costs
+    drift_frac: float = 0.0
+    clock: Clock = field(default_factory=lambda: Clock(Truth()))
+    host_s: dict[tuple[int, Phase], float] = field(default_factory=lambda: defaultdict(float))
+    busy_s: dict[tuple[int, Phase], float] = field(default_factory=lambda: defaultdict(float))
+    """By site and phase, what the host and the device were charged for calls of the model."""
+    records: list[Record] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.device = Device(self.clock)
+        put_device(self.device)
+        self.spans: list[tuple[int, int]] = []
+        self.is_capturing = False
+        drift = 1.0 + self.drift_frac
+
+        class Read(Event):
+            def elapsed_time(self, end_event: Event) -> float:
+                return super().elapsed_time(end_event) * drift
+
+        self.recorder = Recorder(
+            DeviceStopwatch(
+                lambda: Read(enable_timing=True),
+                stream_key=self.asked,
+                current_stream=lambda: self.device.current,
+                is_capturing=lambda: self.is_capturing,
+                clock=lambda: round(self.clock.host_s * 1e9),
+            )
+        )
+
+    def asked(self) -> int:
+        """On the way to every mark the host does something of ours."""
+        self.clock.host_s += self.costs.before_mark_s
+        return self.device.current.cuda_stream
+
+    @contextmanager
+    def step(self) -> Iterator[StepLog]:
+        log = self.recorder.open(StepLog(step=0, window=0, sites=SITES))
+        try:
+            yield log
+            self.recorder.close()
+            self.clock.synchronize()
+            assert log.resolve()
+        finally:
+            take_device()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.recorder.begin_phase(name)
+        yield
+        self.recorder.end_phase(name)
+
+    def call(self, key: tuple[int, Phase]) -> None:
+        self.clock.host_s += self.costs.call_s
+        self.clock.launch(self.device.line, self.costs.kernel_s)
+        self.host_s[key] += self.costs.call_s + LAUNCH_S
+        self.busy_s[key] += self.costs.kernel_s
+
+    def operator(self, site: int, num_calls: int, inner: Callable[[], None] | None = None) -> None:
+        span = self.recorder.begin_span(site)
+        self.call((site, Phase.FORWARD))
+        if inner is not None:
+            inner()
+        for _ in range(num_calls - 1):
+            self.call((site, Phase.FORWARD))
+        at = self.recorder.stopwatch.mark()
+        self.clock.host_s += self.costs.after_end_s  # shapes are read, the graph is followed
+        self.recorder.end_span(span, at, ((8, 1, 8), (8, 1, 16)), 2)
+        self.spans.append((site, span))
+
+    def layer(self) -> None:
+        def nested() -> None:
+            self.operator(POSITION, 3, inner=lambda: self.operator(LINEAR, 2))
+            self.operator(LINEAR, 2)
+            self.call((LAYER, Phase.FORWARD))
+            self.operator(LINEAR, 2)
+
+        self.operator(LAYER, 3, inner=nested)
+
+    def backward(self, log: StepLog) -> None:
+        """The linears one after the other, as the engine comes to them."""
+        for site, span in reversed(self.spans):
+            if site == LINEAR:
+                self.recorder.mark_backward(log, [backward_mark(span, is_begin=True)])
+                for _ in range(2):
+                    self.call((LINEAR, Phase.BACKWARD))
+                self.recorder.mark_backward(log, [backward_mark(span, is_begin=False)])
+
+
+def played(costs: Costs, *, backward: Costs | None = None, num_layers: int = 20) -> Play:
+    """A step of that many layers; the records of it are in ``records``."""
+    play = Play(costs)
+    with play.step() as log:
+        with play.phase(FORWARD):
+            for _ in range(num_layers):
+                play.layer()
+        play.clock.synchronize()
+        if backward is not None:
+            play.costs = backward
+            with play.phase(BACKWARD):
+                play.backward(log)
+    play.records = list(Attribution(log).records())
+    return play
+
+
+def operators(records: Sequence[Record], phase: Phase) -> dict[int, list[OperatorRecord]]:
+    found = defaultdict(list)
+    for record in records:
+        if isinstance(record, OperatorRecord) and record.phase is phase:
+            found[KINDS.index(record.kind)].append(record)
+    return found
+
+
+def share(records: Sequence[Record], phase: Phase = Phase.FORWARD) -> float:
+    mine = [r for found in operators(records, phase).values() for r in found]
+    return sum(r.host_bound_ns for r in mine) / sum(r.duration_ns for r in mine)
+
+
+LAUNCH_BOUND = Costs(call_s=30e-6, kernel_s=5e-6)
+COMPUTE_BOUND = Costs(call_s=5e-6, kernel_s=200e-6)
+
+
+def test_times_of_a_launch_bound_step_are_the_hosts_and_say_so() -> None:
+    play = played(LAUNCH_BOUND)
+    assert share(play.records) > 0.99
+    for site, found in operators(play.records, Phase.FORWARD).items():
+        total_ns = sum(r.duration_ns for r in found)
+        true_ns = play.host_s[site, Phase.FORWARD] * 1e9
+        assert abs(total_ns - true_ns) <= NEAR_FRAC * true_ns + NEAR_NS
+
+
+def test_a_compute_bound_step_is_none_and_its_times_are_the_kernels() -> None:
+    hooks = replace(COMPUTE_BOUND, before_mark_s=3e-6, after_end_s=10e-6)
+    for costs in (COMPUTE_BOUND, hooks):
+        play = played(costs)
+        assert share(play.records) == 0.0
+        for site, found in operators(play.records, Phase.FORWARD).items():
+            total_ns, true_ns = sum(r.duration_ns for r in found), play.busy_s[site, Phase.FORWARD]
+            # The first call of the step is waited for.
+            assert abs(total_ns - true_ns * 1e9) <= 30_000
+        phase = next(r for r in play.records if isinstance(r, PhaseRecord))
+        assert phase.hook_ns <= 20_000  # of the first operators: the device is not behind yet
+
+
+def test_forward_and_backward_are_told_apart() -> None:
+    play = played(LAUNCH_BOUND, backward=COMPUTE_BOUND)
+    assert share(play.records, Phase.FORWARD) > 0.99
+    assert share(play.records, Phase.BACKWARD) < 0.01
+    play = played(COMPUTE_BOUND, backward=LAUNCH_BOUND)
+    assert share(play.records, Phase.FORWARD) < 0.01
+    assert share(play.records, Phase.BACKWARD) > 0.99
+
+
+@pytest.mark.parametrize("num_busy", [0, 5, 10, 20])
+def test_a_planted_share_comes_back(num_busy: int) -> None:
+    """So many of twenty layers have kernels that hide the host; the device then catches up."""
+    play = Play(LAUNCH_BOUND)
+    with play.step() as log, play.phase(FORWARD):
+        for number in range(20):
+            play.costs = COMPUTE_BOUND if number < num_busy else LAUNCH_BOUND
+            play.layer()
+            play.clock.synchronize()
+    records = list(Attribution(log).records())
+    waited_s = (20 - num_busy) * 12 * (LAUNCH_BOUND.call_s + LAUNCH_S)
+    busy_s = num_busy * 12 * COMPUTE_BOUND.kernel_s
+    assert share(records) == pytest.approx(waited_s / (waited_s + busy_s), abs=0.03)
+
+
+@pytest.mark.parametrize("before_s", [0.0, 2e-6, 5e-6])
+@pytest.mark.parametrize("after_s", [0.0, 5e-6, 15e-6])
+def test_time_of_our_hooks_is_nobodys(before_s: float, after_s: float) -> None:
+    """A layer with nested operators paid 5 to 10 us for each of their marks."""
+    costs = replace(LAUNCH_BOUND, before_mark_s=before_s, after_end_s=after_s)
+    hooked, bare = played(costs, backward=costs), played(LAUNCH_BOUND, backward=LAUNCH_BOUND)
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for site, found in operators(hooked.records, phase).items():
+            true = operators(bare.records, phase)[site]
+            # The first begins before anything is queued.
+            for record, without in zip(found[1:], true[1:], strict=True):
+                apart_ns = abs(record.duration_ns - without.duration_ns)
+                assert apart_ns <= NEAR_FRAC * without.duration_ns + NEAR_NS
+    planted_ns = 5 * 20 * (2 * before_s + after_s) * 1e9
+    hooks, none = (
+        next(r for r in play.records if isinstance(r, PhaseRecord)) for play in (hooked, bare)
+    )
+    assert abs(hooks.hook_ns - planted_ns) <= NEAR_FRAC * planted_ns + 10_000
+    assert abs(hooks.duration_ns - hooks.hook_ns - none.duration_ns) <= 10_000
+
+
+@pytest.mark.parametrize("kernel_s", [30e-6, 100e-6, 1e-3])
+def test_a_device_that_never_catches_up_waits_for_nobody(kernel_s: float) -> None:
+    """Of kernels that take alike, a full queue is as far behind at every mark: that is no lag of 0.
+
+    The host waits for room in the queue, and so for the device.
+    """
+    play = Play(Costs(call_s=1e-6, kernel_s=kernel_s))
+    for _ in range(MAX_IN_FLIGHT + 100):
+        play.clock.launch(play.device.line, kernel_s)
+    with play.step() as log, play.phase(FORWARD):
+        for _ in range(100):
+            play.operator(LINEAR, 1)
+    assert log.issued is not None and log.issued.late > 0
+    assert min(lags_of(log)) > 100 * CAUGHT_UP_NS
+    records = list(Attribution(log).records())
+    assert share(records) == 0.0
+    for record in operators(records, Phase.FORWARD)[LINEAR]:
+        assert abs(record.duration_ns - kernel_s * 1e9) <= 100
+
+
+@pytest.mark.parametrize("drift_frac", [-8e-5, 8e-5])
+def test_clocks_that_run_apart_hide_nothing(drift_frac: float) -> None:
+    """0.8 ms in a step of 10 s: forty times what a launch may take."""
+    play = Play(replace(LAUNCH_BOUND, call_s=3e-3), drift_frac=drift_frac)
+    with play.step() as log, play.phase(FORWARD):
+        for _ in range(300):
+            play.layer()
+    assert play.clock.host_s > 10
+    assert share(list(Attribution(log).records())) > 0.99
+
+
+def test_waiting_for_a_transfer_is_no_waiting_for_the_host() -> None:
+    """The step's stream stands still for another one, and falls behind."""
+    play = Play(LAUNCH_BOUND)
+    side = play.clock.line()
+    with play.step() as log, play.phase(FORWARD):
+        play.layer()
+        _, end_s = play.clock.launch(side, 0.05)
+        play.clock.stall(play.device.line, end_s, side)
+        play.operator(LINEAR, 2)
+        play.operator(LINEAR, 2)
+        assert not lags_of(log)  # nothing has been read yet
+    found = operators(list(Attribution(log).records()), Phase.FORWARD)[LINEAR]
+    assert [r.host_bound_ns > 0 for r in found] == [True, True, True, False, False]
+    lags = lags_of(log)
+    assert max(lags) == pytest.approx(0.05e9, rel=0.02)
+
+
+def test_marks_without_a_time_have_no_lag() -> None:
+    play = Play(LAUNCH_BOUND)
+    with play.step() as log, play.phase(FORWARD):
+        play.operator(LINEAR, 2)
+        play.is_capturing = True
+        play.operator(LINEAR, 2)
+        play.is_capturing = False
+        play.operator(LINEAR, 2)
+    lags = lags_of(log)
+    assert [lag == NO_TIME for lag in lags] == [mark == NO_TIME for mark in log.marks]
+    found = operators(list(Attribution(log).records()), Phase.FORWARD)[LINEAR]
+    assert len(found) == 2 and all(r.host_bound_ns == r.duration_ns for r in found)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.floats(1e-6, 5e-4)), min_size=1, max_size=12),
+    st.lists(st.floats(0.0, 3e-4), min_size=2, max_size=5),
+)
+def test_shares_lie_between_0_and_1_and_rise_with_the_hosts_cost(
+    work: list[tuple[int, float]], calls_s: list[float]
+) -> None:
+    shares = []
+    for call_s in sorted(calls_s):
+        play = Play(Costs(call_s=call_s, kernel_s=0.0))
+        with play.step() as log, play.phase(FORWARD):
+            for num_calls, kernel_s in work:
+                play.costs = Costs(call_s=call_s, kernel_s=kernel_s)
+                play.operator(LINEAR, num_calls)
+                play.clock.synchronize()
+        records = list(Attribution(log).records())
+        for record in operators(records, Phase.FORWARD)[LINEAR]:
+            assert 0 <= record.host_bound_ns <= record.duration_ns
+        shares.append(share(records))
+    assert all(0.0 <= one <= 1.0 for one in shares)
+    assert all(after >= before - 1e-3 for before, after in pairwise(shares))
