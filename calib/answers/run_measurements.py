@@ -13,8 +13,9 @@ from ..forecast.forecast import DRIFT_FRAC, mean_estimate
 from ..memory.peak import memory_offset
 from ..samples.table import SampleTable
 from ..samples.windows import windows_of
+from ..units import format_frac
 from ..workload.collectives import GroupRole
-from ..workload.operators import OperatorKind
+from ..workload.operators import OperatorKind, Phase
 from .routing import with_measured_routing
 
 ONE_STEP_SIGMA_LOG = 0.1
@@ -27,6 +28,8 @@ _NUM_RESAMPLES = 2000
 """Twice the thousand that percentile intervals ask for (Efron and Tibshirani, 1993, 13.3)."""
 _MIN_STEPS = 2
 """One difference has no scatter."""
+_LAUNCH_BOUND_FRAC = 0.1
+"""Waiting for the host is worth a remark from the share on that changes of a step are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +149,35 @@ def hook_summary(table: SampleTable) -> HookSummary:
         num_installed=int(rows["installed"].sum()),
         num_operator_kinds=len(kinds),
         num_groups=len(groups),
-        remarks=tuple(sorted(set(rows.loc[rows["installed"] == 0, "name"]))),
+        remarks=(
+            *sorted(set(rows.loc[rows["installed"] == 0, "name"])),
+            *launch_bound_remark(launch_bound_frac(table)),
+        ),
+    )
+
+
+def launch_bound_frac(table: SampleTable) -> float:
+    """Share of the operators' time, forwards and backwards, in which the device waited for the
+    host; newest window of the newest run."""
+    rows = table.newest("samples")
+    rows = rows[(rows["row"] == "operator") & ~rows["is_probe"] & ~rows["kind"].isin(_HOST_KINDS)]
+    rows = rows[(rows["window"] == rows["window"].max()) & (rows["phase"] != Phase.STEP.value)]
+    times_s = rows["time_s"] * rows["count"]
+    return float((times_s * rows["host_bound_frac"]).sum() / times_s.sum()) if len(rows) else 0.0
+
+
+def launch_bound_remark(frac: float) -> tuple[str, ...]:
+    """What a share of waiting means; nothing where it is small.
+
+    >>> launch_bound_remark(0.05)
+    ()
+    """
+    if frac < _LAUNCH_BOUND_FRAC:
+        return ()
+    return (
+        f"launch-bound: the GPU waited for the host in {format_frac(frac)} of the operators' time, "
+        "which holds the host's launches; other shapes are wider; a larger micro-batch or CUDA "
+        "graphs would raise throughput",
     )
 
 

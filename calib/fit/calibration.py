@@ -30,6 +30,7 @@ from .transfer import transfer
 if TYPE_CHECKING:
     from ..samples.table import SampleTable
 
+Floats = NDArray[np.float64]
 Key = tuple[OperatorKind, Phase]
 SCHEMA = 1
 """Of ``summary``."""
@@ -42,6 +43,8 @@ _HOST_LAUNCHES = 10.0
 _SHAPES_OF_ITS_OWN = 200
 """Shapes of an operator from which another machine adds nothing: with as many probes a moved model
 errs as one that is fitted to them."""
+_LEAST_SIGMA_LOG = 1e-6
+"""Keeps quotients finite."""
 _TOUCHING_OCTAVES = 1e-6
 """Outside by rounding alone is inside."""
 
@@ -64,6 +67,8 @@ class Calibration:
     """Another machine's models, moved here: they answer for what few samples of this one are of."""
     is_elsewhere: bool = False
     """Nothing was timed on this device: what the samples say is at best extrapolated to it."""
+    host_bound: Mapping[Key, Mapping[Operator, Measured]] = field(default_factory=dict)
+    """Operators for which the device waited: what they took is the host's time."""
 
     @property
     def ceilings(self) -> Ceilings:
@@ -128,12 +133,13 @@ class Calibration:
         Shapes that could not be left out of their model are not there.
         """
         rows: list[tuple[str, float, float]] = []
-        for key, operators in _by_key(self.measured).items():
+        fitted = {operator: one for operator, one in self.measured.items() if one.device_s}
+        for key, operators in _by_key(fitted).items():
             residuals = self.machine.pools[_name(key)].left_out[_name(key)]
             if len(residuals) != len(operators):
                 continue
             for operator, residual in zip(operators, residuals.tolist(), strict=True):
-                time_s = self.measured[operator].time_s
+                time_s = fitted[operator].device_s
                 name = f"{key[0].value} {key[1].value} {'x'.join(map(str, operator.shape))}"
                 rows.append((name, time_s * math.exp(-residual), time_s))
         return rows
@@ -151,6 +157,27 @@ class Calibration:
         return _constant(number, found.time_s, found.sigma_log, Source.MEASURED)
 
     def _fitted(self, key: Key, operators: list[Operator]) -> Estimates:
+        """Of shapes that were not timed; ``_after_launches`` where others waited for the host."""
+        waited = next((self.host_bound[k] for k in _stand_ins(key) if k in self.host_bound), None)
+        if waited is None:
+            return self._on_device(key, operators)
+        bounds = [replace(one, phase=key[1]) for one in waited]
+        found = self._on_device(key, [*operators, *bounds])
+        host = _as_measured(list(waited.values()))
+        return _after_launches(
+            found, host, ahead_frac=self._ahead_frac, is_bound=not self.is_elsewhere
+        )
+
+    @property
+    def _ahead_frac(self) -> float:
+        """How likely the host is ahead of an operator elsewhere, by how many waited here (the rule
+        of succession, Laplace 1814)."""
+        timed = {(one.kind, one.phase) for one in self.measured if one.phase is not Phase.STEP}
+        timed |= self.host_bound.keys()
+        return (len(timed) - len(self.host_bound) + 1) / (len(timed) + 2)
+
+    def _on_device(self, key: Key, operators: list[Operator]) -> Estimates:
+        """Of a device that need not wait for the host."""
         if self.like is None and key in _SHARDED_PAIR:
             other = _SHARDED_PAIR[key]
             if _name(key) not in self.machine.pools and _name(other) in self.machine.pools:
@@ -216,18 +243,22 @@ class Calibration:
     def _kind_rows(self) -> list[dict[str, Any]]:
         rows = []
         for key, operators in _by_key(self.measured).items():
-            pool = self.machine.pools[_name(key)]
-            found = self.machine.predict(_name(key), batch_of(operators))
+            name = _name(key)
+            pool = self.machine.pools.get(name)
+            widths = 2 * Z_90 * self._fitted(key, operators).sigma_log
+            if pool is not None:
+                found = self.machine.predict(name, batch_of(operators))
+                widths = found.high - found.low
             rows.append(
                 {
                     "kind": key[0].value,
                     "phase": key[1].value,
                     "num_rows": sum(self.measured[o].num_rows for o in operators),
                     "num_shapes": len(operators),
-                    "model": pool.model,
+                    "model": pool.model if pool is not None else "none: the device waited",
                     "efficiency_frac": self._median_efficiency_frac(operators),
-                    "left_out_error_frac": _error_frac(pool.left_out[_name(key)]),
-                    "sigma_log": float(np.median(found.high - found.low)) / (2 * Z_90),
+                    "left_out_error_frac": _error_frac(pool.left_out[name]) if pool else None,
+                    "sigma_log": float(np.median(widths)) / (2 * Z_90),
                     "source": Source.MEASURED.value,
                 }
             )
@@ -307,6 +338,11 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
         measured_host=host,
         measured_transfers=measured_calls,
         weight_fracs=weight_fracs(table.traced),
+        host_bound={
+            key: {o: measured[o] for o in operators if measured[o].is_host_bound}
+            for key, operators in _by_key(measured).items()
+            if any(measured[o].is_host_bound for o in operators)
+        },
     )
 
 
@@ -374,14 +410,44 @@ def _by_key(measured: Mapping[Operator, Measured]) -> dict[Key, list[Operator]]:
 
 
 def _groups(measured: Mapping[Operator, Measured]) -> dict[str, Timed]:
+    """Rows of the device's own time; what it waited of others takes from their weight."""
+    known = {operator: one for operator, one in measured.items() if one.device_s}
     return {
         _name(key): Timed(
             batch=batch_of(operators),
-            time_s=np.array([measured[o].time_s for o in operators]),
-            weight=np.array([measured[o].weight for o in operators]),
+            time_s=np.array([known[o].device_s for o in operators]),
+            weight=np.array([known[o].device_weight for o in operators]),
         )
-        for key, operators in _by_key(measured).items()
+        for key, operators in _by_key(known).items()
     }
+
+
+def _after_launches(
+    found: Estimates, host: Estimates, *, ahead_frac: float, is_bound: bool
+) -> Estimates:
+    """Estimates of a device that need not wait, for one that may have to.
+
+    The last of ``found`` are of the operators of ``host``, whose times are the host's: with
+    ``is_bound`` the device takes no more for any of them.  The host takes as long for other shapes,
+    and the longer of both is given.  Where the host is ahead, with a probability of ``ahead_frac``,
+    anywhere between the two is as likely.
+    """
+    number = len(found.sources) - len(host.sources)
+    over_log = np.log(found.time_s[number:] / host.time_s) if is_bound else np.zeros(1)
+    device_s = found.time_s[:number] * np.exp(-max(0.0, float(over_log.max())))
+    device_log, host_s = found.sigma_log[:number], float(np.median(host.time_s))
+    time_s = np.maximum(device_s, host_s)
+    # Of the longer of two the doubt of either counts by how likely it is that one.
+    behind = np.log(device_s / host_s) / (math.sqrt(2.0) * np.maximum(device_log, _LEAST_SIGMA_LOG))
+    is_device = np.array([(1.0 + math.erf(value)) / 2.0 for value in behind.tolist()])
+    # A third: mean square distance of an even spread from its end.
+    open_log = np.log(time_s / device_s) * math.sqrt(ahead_frac / 3.0)
+    parts = (is_device * device_log, (1.0 - is_device) * np.median(host.sigma_log), open_log)
+    return Estimates(
+        time_s=time_s,
+        sigma_log=np.sqrt(sum(part**2 for part in parts)),
+        sources=found.sources[:number],
+    )
 
 
 def _stand_ins(key: Key) -> list[Key]:

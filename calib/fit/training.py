@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..network.groups import Measured, num_nodes
-from ..samples.columns import parse_shape
+from ..samples.columns import parse_shape, shape_text
 from ..samples.neighbours import with_neighbours
 from ..samples.reduce import median_error_log
 from ..samples.table import SampleTable
@@ -22,26 +22,49 @@ AGE_FACTOR = 0.7
 """Weight of a window over that of the one after it: old rows count less and are never dropped."""
 REPEAT_SIGMA_LOG = 0.02
 """How far medians of the same work lie apart when it is measured again (public A100 duplicates)."""
+_OPERATOR = ["kind", "phase", "shape", "element_nbytes"]
 _HOST_KINDS = (OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP)
 _MOST_STEPS = 20
 """Steps from which a window counts fully: more average no drift away."""
 
 
 def measured_operators(table: SampleTable) -> dict[Operator, Measured]:
-    """Each distinct operator and its time, in a fixed order; host kinds are left out."""
+    """Each distinct operator and its time, in a fixed order; host kinds are left out.
+
+    One for which the device waited comes with the time of its kernels, where a step was traced.
+    """
     rows = _with_weight(table, with_neighbours(table.operators))
     rows = rows[~rows["kind"].isin([kind.value for kind in _HOST_KINDS])]
-    keys = ["kind", "phase", "shape", "element_nbytes"]
     found = {}
-    for (kind, phase, shape, nbytes), group in _groups(rows, keys):
-        operator = Operator(
-            kind=OperatorKind(kind),
-            phase=Phase(phase),
-            shape=parse_shape(shape),
-            element_nbytes=int(nbytes),
-        )
-        found[operator] = _join(_live_first(group))
+    for key, group in _groups(rows, _OPERATOR):
+        operator, one = _operator(*key), _join(_live_first(group))
+        if one.is_host_bound:
+            one = replace(one, kernel_s=_kernel_s(operator, table.traced))
+        found[operator] = one
     return found
+
+
+def _operator(kind: str, phase: str, shape: str, nbytes: int) -> Operator:
+    return Operator(
+        kind=OperatorKind(kind),
+        phase=Phase(phase),
+        shape=parse_shape(shape),
+        element_nbytes=int(nbytes),
+    )
+
+
+def _kernel_s(operator: Operator, traced: pd.DataFrame) -> float:
+    """Of the traced steps, both gradients of a product in sum; 0 where they do not have it all."""
+    like = traced[
+        (traced["kind"] == operator.kind.value)
+        & (traced["shape"] == shape_text(operator.shape))
+        & (traced["element_nbytes"] == operator.element_nbytes)
+    ]
+    times = like.groupby("phase")["time_s"].median()
+    parts = [operator.phase.value]
+    if parts[0] not in times and operator.phase is Phase.BACKWARD:
+        parts = [Phase.INPUT_GRADIENT.value, Phase.WEIGHT_GRADIENT.value]
+    return sum(float(times[part]) for part in parts) if set(parts) <= set(times.index) else 0.0
 
 
 def measured_host(table: SampleTable) -> dict[tuple[OperatorKind, Phase], Measured]:
@@ -124,4 +147,5 @@ def _join(group: pd.DataFrame) -> Measured:
         weight=float(weights.max()),
         num_rows=len(group),
         is_probe=bool(group["is_probe"].all()),
+        host_bound_frac=float(np.average(group["host_bound_frac"], weights=weights)),
     )

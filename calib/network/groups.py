@@ -12,6 +12,8 @@ _OTHER_OCTAVES = 1.0
 """Another collective counts as far as one of twice the ranks, and so does another role."""
 _STRANGE_OCTAVES = 8.0
 """One that is no ring beside one that is: what NCCL's figures alone tell, further than any size."""
+MOST_HOST_FRAC = 0.5
+"""Of an operator's time: one that waits for the host in most of it tells nothing of the device."""
 PAIRS = frozenset({Collective.SEND, Collective.RECV})
 """Transfers between two ranks."""
 RINGS = frozenset(
@@ -38,6 +40,26 @@ class Measured:
     """Known from above only: the transfer had ended before anybody looked."""
     is_probe: bool = False
     """Measured between steps only."""
+    host_bound_frac: float = 0.0
+    """Share of it in which the device waited for the host: that is none of the device's time."""
+    kernel_s: float = 0.0
+    """What its kernels took in a traced step, where it was host-bound; 0 where that is not known.
+    """
+
+    @property
+    def is_host_bound(self) -> bool:
+        """True where most of it was waiting: of the device it is a bound from above alone."""
+        return self.host_bound_frac > MOST_HOST_FRAC
+
+    @property
+    def device_s(self) -> float:
+        """What the device itself takes, 0 where that is not known."""
+        return min(self.kernel_s, self.time_s) if self.is_host_bound else self.time_s
+
+    @property
+    def device_weight(self) -> float:
+        """Weight of that time: the less, the more of it was waiting."""
+        return self.weight * (1.0 if self.is_host_bound else 1.0 - self.host_bound_frac)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

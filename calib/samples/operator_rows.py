@@ -14,6 +14,8 @@ from .reduce import median_over_steps
 _SHAPE = ["kind", "phase", "shape", "element_nbytes"]
 _KEYS = ["window", *_SHAPE, "stage"]
 _COMPUTE = {"forward-compute": Phase.FORWARD.value, "backward-compute": Phase.BACKWARD.value}
+_MOST_HOST_FRAC = 0.5
+"""A shape that waits for the host in most of its time is no control of the device's."""
 _STEP = ["window", "stage", "rank", "step"]
 _GRADIENTS = (Phase.INPUT_GRADIENT.value, Phase.WEIGHT_GRADIENT.value)
 _FINISH = (
@@ -26,7 +28,10 @@ _FINISH = (
 
 def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
     """One row per window, operator and stage, from the events of clean steps."""
-    return median_over_steps(operators, _KEYS)
+    rows = median_over_steps(operators, _KEYS)
+    sums = operators.groupby(_KEYS, sort=True)[["host_bound_s", "time_s"]].sum()
+    share = (sums["host_bound_s"] / sums["time_s"]).fillna(0.0)
+    return rows.assign(host_bound_frac=share.to_numpy())
 
 
 def probed_operator_rows(
@@ -39,7 +44,8 @@ def probed_operator_rows(
     has; how far the run's time is from the control's is carried over to the kind's other shapes.
     On a CPU, where the module's own code around the kernels is part of an operator, that is a
     difference; on an accelerator, whose clock sees kernels alone, a ratio, and as sure as controls
-    differ (``Controls``).  Without a run there is nothing to carry over.
+    differ (``Controls``).  A shape that waited for the host in training is no control: its time
+    there is not of the device.  Without a run there is nothing to carry over.
 
     Events carry ``microbatch`` as the number of the repeat.
     """
@@ -62,6 +68,8 @@ def probed_operator_rows(
 
 def _controls(rows: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
     """By shape and phase: ``live_s`` inside the run and ``control_s`` of its probe."""
+    if not live.empty:
+        live = live[live["host_bound_frac"] <= _MOST_HOST_FRAC]
     if live.empty:
         return rows[_SHAPE].head(0).assign(control_s=0.0, live_s=0.0)
     inside = live.groupby(_SHAPE)["time_s"].median().rename("live_s").reset_index()

@@ -94,7 +94,10 @@ class SampleTable:
     @property
     def sha256(self) -> str:
         """Hash of the samples that models are fitted on."""
-        text = self.samples.to_csv(index=False, float_format="%.17g")
+        rows = self.samples
+        if not rows["host_bound_frac"].any():  # as tables were written before there was a share
+            rows = rows.drop(columns="host_bound_frac")
+        text = rows.to_csv(index=False, float_format="%.17g")
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
