@@ -30,7 +30,7 @@ from ..sensors.shapes import Shape, canonical_shape
 from ..sensors.step_log import NO_SHAPE, NO_SPAN, WAITING, Code, StepLog, TransferKind, split
 from ..sensors.stopwatch import NO_TIME, STEP_STREAM
 from ..sensors.waits import TransferTimes, Waits, exposures
-from .lags import CAUGHT_UP_NS, lags_of
+from .lags import lags_of, waits_for_host
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class Attribution:
                 yield from self._mark(code, number, is_next=before == number)
                 self._lose(code, number)
             else:
-                self._compare(lag_ns)
+                self._compare(mark, lag_ns)
                 self._spend(mark, is_ours=code == Code.HOOK_END)
                 yield from self._mark(code, number, is_next=before == number)
                 self._lag_ns, self._ours_ns = lag_ns, ours_ns
@@ -192,10 +192,11 @@ class Attribution:
             self._stalls.append((self._stalled_ns, self._now_ns))
         self._stalled_ns = NO_TIME
 
-    def _compare(self, lag_ns: int) -> None:
+    def _compare(self, mark: int, lag_ns: int) -> None:
         """Has the device waited for the host since the mark before, and so for our hooks there?"""
-        self._is_idle = NO_TIME not in (self._lag_ns, lag_ns)
-        self._is_idle &= max(self._lag_ns, lag_ns) <= CAUGHT_UP_NS
+        self._is_idle = NO_TIME not in (self._lag_ns, lag_ns) and waits_for_host(
+            self._lag_ns, lag_ns, mark - self._now_ns
+        )
         if self._is_idle:
             # What a kernel hides of it now, the device would have been behind later.
             self._owed_ns += self._ours_ns

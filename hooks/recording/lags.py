@@ -19,11 +19,29 @@ from ..sensors.step_log import StepLog
 from ..sensors.stopwatch import NO_TIME, STEP_STREAM
 
 CAUGHT_UP_NS = 20_000
-"""A device that is no further behind waits for the host.  From a launch to its begin it takes 3 to
+"""A device that is no further behind has caught up.  From a launch to its begin it takes 3 to
 10 us (9.6 us between short kernels that are waited for, 3.8 us in a row: NVIDIA's blog "Getting
 Started with CUDA Graphs", 2019), an event is read to 0.5 us (CUDA's manual), and both scatter."""
 DRIFT_FRAC = 1e-4
 """The clocks of host and device run apart by no more: crystals are sold within 50 ppm, each."""
+
+
+_HIDDEN_FRAC = 0.5
+"""Of the host's time between two marks: what the device had still to do then was less than half."""
+
+
+def waits_for_host(before_ns: int, after_ns: int, passed_ns: int) -> bool:
+    """True where a device kept pace with its host between two marks, ``passed_ns`` apart on it.
+
+    It was ``before_ns`` and then ``after_ns`` behind: no more than its last kernels may take beside
+    what the host took.  A queue that is full is further behind, and one that fills up falls behind.
+    A host that itself has waited for a result looks the same.
+
+    >>> waits_for_host(0, 10_000, 40_000), waits_for_host(0, 150_000, 200_000)
+    (True, False)
+    """
+    host_ns = passed_ns + before_ns - after_ns
+    return max(before_ns, after_ns) <= max(CAUGHT_UP_NS, _HIDDEN_FRAC * host_ns)
 
 
 def lags_of(log: StepLog) -> array[int]:

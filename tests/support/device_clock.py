@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -11,6 +12,8 @@ from device_truth import HOST, OUTSIDE, Truth
 
 LAUNCH_S = 1e-6
 """What the host needs for one launch."""
+SLOW_LAUNCH = "FORERUN_TEST_LAUNCH_S"
+"""Environment variable: how long that is on a host that is slower."""
 MAX_IN_FLIGHT = 1024
 """Launches that a device takes before the host has to wait."""
 QUERY_S = 5e-7
@@ -62,6 +65,7 @@ class Clock:
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
         self.host_s = 0.0
+        self.launch_s = float(os.environ.get(SLOW_LAUNCH) or LAUNCH_S)
         self.lines: list[Line] = []
         self._in_flight: deque[float] = deque()
         self.counts = dict.fromkeys(("records", "timed_records", "queries", "reads"), 0)
@@ -82,7 +86,7 @@ class Clock:
         with self._lock:
             if len(self._in_flight) >= MAX_IN_FLIGHT:
                 self.host_reaches(self._in_flight.popleft())
-            self.host_s += LAUNCH_S
+            self.host_s += self.launch_s
             begin_s = self.ready_s(line)
             end_s = begin_s + duration_s
             line.add(begin_s, end_s, cause)
