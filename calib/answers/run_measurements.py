@@ -29,7 +29,7 @@ _NUM_RESAMPLES = 2000
 _MIN_STEPS = 2
 """One difference has no scatter."""
 _LAUNCH_BOUND_FRAC = 0.1
-"""Waiting for the host is worth a remark from the share on that changes of a step are told."""
+"""Waiting for the host is worth a remark from the share on that a drift of the step is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

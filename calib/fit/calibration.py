@@ -157,7 +157,7 @@ class Calibration:
         return _constant(number, found.time_s, found.sigma_log, Source.MEASURED)
 
     def _fitted(self, key: Key, operators: list[Operator]) -> Estimates:
-        """Of shapes that were not timed; ``_after_launches`` where others waited for the host."""
+        """Shapes that were not timed; ``_after_launches`` where others waited for the host."""
         waited = next((self.host_bound[k] for k in _stand_ins(key) if k in self.host_bound), None)
         if waited is None:
             return self._on_device(key, operators)
@@ -177,7 +177,7 @@ class Calibration:
         return (len(timed) - len(self.host_bound) + 1) / (len(timed) + 2)
 
     def _on_device(self, key: Key, operators: list[Operator]) -> Estimates:
-        """Of a device that need not wait for the host."""
+        """Times on a device that need not wait for the host."""
         if self.like is None and key in _SHARDED_PAIR:
             other = _SHARDED_PAIR[key]
             if _name(key) not in self.machine.pools and _name(other) in self.machine.pools:
@@ -437,7 +437,7 @@ def _after_launches(
     device_s = found.time_s[:number] * np.exp(-max(0.0, float(over_log.max())))
     device_log, host_s = found.sigma_log[:number], float(np.median(host.time_s))
     time_s = np.maximum(device_s, host_s)
-    # Of the longer of two the doubt of either counts by how likely it is that one.
+    # The doubt of either counts by how likely it is the longer one.
     behind = np.log(device_s / host_s) / (math.sqrt(2.0) * np.maximum(device_log, _LEAST_SIGMA_LOG))
     is_device = np.array([(1.0 + math.erf(value)) / 2.0 for value in behind.tolist()])
     # A third: mean square distance of an even spread from its end.

@@ -54,7 +54,7 @@ def _operator(kind: str, phase: str, shape: str, nbytes: int) -> Operator:
 
 
 def _kernel_s(operator: Operator, traced: pd.DataFrame) -> float:
-    """Of the traced steps, both gradients of a product in sum; 0 where they do not have it all."""
+    """Its time in traced steps, both gradients of a product in sum; 0 where not all was traced."""
     like = traced[
         (traced["kind"] == operator.kind.value)
         & (traced["shape"] == shape_text(operator.shape))

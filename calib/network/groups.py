@@ -13,7 +13,7 @@ _OTHER_OCTAVES = 1.0
 _STRANGE_OCTAVES = 8.0
 """One that is no ring beside one that is: what NCCL's figures alone tell, further than any size."""
 MOST_HOST_FRAC = 0.5
-"""Of an operator's time: one that waits for the host in most of it tells nothing of the device."""
+"""Share of waiting for the host from which an operator's time says nothing of the device."""
 PAIRS = frozenset({Collective.SEND, Collective.RECV})
 """Transfers between two ranks."""
 RINGS = frozenset(

@@ -8,8 +8,8 @@ Of several streams of a device only the one that the step began on is that line.
 another is known by its marks there, and exposed as long as the step's stream stood still for it; an
 operator there is none of the step's, and named.
 
-Where a device waits for its host, our hooks hold it up as they do a host: their time is nobody's,
-as far as it was idle for them.  The rest between two marks at which it had caught up is the host's.
+Where a device waits for its host, our hooks hold it up as they do a host: their time belongs to no
+operator, as far as it was idle for them.  The rest between two such marks is the host's.
 
 Where the clock jumps back, or a mark has no time, what it touches has no duration: it is dropped
 and counted.

@@ -27,7 +27,7 @@ DRIFT_FRAC = 1e-4
 
 
 _HIDDEN_FRAC = 0.5
-"""Of the host's time between two marks: what the device had still to do then was less than half."""
+"""Share of the host's time between two marks: the device had less than that still to do."""
 
 
 def waits_for_host(before_ns: int, after_ns: int, passed_ns: int) -> bool:

@@ -192,7 +192,7 @@ def test_a_compute_bound_step_is_none_and_its_times_are_the_kernels() -> None:
         assert phase.hook_ns <= 20_000  # of the first operators: the device is not behind yet
 
 
-def test_forward_and_backward_are_told_apart() -> None:
+def test_forward_and_backward_are_separate() -> None:
     play = played(LAUNCH_BOUND, backward=COMPUTE_BOUND)
     assert share(play.records, Phase.FORWARD) > 0.99
     assert share(play.records, Phase.BACKWARD) < 0.01
@@ -218,7 +218,7 @@ def test_a_planted_share_comes_back(num_busy: int) -> None:
 
 @pytest.mark.parametrize("before_s", [0.0, 2e-6, 5e-6])
 @pytest.mark.parametrize("after_s", [0.0, 5e-6, 15e-6])
-def test_time_of_our_hooks_is_nobodys(before_s: float, after_s: float) -> None:
+def test_time_of_our_hooks_is_no_operators(before_s: float, after_s: float) -> None:
     """A layer with nested operators paid 5 to 10 us for each of their marks."""
     costs = replace(LAUNCH_BOUND, before_mark_s=before_s, after_end_s=after_s)
     hooked, bare = played(costs, backward=costs), played(LAUNCH_BOUND, backward=LAUNCH_BOUND)
