@@ -1,0 +1,200 @@
+"""Gains that were promised against gains that came, as ratios of runs within the same minutes.
+
+    python benchmarks/gains.py --out DIR [--rounds 5] [--sizes recipe,wider,deeper] [--load]
+        [--minutes 60] [--only-table]
+
+Each round of a size calibrates the running layout of ``recipes/pretrain_gpt.py`` (DP 2, gloo), then
+runs it bare, eight changes of it, and it bare again, in an order that turns.  A run is its fast
+decile; the truth of a change is its ratio to the mean of both bare runs.  Floor: one bare run of a
+round against the other; a round whose floor is above 0.08 is repeated, three times at most.
+``--load`` puts a process that is busy at random times beside all runs.  Promises are asked of the
+door of ``forerun predict`` from the round's own calibration.  Runs are kept in DIR as they end:
+the same command goes on, and ``--only-table`` makes the table of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.runs.cpu_runs import ROOT, SIZES, SKIPPED, WINDOW_STEPS
+from forerun.benchmarks.runs.launches import output_of, step_times_s, torchrun_words
+from forerun.calib.advice.plan import compare
+from forerun.calib.arguments.megatron_args import apply_options
+from forerun.launch.known.machines import open_machine
+
+CHANGES: dict[str, tuple[str, ...]] = {
+    "micro-batch 4": ("--micro-batch-size", "4"),
+    "micro-batch 8": ("--micro-batch-size", "8"),
+    "overlapped reduction": ("--overlap-grad-reduce",),
+    "full recompute": ("--recompute-granularity", "full"),
+    "selective recompute": ("--recompute-granularity", "selective"),
+    "TP2": ("--tensor-model-parallel-size", "2"),
+    "PP2": ("--pipeline-model-parallel-size", "2"),
+    "ZeRO1": ("--use-distributed-optimizer",),
+}
+BASES = ("base", "base again")
+ITERS = 60
+FLOOR_BAR, TRIES = 0.08, 3
+WARMUP = 3
+LIMIT_S = 240.0
+LOAD = """
+import random, time
+while True:
+    end = time.monotonic() + random.uniform(1.0, 8.0)
+    while time.monotonic() < end:
+        pass
+    time.sleep(random.uniform(1.0, 8.0))
+"""
+
+
+def main() -> int:
+    """Run what is not there yet, then make the table; 0 where something could be judged."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--load", action="store_true")
+    parser.add_argument("--only-table", action="store_true")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    end_s = time.monotonic() + 60 * args.minutes
+    if not args.only_table:
+        with _beside(is_loaded=args.load):
+            for number in range(args.rounds):
+                for size in args.sizes.split(","):
+                    _round(args.out, size, number, end_s)
+    rows = [row for path in sorted(args.out.glob("*.json")) for row in judged(path)]
+    print(table(rows))
+    return 0 if rows else 1
+
+
+@contextmanager
+def _beside(*, is_loaded: bool) -> Iterator[None]:
+    """A process that is busy at random times, for as long as the runs take."""
+    process = subprocess.Popen([sys.executable, "-c", LOAD]) if is_loaded else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def _round(out: Path, size: str, number: int, end_s: float) -> None:
+    """One calibration and all runs of a round, unless they are there already."""
+    for attempt in range(TRIES):
+        path = out / f"{size}-{number}-{attempt}.json"
+        found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if not found:
+            if time.monotonic() > end_s:
+                return
+            found = _ran(out / path.stem, size, number)
+            path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            print(f"{path.stem}: floor {floor_of(found):.3f}", file=sys.stderr, flush=True)
+        if floor_of(found) <= FLOOR_BAR:
+            return
+
+
+def _ran(directory: Path, size: str, number: int) -> dict[str, float]:
+    options = SIZES[size].options
+    flags = ["--calibrate", f"--calibrate-dir={directory}", "--calibrate-wandb=off"]
+    flags += [f"--calibrate-steps={WINDOW_STEPS}"]
+    _times_s(options, WARMUP + WINDOW_STEPS + 1, flags)
+    names = [*CHANGES]
+    random.Random(number).shuffle(names)
+    names = [BASES[0], *names[:4], BASES[1], *names[4:]]
+    found = {}
+    for name in names:
+        times_s = _times_s((*options, *CHANGES.get(name, ())), SKIPPED + ITERS, [])[SKIPPED:]
+        if times_s:
+            found[name] = statistics.quantiles(times_s, n=10)[0]
+    return found
+
+
+def _times_s(options: tuple[str, ...], iters: int, flags: list[str]) -> list[float]:
+    recipe = str(ROOT / "recipes" / "pretrain_gpt.py")
+    command = [*torchrun_words(), recipe, "--train-iters", str(iters), *options, *flags]
+    return step_times_s(output_of(command, limit_s=LIMIT_S) or "")
+
+
+def floor_of(found: dict[str, float]) -> float:
+    """How far the base lies from itself, log; infinite where either run failed."""
+    if not all(name in found for name in BASES):
+        return math.inf
+    return abs(math.log(found[BASES[0]] / found[BASES[1]]))
+
+
+def judged(path: Path) -> Iterator[dict]:
+    """A row for each change of a round: promised and true log ratio, and the interval's ends."""
+    found = json.loads(path.read_text("utf-8"))
+    directory = path.with_suffix("")
+    if floor_of(found) > FLOOR_BAR or not directory.is_dir():
+        return
+    machine = open_machine(directory)
+    names = [name for name in CHANGES if name in found]
+    configs = [apply_options(machine.own, CHANGES[name]) for name in names]
+    base_s = math.exp(statistics.mean(math.log(found[name]) for name in BASES))
+    for name, one in zip(names, compare(machine.own, configs, machine.steps), strict=True):
+        yield {
+            "size": path.stem.partition("-")[0],
+            "change": name,
+            "floor": floor_of(found),
+            "promised": math.log1p(one.time_frac),
+            "low": math.log1p(one.time_frac_low),
+            "high": math.log1p(one.time_frac_high),
+            "true": math.log(found[name] / base_s),
+        }
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown: a line for each change, and what all of them come to."""
+    if not rows:
+        return "no round whose floor is low enough"
+    lines = []
+    for name in CHANGES:
+        own = [row for row in rows if row["change"] == name]
+        if own:
+            promised, true = (
+                statistics.median(row[key] for row in own) for key in ("promised", "true")
+            )
+            error = statistics.mean(abs(row["promised"] - row["true"]) for row in own)
+            lines.append([name, len(own), _percent(promised), _percent(true), f"{error:.3f}"])
+    heads = ["change", "rounds", "promised", "came", "mean error of the log ratio"]
+    return "\n\n".join([markdown_table(heads, lines), "\n".join(_sums(rows))])
+
+
+def _percent(log: float) -> str:
+    return f"{100 * math.expm1(log):+.1f} %"
+
+
+def _sums(rows: list[dict]) -> Iterator[str]:
+    off = [row["promised"] - row["true"] for row in rows]
+    large = [row for row in rows if abs(row["true"]) > math.log(1.05)]
+    wide = [row for row in rows if abs(row["true"]) > math.log(1.1)]
+    right = sum(row["promised"] * row["true"] > 0 for row in large)
+    unsure = sum(row["low"] < 0 < row["high"] for row in wide)
+    inside = sum(row["low"] <= row["true"] <= row["high"] for row in rows)
+    yield f"- mean absolute error of the log ratio: {statistics.mean(map(abs, off)):.3f}"
+    yield f"- floor, mean over rounds: {statistics.mean(row['floor'] for row in rows):.3f}"
+    yield f"- bias: {statistics.mean(off):+.3f}"
+    yield f"- sign right where the truth exceeds 5 %: {right} of {len(large)}"
+    yield f"- cannot tell where the truth exceeds 10 %: {unsure} of {len(wide)}"
+    yield f"- 90 % intervals that held: {inside} of {len(rows)}, at a half-width of " + (
+        f"{statistics.mean((row['high'] - row['low']) / 2 for row in rows):.3f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
