@@ -31,7 +31,7 @@ from ..samples.windows import windows_of
 from ..steps.estimate import StepEstimate
 from ..steps.known import KnownStep, same_layout
 from ..steps.live_times import live_times
-from ..steps.model import FittedSteps, fit_steps
+from ..steps.model import FittedSteps
 from ..stragglers.waiting import waiting_report
 from ..units import HOUR_S
 from ..workload.config import RunConfig
@@ -58,7 +58,7 @@ from .run_measurements import (
     perturbation_s,
     recalibration_s,
 )
-from .run_steps import known_step, running_config, with_own
+from .run_steps import fit_own, known_step, running_config, with_own
 from .transcript import transcript_lines
 from .what_if import what_if
 
@@ -89,12 +89,14 @@ def analyse(
     base = live_times(calibration, config)
     # What is held against the measured step has seen no step of this layout.
     layout = same_layout(config)
-    blind = fit_steps(base, [one for one in known if same_layout(one.config) != layout])
+    others = [one for one in known if same_layout(one.config) != layout]
+    blind = fit_own(base, others, config)
     own = blind.estimate(config)
     view = _outlook(table, config, request, blind, own)
     ran = _ran(table, view)
-    fitted = fit_steps(base, with_own(known, ran))
-    told = fit_steps(base, with_own(known, known_step(table)))  # what ``forerun predict`` fits
+    fitted = fit_own(base, with_own(known, ran), config)
+    # What ``forerun predict`` fits.
+    told = fit_own(base, with_own(known, known_step(table)), config)
     room, anew_s = _room(table, request), recalibration_s(table)
     found = _plan(request, ran.config, fitted, room)
     levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))

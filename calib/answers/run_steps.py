@@ -10,6 +10,7 @@ from ..fit.calibration import calibrate, carried_over, on_device
 from ..forecast.model_forecast import at_batch_size, batch_size_at
 from ..records.cluster import Cluster, StatedNodes
 from ..samples.table import SampleTable
+from ..steps.base_times import BaseTimes
 from ..steps.known import KnownStep, same_layout
 from ..steps.live_times import live_times
 from ..steps.model import FittedSteps, fit_steps
@@ -36,20 +37,23 @@ def running_config(table: SampleTable) -> RunConfig:
 
 
 def known_step(table: SampleTable) -> KnownStep:
-    """The newest run's layout and its measured step; processors do not keep to it."""
-    config = running_config(table)
-    passing = CPU_SESSION_SIGMA_LOG if config.device == "cpu" else 0.0
+    """The newest run's layout and its measured step."""
     return KnownStep(
-        config=config,
+        config=running_config(table),
         time_s=measured_step_s(table),
-        sigma_log=math.hypot(measured_sigma_log(table), passing),
+        sigma_log=measured_sigma_log(table),
     )
+
+
+def passing_sigma_log(config: RunConfig) -> float:
+    """How far steps that were measured just now are from those of the next hour, all alike."""
+    return CPU_SESSION_SIGMA_LOG if config.device == "cpu" else 0.0
 
 
 def known_elsewhere(table: SampleTable, asked: RunConfig) -> KnownStep:
     """The same as evidence for another run: another session, maybe another release."""
     found = known_step(table)
-    session = 0.0 if found.config.device == "cpu" else SESSION_SIGMA_LOG
+    session = CPU_SESSION_SIGMA_LOG if found.config.device == "cpu" else SESSION_SIGMA_LOG
     return replace(
         found,
         sigma_log=math.hypot(found.sigma_log, session),
@@ -71,7 +75,14 @@ def run_steps(
     if like is not None:
         found = carried_over(found, calibrate(like, device=like.config().device))
     base = live_times(found, config)
-    return fit_steps(base, known if table.steps.empty else with_own(known, known_step(table)))
+    if table.steps.empty:
+        return fit_steps(base, known)
+    return fit_own(base, with_own(known, known_step(table)), config)
+
+
+def fit_own(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> FittedSteps:
+    """The step model of a run: what its layouts have in common moves from hour to hour."""
+    return fit_steps(base, known, passing_sigma_log=passing_sigma_log(config))
 
 
 def steps_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> FittedSteps:

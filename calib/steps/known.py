@@ -14,7 +14,7 @@ from ..workload.config import Cadence, RunConfig
 
 MEASURED_SIGMA_LOG = 0.01
 """Scatter of a step that somebody reports: 1 %."""
-_SHARED_FRAC = 0.8
+SHARED_FRAC = 0.8
 """Of what the constants leave, as a variance: the rest is each measurement's own."""
 _REACH = 4.0
 """Doublings over which the correlation falls to 1/e.  3 to 8 do equally well on public tables."""
@@ -53,36 +53,15 @@ def same_layout(config: RunConfig) -> RunConfig:
     return replace(config, model=model, parallelism=par, cadence=Cadence(), unmodelled=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remainder:
-    """What the constants leave of one layout's measured steps."""
-
-    residual_log: float
-    """Measured over modelled step, log, mean of the layout's steps."""
-    sigma_log: float
-    """How well that is known."""
-
-
-def remainders(
-    known: Sequence[KnownStep], residuals: Sequence[float]
-) -> dict[RunConfig, Remainder]:
-    """By layout; steps of one layout in inverse proportion to their variances.
-
-    Steps of other sites tell of the constants alone.
-    """
-    places: dict[RunConfig, list[int]] = {}
+def measured_places(known: Sequence[KnownStep]) -> dict[RunConfig, tuple[int, ...]]:
+    """The places of each layout's steps among those that are known; steps of other sites tell of
+    the constants alone."""
+    places: dict[RunConfig, tuple[int, ...]] = {}
     for place, step in enumerate(known):
-        if step.site:
-            continue
-        places.setdefault(same_layout(step.config), []).append(place)
-    found = {}
-    for layout, held in places.items():
-        own = np.array([known[place].sigma_log for place in held]) ** -2.0
-        logs = np.array([residuals[place] for place in held])
-        found[layout] = Remainder(
-            residual_log=float(own @ logs / own.sum()), sigma_log=float(own.sum() ** -0.5)
-        )
-    return found
+        if not step.site:
+            layout = same_layout(step.config)
+            places[layout] = (*places.get(layout, ()), place)
+    return places
 
 
 def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Floats:
@@ -191,4 +170,4 @@ class Features:
         squares = np.einsum("cod,cod->co", apart, apart)
         for mine, its in ((self.spans, others.spans), (self.kinds, others.kinds)):
             squares += np.sum(mine[:, np.newaxis] != its[np.newaxis], axis=2)
-        return _SHARED_FRAC * np.exp(-np.sqrt(squares) / _REACH)
+        return SHARED_FRAC * np.exp(-np.sqrt(squares) / _REACH)

@@ -23,7 +23,7 @@ from ..timeline.terms import Term
 from ..workload.config import RunConfig
 from .base_times import BaseTimes
 from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
-from .known import SPANNED, Features, KnownStep, Remainder, same_layout, unseen_across
+from .known import SPANNED, Features, KnownStep, same_layout, unseen_across
 from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
@@ -34,6 +34,7 @@ ERROR_INFLATION = 1.8124611228 / Z_90
 them."""
 
 _ROUNDING = 1e-9
+_PASSING = "level of the machine, from one hour to the next"
 UNSEEN_SIGMA_LOG = {name: 1.5 if name == "pp" else 0.7 for name in SPANNED}
 """Of a kind of transfer between nodes that no known layout has.  Messages of stages take one path
 between two ranks, and went at 1 GB/s on one public cluster, of 45 that its cards promise, and twice
@@ -48,6 +49,8 @@ class FittedSteps:
     base: BaseTimes
     known: tuple[KnownStep, ...] = ()
     posterior: LayoutPosterior | None = field(default=None, repr=False)
+    passing_sigma_log: float = 0.0
+    """How far the level of all steps moves from one hour to the next; ratios do not."""
 
     def estimate(self, config: RunConfig) -> StepEstimate:
         """The step of one layout, with spans and slices for a trace."""
@@ -80,15 +83,7 @@ class FittedSteps:
         """Median step time of each layout, shape (layouts,): what a ranking of thousands needs."""
         if not configs:
             return np.empty(0)
-        left_log = self._discrepancy(configs)[0]
-        times_s = self._at_means(configs, simulate_long) * np.exp(left_log)
-        measured = {one.config.parallelism for one in self.known}
-        for place, config in enumerate(configs):
-            if config.parallelism in measured:  # few are, and looking each up costs more
-                left = self._remainder(config)
-                if left is not None:
-                    times_s[place] *= np.exp(left.residual_log - left_log[place])
-        return times_s
+        return self._at_means(configs, simulate_long) * np.exp(self._discrepancy(configs)[0])
 
     def least_times(self, configs: Sequence[RunConfig]) -> Floats:
         """Seconds below which the median of no layout comes that does these passes, shape
@@ -176,7 +171,7 @@ class FittedSteps:
             estimate,
             terms_s,
             error_s,
-            is_measured=self._remainder(estimate.config) is not None,
+            is_measured=self.posterior is not None and bool(self.posterior.places(estimate.config)),
             is_fitted=self.posterior is not None,
         )
 
@@ -190,22 +185,15 @@ class FittedSteps:
         out: dict[int, StepEstimate] = {}
         for group in found:
             for row, place in enumerate(group.group.members.tolist()):
-                config = layouts.compiled.configs[place]
-                left = self._remainder(config)
-                if left is not None:
-                    log, sigma, of_names = left.residual_log, left.sigma_log, {}
-                else:
-                    log, sigma = float(left_log[place]), wider * float(own_sigma[place])
-                    of_names = errors.of(place, wider)
                 out[place] = step_estimate(
-                    config,
+                    layouts.compiled.configs[place],
                     group,
                     row,
                     items_s=items_s,
                     sources=sources,
-                    scale=float(np.exp(log + growth[place])),
-                    error_log=of_names,
-                    own_sigma_log=sigma,
+                    scale=float(np.exp(left_log[place] + growth[place])),
+                    error_log=errors.of(place, wider),
+                    own_sigma_log=wider * float(own_sigma[place]),
                 )
         return [out[place] for place in range(len(out))]
 
@@ -227,16 +215,17 @@ class FittedSteps:
     def _discrepancy(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
         if self.posterior is None:
             return np.zeros(len(configs)), np.full(len(configs), MODEL_SIGMA_LOG), np.empty(0)
-        return self.posterior.discrepancy(Features.of(configs))
+        return self.posterior.discrepancy_of(configs)
 
     def _errors(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
         """Independent errors of log step times, one deviation each."""
         found = self._along(layouts, slopes, pull)
         if self.posterior is None:
             return found
+        passing = np.full((len(found.logs), 1), self.passing_sigma_log)
         return _Errors(
-            names=(*found.names, *(_unseen(name) for name in SPANNED)),
-            logs=np.hstack([found.logs, self._unseen(layouts, slopes)]),
+            names=(*found.names, *(_unseen(name) for name in SPANNED), _PASSING),
+            logs=np.hstack([found.logs, self._unseen(layouts, slopes), passing]),
         )
 
     def _along(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
@@ -274,25 +263,29 @@ class FittedSteps:
         wider = np.log1p(share * np.expm1([UNSEEN_SIGMA_LOG[name] for name in SPANNED]))
         return wider * unseen_across(layouts.compiled.configs, known)
 
-    def _remainder(self, config: RunConfig) -> Remainder | None:
-        """Of a layout whose step was measured here: then it is that step."""
-        if self.posterior is None:
-            return None
-        return self.posterior.remainders.get(same_layout(config))
 
-
-def fit_steps(base: BaseTimes, known: Sequence[KnownStep] = ()) -> FittedSteps:
+def fit_steps(
+    base: BaseTimes,
+    known: Sequence[KnownStep] = (),
+    *,
+    passing_sigma_log: float | None = None,
+) -> FittedSteps:
     """Constants at the greatest posterior; without known steps the priors.
 
-    The same steps in any order give the same model.
+    The same steps in any order give the same model.  With ``passing_sigma_log`` the steps of all
+    layouts are off by one factor, which tells nothing of one against another; it is the deviation
+    of that factor's log from one hour to the next.
     """
     if not known:
         return FittedSteps(base=base)
     ordered = tuple(
         sorted(known, key=lambda one: (one.time_s, one.sigma_log, one.site, repr(one.config)))
     )
-    posterior = posterior_of(layouts_of([one.config for one in ordered], base), ordered)
-    return FittedSteps(base=base, known=ordered, posterior=posterior)
+    layouts = layouts_of([one.config for one in ordered], base)
+    posterior = posterior_of(layouts, ordered, is_level_free=passing_sigma_log is not None)
+    return FittedSteps(
+        base=base, known=ordered, posterior=posterior, passing_sigma_log=passing_sigma_log or 0.0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,14 @@ from ..regressors.robust import robust_minimum
 from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
 from ..workload.config import RunConfig
-from .known import Features, KnownStep, Remainder, correlations, remainders
+from .known import (
+    SHARED_FRAC,
+    Features,
+    KnownStep,
+    correlations,
+    measured_places,
+    same_layout,
+)
 from .layouts import Layouts
 from .priced_items import Constant
 
@@ -25,6 +32,9 @@ MODEL_SIGMA_LOG = 0.055
 """How far a layout lies from what the constants say of it, before any step is known."""
 SITE_SIGMA_LOG = 0.08
 """How far apart the levels of two clusters, releases or days of one kind of machine lie."""
+LEVEL_SIGMA_LOG = 10.0
+"""Of a level that all layouts of a run share: so wide that it takes all that they have in common,
+and leaves them as far apart as the model says."""
 SLOPE_STEP = 1e-4
 """Change of a constant from which slopes are taken."""
 _DISCREPANCY_SPREAD_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = 0.3, 8, 65
@@ -42,6 +52,7 @@ few."""
 _FEWEST_TO_DOUBT, _WILD_ROUNDS = 3, 8
 """Of two steps that disagree nobody can say which is off."""
 _WIDEST = 2.0
+LEVEL: Constant = ("level", "of the run")
 At = Callable[[Floats], tuple[Floats, Floats]]
 """Log times of the measured layouts and their slopes, at constants."""
 
@@ -67,22 +78,48 @@ class LayoutPosterior:
     """How far a layout lies from what the constants say of it."""
     spread_factor: float
     """How much wider errors of left-out layouts are than the posterior says."""
-    remainders: Mapping[RunConfig, Remainder]
+    measured: Mapping[RunConfig, tuple[int, ...]]
+    """Places of the steps of each layout that was measured here."""
+
+    def discrepancy_of(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
+        """The same of layouts, of which those that were measured are their own measurement."""
+        correlation = Features.of(configs).similarity(Features.of(self.known))
+        degrees = {config.parallelism for config in self.known}
+        for row, config in enumerate(configs):
+            if config.parallelism in degrees:  # few are, and looking each up costs more
+                held = self.places(config)
+                correlation[row, list(held)] += (1.0 - SHARED_FRAC) / max(1, len(held))
+        return self._discrepancy(correlation)
+
+    def places(self, config: RunConfig) -> tuple[int, ...]:
+        """The places of the steps of a layout that were measured here."""
+        return self.measured.get(same_layout(config), ())
 
     def discrepancy(self, features: Features) -> tuple[Floats, Floats, Floats]:
         """What layouts alike leave for these: logs, deviations, and pull on each constant."""
-        alike = self.sigma_log**2 * features.similarity(Features.of(self.known))
+        return self._discrepancy(features.similarity(Features.of(self.known)))
+
+    def _discrepancy(self, correlation: Floats) -> tuple[Floats, Floats, Floats]:
+        """The level, where the run has one, is among the logs and in the pull."""
+        alike = self.sigma_log**2 * correlation
         weighed = alike @ self.weights
         left = self.sigma_log**2 - np.einsum("ck,ck->c", weighed, alike)
-        return weighed @ self.residuals, np.sqrt(np.maximum(left, 0.0)), weighed @ self.slopes
+        logs, pull = weighed @ self.residuals, weighed @ self.slopes
+        if LEVEL in self.constants:
+            place = self.constants.index(LEVEL)
+            logs, pull[:, place] = logs + self.theta[place], pull[:, place] - 1.0
+        return logs, np.sqrt(np.maximum(left, 0.0)), pull
 
 
-def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> LayoutPosterior:
+def posterior_of(
+    layouts: Layouts, known: Sequence[KnownStep], *, is_level_free: bool = False
+) -> LayoutPosterior:
     """The greatest posterior of the constants, given steps that were measured.
 
-    ``layouts`` are those of ``known``, one for one and in their order.
+    ``layouts`` are those of ``known``, one for one and in their order.  With ``is_level_free``
+    the steps of all layouts are off by a factor that nothing is known of beforehand.
     """
-    evidence = _Evidence.of(layouts, known)
+    evidence = _Evidence.of(layouts, known, is_level_free=is_level_free)
     at = evidence.remembered()
     sigma = MODEL_SIGMA_LOG
     found = _mode(evidence, at, np.zeros(len(evidence.constants)), evidence.covariance(sigma))
@@ -105,7 +142,7 @@ def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> LayoutPosterio
         spread_factor=min(
             _WIDEST, _spread_factor(evidence, found, sigma) * _strain(evidence, found)
         ),
-        remainders=remainders(known, found.residuals.tolist()),
+        measured=measured_places(known),
     )
 
 
@@ -127,35 +164,40 @@ class _Evidence:
 
     layouts: Layouts
     measured_log: Floats
-    sites: tuple[str, ...]
+    levels: tuple[tuple[Constant, float], ...]
+    """Constants of each site, and of all steps where these have one, with their deviations."""
     is_at: Floats
-    """Which site each step was measured at, shape (rows, sites)."""
+    """Which levels each step has, shape (rows, levels)."""
     own_sigma: Floats
     """How well each step was measured."""
     alike: Floats
     """Correlations of what the constants leave, shape (rows, rows)."""
 
     @staticmethod
-    def of(layouts: Layouts, known: Sequence[KnownStep]) -> _Evidence:
+    def of(layouts: Layouts, known: Sequence[KnownStep], *, is_level_free: bool) -> _Evidence:
         sites = tuple(sorted({one.site for one in known if one.site}))
         is_at = np.array([[float(one.site == site) for site in sites] for one in known])
+        levels: list[tuple[Constant, float]] = [(("site", site), SITE_SIGMA_LOG) for site in sites]
+        is_at = is_at.reshape(len(known), len(sites))
+        if is_level_free:
+            levels.append((LEVEL, LEVEL_SIGMA_LOG))
+            is_at = np.hstack([is_at, np.ones((len(known), 1))])
         return _Evidence(
             layouts=layouts,
             measured_log=np.log([one.time_s for one in known]),
-            sites=sites,
-            is_at=is_at.reshape(len(known), len(sites)),
+            levels=tuple(levels),
+            is_at=is_at,
             own_sigma=np.array([one.sigma_log for one in known]),
             alike=correlations([one.config for one in known]),
         )
 
     @property
     def constants(self) -> tuple[Constant, ...]:
-        return (*self.layouts.constants, *(("site", site) for site in self.sites))
+        return (*self.layouts.constants, *(constant for constant, _ in self.levels))
 
     @property
     def sigma_log(self) -> Floats:
-        sites = np.full(len(self.sites), SITE_SIGMA_LOG)
-        return np.concatenate([self.layouts.sigma_log, sites])
+        return np.concatenate([self.layouts.sigma_log, [sigma for _, sigma in self.levels]])
 
     def covariance(self, sigma: float) -> Floats:
         """Of the steps where the constants are known, shape (rows, rows)."""
@@ -262,7 +304,8 @@ def _spread_factor(evidence: _Evidence, found: _Mode, sigma: float) -> float:
     covariance, off = _marginal(evidence, found, sigma)
     inverse = np.linalg.inv(covariance)
     squares = (inverse @ off) ** 2 / np.diag(inverse)
-    return float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + len(squares))))
+    number = len(squares) - (LEVEL in evidence.constants)  # a free level takes one of them whole
+    return float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + number)))
 
 
 def _strain(evidence: _Evidence, found: _Mode) -> float:

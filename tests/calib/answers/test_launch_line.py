@@ -27,14 +27,14 @@ def answer(table: SampleTable) -> Answer:
     return analyse(table, Request(now_unix_s=1e9, last_step=11))
 
 
-def test_gains_are_those_of_the_plans_model(answer: Answer) -> None:
+def test_what_hides_no_more_than_is_exposed_is_no_flaw(answer: Answer) -> None:
+    """Of this run's step 1 % is exposed reduction of gradients: overlap has nothing to hide."""
     assert answer.lint is not None
     times = {one.config: one.time_frac for one in answer.plan.candidates}
-    gains = [(flaw.remedy.layout, flaw.gain) for flaw in answer.lint.flaws]
-    both = {layout: gain for layout, gain in gains if layout in times}
-    assert both
-    for layout, gain in both.items():
-        assert gain is not None and gain.time_frac == pytest.approx(times[layout], rel=1e-9)
+    for flaw in answer.lint.flaws:
+        if flaw.gain is not None:
+            assert flaw.gain.time_frac == pytest.approx(times[flaw.remedy.layout], rel=1e-9)
+            assert flaw.gain.time_frac > -0.01
 
 
 def test_what_is_not_sure_is_no_line(answer: Answer) -> None:

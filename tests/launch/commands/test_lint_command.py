@@ -39,7 +39,7 @@ def test_a_run_is_asked_for_its_own_launch(capsys: Out) -> None:
 
 
 def test_another_command_is_asked_over_its_calibration(capsys: Out) -> None:
-    """The run's own arguments in full, and the same without what is found."""
+    """The run's own arguments in full; 1 % of its step is exposed, which no flaw is sold for."""
     own = open_machine(GOLDEN).own
     said = {**model_values(own), **layout_values(own)}
     said["vocab_size"] = said.pop("padded_vocab_size")
@@ -47,9 +47,7 @@ def test_another_command_is_asked_over_its_calibration(capsys: Out) -> None:
     command = ["torchrun", "--nproc-per-node", "2", "t.py", *words, "--log-interval", "1"]
     found = rules(answer(capsys, str(GOLDEN), "--", *command))
     assert found == rules(answer(capsys, str(GOLDEN)))  # a CPU is not held up by a report
-    assert "overlap-grad-reduce" in found
-    better = [*command, *(w for one in found.values() for p in one["put"] for w in p)]
-    assert rules(answer(capsys, str(GOLDEN), "--", *better)).keys() <= {"overlap-param-gather"}
+    assert "overlap-grad-reduce" not in found
 
 
 def test_words_alone_have_no_number(capsys: Out) -> None:

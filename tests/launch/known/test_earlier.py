@@ -103,8 +103,11 @@ def test_a_resume_in_another_layout_teaches_what_the_first_one_took(tmp_path: Pa
     stages = next(one for one in machine.steps.known if one.config.parallelism.pp == 2)
     blind = fit_steps(machine.steps.base, [o for o in machine.steps.known if o is not stages])
     before, after = blind.estimate(stages.config), machine.steps.estimate(stages.config)
-    assert after.time_s == pytest.approx(stages.time_s)
-    assert after.sigma_log == pytest.approx(stages.sigma_log)
+    # The other session tells as much as two sessions of a CPU are alike.
+    assert stages.time_s < after.time_s < before.time_s
+    assert after.low_s < stages.time_s
+    own = machine.steps.estimate(machine.own)
+    assert own.time_s == pytest.approx(machine.steps.measured_s(machine.own), rel=0.05)
     # Not only that layout: another one of two stages moves the same way.
     more = replace(stages.config, batch=replace(stages.config.batch, micro_batch_size=4))
     moved = machine.steps.estimate(more).time_s - blind.estimate(more).time_s

@@ -1,0 +1,101 @@
+"""Gains are differences of two layouts in one model: what the run has in common cancels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.calib.advice.explain import explain
+from forerun.calib.advice.plan import Candidate, compare
+from forerun.calib.answers.run_steps import run_steps, running_config
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.calib.steps.model import FittedSteps
+from forerun.calib.timeline.terms import Term
+from forerun.calib.workload.config import Recompute, RunConfig
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+TABLE = build_table(read_run(GOLDEN))
+OWN = running_config(TABLE)
+PATIENT = settings(max_examples=12, deadline=None)
+
+
+def stretched(factors: np.ndarray) -> FittedSteps:
+    """The model of the run with each step as many times as long, its operators as they were."""
+    steps = TABLE.steps
+    by_step = dict(zip(sorted(steps["step"].unique()), factors, strict=False))
+    times = steps["time_s"] * steps["step"].map(by_step).fillna(float(factors[-1]))
+    return run_steps(replace(TABLE, steps=steps.assign(time_s=times)))
+
+
+def layouts() -> list[RunConfig]:
+    sizes = (1, 4, 8)
+    changed = [replace(OWN, batch=replace(OWN.batch, micro_batch_size=size)) for size in sizes]
+    return [
+        *changed,
+        replace(OWN, recompute=Recompute.FULL),
+        replace(OWN, parallelism=replace(OWN.parallelism, tp=2, dp=1)),
+        replace(OWN, parallelism=replace(OWN.parallelism, pp=2, dp=1)),
+    ]
+
+
+def gains(steps: FittedSteps) -> np.ndarray:
+    return np.log([1 + one.time_frac for one in compare(OWN, layouts(), steps)])
+
+
+noises = st.lists(st.floats(0.6, 1.7), min_size=6, max_size=6).map(np.array)
+
+
+@given(noise=noises)
+@PATIENT
+def test_noise_of_the_measured_step_is_nobodys_gain(noise: np.ndarray) -> None:
+    assert gains(stretched(noise)) == pytest.approx(gains(stretched(np.ones(6))), abs=1e-3)
+
+
+@given(factor=st.floats(0.5, 2.0))
+@PATIENT
+def test_the_running_row_is_the_measured_step(factor: float) -> None:
+    steps = stretched(np.full(6, factor))
+    (own,) = compare(OWN, [OWN], steps)
+    assert own.step_time_s == pytest.approx(steps.measured_s(OWN), rel=1e-3)
+    assert own.time_frac == 0 and own.log_ratio_sigma == 0
+
+
+@given(noise=noises, place=st.integers(0, 5))
+@PATIENT
+def test_work_that_is_added_is_never_faster(noise: np.ndarray, place: int) -> None:
+    steps = stretched(noise)
+    plain = [OWN, *layouts()][place]
+    again = replace(plain, recompute=Recompute.FULL)
+    if again != plain:
+        bare, more = compare(OWN, [plain, again], steps)
+        assert more.step_time_s > bare.step_time_s
+
+
+@given(noise=noises)
+@PATIENT
+def test_what_is_not_explained_is_no_reason(noise: np.ndarray) -> None:
+    steps = stretched(noise)
+    for one in compare(OWN, layouts(), steps):
+        found = explain(one.config, OWN, steps).difference
+        assert found is not None
+        largest = max(found.terms, key=lambda term: term.time_s * np.sign(found.time_s))
+        assert largest.term is not Term.UNEXPLAINED, one.label
+
+
+@given(noise=noises)
+@PATIENT
+def test_overlap_hides_at_most_what_is_exposed(noise: np.ndarray) -> None:
+    steps = stretched(noise)
+    own = steps.by_term([OWN])[0]
+    exposed_frac = own.terms_s[Term.DP] / own.estimate.time_s
+    hidden: Candidate
+    (hidden,) = compare(
+        OWN, [replace(OWN, parallelism=replace(OWN.parallelism, overlaps_grad_reduce=True))], steps
+    )
+    assert -exposed_frac - 1e-3 <= hidden.time_frac <= 1e-3
