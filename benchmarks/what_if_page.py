@@ -19,7 +19,7 @@ from typing import Any
 
 import forerun
 from forerun.benchmarks.browser import Tab, opened
-from forerun.calib.units import format_bytes, format_count, format_frac, format_time
+from forerun.calib.units import format_bytes, format_count, format_time
 
 SET = """(wanted => {
   const menus = [...document.querySelectorAll("#what-if-panel select")];
@@ -58,7 +58,7 @@ def predicted_cells(run: Any, command: str) -> list[str]:
     return [
         format_time(found.step_time_s),
         f"{format_time(found.low_s)} to {format_time(found.high_s)}",
-        format_frac(found.time_frac, signed=True),
+        found.layout.against_text,
         format_count(found.layout.throughput.tokens_per_s),
         format_bytes(found.memory.total_nbytes),
         found.layout.verdict.value,

@@ -56,21 +56,28 @@ def format_frac(frac: float, *, signed: bool = False) -> str:
     return f"{frac * 100:+.1f} %" if signed else f"{frac * 100:.1f} %"
 
 
+CANNOT_TELL = "cannot tell"
+"""What is said of a change whose interval holds 0."""
+
+
 def format_change(
     frac: float, low_frac: float, high_frac: float, *, of: str = "per step", digits: int = 0
 ) -> str:
     """How much less or more something takes, in percent, its interval in brackets; no sign.
 
+    Where the interval holds 0 it says no more than that.
+
     >>> format_change(-0.11, -0.15, -0.06), format_change(-0.5, -0.78, 0.02)
-    ('11 % less per step (6 to 15)', '50 % less per step (2 more to 78 less)')
+    ('11 % less per step (6 to 15)', 'cannot tell (2 % more to 78 % less per step)')
     >>> format_change(0.03, 0.01, 0.05), format_change(-0.012, -0.02, -0.008, digits=1)
     ('3 % more per step (1 to 5)', '1.2 % less per step (0.8 to 2.0)')
     """
     word, other, sign = ("more", "less", 1.0) if frac > 0 else ("less", "more", -1.0)
     low, high = sorted((100 * sign * low_frac, 100 * sign * high_frac))
-    ends = f"{low:.{digits}f} to {high:.{digits}f}"
     if low < 0 < high:
-        ends = f"{-low:.{digits}f} {other} to {high:.{digits}f} {word}"
+        ends = f"{-low:.{digits}f} % {other} to {high:.{digits}f} % {word} {of}"
+        return f"{CANNOT_TELL} ({ends})"
+    ends = f"{low:.{digits}f} to {high:.{digits}f}"
     return f"{100 * abs(frac):.{digits}f} % {word} {of} ({ends})"
 
 

@@ -27,7 +27,7 @@ from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
 from ..steps.known import correlations
 from ..steps.model import FittedSteps
 from ..steps.posterior import MODEL_SIGMA_LOG
-from ..units import format_change
+from ..units import CANNOT_TELL, format_change, format_frac
 from ..workload.config import RunConfig
 from ..workload.hosts import takes_options
 from ..workload.routing import Routed, routed
@@ -85,6 +85,16 @@ class Candidate:
     def throughput(self) -> Throughput:
         """What its step time is worth."""
         return throughput(self.config, self.step_time_s)
+
+    @property
+    def is_unsure(self) -> bool:
+        """True where the interval of the ratio holds 1: it may be faster or slower."""
+        return self.time_frac_low < 0 < self.time_frac_high
+
+    @property
+    def against_text(self) -> str:
+        """How much more or less the step takes than the running layout's, in short."""
+        return CANNOT_TELL if self.is_unsure else format_frac(self.time_frac, signed=True)
 
     @property
     def change_text(self) -> str:
@@ -152,7 +162,7 @@ class Plan:
 
     def missed_by(self, candidate: Candidate, name: str) -> str:
         """Why a layout that is called so is not offered, after how much it would gain."""
-        gain = f" ({candidate.time_frac * 100:+.0f} %)"
+        gain = f" ({candidate.against_text})"
         if candidate.verdict is Verdict.DOES_NOT_FIT:
             gain = ""
         return f"nearest is {name}{gain}: {self.obstacle(candidate)}"
@@ -273,7 +283,7 @@ def _planned(
         memory_capacity_nbytes=capacity_nbytes,
         memory_offset_nbytes=offset_nbytes,
     )
-    candidates.sort(key=lambda c: (c.verdict is Verdict.DOES_NOT_FIT, c.step_time_s, c.label))
+    candidates.sort(key=_standing)
     return Plan(
         own=own,
         measured_step_time_s=steps.measured_s(config),
@@ -281,6 +291,12 @@ def _planned(
         proofs={count: one.proof for count, one in found.items()},
         candidates=tuple(candidates),
     )
+
+
+def _standing(one: Candidate) -> tuple[bool, bool, float, str]:
+    """The order of a plan: what fits first, then what is surely faster, then by time."""
+    is_faster = one.time_frac < 0 and not one.is_unsure
+    return one.verdict is Verdict.DOES_NOT_FIT, not is_faster, one.step_time_s, one.label
 
 
 _OWN_CODE = ("tp", "sp", "cp", "ep", "etp", "pp", "vpp", "recompute")

@@ -89,8 +89,9 @@ def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) 
     own, other = plan.own.config.parallelism.num_ranks, best.config.parallelism.num_ranks
     kind = "CPU ranks" if plan.own.config.device == "cpu" else "GPUs"
     where = "here" if own == other else f"on {other} {kind}"
+    faster = "perhaps faster" if best.is_unsure else "faster"
     words = [
-        f"faster {where}: {layout_words(best.config)}",
+        f"{faster} {where}: {layout_words(best.config)}",
         best.change_text,
         _memory(best, plan.memory_capacity_nbytes),
         _saving(decision)

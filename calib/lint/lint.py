@@ -111,9 +111,10 @@ def gain_text(gain: Gain) -> str:
         of="of the run" if gain.of_run else "per step",
         digits=0 if gain.time_frac <= -0.02 else 1,
     )
+    text = f"about {time}" if gain.is_sure else time
     if gain.memory_frac > -_LEAST_MEMORY_FRAC:
-        return f"about {time}"
-    return f"about {time}, {format_bytes(-gain.memory_nbytes)} less memory"
+        return text
+    return f"{text}, {format_bytes(-gain.memory_nbytes)} less memory"
 
 
 def lint(launch: StatedLaunch, pricing: Pricing | None = None) -> Lint:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...calib.advice.plan import Candidate, Plan
 from ...calib.memory.peak import Verdict
-from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
+from ...calib.units import GIB, MIB, format_bytes, format_time
 from .axes import Scale, draw_axes, most_ticks, padded, round_ticks, seconds_unit
 from .canvas import Canvas, Drawing, Point, text_width
 
@@ -138,6 +138,6 @@ def _text(plan: Plan, rows: Sequence[Candidate]) -> str:
         return f"{text}, {misfits} do not fit" if misfits else text
     return (
         f"{text}; number {rows.index(best) + 1}, {best.label}, is the best that is offered: "
-        f"{format_time(best.step_time_s)}, {format_frac(-best.time_frac)} less, in "
+        f"{format_time(best.step_time_s)}, {best.change_text}, in "
         f"{format_bytes(best.memory.total_nbytes)}"
     )

@@ -18,7 +18,7 @@ from ...calib.network.cluster import link_figures
 from ...calib.records.iso_times import stamped
 from ...calib.shell import joined
 from ...calib.steps.model import FittedSteps
-from ...calib.units import format_bytes, format_frac, format_time
+from ...calib.units import format_bytes, format_time
 from ...calib.workload.argument_values import shown, whole
 from ...calib.workload.config import RunConfig
 from ...calib.workload.hosts import takes_options
@@ -163,7 +163,7 @@ def sentence(candidate: Candidate) -> str:
         f"{candidate.label}: step {format_time(candidate.step_time_s)} (90 %: "
         f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}) · "
         f"{candidate.throughput.text} · "
-        f"{format_frac(candidate.time_frac, signed=True)} against the running layout · memory "
+        f"{candidate.against_text} against the running layout · memory "
         f"{format_bytes(candidate.memory.total_nbytes)}"
         + (f" · {candidate.routing.text}" if candidate.routing is not None else "")
     )

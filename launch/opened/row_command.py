@@ -17,7 +17,7 @@ from ...calib.records.files import replace_file
 from ...calib.records.iso_times import stamped
 from ...calib.records.launch import Launch
 from ...calib.shell import quoted, shown
-from ...calib.units import format_frac, format_time
+from ...calib.units import format_time
 from ..known.launches import launch_of_command, launch_of_run
 from ..wrapper.log_lines import one_line
 from ..wrapper.resubmit import MARK, is_ours, sealed
@@ -49,7 +49,7 @@ class RowCommand(Told):
         return (
             f"row {self.row}, {one.label}: step {format_time(one.step_time_s)} (90 %: "
             f"{format_time(one.low_s)} to {format_time(one.high_s)}), "
-            f"{format_frac(one.time_frac, signed=True)} against the running layout"
+            f"{one.against_text} against the running layout"
         )
 
     @property

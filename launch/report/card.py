@@ -111,6 +111,9 @@ def _gain(answer: Answer) -> Iterator[str]:
     if best is None:
         yield "nothing faster to offer"
         return
+    if best.is_unsure:
+        yield "nothing is surely faster"
+        return
     yield f"{format_frac(-best.time_frac)} less per step available"
     if left is None or answer.ended_unix_s is not None:
         return

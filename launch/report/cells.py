@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...calib.units import format_bytes, format_count, format_frac, format_time
 from .table import ReportTable
+
+if TYPE_CHECKING:
+    from ...calib.advice.plan import Candidate
 
 
 class Cell(str):
@@ -40,6 +43,11 @@ def frac_cell(frac: float | None, *, signed: bool = False) -> Cell:
     """A share of 1, which people read in per cent; nothing for None."""
     text = "" if frac is None else format_frac(frac, signed=signed)
     return Cell(text, {" (frac)": frac})
+
+
+def against_cell(one: Candidate) -> Cell:
+    """How much more or less a layout takes than the running one."""
+    return Cell(one.against_text, {" (frac)": one.time_frac})
 
 
 def bytes_cell(nbytes: float, per: str = "") -> Cell:

@@ -14,9 +14,9 @@ from ...calib.forecast.throughput import RunLeft
 from ...calib.memory.peak import Verdict
 from ...calib.workload.config import RunConfig
 from .cells import (
+    against_cell,
     bytes_cell,
     count_cell,
-    frac_cell,
     probability_cell,
     span_cell,
     time_cell,
@@ -55,7 +55,7 @@ def layouts_table(
             "layout": lambda row: row.label + f" ({own_name})" * (row is plan.own),
             "step": lambda row: time_cell(row.step_time_s),
             "90 %": lambda row: span_cell(row.low_s, row.high_s),
-            "against running": lambda row: frac_cell(row.time_frac, signed=True),
+            "against running": against_cell,
             **throughput_cells(rows, left),
             "memory": lambda row: bytes_cell(row.memory.total_nbytes),
             "fits": lambda row: row.verdict.value,
@@ -90,7 +90,7 @@ def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
             "recompute": lambda row: recompute_text(row.config),
             "step": lambda row: time_cell(row.step_time_s),
             "90 %": lambda row: span_cell(row.low_s, row.high_s),
-            "against running": lambda row: frac_cell(row.time_frac, signed=True),
+            "against running": against_cell,
             **throughput_cells(choices, None),
             "memory": lambda row: bytes_cell(row.memory.total_nbytes),
             "fits with probability": lambda row: probability_cell(row.fit_probability or 0.0),
@@ -125,7 +125,7 @@ def what_if_table(rows: Sequence[Candidate]) -> ReportTable:
             **_MENUS,
             "step": lambda row: time_cell(row.step_time_s),
             "90 %": lambda row: span_cell(row.low_s, row.high_s),
-            "against running": lambda row: frac_cell(row.time_frac, signed=True),
+            "against running": against_cell,
             "tokens/s": lambda row: count_cell(row.throughput.tokens_per_s),
             "memory": lambda row: bytes_cell(row.memory.total_nbytes),
             "fits": lambda row: row.verdict.value,

@@ -237,7 +237,7 @@ def test_what_is_not_sure_or_too_little_is_no_line(found: Gain, is_told: bool) -
 def test_memory_that_is_saved_is_told() -> None:
     found = replace(gain(-0.001, -0.01, 0.01), memory_nbytes=-(5 << 30), memory_frac=-0.2)
     assert gain_text(found) == (
-        "about 0.1 % less per step (1.0 more to 1.0 less), 5.0 GiB less memory"
+        "cannot tell (1.0 % more to 1.0 % less per step), 5.0 GiB less memory"
     )
 
 
