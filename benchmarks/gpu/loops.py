@@ -96,10 +96,11 @@ def trace(bench: Bench) -> None:
             times_s.append(loop.step())
             run.step()
     at = _WARMUP + window
-    after = times_s[at + 2 :]
+    after = times_s[-around // 2 :]
     bench.put(
         before_step_s=statistics.median(before),
         traced_step_s=times_s[at],
+        reading_step_s=statistics.median(times_s[at + 1 : -around // 2]),
         after_step_s=statistics.median(after),
         after_frac=statistics.median(after) / statistics.median(before) - 1,
         steps_s=times_s,

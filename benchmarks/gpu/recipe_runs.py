@@ -164,6 +164,7 @@ def overhead(bench: Bench) -> None:
     for name, size in sizes.items():
         runner = _runner(bench, CPU if bench.is_cpu else size, name)
         _put_part(bench, name, overhead_part, runner)
+        bench.put(**{f"{name}_waiting_frac": _waiting_frac(runner.known["overhead"])})
         bench.keep_samples(name, runner.known["overhead"].directory)
     runner = _runner(bench, base)
     more: dict[str, tuple[float, Callable[[Runner], Part]]] = {
@@ -183,6 +184,14 @@ def overhead(bench: Bench) -> None:
             bench.put(**{name: f"failed: {type(err).__name__}: {err}"[-500:]})
     if BASE in runner.known:
         bench.keep_samples(BASE, runner.known[BASE].directory)
+
+
+def _waiting_frac(run: Run) -> float:
+    """Share of the operators' time in which the device waited for the host."""
+    records = (r for found in run.records.records.values() for r in found)
+    operators = [r for r in records if isinstance(r, OperatorRecord)]
+    whole_ns = sum(r.duration_ns for r in operators)
+    return sum(r.host_bound_ns for r in operators) / whole_ns if whole_ns else 0.0
 
 
 def _sized(base: Size, *, hidden: int, layers: int, seq: int, micro: int) -> Size:
