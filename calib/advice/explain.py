@@ -197,23 +197,23 @@ def _term_time(
     return TermTime(term=term, time_s=time_s, low_s=low_s, high_s=high_s, source_frac=sources)
 
 
-def _levelled(found: StepTerms, factor: float) -> StepTerms:
+def _levelled(whole: StepTerms, factor: float) -> StepTerms:
     """The terms at the level that both layouts share, which is no reason of their difference."""
     named = [term for term in Term if term is not Term.UNEXPLAINED]
-    terms_s = {term: factor * found.terms_s[term] for term in named}
-    error_s = {term: {n: factor * e for n, e in found.error_s[term].items()} for term in named}
-    rest: dict[str, float] = dict(found.error_s[Term.UNEXPLAINED])
+    terms_s = {term: factor * whole.terms_s[term] for term in named}
+    error_s = {term: {n: factor * e for n, e in whole.error_s[term].items()} for term in named}
+    rest: dict[str, float] = dict(whole.error_s[Term.UNEXPLAINED])
     for term, errors in error_s.items():
         for name, error in errors.items():
-            rest[name] = rest.get(name, 0.0) + found.error_s[term][name] - error
-    terms_s[Term.UNEXPLAINED] = found.estimate.time_s - sum(terms_s.values())
-    return replace(found, terms_s=terms_s, error_s={**error_s, Term.UNEXPLAINED: rest})
+            rest[name] = rest.get(name, 0.0) + whole.error_s[term][name] - error
+    terms_s[Term.UNEXPLAINED] = whole.estimate.time_s - sum(terms_s.values())
+    return replace(whole, terms_s=terms_s, error_s={**error_s, Term.UNEXPLAINED: rest})
 
 
-def _shared_level(*found: StepTerms) -> float:
+def _shared_level(*pair: StepTerms) -> float:
     """The factor by which both steps are longer than their terms, or both shorter; else 1."""
     factors = [
-        one.estimate.time_s / (one.estimate.time_s - one.terms_s[Term.UNEXPLAINED]) for one in found
+        one.estimate.time_s / (one.estimate.time_s - one.terms_s[Term.UNEXPLAINED]) for one in pair
     ]
     return max(1.0, min(factors)) if max(factors) > 1.0 else max(factors)
 
@@ -221,7 +221,7 @@ def _shared_level(*found: StepTerms) -> float:
 def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
     factor = _shared_level(one, other)
     whole = one, other
-    one, other = (_levelled(found, factor) for found in whole)
+    one, other = (_levelled(terms, factor) for terms in whole)
     mine, its = one.estimate, other.estimate
     ours_s, theirs_s = mine.time_s * mine.own_sigma_log, its.time_s * its.own_sigma_log
     alike = 1.0

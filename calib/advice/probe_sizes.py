@@ -1,4 +1,4 @@
-"""What a probe of one shape holds in memory at once, from the tensors that its bench makes."""
+"""Memory that a probe of one shape holds at once, from the tensors that its bench makes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXTRA: dict[OperatorKind, int] = {
 }
 """Copies of the input that a kind makes between its input and its output, and keeps or frees."""
 _SCORE_COPIES = 12
-"""Of the square of scores, where it is made: scores, masked, softmax, dropout, and gradients."""
+"""Copies of the square of scores, where it is made: scores, mask, softmax, dropout, gradients."""
 _KEPT: dict[OperatorKind, int] = {
     # A fused kernel's backward pass has an fp32 sum and the gradients of each head.
     OperatorKind.CORE_ATTENTION: 4,
@@ -41,7 +41,7 @@ _PARTS = 8
 
 
 _SLACK_NBYTES = 2 << 20
-"""Of the small pool: numbers of tokens, sums, masks."""
+"""Share of the small pool: numbers of tokens, sums, masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Need:
 def need_of(
     kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int, *, is_fused: bool
 ) -> Need:
-    """What a probe needs.
+    """The memory that a probe needs.
 
     Inputs and outputs are there with their gradients, weights in all their copies, one gradient and
     an fp32 sum of it; all values are made in fp32.  ``is_fused``: attention makes no square of

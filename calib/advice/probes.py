@@ -271,8 +271,8 @@ def _controls(
     *,
     value: float,
 ) -> list[Probe]:
-    """Of what the run has of a kind the largest; on an accelerator also the smallest, since there
-    the two say how far the run's kernels differ from a probe's by shape."""
+    """The run's largest shape of a kind; on an accelerator also the smallest, since there the two
+    say how far the run's kernels differ from a probe's by shape."""
     if isinstance(kind, OperatorKind):
         return [
             operator_probe(shape, config, value=value, is_control=True)

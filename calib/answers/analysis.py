@@ -95,7 +95,7 @@ def analyse(
     view = _outlook(table, config, request, blind, own)
     ran = _ran(table, view)
     fitted = fit_own(base, with_own(known, ran), config)
-    # What ``forerun predict`` fits.
+    # ``forerun predict`` fits the same.
     told = fit_own(base, with_own(known, known_step(table)), config)
     room, anew_s = _room(table, request), recalibration_s(table)
     found = _plan(request, ran.config, fitted, room)

@@ -167,7 +167,7 @@ def launch_bound_frac(table: SampleTable) -> float:
 
 
 def launch_bound_remark(frac: float) -> tuple[str, ...]:
-    """What a share of waiting means; nothing where it is small.
+    """The remark on a share of waiting; empty where it is small.
 
     >>> launch_bound_remark(0.05)
     ()

@@ -43,7 +43,7 @@ class Measured:
     host_bound_frac: float = 0.0
     """Share of it in which the device waited for the host: that is none of the device's time."""
     kernel_s: float = 0.0
-    """What its kernels took in a traced step, where it was host-bound; 0 where that is not known.
+    """Time of its kernels in a traced step, where it was host-bound; 0 where that is not known.
     """
 
     @property
@@ -53,7 +53,7 @@ class Measured:
 
     @property
     def device_s(self) -> float:
-        """What the device itself takes, 0 where that is not known."""
+        """Time that the device itself takes, 0 where that is not known."""
         return min(self.kernel_s, self.time_s) if self.is_host_bound else self.time_s
 
     @property

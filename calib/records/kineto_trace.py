@@ -32,7 +32,7 @@ _PRODUCT_KERNEL = re.compile(r"(?<!fb)gemm|nvjet|cutlass|xmma|wgmma|^Cijk", re.I
 _SPLIT_SUM = re.compile(
     r"split_?k_?reduce|reduce_?splitk|\breduce_(bf16|fp8_in_bf16_out)_cuda", re.IGNORECASE
 )
-"""Of cuBLAS, and behind a product whose parts Transformer Engine exchanges (userbuffers.cu)."""
+"""Sums of cuBLAS, and those behind a product in parts of Transformer Engine (userbuffers.cu)."""
 # Attention is built of CUTLASS's parts and has its types in its names.
 _ATTENTION_KERNEL = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
 _NORM = re.compile(

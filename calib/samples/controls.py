@@ -56,7 +56,7 @@ class Controls:
 
 
 def controls_of(pairs: pd.DataFrame, keys: list[str]) -> Controls:
-    """What pairs of ``live_s`` and ``control_s`` say, one row for each shape.
+    """The controls of pairs of ``live_s`` and ``control_s``, one row for each shape.
 
     Shapes of a key are taken to differ as much as keys do until several controls of keys say how
     much it is.  What repeats differ by is not in it.

@@ -33,8 +33,8 @@ MODEL_SIGMA_LOG = 0.055
 SITE_SIGMA_LOG = 0.08
 """How far apart the levels of two clusters, releases or days of one kind of machine lie."""
 LEVEL_SIGMA_LOG = 10.0
-"""Of a level that all layouts of a run share: so wide that it takes all that they have in common,
-and leaves them as far apart as the model says."""
+"""Deviation of the level that all layouts of a run share: so wide that it takes all that they have
+in common, and leaves them as far apart as the model says."""
 SLOPE_STEP = 1e-4
 """Change of a constant from which slopes are taken."""
 _DISCREPANCY_SPREAD_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = 0.3, 8, 65

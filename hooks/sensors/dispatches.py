@@ -21,7 +21,7 @@ from ...calib.workload.routing import expected_distinct
 from ..process.guard import Guard
 from ..process.looking import attribute, class_names, tree
 from .methods import Methods
-from .modules import first_tensor, is_tensor, last_node
+from .modules import first_tensor, is_tensor, last_node, take_off
 from .payloads import tensor_nbytes
 from .recorder import Recorder
 from .sites import OutOfReach, untraceable, why_not
@@ -74,11 +74,7 @@ class DispatchHooks:
 
     def drop_marks(self) -> None:
         """Take the hooks off the graph: a compiler is about to read them."""
-        while self._marked:
-            handle, hook = self._marked.pop()
-            hooks = handle.hooks_dict_ref()
-            if hooks is not None and hooks.get(handle.id) is hook:
-                handle.remove()
+        take_off(self._marked)
 
     def put(self, node: Any, hook: Any) -> None:
         """Call ``hook`` when the engine reaches ``node``.

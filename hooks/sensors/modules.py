@@ -82,11 +82,7 @@ class ModuleHooks:
 
     def drop_marks(self) -> None:
         """Take the marks off the graph: a compiler is about to read its hooks."""
-        while self._marked:
-            handle, hook = self._marked.pop()
-            hooks = handle.hooks_dict_ref()
-            if hooks is not None and hooks.get(handle.id) is hook:
-                handle.remove()
+        take_off(self._marked)
 
     def end(
         self,
@@ -278,6 +274,15 @@ def last_node(output: Any, result: torch.Tensor) -> Any:
         if sequence > latest:
             last, latest = node, sequence
     return last
+
+
+def take_off(marked: list[tuple[RemovableHandle, Any]]) -> None:
+    """Take hooks off the graph that are still there, each with the handle that it was put on by."""
+    while marked:
+        handle, hook = marked.pop()
+        hooks = handle.hooks_dict_ref()
+        if hooks is not None and hooks.get(handle.id) is hook:
+            handle.remove()
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
