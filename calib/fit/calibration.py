@@ -127,23 +127,6 @@ class Calibration:
             },
         }
 
-    def left_out_times(self) -> list[tuple[str, float, float]]:
-        """Each measured shape: its name, what its model says without it, and what it took, seconds.
-
-        Shapes that could not be left out of their model are not there.
-        """
-        rows: list[tuple[str, float, float]] = []
-        fitted = {operator: one for operator, one in self.measured.items() if one.device_s}
-        for key, operators in _by_key(fitted).items():
-            residuals = self.machine.pools[_name(key)].left_out[_name(key)]
-            if len(residuals) != len(operators):
-                continue
-            for operator, residual in zip(operators, residuals.tolist(), strict=True):
-                time_s = fitted[operator].device_s
-                name = f"{key[0].value} {key[1].value} {'x'.join(map(str, operator.shape))}"
-                rows.append((name, time_s * math.exp(-residual), time_s))
-        return rows
-
     def _host(self, key: Key, number: int) -> Estimates:
         found = self.measured_host.get(key)
         if found is None and key[0] is OperatorKind.SHARD_UNIT:

@@ -147,7 +147,6 @@ def test_kernels_of_a_traced_step_take_their_place(plain: SampleTable) -> None:
     assert set(found.machine.pools) == {"linear_fc1/forward", "norm/forward"}
     large = [linear(8192, 8192), norm(16384, 16384)]
     assert is_inside(found, large, [device_s(o) for o in large])
-    assert {name.split()[0] for name, *_ in found.left_out_times()} <= {"linear_fc1", "norm"}
 
 
 def test_gradients_that_were_traced_apart_are_one_backward_pass(make_table: MakeTable) -> None:
