@@ -4,7 +4,8 @@
 stand-in during hooked steps.  It queues a mark before the wait and one after it, where the stream
 that waits is the step's own.  Functional collectives (those of DTensor) wait in C++, for which
 their module has one function: with a stand-in, the time is none of the operator's that comes first
-to use the result.
+to use the result.  Compiled frames may be bound to that function: where there are any it stays as
+it is, since they would be compiled again for another one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..process.stand_in import stand_in
 from .recorder import Recorder
 
 _NAME = "wait"
+_COMPILER = "torch._dynamo.convert_frame"
 _FUNCTIONAL, _WAIT = "torch.distributed._functional_collectives", "wait_tensor"
 
 
@@ -37,7 +39,7 @@ class StallHooks:
         if self._saved:
             return
         functional = sys.modules.get(_FUNCTIONAL)
-        if functional is not None:
+        if functional is not None and not _has_compiled():
             self._put(functional, _WAIT, lambda *_, **__: self._begin(None))
         if not self._recorder.stopwatch.is_host:
             self._put(torch.cuda.Event, _NAME, self._begin_for)
@@ -75,3 +77,9 @@ class StallHooks:
         if recorder.log is None or not recorder.is_of_step:
             return False
         return recorder.stopwatch.is_of_step(stream) and recorder.begin_stall()
+
+
+def _has_compiled() -> bool:
+    """True where a frame of this process was compiled, or may have been by a release unknown."""
+    compiler = sys.modules.get(_COMPILER)
+    return compiler is not None and getattr(compiler, "FRAME_COUNTER", 1) > 0

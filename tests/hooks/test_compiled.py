@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.distributed import _functional_collectives as functional_collectives
 from torch.utils.checkpoint import checkpoint
 
 from forerun.calib.records.record_kinds import CoverageRecord, StepRecord
 from forerun.calib.samples.store import read_run
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.stalls import StallHooks
+from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.hooks.session.attach import attach
 
 # torch's own, as it compiles a layer whose input is another's output.
@@ -101,3 +107,27 @@ def test_compiled_and_checkpointed_code_trains_as_without_us(tmp_path: Path, kin
     else:
         assert any(name.startswith("inside compiled code") for name in told)
         assert "linear_fc1:compiled" in told
+
+
+def test_a_compiled_wait_for_a_collective_is_compiled_once() -> None:
+    """It is bound to the function that it was compiled with, so that stays where it is."""
+    torch._dynamo.reset()
+    counters.clear()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+
+        def summed(x: torch.Tensor) -> torch.Tensor:
+            whole = functional_collectives.all_reduce(x, "sum", dist.group.WORLD)
+            return functional_collectives.wait_tensor(whole) * 2
+
+        called = torch.compile(summed, backend="aot_eager")
+        called(torch.ones(4))
+        stalls = StallHooks(Recorder(HostStopwatch()), Guard())
+        for _ in range(3):
+            stalls.install()
+            assert called(torch.ones(4)).tolist() == [2.0] * 4
+            stalls.remove()
+        assert counters["stats"]["unique_graphs"] == 1
+    finally:
+        dist.destroy_process_group()
+        torch._dynamo.reset()
