@@ -63,7 +63,7 @@ def need_of(
     scores.
 
     >>> need_of(OperatorKind.OPTIMIZER, (1000,), 4, is_fused=True).nbytes
-    20000
+    20480
     """
     if kind is OperatorKind.OPTIMIZER:
         tensors = [(-(-shape[0] // OPTIMIZER_TENSORS), _OPTIMIZER_COPIES * OPTIMIZER_TENSORS)]

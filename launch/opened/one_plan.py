@@ -88,8 +88,10 @@ def _one_plan(
         )
 
     found = made(question.keep)
-    # Of several numbers one that nothing runs on is a row that says so.
-    if not found.candidates and question.why is None and len(question.counts) < 2:
+    # Of several numbers one that nothing runs on is a row that says so; the running layout may be
+    # the only one.
+    is_alone = any(proof.tally.evaluated for proof in found.proofs.values())
+    if not (found.candidates or is_alone or question.why) and len(question.counts) < 2:
         raise ConfigError(nothing(config, num_ranks, question))
     why = None
     if question.why is not None:

@@ -119,7 +119,7 @@ def test_a_known_layout_has_its_measured_step_in_the_models_eyes() -> None:
     scores = by_model(TableSteps())
     (wonder,) = choices(job, [(0,)], scores)
     assert wonder.time_ratio == 1.0
-    assert scores(job.rows, [0])[0] == pytest.approx(1e-3)
+    assert scores(job.rows, [0])[0] == pytest.approx(1e-3, rel=5e-3)  # known to 1 %
     (blind,) = choices(job, [(2,)], scores)
     again = [replace(one, measured_s=7.0) for one in given[:2]]
     hidden = scores([*again, given[2]], [2])
