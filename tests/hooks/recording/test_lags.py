@@ -15,7 +15,7 @@ import pytest
 from device_clock import LAUNCH_S, MAX_IN_FLIGHT, Clock
 from device_streams import Device, Event, put_device, take_device
 from device_truth import Truth
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord, Record
@@ -299,14 +299,17 @@ def test_marks_without_a_time_have_no_lag() -> None:
     assert len(found) == 2 and all(r.host_bound_ns == r.duration_ns for r in found)
 
 
+@example([(1, 5e-4), (3, 3e-4)], [2.57e-4, 2.9e-4])  # the share of both together falls
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.floats(1e-6, 5e-4)), min_size=1, max_size=12),
     st.lists(st.floats(0.0, 3e-4), min_size=2, max_size=5),
 )
-def test_shares_lie_between_0_and_1_and_rise_with_the_hosts_cost(
+def test_waiting_is_within_each_operator_and_rises_with_the_hosts_cost(
     work: list[tuple[int, float]], calls_s: list[float]
 ) -> None:
-    shares = []
+    """Of each operator, not of their sum: where a kernel hides the host, its operator takes longer
+    with a dearer host as well."""
+    waited = []
     for call_s in sorted(calls_s):
         play = Play(Costs(call_s=call_s, kernel_s=0.0))
         with play.step() as log, play.phase(FORWARD):
@@ -315,8 +318,10 @@ def test_shares_lie_between_0_and_1_and_rise_with_the_hosts_cost(
                 play.operator(LINEAR, num_calls)
                 play.clock.synchronize()
         records = list(Attribution(log).records())
-        for record in operators(records, Phase.FORWARD)[LINEAR]:
-            assert 0 <= record.host_bound_ns <= record.duration_ns
-        shares.append(share(records))
-    assert all(0.0 <= one <= 1.0 for one in shares)
-    assert all(after >= before - 1e-3 for before, after in pairwise(shares))
+        found = operators(records, Phase.FORWARD)[LINEAR]
+        assert all(0 <= record.host_bound_ns <= record.duration_ns for record in found)
+        assert 0.0 <= share(records) <= 1.0
+        waited.append([record.host_bound_ns for record in found])
+    for before, after in pairwise(waited):
+        # Times are whole nanoseconds, and events have half a microsecond.
+        assert all(b >= a - 1_000 for a, b in zip(before, after, strict=True))
