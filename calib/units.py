@@ -57,7 +57,7 @@ def format_frac(frac: float, *, signed: bool = False) -> str:
 
 
 CANNOT_TELL = "cannot tell"
-"""What is said of a change whose interval holds 0."""
+"""The words for a change whose interval holds 0."""
 
 
 def format_change(

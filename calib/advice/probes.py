@@ -299,14 +299,14 @@ def _own_shapes(
     own: Mapping[Operator | CollectiveCall, float],
 ) -> dict[OperatorKind, list[_Shape]]:
     """The run's shapes by kind, in the order of what it spends on them."""
-    found: defaultdict[OperatorKind, dict[_Shape, float]] = defaultdict(dict)
+    times_s: defaultdict[OperatorKind, dict[_Shape, float]] = defaultdict(dict)
     for wanted, time_s in own.items():
         if isinstance(wanted, Operator):
             shape = (wanted.kind, wanted.shape, wanted.element_nbytes)
-            found[wanted.kind][shape] = max(found[wanted.kind].get(shape, 0.0), time_s)
+            times_s[wanted.kind][shape] = max(times_s[wanted.kind].get(shape, 0.0), time_s)
     return {
         kind: sorted(spent, key=lambda shape: (spent[shape], shape[1]))
-        for kind, spent in found.items()
+        for kind, spent in times_s.items()
     }
 
 
@@ -323,10 +323,10 @@ def _own_calls(
         and call.num_ranks > 1
         and (call.num_ranks, call.num_nodes) in roles
     ]
-    found: defaultdict[Collective, list[CollectiveCall]] = defaultdict(list)
+    calls: defaultdict[Collective, list[CollectiveCall]] = defaultdict(list)
     for call in sorted(able, key=lambda call: (call.nbytes, call.num_ranks, call.role.value)):
-        found[call.collective].append(call)
-    return found
+        calls[call.collective].append(call)
+    return calls
 
 
 def _within(ordered: Sequence[Probe], budget_s: float) -> tuple[Probe, ...]:

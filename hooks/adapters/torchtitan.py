@@ -23,7 +23,7 @@ from .callbacks import Found, Watched, WatchedTraining
 from .patches import Patches
 
 _READERS = ("torchtitan.config.manager", "torchtitan.config_manager")
-"""Where a program's arguments are read, by release; the Trainer is defined by then."""
+"""Modules that read a program's arguments, by release; the Trainer is defined by then."""
 _LOST = "no steps are seen"
 
 

@@ -143,7 +143,7 @@ def available_nbytes() -> int:
 
 
 def connection_nbytes(collective: Collective, num_ranks: int) -> int:
-    """What NCCL may allocate at the first such call on a communicator.
+    """Bytes that NCCL may allocate at the first such call on a communicator.
 
     It connects for a kind of call when that is first made (``NCCL_RUNTIME_CONNECT``): messages and
     all-to-alls to each peer, other collectives along rings and trees.

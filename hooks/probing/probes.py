@@ -187,7 +187,7 @@ class Probing:
         self._leave_out(batch, why_not(votes.outcome(number)))
 
     def _leave_out(self, batch: Sequence[CollectiveProbe], why: str) -> None:
-        """What a rank has no memory for, on all ranks: they read the same ``why``."""
+        """Drop probes that a rank has no memory for, on all ranks: they read the same ``why``."""
         asked = [*batch, *self._transfers]
         for name, remark in ((_sized, _NO_BUFFERS), (_over, f"not probed: {why}")):
             left = [probe for probe in asked if not why.startswith(name(probe))]

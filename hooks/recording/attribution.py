@@ -198,7 +198,7 @@ class Attribution:
             self._lag_ns, lag_ns, mark - self._now_ns
         )
         if self._is_idle:
-            # What a kernel hides of it now, the device would have been behind later.
+            # A kernel may hide some of it now: the device would have been behind later.
             self._owed_ns += self._ours_ns
         else:
             # A device that was behind by more had work all the while.

@@ -27,7 +27,7 @@ _INJECTED = {
 }
 _TEARDOWN = "TEARDOWN_CUPTI"
 _VARIABLES = (_TEARDOWN, "DISABLE_CUPTI_LAZY_REINIT")
-"""What Kineto reads, and what PyTorch sets where it knows of CUDA graphs (profiler.py)."""
+"""Variables that Kineto reads, and that PyTorch sets for CUDA graphs (profiler.py)."""
 _SAFE_TEARDOWN = (12, 6)
 """Before this CUDA, a teardown of CUPTI crashes replays of CUDA graphs (pytorch pull 146604)."""
 TEARDOWN_S = 0.25

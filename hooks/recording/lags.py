@@ -60,7 +60,7 @@ def lags_of(log: StepLog) -> array[int]:
         if mark != NO_TIME and stream == STEP_STREAM:
             lags[place] = behind = mark - asked[event]
             places.append(place)
-            # Of the first that had not happened: it was this far behind, or further.
+            # The first that had not happened was this far behind, or further.
             bounds.append(behind - (log.issued.asked_ns - asked[event]) * (event == late))
     times = [log.marks[place] for place in places]
     # Forwards, then backwards: no zero is above what a mark nearby allows.

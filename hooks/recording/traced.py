@@ -49,8 +49,8 @@ MARK = "forerun"
 """Name of the events that are marks."""
 SLICE_S = 0.001
 SAID_FRAC = 0.05
-"""What no operator has launched is said from here on; sums between layers and gradients that the
-engine adds up are less."""
+"""Share of kernels' time without an operator from which it is said; sums between layers and
+gradients that the engine adds up are less."""
 PAUSE_S = 0.004
 """Reading a trace takes the interpreter from training: a millisecond, then a pause."""
 
@@ -68,7 +68,7 @@ class TracedStep:
     problem: str = ""
     """Why nothing came of it, known after ``records``."""
     remark: str = ""
-    """What is missing in it, known after ``records``."""
+    """The part that is missing in it, known after ``records``."""
 
     def records(self, pause: Callable[[float], None] = time.sleep) -> list[Record]:
         """Operators and transfers of the step; none, and a ``problem``, where the trace is short.
@@ -194,7 +194,7 @@ def _details(event: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Pass:
-    """What was launched in one pass, by operators and by none."""
+    """Kernels that were launched in one pass, by operators and by none."""
 
     has_operators: bool = False
     owned_ns: int = 0
@@ -343,7 +343,7 @@ class _Reading(Attribution):
                 item.give(own)
 
     def _launched_late(self) -> list[TracedWork]:
-        """What no operator has launched since the first was put off: Megatron's node, products."""
+        """Work without an operator since the first was put off: Megatron's node, products."""
         begin_ns = min((one.record.start_ns for one in self._put_off), default=_NEVER_NS)
         passes = (one for n, one in self._passes.items() if one.has_operators or n == _BETWEEN)
         unowned = (w for one in passes for w in one.unowned if w.launched_ns >= begin_ns)

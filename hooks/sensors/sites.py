@@ -1,4 +1,4 @@
-"""Where the operators of a model are: modules and methods of Megatron's, of transformers' and of
+"""The sites of a model's operators: modules and methods of Megatron's, of transformers' and of
 torchtitan's.
 
 Megatron's are known by name and class.  In a transformers model queries, keys and values, and the
