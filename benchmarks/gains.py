@@ -1,15 +1,17 @@
-"""Gains that were promised against gains that came, as ratios of runs within the same minutes.
+"""Gains that were promised against gains that came, as ratios of runs that take turns.
 
     python benchmarks/gains.py --out DIR [--rounds 5] [--sizes recipe,wider,deeper] [--load]
-        [--minutes 60] [--only-table]
+        [--megatron DIR] [--minutes 60] [--only-table]
 
 Each round of a size calibrates the running layout of ``recipes/pretrain_gpt.py`` (DP 2, gloo), then
-runs it bare, eight changes of it, and it bare again, in an order that turns.  A run is its fast
-decile; the truth of a change is its ratio to the mean of both bare runs.  Floor: one bare run of a
-round against the other; a round whose floor is above 0.08 is repeated, three times at most.
-``--load`` puts a process that is busy at random times beside all runs.  Promises are asked of the
-door of ``forerun predict`` from the round's own calibration.  Runs are kept in DIR as they end:
-the same command goes on, and ``--only-table`` makes the table of what is there.
+has that layout bare, eight changes of it, and it bare again train in turns of a few steps, each
+halted while another runs (``runs/turns.py``).  A run is the fast decile of its steps; the truth
+of a change is its ratio to the mean of both bare runs.  Floor: one bare run of a round against the
+other; a round whose floor is above 0.08 is repeated, three times at most.  ``--load`` puts a
+process that is busy at random times beside all runs.  ``--megatron`` adds two sizes of the loop of
+Megatron-LM's own ``pretrain_gpt.py`` (an exported tag with ``helpers_cpp`` built).  Promises are
+asked of the door of ``forerun predict`` from the round's own calibration.  Runs are stored in DIR
+as they end: the same command goes on, and ``--only-table`` makes the table of what is there.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.runs.cpu_runs import ROOT, SIZES, SKIPPED, WINDOW_STEPS
-from forerun.benchmarks.runs.launches import output_of, step_times_s, torchrun_words
+from forerun.benchmarks.megatron_matrix import MODEL
+from forerun.benchmarks.runs.cpu_runs import ROOT, WINDOW_STEPS
+from forerun.benchmarks.runs.launches import output_of, torchrun_words
+from forerun.benchmarks.runs.turns import taken_in_turns
 from forerun.calib.advice.plan import compare
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.launch.known.machines import open_machine
@@ -37,14 +42,28 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "micro-batch 4": ("--micro-batch-size", "4"),
     "micro-batch 8": ("--micro-batch-size", "8"),
     "overlapped reduction": ("--overlap-grad-reduce",),
-    "full recompute": ("--recompute-granularity", "full"),
+    "full recompute": (
+        *("--recompute-granularity", "full"),
+        *("--recompute-method", "uniform", "--recompute-num-layers", "1"),
+    ),
     "selective recompute": ("--recompute-granularity", "selective"),
     "TP2": ("--tensor-model-parallel-size", "2"),
     "PP2": ("--pipeline-model-parallel-size", "2"),
     "ZeRO1": ("--use-distributed-optimizer",),
 }
+Turns = dict[str, list[list[float]]]
+"""Seconds of the steps of each run, by its turns."""
 BASES = ("base", "base again")
-ITERS = 60
+SIZES: dict[str, tuple[str, ...]] = {
+    "recipe": (),
+    "wider": ("--hidden-size", "256"),
+    "deeper": ("--num-layers", "8"),
+}
+MEGATRON_SIZES: dict[str, tuple[str, ...]] = {
+    "megatron": ("--hidden-size", "128", "--seq-length", "128", "--global-batch-size", "16"),
+    "megatron wider": ("--hidden-size", "256", "--seq-length", "128", "--global-batch-size", "16"),
+}
+TURNS, ENDLESS = 16, "1000000"
 FLOOR_BAR, TRIES = 0.08, 3
 WARMUP = 3
 LIMIT_S = 240.0
@@ -64,17 +83,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--megatron", type=Path)
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--load", action="store_true")
     parser.add_argument("--only-table", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     end_s = time.monotonic() + 60 * args.minutes
+    sizes = [*filter(None, args.sizes.split(",")), *(MEGATRON_SIZES if args.megatron else ())]
     if not args.only_table:
         with _beside(is_loaded=args.load):
             for number in range(args.rounds):
-                for size in args.sizes.split(","):
-                    _round(args.out, size, number, end_s)
+                for size in sizes:
+                    _round(args.out, Loop.of(size, args.megatron), number, end_s)
     rows = [row for path in sorted(args.out.glob("*.json")) for row in judged(path)]
     print(table(rows))
     return 0 if rows else 1
@@ -92,69 +113,90 @@ def _beside(*, is_loaded: bool) -> Iterator[None]:
             process.wait()
 
 
-def _round(out: Path, size: str, number: int, end_s: float) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A program with the options of one size."""
+
+    size: str
+    words: tuple[str, ...]
+    cwd: Path | None = None
+
+    @staticmethod
+    def of(size: str, megatron: Path | None) -> Loop:
+        """The recipe's, or Megatron-LM's own."""
+        if size not in MEGATRON_SIZES:
+            recipe = str(ROOT / "recipes" / "pretrain_gpt.py")
+            return Loop(size=size, words=(recipe, *SIZES[size]))
+        place = MODEL.index("--train-iters")
+        model = (*MODEL[:place], *MODEL[place + 2 :])
+        options = ("--max-position-embeddings", "128", *MEGATRON_SIZES[size])
+        return Loop(size=size, words=("pretrain_gpt.py", *model, *options), cwd=megatron)
+
+    def command(self, iters: str, *more: str) -> list[str]:
+        """The launch on two ranks; of an option that stands twice the last one counts."""
+        return [*torchrun_words(), *self.words, "--train-iters", iters, *more]
+
+
+def _round(out: Path, loop: Loop, number: int, end_s: float) -> None:
     """One calibration and all runs of a round, unless they are there already."""
     for attempt in range(TRIES):
-        path = out / f"{size}-{number}-{attempt}.json"
+        path = out / f"{loop.size.replace(' ', '_')}-{number}-{attempt}.json"
         found = json.loads(path.read_text("utf-8")) if path.exists() else {}
         if not found:
             if time.monotonic() > end_s:
                 return
-            found = _ran(out / path.stem, size, number)
-            path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            found = _ran(path.with_suffix(""), loop, number)
+            path.write_text(json.dumps(found) + "\n", "utf-8")
             print(f"{path.stem}: floor {floor_of(found):.3f}", file=sys.stderr, flush=True)
         if floor_of(found) <= FLOOR_BAR:
             return
 
 
-def _ran(directory: Path, size: str, number: int) -> dict[str, float]:
-    options = SIZES[size].options
+def _ran(directory: Path, loop: Loop, number: int) -> Turns:
     flags = ["--calibrate", f"--calibrate-dir={directory}", "--calibrate-wandb=off"]
     flags += [f"--calibrate-steps={WINDOW_STEPS}"]
-    _times_s(options, WARMUP + WINDOW_STEPS + 1, flags)
+    iters = str(WARMUP + WINDOW_STEPS + 1)
+    output_of(loop.command(iters, *flags), limit_s=LIMIT_S, cwd=loop.cwd)
     names = [*CHANGES]
     random.Random(number).shuffle(names)
     names = [BASES[0], *names[:4], BASES[1], *names[4:]]
-    found = {}
-    for name in names:
-        times_s = _times_s((*options, *CHANGES.get(name, ())), SKIPPED + ITERS, [])[SKIPPED:]
-        if times_s:
-            found[name] = statistics.quantiles(times_s, n=10)[0]
-    return found
+    commands = {name: loop.command(ENDLESS, *CHANGES.get(name, ())) for name in names}
+    logs = directory.with_name(f"{directory.name}-logs")
+    return taken_in_turns(commands, logs=logs, num_turns=TURNS, cwd=loop.cwd)
 
 
-def _times_s(options: tuple[str, ...], iters: int, flags: list[str]) -> list[float]:
-    recipe = str(ROOT / "recipes" / "pretrain_gpt.py")
-    command = [*torchrun_words(), recipe, "--train-iters", str(iters), *options, *flags]
-    return step_times_s(output_of(command, limit_s=LIMIT_S) or "")
+def step_s(turns: Turns, name: str) -> float:
+    """The fast decile of all steps of a run."""
+    return statistics.quantiles([one for turn in turns[name] for one in turn], n=10)[0]
 
 
-def floor_of(found: dict[str, float]) -> float:
+def floor_of(turns: Turns) -> float:
     """How far the base lies from itself, log; infinite where either run failed."""
-    if not all(name in found for name in BASES):
+    if not all(name in turns for name in BASES):
         return math.inf
-    return abs(math.log(found[BASES[0]] / found[BASES[1]]))
+    first, second = (step_s(turns, name) for name in BASES)
+    return abs(math.log(first / second))
 
 
 def judged(path: Path) -> Iterator[dict]:
     """A row for each change of a round: promised and true log ratio, and the interval's ends."""
-    found = json.loads(path.read_text("utf-8"))
+    turns = json.loads(path.read_text("utf-8"))
     directory = path.with_suffix("")
-    if floor_of(found) > FLOOR_BAR or not directory.is_dir():
+    if floor_of(turns) > FLOOR_BAR or not directory.is_dir():
         return
     machine = open_machine(directory)
-    names = [name for name in CHANGES if name in found]
+    names = [name for name in CHANGES if name in turns]
     configs = [apply_options(machine.own, CHANGES[name]) for name in names]
-    base_s = math.exp(statistics.mean(math.log(found[name]) for name in BASES))
+    base = statistics.mean(math.log(step_s(turns, name)) for name in BASES)
     for name, one in zip(names, compare(machine.own, configs, machine.steps), strict=True):
         yield {
             "size": path.stem.partition("-")[0],
             "change": name,
-            "floor": floor_of(found),
+            "floor": floor_of(turns),
             "promised": math.log1p(one.time_frac),
             "low": math.log1p(one.time_frac_low),
             "high": math.log1p(one.time_frac_high),
-            "true": math.log(found[name] / base_s),
+            "true": math.log(step_s(turns, name)) - base,
         }
 
 

@@ -29,14 +29,22 @@ def step_times_s(text: str) -> list[float]:
     return [float(found) / 1e3 for found in _ELAPSED.findall(text)]
 
 
-def output_of(command: Sequence[str], *, limit_s: float, cwd: Path | None = None) -> str | None:
-    """What a launch on CPUs printed; None where it fails, or takes longer and is ended."""
+def cpu_environment() -> dict[str, str]:
+    """This environment for a launch on CPUs, without what W&B and Forerun read of it."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
     bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    clean |= {"FORERUN_DEVICE": "cpu", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PATH": bin_first}
+    return clean | {
+        "FORERUN_DEVICE": "cpu",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "PATH": bin_first,
+    }
+
+
+def output_of(command: Sequence[str], *, limit_s: float, cwd: Path | None = None) -> str | None:
+    """What a launch on CPUs printed; None where it fails, or takes longer and is ended."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean,
-        start_new_session=True, cwd=cwd,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=cpu_environment(), start_new_session=True, cwd=cwd,
     )  # fmt: skip
     begun_s = time.monotonic()
     try:
