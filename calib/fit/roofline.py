@@ -12,7 +12,7 @@ from ..regressors.robust import robust_minimum
 from ..workload.operators import OperatorKind, Phase
 from .batches import ShapeBatch, Timed, spread_rows
 from .laws import Ceilings, OperatorFamily, columns, family
-from .operator_kinds import WorkKind
+from .operator_kinds import KINDS, WorkKind
 from .priors import DevicePrior
 
 # How far the work of one kind and phase may lie from the law (log, one sigma): products run at
@@ -23,6 +23,9 @@ _WORK_SIGMA_LOG = {
     OperatorFamily.MEMORY: 0.7,
     OperatorFamily.OPTIMIZER: 0.5,
 }
+_CHAIN_WORK_SIGMA_LOG = 2.0
+"""The same of a chain of calls, whose bytes hide behind its launches, and which only cuts where a
+model has no rotary positions: it tells nothing of the machine's rates."""
 # The same for its launches, whose relative numbers were counted.
 _LAUNCH_SIGMA_LOG = 0.3
 _SAMPLE_SIGMA_LOG = 0.1
@@ -131,8 +134,12 @@ def _problem(
         start=-np.log([assumed.launch_s, 1 / assumed.flop_per_s, 1 / assumed.bytes_per_s]),
         weight=np.sqrt(np.concatenate([t.weight for t in kept])) / _SAMPLE_SIGMA_LOG,
         rate_sigma=prior.sigma_log,
-        work_sigma=np.array([_WORK_SIGMA_LOG[f] for f in families]),
+        work_sigma=np.array([_work_sigma_log(t.batch.kind) for t in kept]),
     )
+
+
+def _work_sigma_log(kind: OperatorKind) -> float:
+    return _CHAIN_WORK_SIGMA_LOG if KINDS[kind].is_chain else _WORK_SIGMA_LOG[family(kind)]
 
 
 def _few(timed: Timed) -> Timed:
