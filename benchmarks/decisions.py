@@ -35,11 +35,11 @@ from forerun.benchmarks.one_row import SETS, OneRowSet
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.calib.advice.decision import Action, Decision, decide
 from forerun.calib.advice.plan import Candidate, Plan, compare
+from forerun.calib.answers.run_steps import fit_own
 from forerun.calib.forecast.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.base_times import BaseTimes
 from forerun.calib.steps.known import KnownStep, same_layout
-from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.run_options import Goals
 
 SERIES = "e2e_mlperf_steps"
@@ -122,7 +122,7 @@ def plan_of(run: Run, window_s: Floats) -> Plan:
     own, *others = compare(
         run.own.config,
         [run.own.config, *(row.config for row in run.others)],
-        fit_steps(run.base, [known]),
+        fit_own(run.base, [known], run.own.config),
         memory_capacity_nbytes=_ALL_FIT_NBYTES,
         memory_offset_nbytes=0,
     )
