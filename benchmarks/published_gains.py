@@ -1,0 +1,116 @@
+"""Gains that one known step promises of other published layouts, by what is changed.
+
+    python benchmarks/published_gains.py DATA_DIR [--only TEXT]
+
+Each row of a set in turn is the running layout, whose step is all that is known; the others of its
+machine, model, number of GPUs and global batch are held against it through the fit that live runs
+have.  Where one thing alone differs (beside the number of replicas, which follows), the pair counts
+for it, from the smaller value to the larger; so a bias says how far a law carries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from threadpoolctl import threadpool_limits
+
+from forerun.benchmarks.decisions import Run, runs_of
+from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.one_row import SETS
+from forerun.calib.advice.plan import compare
+from forerun.calib.answers.run_steps import fit_own
+from forerun.calib.steps.known import KnownStep
+from forerun.calib.workload.config import RunConfig
+
+AXES: Mapping[str, Callable[[RunConfig], Any]] = {
+    "micro-batch": lambda config: config.batch.micro_batch_size,
+    "tensor parallel": lambda config: config.parallelism.tp,
+    "stages": lambda config: config.parallelism.pp,
+    "virtual stages": lambda config: config.parallelism.vp,
+    "context parallel": lambda config: config.parallelism.cp,
+    "expert parallel": lambda config: config.parallelism.ep,
+    "recompute": lambda config: (config.recompute.value, config.recompute_num_layers),
+    "optimizer": lambda config: config.parallelism.is_optimizer_distributed,
+    "sharding": lambda config: config.parallelism.sharding.value,
+}
+KNOWN_SIGMA_LOG = 0.02
+"""Of a published step."""
+SEVERAL = "several at once"
+
+
+def main() -> None:
+    """Print a row for each thing that is changed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
+    parser.add_argument("--only", default="", metavar="TEXT", help="sets whose title holds this")
+    arguments = parser.parse_args()
+    with threadpool_limits(1):
+        rows = [
+            row
+            for one in SETS
+            if arguments.only.lower() in one.title.lower()
+            for run in runs_of(one, arguments.data)
+            for row in gains_of(run)
+        ]
+    print(table(pd.DataFrame(rows)))
+
+
+def gains_of(run: Run) -> Iterator[dict[str, Any]]:
+    """Promised and true log ratio of each other row to the running one."""
+    own = run.own
+    known = KnownStep(config=own.config, time_s=own.measured_s, sigma_log=KNOWN_SIGMA_LOG)
+    steps = fit_own(run.base, [known], own.config)
+    compared = compare(own.config, [row.config for row in run.others], steps)
+    for row, one in zip(run.others, compared, strict=True):
+        true = math.log(row.measured_s / own.measured_s)
+        yield {
+            "change": change_of(own.config, row.config),
+            "machine": own.machine,
+            "promised": math.log1p(one.time_frac),
+            "true": true,
+            "is_inside": one.time_frac_low <= math.expm1(true) <= one.time_frac_high,
+            "half_width": (math.log1p(one.time_frac_high) - math.log1p(one.time_frac_low)) / 2,
+        }
+
+
+def change_of(own: RunConfig, other: RunConfig) -> str:
+    """The one axis on which they differ, "" where it shrinks; else that it is several.
+
+    Of a pair in both directions one counts.
+    """
+    differing = [name for name, value in AXES.items() if value(own) != value(other)]
+    if len(differing) != 1:
+        return SEVERAL
+    value = AXES[differing[0]]
+    return differing[0] if value(own) < value(other) else ""
+
+
+def table(rows: pd.DataFrame) -> str:
+    """Markdown: a line for each change."""
+    lines = []
+    for name in (*AXES, SEVERAL):
+        own = rows[rows["change"] == name]
+        if len(own):
+            off = own["promised"] - own["true"]
+            lines.append(
+                [
+                    *(name, len(own), own["machine"].nunique()),
+                    *(
+                        f"{own['true'].mean():+.3f}",
+                        f"{off.mean():+.3f}",
+                        f"{off.abs().mean():.3f}",
+                    ),
+                    *(f"{100 * own['is_inside'].mean():.0f} %", f"{own['half_width'].mean():.3f}"),
+                ]
+            )
+    heads = ["change", "pairs", "machines", "mean true log ratio", "bias", "mean error", "held"]
+    return markdown_table([*heads, "half-width"], lines)
+
+
+if __name__ == "__main__":
+    main()
