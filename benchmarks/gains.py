@@ -63,7 +63,7 @@ MEGATRON_SIZES: dict[str, tuple[str, ...]] = {
     "megatron": ("--hidden-size", "128", "--seq-length", "128", "--global-batch-size", "16"),
     "megatron wider": ("--hidden-size", "256", "--seq-length", "128", "--global-batch-size", "16"),
 }
-TURNS, ENDLESS = 16, "1000000"
+TURNS, ENDLESS = 12, "1000000"
 FLOOR_BAR, TRIES = 0.08, 3
 WARMUP = 3
 LIMIT_S = 240.0
