@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..errors import CalibrationError
 from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import ShapeBatch, batch_of
-from .operator_kinds import KINDS, Columns, OperatorFamily, WorkKind
+from .operator_kinds import KINDS, Columns, OperatorFamily, WorkKind, on_processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +50,14 @@ def family(kind: OperatorKind) -> OperatorFamily:
     return KINDS[kind].family
 
 
-def columns(batch: ShapeBatch, num_units: int = 0) -> Columns:
+def columns(batch: ShapeBatch, num_units: int | None = None) -> Columns:
     """FLOP, bytes and launches of every row.
 
     A product's backward is two products, one for the input's and one for the weight's gradient; a
     linear's weight gradient is added into an fp32 buffer.  ``num_units`` is the number of
-    multiprocessors of a GPU, whose kernels pad to tiles; 0 counts the bare work.  Raises
-    ``CalibrationError`` where the number of sizes is not the kind's.
+    multiprocessors of a GPU, whose kernels pad to tiles; 0 is a processor, which ``on_processor``
+    speaks of; None counts the bare work.  Raises ``CalibrationError`` where the number of sizes is
+    not the kind's.
 
     >>> from ..workload.operators import Phase
     >>> fc1 = Operator(kind=OperatorKind.LINEAR_FC1, phase=Phase.FORWARD, shape=(256, 512, 2048),
@@ -74,7 +75,8 @@ def columns(batch: ShapeBatch, num_units: int = 0) -> Columns:
             f"{batch.kind.value} shape {shape} has {len(shape)} sizes, not {expected}; record it "
             f"with the same version that reads it"
         )
-    return KINDS[batch.kind].law(batch, num_units)
+    found = KINDS[batch.kind].law(batch, num_units or 0)
+    return on_processor(batch, found) if num_units == 0 else found
 
 
 def work_of(batch: ShapeBatch) -> NDArray[np.float64]:

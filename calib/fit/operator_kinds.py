@@ -94,6 +94,11 @@ _SORTED_IDS = 3072
 """Ids above which the embedding's backward sorts them first (PyTorch's CUDA kernel)."""
 _SORT_LAUNCHES = 120
 """Launches that sorting adds."""
+_CACHED_NBYTES, _UNCACHED_NBYTES, _UNCACHED_FACTOR = 2.0**18, 2.0**20, 2.0
+"""Sizes of a tensor up to which a core's own cache of 1 to 2 MiB holds an operator's inputs and
+output, and from which it holds none; and what its bytes take there.  Sums of two tensors go at a
+third of their rate from 1 MiB on, GELU and softmax at all of it (one core, torch 2.13.0, 64 KiB to
+16 MiB, 2026-11-26): half of a mixed operator is of the first sort."""
 _LAYER_PASSES = 34.0
 """Activation bytes of a layer over tokens x hidden (Korthikanti et al., 2022, section 4.1)."""
 
@@ -295,6 +300,24 @@ def _memory(batch: ShapeBatch, num_units: int) -> Columns:
     return _three(launches, 0.0, batch.element_nbytes * passes * batch.sizes.prod(axis=1))
 
 
+def on_processor(batch: ShapeBatch, done: Columns) -> Columns:
+    """What the rows of a batch do on a processor: exponentials take as long as a hundred FLOP, and
+    tensors that outgrow a core's cache move slower."""
+    passes, _ = _passes(batch)
+    if not passes:
+        return done
+    is_forward = batch.phase in (Phase.FORWARD, Phase.RECOMPUTE, Phase.STEP)
+    nbytes = done.amounts[:, 2]
+    tensor_nbytes = nbytes / passes
+    amounts = done.amounts.copy()
+    flop = KINDS[batch.kind].processor_flop[not is_forward]
+    amounts[:, 1] += flop * tensor_nbytes / batch.element_nbytes
+    doublings = np.log2(np.maximum(tensor_nbytes, 1.0) / _CACHED_NBYTES)
+    uncached_frac = np.clip(doublings / np.log2(_UNCACHED_NBYTES / _CACHED_NBYTES), 0.0, 1.0)
+    amounts[:, 2] = nbytes * (1.0 + (_UNCACHED_FACTOR - 1.0) * uncached_frac)
+    return replace(done, amounts=amounts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindLaw:
     """All that the models know of a kind of operator before it is measured."""
@@ -307,6 +330,9 @@ class KindLaw:
     """Reads and writes of one element, forward and backward."""
     launches: tuple[int, int] = (0, 0)
     """Eager calls of the framework, forward and backward."""
+    processor_flop: tuple[float, float] = (0.0, 0.0)
+    """FLOP of a product that a processor does in the time of one element's exponential, error
+    function or hyperbolic tangent, forward and backward."""
     family: OperatorFamily = OperatorFamily.MEMORY
     is_chain: bool = False
     """Many short eager calls in a row, which launches and bytes bound in turn, not in sum."""
@@ -329,15 +355,26 @@ KINDS: Mapping[OperatorKind, KindLaw] = {
     OperatorKind.POSITION: KindLaw(num_sizes=2, passes=(20, 40), launches=(11, 3), is_chain=True),
     OperatorKind.ROTARY: KindLaw(num_sizes=4, passes=(20, 40), launches=(12, 26), is_chain=True),
     OperatorKind.RESIDUAL: KindLaw(num_sizes=2, passes=(6, 6), launches=(18, 5)),
-    OperatorKind.ACTIVATION: KindLaw(num_sizes=3, law=_activation, passes=(2, 3), launches=(9, 8)),
+    OperatorKind.ACTIVATION: KindLaw(
+        num_sizes=3, law=_activation, passes=(2, 3), launches=(9, 8), processor_flop=(150, 300)
+    ),
     # fp32 copies of two-byte logits: maximum, subtraction, exponential, sum, division; in place.
-    OperatorKind.LOSS: KindLaw(num_sizes=2, passes=(16, 5), launches=(43, 13)),
+    OperatorKind.LOSS: KindLaw(
+        num_sizes=2, passes=(16, 5), launches=(43, 13), processor_flop=(100, 0)
+    ),
     # Scores of unfused attention: fill-mask and softmax, plus what the two products read and write.
     OperatorKind.CORE_ATTENTION: KindLaw(
-        num_sizes=5, law=_attention, passes=(11.8, 28.3), launches=(35, 13), family=_ATTENTION
+        num_sizes=5,
+        law=_attention,
+        passes=(11.8, 28.3),
+        launches=(35, 13),
+        processor_flop=(100, 100),
+        family=_ATTENTION,
     ),
     OperatorKind.MASK: KindLaw(num_sizes=2, passes=(4, 16), launches=(2, 6)),
-    OperatorKind.SOFTMAX: KindLaw(num_sizes=2, passes=(3, 5), launches=(1, 1)),
+    OperatorKind.SOFTMAX: KindLaw(
+        num_sizes=2, passes=(3, 5), launches=(1, 1), processor_flop=(100, 100)
+    ),
     OperatorKind.FUSED_SOFTMAX: KindLaw(num_sizes=3, law=_softmax, passes=(2, 3), launches=(1, 1)),
     # Square, mean, root, division and scale one after the other, partly in fp32.
     OperatorKind.RMS_NORM: KindLaw(num_sizes=2, passes=(10, 40), launches=(6, 20)),

@@ -105,7 +105,7 @@ class PoolModel:
     rates: Rates
     members: tuple[str, ...]
     num_shapes: int
-    num_units: int
+    num_units: int | None
     regressors: Regressors
     axes: NDArray[np.int64]
     """Coordinates that vary among the samples."""
@@ -163,14 +163,14 @@ class _Seen:
 
     batch: ShapeBatch
     member: int
-    num_units: int
+    num_units: int | None
     law: Vector
     """Log time by the law, ``(rows,)``."""
     shares: NDArray[np.float64]
     """Of the law's columns in it, ``(rows, columns)``."""
 
     @staticmethod
-    def of(batch: ShapeBatch, member: int, rates: Rates, num_units: int) -> _Seen:
+    def of(batch: ShapeBatch, member: int, rates: Rates, num_units: int | None) -> _Seen:
         done = columns(batch, num_units)
         return _Seen(
             batch=batch,
@@ -206,7 +206,7 @@ def fit_pool(
     *,
     start: Vector,
     sigma: Vector,
-    num_units: int,
+    num_units: int | None,
     least: Vector | None = None,
 ) -> PoolModel:
     """Fit the samples of one pool by member; ``start``, ``sigma`` and ``least`` are priors and
@@ -257,7 +257,7 @@ def _growth_log(
 
 
 def fit_residuals(
-    member: str, timed: Timed, residuals: Vector, *, rates: Rates, num_units: int
+    member: str, timed: Timed, residuals: Vector, *, rates: Rates, num_units: int | None
 ) -> PoolModel:
     """What samples of one member leave of a model, ``(rows,)`` in log time, as a pool's detail.
 
@@ -266,7 +266,7 @@ def fit_residuals(
     return _pool(_Rows.of({member: timed}, num_units), rates, residuals, num_units)
 
 
-def _pool(rows: _Rows, rates: Rates, values: Vector, num_units: int) -> PoolModel:
+def _pool(rows: _Rows, rates: Rates, values: Vector, num_units: int | None) -> PoolModel:
     seen = [_Seen.of(batch, i, rates, num_units) for i, batch in enumerate(rows.batches)]
     inputs = stacked([one.inputs() for one in seen])
     axes, origin = _axes(inputs.coordinates)
@@ -290,7 +290,7 @@ def _pool(rows: _Rows, rates: Rates, values: Vector, num_units: int) -> PoolMode
     )
 
 
-def _form(kind: OperatorKind, num_units: int) -> Form:
+def _form(kind: OperatorKind, num_units: int | None) -> Form:
     """How a kind's law adds up; a GPU's products hide their bytes behind their FLOP."""
     if KINDS[kind].is_chain:
         return Form.CHAIN
@@ -339,7 +339,7 @@ class _Rows:
     """Number of each row's distinct shape."""
 
     @staticmethod
-    def of(samples: Mapping[str, Timed], num_units: int) -> _Rows:
+    def of(samples: Mapping[str, Timed], num_units: int | None) -> _Rows:
         members = tuple(sorted(samples))
         timed = [samples[m] for m in members]
         done = [columns(t.batch, num_units) for t in timed]

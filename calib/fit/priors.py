@@ -47,8 +47,8 @@ class DevicePrior:
     name: str
     ceilings: Ceilings
     network: NetworkPrior
-    num_units: int
-    """Multiprocessors that blocks of a kernel are dealt to; 0 where the device has none."""
+    num_units: int | None
+    """Multiprocessors that blocks of a kernel are dealt to; 0: a processor, None: not known."""
     fp32_frac: float
     """Rate of fp32 products without TF32 over that of 2-byte elements."""
     fp8_frac: float
@@ -182,7 +182,7 @@ _CPU = DevicePrior(
     num_units=0,
     fp32_frac=1.0,
     fp8_frac=1.0,
-    sigma_log=1.0,
+    sigma_log=0.5,
     error_sigma_log=0.2,
 )
 _PRIORS: Mapping[str, DevicePrior] = {prior.name: prior for prior in (*_GPUS, _CPU)}
@@ -191,7 +191,7 @@ _UNKNOWN = DevicePrior(
     name=UNKNOWN_DEVICE,
     ceilings=Ceilings(flop_per_s=300 * _TERA, bytes_per_s=2 * _TERA, launch_s=2e-6),
     network=network_prior("unknown"),
-    num_units=0,
+    num_units=None,
     fp32_frac=0.1,
     fp8_frac=1.0,
     sigma_log=1.5,

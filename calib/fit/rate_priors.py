@@ -130,7 +130,7 @@ class RatePrior:
     """Generations between the device and those that were measured; 0 where it was itself."""
     ceilings: Ceilings
     """Rates of the data sheet that the factors are over."""
-    num_units: int
+    num_units: int | None
     costs: tuple[WorkKind, ...]
     log_factor: tuple[float, ...]
     sigma_log: tuple[float, ...]
@@ -297,7 +297,7 @@ def _joined(
     is_product: bool,
     steps: float,
     ceilings: Ceilings,
-    num_units: int,
+    num_units: int | None,
 ) -> RatePrior:
     """Factors as a mean by certainty: that of the source, and how far any lies from the rest."""
     costs = sources[0].costs

@@ -51,6 +51,8 @@ class FittedLaw:
     """Ceilings, with the factors of the operators that were measured."""
 
     ceilings: Ceilings
+    num_units: int | None = None
+    """Of the machine, as ``columns`` counts work."""
     scales: Mapping[str, KindScale] = field(default_factory=dict)
     keys: Mapping[str, tuple[OperatorKind, Phase]] = field(default_factory=dict)
 
@@ -88,7 +90,7 @@ class FittedLaw:
         [0.00123]
         """
         used = scale or KindScale()
-        launches, flop, nbytes = columns(batch).totals().T
+        launches, flop, nbytes = columns(batch, self.num_units).totals().T
         work_s = flop / self.ceilings.flop_per_s + nbytes / self.ceilings.bytes_per_s
         return np.log(launches * self.ceilings.launch_s * used.launch + work_s * used.work)
 
@@ -102,7 +104,7 @@ def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
     90 % quantile of their work rates; the factors take that back.
     """
     if not groups:
-        return FittedLaw(ceilings=prior.ceilings)
+        return FittedLaw(ceilings=prior.ceilings, num_units=prior.num_units)
     names = sorted(groups)
     families = [family(groups[name].batch.kind) for name in names]
     rates, launch, slower = _problem([_few(groups[n]) for n in names], families, prior).solve()
@@ -117,6 +119,7 @@ def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
             name: KindScale(launch=float(np.exp(launch[i])), work=float(np.exp(slower[i] + shift)))
             for i, name in enumerate(names)
         },
+        num_units=prior.num_units,
         keys={name: (groups[name].batch.kind, groups[name].batch.phase) for name in names},
     )
 

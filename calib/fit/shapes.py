@@ -40,7 +40,7 @@ def halvings(batch: ShapeBatch) -> NDArray[np.float64]:
     return np.minimum(np.log2((whole & -whole).astype(np.float64)), _MOST_HALVINGS)
 
 
-def trend(batch: ShapeBatch, num_units: int) -> NDArray[np.float64]:
+def trend(batch: ShapeBatch, num_units: int | None) -> NDArray[np.float64]:
     """Features in which log time moves about linearly, ``(rows, features)``; none off a GPU."""
     none = np.zeros((len(batch), 0))
     if not num_units:

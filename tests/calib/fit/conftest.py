@@ -75,7 +75,7 @@ def gpt_operators(hidden: int, *, tp: int = 1, tokens: int = 256) -> list[Operat
 
 def true_time_s(operator: Operator) -> float:
     """The planted law: true ceilings and one efficiency per kind."""
-    log_time = FittedLaw(ceilings=TRUE).log_time(batch_of([operator]))
+    log_time = FittedLaw(ceilings=TRUE, num_units=0).log_time(batch_of([operator]))
     return float(np.exp(log_time[0])) / EFFICIENCY[operator.kind]
 
 

@@ -36,7 +36,7 @@ def _operator(kind: OperatorKind, phase: Phase, shape: tuple[int, ...]) -> Opera
 
 
 def _planted_s(operator: Operator, machine: Ceilings) -> float:
-    launches, flop, nbytes = columns(batch_of([operator])).totals()[0]
+    launches, flop, nbytes = columns(batch_of([operator]), 0).totals()[0]
     moved = 0.0 if operator.kind is _CUT else nbytes / machine.bytes_per_s
     return float(launches * machine.launch_s + flop / machine.flop_per_s + moved)
 

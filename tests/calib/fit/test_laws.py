@@ -24,8 +24,13 @@ _SHARED |= {OperatorKind.STATED_OPTIMIZER: {2, 3}}
 _CEILINGS = Ceilings(flop_per_s=1e12, bytes_per_s=1e11, launch_s=1e-6)
 
 
-def law_time_s(operator: Operator, ceilings: Ceilings) -> float:
-    return float(np.exp(FittedLaw(ceilings=ceilings).log_time(batch_of([operator])))[0])
+def law_time_s(operator: Operator, ceilings: Ceilings, num_units: int | None = None) -> float:
+    law = FittedLaw(ceilings=ceilings, num_units=num_units)
+    return float(np.exp(law.log_time(batch_of([operator])))[0])
+
+
+machines = st.sampled_from([None, 0])
+"""Bare work, and that of a processor."""
 
 
 @st.composite
@@ -45,19 +50,29 @@ def operators(draw: st.DrawFn) -> Operator:
     )
 
 
-@given(operator=operators(), data=st.data())
-def test_more_work_never_takes_less_time(operator: Operator, data: st.DataObject) -> None:
+@given(operator=operators(), num_units=machines, data=st.data())
+def test_more_work_never_takes_less_time(
+    operator: Operator, num_units: int | None, data: st.DataObject
+) -> None:
     grown = list(operator.shape)
     free = sorted(set(range(len(grown))) - _SHARED.get(operator.kind, set()))
     grown[data.draw(st.sampled_from(free))] *= 2
     larger = replace(operator, shape=tuple(grown))
-    assert law_time_s(larger, _CEILINGS) >= (1 - 1e-9) * law_time_s(operator, _CEILINGS)
+    before_s, after_s = (law_time_s(one, _CEILINGS, num_units) for one in (operator, larger))
+    assert after_s >= (1 - 1e-9) * before_s
 
 
-@given(operator=operators(), factor=st.floats(1.1, 100))
-def test_faster_ceilings_scale_the_time(operator: Operator, factor: float) -> None:
+@given(operator=operators())
+def test_a_processor_never_does_less_than_the_bare_work(operator: Operator) -> None:
+    assert law_time_s(operator, _CEILINGS, 0) >= (1 - 1e-9) * law_time_s(operator, _CEILINGS)
+
+
+@given(operator=operators(), num_units=machines, factor=st.floats(1.1, 100))
+def test_faster_ceilings_scale_the_time(
+    operator: Operator, num_units: int | None, factor: float
+) -> None:
     faster = Ceilings(flop_per_s=factor * 1e12, bytes_per_s=factor * 1e11, launch_s=1e-6 / factor)
-    ratio = law_time_s(operator, _CEILINGS) / law_time_s(operator, faster)
+    ratio = law_time_s(operator, _CEILINGS, num_units) / law_time_s(operator, faster, num_units)
     assert ratio == pytest.approx(factor, rel=1e-6)
 
 

@@ -20,7 +20,12 @@ NUM_UNITS = 108
 
 
 def _counted(
-    kind: K, phase: P, shape: tuple[int, ...], *, num_units: int = 0, element_nbytes: int = HALF
+    kind: K,
+    phase: P,
+    shape: tuple[int, ...],
+    *,
+    num_units: int | None = None,
+    element_nbytes: int = HALF,
 ) -> tuple[float, float, float]:
     """Launches, FLOP and bytes."""
     found = columns(batch(kind, phase, [shape], element_nbytes=element_nbytes), num_units)
