@@ -118,27 +118,13 @@ class MachineModel:
         """Times of operators that no sample is of; octaves are infinite.
 
         A product takes those of the products that were measured, another operator those that public
-        tables give for the device, and where these know nothing the bare law.
+        tables give for the device and for elements of its width, and where these know nothing the
+        bare law.  No row depends on those that are asked for beside it.
         """
-        like = next(
-            (
-                name
-                for name, (kind, phase) in self.law.keys.items()
-                if batch.kind.is_linear and kind.is_linear and phase is batch.phase
-            ),
-            None,
-        )
-        half: Vector | float = _UNMEASURED_HALF_WIDTH
-        known = _rates_prior(self.prior, batch, self.without) if like is None else None
-        if like is not None:
-            pool = self.pools[like]
-            found = pool.predict("", batch)
-            log_time = found.law + found.detail + self.moved_by(like, batch)
-        elif known is not None:
-            log_time = known.log_time(batch)
-            half = self.quantiles.pooled * known.sigma_log_time(batch)
-        else:
-            log_time = self.law.log_time(batch, scale=self.law.typical(batch))
+        log_time, half = np.empty(len(batch)), np.empty(len(batch))
+        for width in np.unique(batch.element_nbytes):
+            rows = np.flatnonzero(batch.element_nbytes == width)
+            log_time[rows], half[rows] = self._unmeasured(batch.take(rows))
         least = self._least_log_s(batch)
         log_time = np.maximum(log_time, least)
         return Prediction(
@@ -147,6 +133,25 @@ class MachineModel:
             high=log_time + half,
             octaves=np.full(len(batch), np.inf),
         )
+
+    def _unmeasured(self, batch: ShapeBatch) -> tuple[Vector, Vector | float]:
+        """Log seconds and half widths of rows whose elements are of one width."""
+        like = next(
+            (
+                name
+                for name, (kind, phase) in self.law.keys.items()
+                if batch.kind.is_linear and kind.is_linear and phase is batch.phase
+            ),
+            None,
+        )
+        if like is not None:
+            found = self.pools[like].predict("", batch)
+            log_time = found.law + found.detail + self.moved_by(like, batch)
+            return log_time, _UNMEASURED_HALF_WIDTH
+        known = _rates_prior(self.prior, batch, self.without)
+        if known is not None:
+            return known.log_time(batch), self.quantiles.pooled * known.sigma_log_time(batch)
+        return self.law.log_time(batch, scale=self.law.typical(batch)), _UNMEASURED_HALF_WIDTH
 
     def _doubt(self, name: str, batch: ShapeBatch) -> Vector:
         """Deviation of a moved operator of which nothing was probed, ``(rows,)``."""

@@ -151,6 +151,23 @@ def test_a_product_that_was_never_measured_runs_like_the_others(number: int) -> 
     assert np.all(found.high - found.low >= 2 * 1.645 * 0.499)
 
 
+@pytest.mark.parametrize("kind", [K.LINEAR_QKV, K.NORM, K.FLASH_ATTENTION])
+@pytest.mark.parametrize("number", [0, 24])
+def test_what_is_asked_for_beside_an_operator_changes_nothing(kind: K, number: int) -> None:
+    """Elements of any width in one question are as each alone."""
+    groups = _groups(number) if number else {}
+    model = fit_machine(groups, device=H100, use_prior=True)
+    num_sizes = {K.LINEAR_QKV: 3, K.NORM: 2, K.FLASH_ATTENTION: 6}[kind]
+    sizes = random_shapes(np.random.default_rng(5), 6, num_sizes, highest=512)
+    widths = np.array([4.0, 2.0, 1.0, 2.0, 4.0, 2.0])
+    together = replace(batch(kind, P.BACKWARD, sizes), element_nbytes=widths)
+    found = model.predict_unmeasured(together)
+    for row in range(len(widths)):
+        alone = model.predict_unmeasured(together.take(np.array([row])))
+        for name in ("log_time", "low", "high"):
+            assert getattr(found, name)[row] == pytest.approx(getattr(alone, name)[0], abs=1e-12)
+
+
 def test_memory_traffic_that_was_never_measured_follows_the_ceilings() -> None:
     model = _fitted(24)
     asked = batch(K.ELEMENTWISE, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 2))
