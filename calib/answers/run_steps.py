@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..fit.calibration import calibrate, carried_over, on_device
+from ..fit.priors import is_processor
 from ..forecast.model_forecast import at_batch_size, batch_size_at
+from ..network.systems import network_prior
 from ..records.cluster import Cluster, StatedNodes
 from ..samples.table import SampleTable
 from ..steps.base_times import BaseTimes
@@ -88,7 +90,8 @@ def fit_own(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> F
 def steps_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> FittedSteps:
     """The step model of a device that nothing was measured on, by a run of another one.
 
-    ``stated`` is said of the nodes of that device.
+    ``stated`` is said of the nodes of that device.  Raises ``CalibrationError`` where one of the
+    two is a CPU and the other is none.
     """
     own = table.config()
     cluster = Cluster(stated=stated or StatedNodes())
@@ -97,10 +100,15 @@ def steps_on(table: SampleTable, device: str, stated: StatedNodes | None = None)
 
 
 def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> RunConfig:
-    """The run's layout on another device, on nodes of as many GPUs as are said or were here."""
+    """The run's layout on another device, on nodes of as many GPUs as are said or were here; a CPU
+    run has none, and those that are usual for the device count."""
     own, said = table.config(), stated or StatedNodes()
-    per_node = said.num_gpus or table.cluster().node.num_local_ranks
-    layout = replace(own.parallelism, ranks_per_node=per_node or own.parallelism.ranks_per_node)
+    if is_processor(own.device) is is_processor(device):
+        here = table.cluster().node.num_local_ranks or own.parallelism.ranks_per_node
+    else:
+        links = network_prior(device).links
+        here = links.topology.num_gpus if links is not None else 0
+    layout = replace(own.parallelism, ranks_per_node=said.num_gpus or here)
     layout = Cluster(stated=said).joined(layout, device)
     return replace(own, device=device, parallelism=layout)
 

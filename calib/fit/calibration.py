@@ -23,7 +23,7 @@ from .batches import Timed, batch_of
 from .estimates import Estimates, Source
 from .laws import Ceilings, OperatorFamily, family
 from .machine import MachineModel, fit_machine
-from .priors import device_prior
+from .priors import device_prior, is_processor
 from .sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, with_units
 from .transfer import transfer
 
@@ -333,8 +333,10 @@ def carried_over(own: Calibration, other: Calibration) -> Calibration:
     """A calibration of few samples with another machine's operators, which they correct, and with
     its transfers where no comparable one was measured here.
 
-    The two may be of different devices: rates follow the data sheets and the samples.
+    The two may be of different devices of a kind: rates follow the data sheets and the samples.
+    Raises ``CalibrationError`` where one is a CPU and the other is none.
     """
+    _check_kinds(other.device, own.device)
     moved = transfer(other.machine, device=own.device, probes=_groups(own.measured))
     return replace(own, like=moved, transfers=replace(own.transfers, like=other.transfers))
 
@@ -344,7 +346,9 @@ def on_device(other: Calibration, device: str, cluster: Cluster | None = None) -
 
     The host's constants stay; transfers are those of the device's prior, with what is said of the
     ``cluster`` that it is in, half as far from it as those of the other machine are from its own.
+    Raises ``CalibrationError`` where one is a CPU and the other is none.
     """
+    _check_kinds(other.device, device)
     network = known_network(device, cluster or Cluster())
     alone = fit_collectives({}, network, prior_sigma_log=device_prior(device).error_sigma_log)
     return replace(
@@ -356,6 +360,14 @@ def on_device(other: Calibration, device: str, cluster: Cluster | None = None) -
         measured_transfers={},
         is_elsewhere=True,
     )
+
+
+def _check_kinds(measured: str, device: str) -> None:
+    if is_processor(measured) is not is_processor(device):
+        raise CalibrationError(
+            f"times on {measured} say nothing of {device}, which is no device of its kind; take a "
+            "run on such a device"
+        )
 
 
 def _as_measured(found: Sequence[Measured]) -> Estimates:

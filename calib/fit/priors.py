@@ -103,6 +103,18 @@ def device_prior(device: str) -> DevicePrior:
     return _UNKNOWN
 
 
+def is_processor(device: str) -> bool:
+    """True for a CPU.
+
+    Its times say nothing of an accelerator, nor an accelerator's of it: caches, kernels and what
+    bounds them are others, so that no ratio of data sheets leads from one to the other.
+
+    >>> is_processor("cpu"), is_processor("NVIDIA L4"), is_processor("Accelerator 9")
+    (True, False, False)
+    """
+    return device_prior(device).name == _CPU.name
+
+
 def _gpu(
     name: str, peak_tera: float, fp32_tera: float, memory_tera: float, num_units: int
 ) -> DevicePrior:

@@ -79,3 +79,15 @@ def known_device(name: str) -> Device:
         f"--device {shown(name)} is not known; give the name that its driver reports, or did you "
         f"mean {', '.join(word.upper() for word in near)}?"
     )
+
+
+def known_nbytes(name: str) -> int | None:
+    """Memory of a device by a name that anyone may have written; None where it is not known.
+
+    >>> known_nbytes("H100") == known_nbytes("NVIDIA H100 80GB HBM3"), known_nbytes("a cluster")
+    (True, None)
+    """
+    try:
+        return known_device(name).memory_nbytes or None
+    except ConfigError:
+        return None

@@ -16,11 +16,10 @@ from .outcome import ExitCode, print_json, tell
 def predict(args: argparse.Namespace) -> int:
     """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
     found = opened(args).predict(args.options, **other_run(args))
+    tell(*found.notes)
     if args.json:
-        tell(*found.left_out)
         print_json(found.to_json())
     else:
-        tell(*found.notes)
         for line in found.parts():
             print(line)
     if args.timeline is not None:

@@ -11,11 +11,10 @@ from .outcome import ExitCode, print_json, tell
 def explain(args: argparse.Namespace) -> int:
     """Print the terms of a step, or of the difference of two."""
     found = opened(args).explain(args.layout, args.other, gpus=args.gpus, **other_run(args))
+    tell(*found.notes)
     if args.json:
-        tell(*found.left_out)
         print_json(found.to_json())
     else:
-        tell(*found.notes)
         for text in found.parts():
             print(text)
     if args.svg is not None:

@@ -52,12 +52,12 @@ def lint_launch(args: argparse.Namespace) -> int:
     asked = _with_directory(args) if args.directory is not None else _alone(args)
     launch = stated_launch(asked.words, asked.config, asked.variables)
     found = lint(launch, _pricing(args, asked))
+    _tell(asked)
     if args.json:
         print_json(
             {"run_id": asked.name or None, "unknown": list(asked.unknown), **found.to_json()}
         )
     else:
-        _tell(asked)
         print("\n".join(_lines(found)))
     is_over = args.fail_over is not None and found.sure_frac > args.fail_over
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER

@@ -15,15 +15,13 @@ def plan(args: argparse.Namespace) -> int:
     """Print the layouts that were asked for, best first."""
     run = opened(args)
     found = run.plan(**plan_words(args), **other_run(args), num_rows=args.show or 0)
+    tell(*found.notes)
     if asks_for_command(args):
         from .shown_command import show  # launch lines are built for this alone
 
-        tell(*found.left_out)
         return show(args, found)
     if args.json:
-        tell(*found.left_out)
         print_json(found.to_json())
     else:
-        tell(*found.notes)
         print_parts(found.parts())
     return ExitCode.ANSWER

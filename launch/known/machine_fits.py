@@ -12,8 +12,8 @@ from ...calib.answers.routing import with_measured_routing
 from ...calib.answers.run_measurements import memory_offset_nbytes
 from ...calib.answers.run_steps import config_on, known_elsewhere, run_steps, steps_on
 from ...calib.errors import ConfigError
-from ...calib.fit.priors import device_prior
-from ...calib.memory.devices import known_device
+from ...calib.fit.priors import device_prior, is_processor
+from ...calib.memory.devices import known_nbytes
 from ...calib.memory.peak import memory_offset
 from ...calib.records.cluster import Cluster, StatedNodes
 from ...calib.records.step_rows import StepRow
@@ -52,11 +52,15 @@ def fit_machine_of(
     table = loaded.table
     problems = (*loaded.problems, *imported.problems)
     if device is not None:
+        if also or like is not None:
+            told = f"{device}: --also and --like add nothing to a device without a measurement"
+            problems = (*problems, told)
         return _on_device(table, device, problems, stated)
     if stated is not None:
         table = table.with_stated(stated)
     own = table.config()
-    known = [*loaded.known, *(one for other in also for one in _elsewhere(other, own))]
+    added = {directory: _elsewhere(directory, own) for directory in also}
+    known = [*loaded.known, *(one for found in added.values() for one in found)]
     other = None if like is None else load(like, None).table
     return Machine(
         name=table.run_id,
@@ -64,24 +68,34 @@ def fit_machine_of(
         steps=run_steps(table, known, like=other),
         memory_capacity_nbytes=table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
-        problems=problems,
+        problems=(
+            *problems,
+            *(
+                f"{name}: nothing of it was measured on {own.device}, so it does not count"
+                for name, found in added.items()
+                if not found
+            ),
+        ),
     )
 
 
-def device_machine(config: RunConfig) -> Machine:
-    """A machine of the layout's device that nothing was measured on, by data sheets alone."""
+def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Machine:
+    """A machine of the layout's device that nothing was measured on, by data sheets alone.
+
+    ``stated`` is said of its nodes.
+    """
     device = config.device
     base = prior_times(
         device,
         is_attention_fused=config.is_attention_fused,
         collectives=(),
-        network=network_of("", device),
+        network=network_of("", device, stated),
     )
     return Machine(
         name=device,
         own=config,
         steps=fit_steps(base),
-        memory_capacity_nbytes=known_device(device).memory_nbytes or None,
+        memory_capacity_nbytes=known_nbytes(device),
         memory_offset_nbytes=None,
         problems=(_untold(device),),
     )
@@ -94,12 +108,22 @@ def _untold(device: str) -> str:
 def _on_device(
     table: SampleTable, device: str, problems: tuple[str, ...], stated: StatedNodes | None
 ) -> Machine:
-    """The run on a device that nothing was measured on."""
+    """The run on a device that nothing was measured on; of a run on another kind of device its
+    layout alone counts."""
+    own = with_measured_routing(config_on(table, device, stated), table)
+    measured = table.config().device
+    if is_processor(measured) is not is_processor(device):
+        told = (
+            f"{device}: no measurement on it; data sheets and published rates answer, and what was "
+            f"measured on {measured} does not count"
+        )
+        alone = device_machine(own, stated)
+        return replace(alone, name=table.run_id, problems=(*problems, told))
     return Machine(
         name=table.run_id,
-        own=with_measured_routing(config_on(table, device, stated), table),
+        own=own,
         steps=steps_on(table, device, stated),
-        memory_capacity_nbytes=known_device(device).memory_nbytes or None,
+        memory_capacity_nbytes=known_nbytes(device),
         memory_offset_nbytes=memory_offset_nbytes(table),
         problems=(*problems, _untold(device)),
     )
