@@ -66,7 +66,7 @@ def fit_machine_of(
         name=table.run_id,
         own=with_measured_routing(own, table),
         steps=run_steps(table, known, like=other),
-        memory_capacity_nbytes=table.device_memory_nbytes(),
+        memory_capacity_nbytes=table.device_memory_nbytes() or known_nbytes(own.device),
         memory_offset_nbytes=memory_offset_nbytes(table),
         problems=(
             *problems,
@@ -150,7 +150,7 @@ def _imported(tables: ImportedTables, name: str | None, stated: StatedNodes | No
             tables.collectives,
             stated,
         ),
-        memory_capacity_nbytes=None,
+        memory_capacity_nbytes=known_nbytes(last.config.device),
         memory_offset_nbytes=int(np.median(peaks)) if peaks else None,
         problems=tables.problems,
     )

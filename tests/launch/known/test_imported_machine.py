@@ -1,0 +1,33 @@
+"""A machine that was imported: steps alone, of a device whose data sheet is known or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from forerun.calib.memory.peak import Verdict
+from forerun.launch.known.machines import open_machine
+from forerun.launch.known.table_files import import_table
+from forerun.launch.opened.run import load
+from tests.launch.known.test_other_kinds import PUBLISHED
+
+MACHINE = "H100 DGXC BF16"
+BOARD_NBYTES = 80 * 2**30
+"""NVIDIA's data sheet of the H100 SXM."""
+
+
+@pytest.mark.parametrize(("device", "is_known"), [("H100", True), ("our own accelerator", False)])
+def test_its_memory_is_that_of_its_device(device: str, is_known: bool, tmp_path: Path) -> None:
+    table = tmp_path / "steps.csv"
+    pd.read_csv(PUBLISHED).assign(device=device).to_csv(table, index=False)
+    import_table(table, tmp_path)
+    capacity_nbytes = open_machine(tmp_path, machine=MACHINE).memory_capacity_nbytes
+    assert (capacity_nbytes is not None) is is_known
+    found = load(tmp_path, machine=MACHINE).plan(keep={"tp": 4, "mbs": 1})
+    verdicts = {one.verdict for one in found.candidates}
+    assert (Verdict.UNKNOWN in verdicts) is not is_known
+    if capacity_nbytes is not None:
+        assert capacity_nbytes == pytest.approx(BOARD_NBYTES, rel=0.01)
+        assert found.candidates[0].memory.total_nbytes < BOARD_NBYTES
