@@ -22,6 +22,7 @@ from ..workload.parallelism import Parallelism, Sharding
 # Megatron's default of ``--make-vocab-size-divisible-by``.
 _VOCAB_MULTIPLE = 128
 _PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
+_FULL = "float32"
 _NARROW_STATES = 4
 """Two moments in 16 bits; there is no copy in fp32."""
 _CAST_STATES = 10
@@ -55,6 +56,30 @@ def from_hugging_face(
     length = seq_length or shape.max_position_embeddings
     vocab = -(-shape.vocab_size // vocab_multiple) * vocab_multiple
     return replace(shape, seq_length=max(length, 1), vocab_size=vocab)
+
+
+def in_its_precision(run: RunConfig, config: Mapping[str, object]) -> tuple[RunConfig, str]:
+    """The run in the 16 bits that ``config.json`` names, as Megatron's ``--bf16`` or ``--fp16``
+    would have it, and what has to be said of that.
+
+    ``dtype``, which was ``torch_dtype`` before version 5, of the model or of its text part; it is
+    the type that weights are stored in, so that fp32 and nothing leave the run's own precision.
+    """
+    text = config.get("text_config")
+    places = (config, text) if isinstance(text, Mapping) else (config,)
+    said = [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
+    dtype = str(next(filter(None, said), "")).rpartition(".")[2]
+    precision = _PRECISIONS.get(dtype)
+    if precision is None:
+        if dtype == _FULL and run.precision is Precision.FP32:
+            return run, ""
+        words = f"says {dtype}" if dtype else "names no dtype"
+        own = f"{run.precision.value} as in the running layout"
+        return run, f"config.json {words}: {own}, where no option says another"
+    if precision is run.precision:
+        return run, ""
+    is_narrow = precision is Precision.FP16
+    return replace(run, precision=precision, reduces_grads_in_bf16=is_narrow), ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ class Described:
 
     config: RunConfig
     unknown: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What was taken where nothing said it."""
 
 
 def config_from_command(

@@ -32,4 +32,5 @@ class OtherRun:
             "left out by the model": found.config.unmodelled,
         }
         told = (f"{what}: {', '.join(names)}" for what, names in left_out.items() if names)
-        return replace(found.config, device=own.device, framework=own.framework), tuple(told)
+        config = replace(found.config, device=own.device, framework=own.framework)
+        return config, (*found.notes, *told)

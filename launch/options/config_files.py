@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...calib.arguments.hugging_face import from_hugging_face
+from ...calib.arguments.hugging_face import from_hugging_face, in_its_precision
 from ...calib.arguments.megatron_command import Described, config_from_command, config_from_mapping
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
@@ -35,15 +35,16 @@ def read_config(path: Path, own: RunConfig, *, num_ranks: int = 0) -> Described:
 
     ``.yaml`` and ``.json`` hold Megatron's arguments (flat, under ``MODEL_ARGS``, or a dumped
     namespace), a ``RunConfig`` as the report has it, or a Hugging Face ``config.json``, whose model
-    takes the place of the one in ``own``; ``.pt`` and a directory are a checkpoint of Megatron.
-    Raises ``ConfigError`` where the file is missing or says something else.
+    and 16-bit dtype take the place of those in ``own``; ``.pt`` and a directory are a checkpoint of
+    Megatron.  Raises ``ConfigError`` where the file is missing or says something else.
     """
     ranks = num_ranks or own.parallelism.num_ranks
     value = _parsed(path)
     if "model_type" in value and "num_layers" not in value:
         multiple = _VOCAB_MULTIPLE * own.parallelism.tp
         model = from_hugging_face(value, seq_length=own.model.seq_length, vocab_multiple=multiple)
-        return Described(config=replace(own, model=model, unmodelled=()), unknown=())
+        found, told = in_its_precision(replace(own, model=model, unmodelled=()), value)
+        return Described(config=found, unknown=(), notes=(told,) if told else ())
     if isinstance(value.get("model"), Mapping) and "parallelism" in value:
         return Described(config=RunConfig.from_json(dict(value)), unknown=())
     return config_from_mapping(

@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from argparse import Namespace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from typing import Any
 import pytest
 from model_options import model_options
 
-from forerun.calib.arguments.megatron_args import options
+from forerun.calib.arguments.megatron_args import apply_options, options
 from forerun.calib.errors import ConfigError
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.config import Precision, RunConfig
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.options.config_files import read_config
 
@@ -50,6 +51,63 @@ def test_arguments_as_yaml(tmp_path: Path, own: RunConfig) -> None:
     assert (found.config.model.num_layers, found.config.model.is_gated) == (4, True)
     assert found.config.parallelism.num_ranks == own.parallelism.num_ranks == 2
     assert read_config(file, own, num_ranks=8).config.parallelism.dp == 8
+
+
+LLAMA = {
+    **{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128},
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "flag"),
+    [
+        ({"torch_dtype": "bfloat16"}, "--bf16"),
+        ({"dtype": "bfloat16"}, "--bf16"),
+        ({"torch_dtype": "float16"}, "--fp16"),
+        ({"text_config": {"torch_dtype": "bfloat16"}}, "--bf16"),
+        ({"text_config": {"dtype": "float16"}}, "--fp16"),
+        ({"torch_dtype": "torch.bfloat16"}, "--bf16"),
+        ({"torch_dtype": "float32"}, None),
+    ],
+)
+def test_the_dtype_of_config_json_is_megatrons_flag(
+    said: dict[str, Any], flag: str | None, tmp_path: Path, own: RunConfig
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**LLAMA, **said}))
+    found = read_config(file, own)
+    bare = replace(found.config, precision=own.precision, reduces_grads_in_bf16=False)
+    assert found.config == apply_options(bare, [flag] if flag else [])
+    assert not found.notes
+
+
+@pytest.mark.parametrize("said", [{}, {"torch_dtype": None}, {"dtype": "float32"}])
+def test_where_config_json_leaves_it_open_the_precision_is_told(
+    said: dict[str, Any], tmp_path: Path, own: RunConfig
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**LLAMA, **said}))
+    running = apply_options(own, ["--bf16"])
+    found = read_config(file, running)
+    assert found.config.precision is running.precision is Precision.BF16
+    (told,) = found.notes
+    assert "bf16" in told and ("float32" in told) is bool(said.get("dtype"))
+
+
+def test_an_option_is_over_the_dtype_of_config_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.json"
+    steps = {}
+    for dtype in ("bfloat16", "float32"):
+        file.write_text(json.dumps({**LLAMA, "dtype": dtype}))
+        words = ["predict", str(GOLDEN), "--json", "--config", str(file), "--device", "H100"]
+        for flags in ((), ("--bf16",)):
+            assert main([*words, *flags]) == ExitCode.ANSWER
+            steps[dtype, flags] = json.loads(capsys.readouterr().out)["step_time_s"]
+    assert len(set(steps.values())) == 2
+    assert steps["float32", ("--bf16",)] == steps["bfloat16", ()] == steps["bfloat16", ("--bf16",)]
 
 
 def test_our_own_config_as_json(tmp_path: Path, own: RunConfig) -> None:
