@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -51,7 +51,8 @@ _NUM_WORTH_MEASURING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One layout.  ``time_frac`` is its step time over that of the running layout, minus one."""
+    """One layout.  ``time_frac`` is its step time over that of the running layout, minus one; it
+    and what belongs to it are NaN where nothing runs that does the same work on such a device."""
 
     config: RunConfig
     step_time_s: float
@@ -87,18 +88,29 @@ class Candidate:
         return throughput(self.config, self.step_time_s)
 
     @property
+    def is_held(self) -> bool:
+        """True where there is a running layout that its time may be held against."""
+        return not math.isnan(self.time_frac)
+
+    @property
     def is_unsure(self) -> bool:
         """True where the interval of the ratio holds 1: it may be faster or slower."""
         return self.time_frac_low < 0 < self.time_frac_high
 
     @property
     def against_text(self) -> str:
-        """How much more or less the step takes than the running layout's, in short."""
+        """How much more or less the step takes than the running layout's, in short; empty where
+        that does other work."""
+        if not self.is_held:
+            return ""
         return CANNOT_TELL if self.is_unsure else format_frac(self.time_frac, signed=True)
 
     @property
     def change_text(self) -> str:
-        """How much less or more the step takes than the running layout's, with its interval."""
+        """How much less or more the step takes than the running layout's, with its interval; empty
+        where that does other work."""
+        if not self.is_held:
+            return ""
         return format_change(self.time_frac, self.time_frac_low, self.time_frac_high)
 
     def to_json(self) -> JsonObject:
@@ -113,7 +125,8 @@ class Candidate:
             "micro_batch_size": self.config.batch.micro_batch_size,
             "recompute": self.config.recompute.value,
             "routing": self.routing.to_json() if self.routing is not None else None,
-            **{name: getattr(self, name) for name in (*times, *ratios)},
+            **{name: getattr(self, name) for name in times},
+            **{name: getattr(self, name) if self.is_held else None for name in ratios},
             "throughput": self.throughput.to_json(),
             "memory": self.memory.to_json(),
             "verdict": self.verdict.value,
@@ -128,6 +141,7 @@ class Plan:
     """The running layout and the others, fastest that may run first."""
 
     own: Candidate
+    """The layout that runs; of a plan for another model, batch or device the asked run in it."""
     measured_step_time_s: float | None
     memory_capacity_nbytes: int | None
     candidates: tuple[Candidate, ...]
@@ -151,7 +165,7 @@ class Plan:
         the least memory; None without others."""
         fitting = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
         if fitting:
-            return min(fitting, key=lambda c: c.time_frac)
+            return min(fitting, key=lambda c: c.step_time_s)
         return min(self.candidates, key=lambda c: c.memory.total_nbytes, default=None)
 
     @property
@@ -163,13 +177,13 @@ class Plan:
     def missed_by(self, candidate: Candidate, name: str) -> str:
         """Why a layout that is called so is not offered, after how much it would gain."""
         gain = f" ({candidate.against_text})"
-        if candidate.verdict is Verdict.DOES_NOT_FIT:
+        if candidate.verdict is Verdict.DOES_NOT_FIT or not candidate.is_held:
             gain = ""
         return f"nearest is {name}{gain}: {self.obstacle(candidate)}"
 
     def obstacle(self, candidate: Candidate) -> str:
-        """Why a layout is not offered; empty where it may be: faster, fitting, and one that the
-        host can be asked for and would train in.
+        """Why a layout is not offered; empty where it may be: faster than what runs, if anything
+        does, fitting, and one that the host can be asked for and would train in.
 
         What Megatron would refuse of the running layout too is no obstacle: it runs.
         """
@@ -215,13 +229,15 @@ def plan(
     num_ranks: int | Sequence[int] | None = None,
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
+    is_running: bool = True,
     keep: Keep | None = None,
     effort: Effort | None = None,
 ) -> Plan:
     """The best layouts of one or several numbers of ranks against the running one.
 
     ``steps`` says how long each takes, whose step was measured as it was; errors that both share
-    cancel in the ratio of two.  ``memory_offset_nbytes`` is what the measured peak had beyond its
+    cancel in the ratio of two.  Without ``is_running`` the layout is what was asked for and nothing
+    is held against it.  ``memory_offset_nbytes`` is what the measured peak had beyond its
     estimate (None: not measured).  ``keep`` leaves out what it does not allow; what the program of
     the run cannot be asked for is left out too, and counted.  Behind those that fit stand some that
     do not, the least lacking first.
@@ -237,12 +253,20 @@ def plan(
         number = num_variants(cells_of(config, count, kept), kept)
         return replace(found, proof=replace(found.proof, num_asked=number))
 
-    planned = partial(_planned, config, steps, memory_capacity_nbytes, memory_offset_nbytes)
+    held = partial(
+        compare,
+        config,
+        steps=steps,
+        memory_capacity_nbytes=memory_capacity_nbytes,
+        memory_offset_nbytes=memory_offset_nbytes,
+        is_running=is_running,
+    )
+    planned = partial(_planned, config, steps, memory_capacity_nbytes, held)
     given = askable(config, keep)
     found = {n: counted(config, n, keep, searched(n, given)) for n in wanted}
     first = planned(found, ())
     followed = _followed(config, given or Keep())
-    quicker = [c for c in first.candidates if c.time_frac < 0]
+    quicker = [c for c in first.candidates if not c.time_frac >= 0]
     is_host_alone = any(c.verdict is not Verdict.DOES_NOT_FIT for c in quicker)
     if first.best is not None or followed is None or not is_host_alone:
         return first
@@ -271,18 +295,12 @@ def _planned(
     config: RunConfig,
     steps: FittedSteps,
     capacity_nbytes: int | None,
-    offset_nbytes: int | None,
+    held: Callable[[Sequence[RunConfig]], list[Candidate]],
     found: Mapping[int, Found],
     others: Sequence[RunConfig],
 ) -> Plan:
     layouts = [layout for one in found.values() for layout in one.layouts]
-    own, *candidates = compare(
-        config,
-        [config, *dict.fromkeys((*layouts, *others))],
-        steps,
-        memory_capacity_nbytes=capacity_nbytes,
-        memory_offset_nbytes=offset_nbytes,
-    )
+    own, *candidates = held([config, *dict.fromkeys((*layouts, *others))])
     candidates.sort(key=_standing)
     return Plan(
         own=own,
@@ -319,20 +337,28 @@ def compare(
     *,
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
+    is_running: bool = True,
 ) -> list[Candidate]:
-    """Each of the layouts against the running one, in their order; see ``plan``."""
+    """Each of the layouts, in their order, against the running one where that does the same work;
+    see ``plan``."""
     own, *others = steps.estimates([config, *layouts])
-    return [_candidate(e, own, memory_capacity_nbytes, memory_offset_nbytes) for e in others]
+    found = []
+    for estimate in others:
+        running = own if is_running and estimate.config.does_work_of(config) else None
+        found.append(_candidate(estimate, running, memory_capacity_nbytes, memory_offset_nbytes))
+    return found
 
 
 def _candidate(
     estimate: StepEstimate,
-    own: StepEstimate,
+    running: StepEstimate | None,
     capacity_nbytes: int | None,
     offset_nbytes: int | None,
 ) -> Candidate:
-    ratio = estimate.time_s / own.time_s
-    sigma = paired_sigma_log(estimate, own)
+    ratio = sigma = math.nan
+    if running is not None:
+        ratio = estimate.time_s / running.time_s
+        sigma = paired_sigma_log(estimate, running)
     # The ratio is log-normal: its interval is symmetric in the logarithm.
     spread = math.exp(Z_90 * sigma)
     needed = memory(estimate.config, offset_nbytes=offset_nbytes or 0)
@@ -346,7 +372,7 @@ def _candidate(
         time_frac_low=ratio / spread - 1,
         time_frac_high=ratio * spread - 1,
         log_ratio_sigma=sigma,
-        error_log=error_ratio(estimate, own),
+        error_log=error_ratio(estimate, running) if running is not None else estimate.error_log,
         memory=needed,
         source_frac=estimate.source_frac,
         verdict=verdict(needed, capacity_nbytes, is_calibrated=is_calibrated),

@@ -92,6 +92,10 @@ class Attention(Enum):
     UNFUSED = "unfused"
 
 
+_VOCAB_MULTIPLE = 128
+"""Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times tp."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Everything that determines a step, plus the cadence of the run."""
@@ -246,6 +250,21 @@ class RunConfig:
         is_full = self.precision is Precision.FP32
         states = self.optimizer_state_nbytes or (8 if is_full else 12)
         return 2 * states + 3 * self.grad_nbytes + (8 if is_full else 4)
+
+    def does_work_of(self, other: RunConfig) -> bool:
+        """Whether steps of both are the same progress on one kind of device, so that their times
+        may be held against each other: of one model, one batch and one length of samples.
+
+        Kernels, precision and the routing of experts may differ, and the padding of the vocabulary,
+        which follows tp.
+        """
+        padding = _VOCAB_MULTIPLE * max(self.parallelism.tp, other.parallelism.tp)
+        return (
+            self.device == other.device
+            and self.batch.global_batch_size == other.batch.global_batch_size
+            and self.model.bare == other.model.bare
+            and abs(self.model.vocab_size - other.model.vocab_size) < padding
+        )
 
     def chunks_of(self, stage: int) -> tuple[int, ...]:
         """Chunks that a stage runs, by their place in the model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from numbers import Integral
 
@@ -231,6 +231,16 @@ class ModelShape:
                 f"layer_pattern has {len(pattern)} entries, not num_layers {self.num_layers}; give "
                 f"one for each layer"
             )
+
+    @property
+    def bare(self) -> ModelShape:
+        """The model without the rows of its tables, and without how its experts are run."""
+        experts = self.experts
+        if experts is not None:
+            names = ("num_experts", "top_k", "ffn_hidden_size", "shared_ffn_hidden_size")
+            sizes = {name: getattr(experts, name) for name in (*names, "layer_pattern")}
+            experts = Experts(**sizes)
+        return replace(self, vocab_size=1, max_position_embeddings=0, experts=experts)
 
     def has_experts(self, layer: int) -> bool:
         """True where the layer (counted from 0) has experts in place of a dense MLP."""

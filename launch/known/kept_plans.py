@@ -38,6 +38,7 @@ def plan_on(
         num_ranks=num_ranks,
         memory_capacity_nbytes=capacity_nbytes,
         memory_offset_nbytes=machine.memory_offset_nbytes,
+        is_running=machine.runs(config),
         keep=keep,
         effort=effort,
     )

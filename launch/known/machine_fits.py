@@ -97,6 +97,7 @@ def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Mach
         steps=fit_steps(base),
         memory_capacity_nbytes=known_nbytes(device),
         memory_offset_nbytes=None,
+        is_elsewhere=True,
         problems=(_untold(device),),
     )
 
@@ -125,6 +126,7 @@ def _on_device(
         steps=steps_on(table, device, stated),
         memory_capacity_nbytes=known_nbytes(device),
         memory_offset_nbytes=memory_offset_nbytes(table),
+        is_elsewhere=True,
         problems=(*problems, _untold(device)),
     )
 

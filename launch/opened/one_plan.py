@@ -101,6 +101,7 @@ def _one_plan(
             steps=machine.steps,
             memory_capacity_nbytes=found.memory_capacity_nbytes,
             memory_offset_nbytes=machine.memory_offset_nbytes,
+            is_running=machine.runs(config),
         )
         why = why_not(question.why, found, made(question.why), num_ranks, priced)
     return OnePlan(

@@ -34,7 +34,8 @@ Options: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Prediction(Told):
-    """The step of a layout against the running one, with a 90 % interval."""
+    """The step of a layout, with a 90 % interval, against the running one where that does the same
+    work."""
 
     run_id: str
     layout: Candidate
@@ -74,9 +75,10 @@ class Prediction(Told):
         return self.layout.high_s
 
     @property
-    def time_frac(self) -> float:
-        """The step over that of the running layout, minus one."""
-        return self.layout.time_frac
+    def time_frac(self) -> float | None:
+        """The step over that of the running layout, minus one; None where that trains another model
+        or batch, or runs on another device."""
+        return self.layout.time_frac if self.layout.is_held else None
 
     @property
     def memory(self) -> MemoryEstimate:
@@ -123,6 +125,7 @@ def predicted(machine: Machine, words: Sequence[str], other: OtherRun) -> Predic
         machine.steps,
         memory_capacity_nbytes=machine.memory_capacity_nbytes,
         memory_offset_nbytes=machine.memory_offset_nbytes,
+        is_running=not machine.is_elsewhere,
     )
     return Prediction(
         run_id=machine.name,
@@ -159,14 +162,16 @@ def network_json(machine: Machine) -> dict[str, Any]:
 
 def sentence(candidate: Candidate) -> str:
     """A layout with its step, its throughput and its memory."""
-    return (
+    against = f"{candidate.against_text} against the running layout" * candidate.is_held
+    parts = (
         f"{candidate.label}: step {format_time(candidate.step_time_s)} (90 %: "
-        f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}) · "
-        f"{candidate.throughput.text} · "
-        f"{candidate.against_text} against the running layout · memory "
-        f"{format_bytes(candidate.memory.total_nbytes)}"
-        + (f" · {candidate.routing.text}" if candidate.routing is not None else "")
+        f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)})",
+        candidate.throughput.text,
+        against,
+        f"memory {format_bytes(candidate.memory.total_nbytes)}",
+        candidate.routing.text if candidate.routing is not None else "",
     )
+    return " · ".join(filter(None, parts))
 
 
 def _num_ranks(words: Sequence[str]) -> int:

@@ -48,8 +48,9 @@ class RowCommand(Told):
         one = self.candidate
         return (
             f"row {self.row}, {one.label}: step {format_time(one.step_time_s)} (90 %: "
-            f"{format_time(one.low_s)} to {format_time(one.high_s)}), "
-            f"{one.against_text} against the running layout"
+            f"{format_time(one.low_s)} to {format_time(one.high_s)})"
+            + f", {one.against_text} against the running layout"
+            * one.is_held
         )
 
     @property

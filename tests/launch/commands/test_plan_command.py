@@ -77,6 +77,62 @@ def test_the_runs_own_device_is_the_run_itself(capsys: Out) -> None:
     assert {name for name, frac in other["source_frac"].items() if frac} == {"prior"}
 
 
+RATIOS = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_held"),
+    [
+        (("--tp", "2"), True),
+        (("--gpus", "8"), True),
+        (("--bf16",), True),
+        (("--gbs", "32"), False),
+        (("--seq", "64"), False),
+        (("--num-layers", "4"), False),
+        (("--device", "H100"), False),
+    ],
+)
+def test_a_step_is_held_against_one_that_does_the_same_work_alone(
+    words: tuple[str, ...], is_held: bool, capsys: Out
+) -> None:
+    found = answer(capsys, "predict", *words)
+    assert [found[name] is not None for name in RATIOS] == [is_held] * len(RATIOS)
+    check(found, json.loads(SCHEMA_FILE.read_text()))
+    assert main(["predict", str(GOLDEN), *words]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    assert ("against the running layout" in out) is is_held
+    assert out.count(" % against") <= is_held
+
+
+@pytest.mark.parametrize(
+    ("words", "is_held"),
+    [
+        ((), True),
+        (("--gpus", "4"), True),
+        (("--gpus", "4", "--gbs", "32"), False),
+        (("--seq", "64"), False),
+        (("--device", "H100"), False),
+    ],
+)
+def test_rows_of_other_work_have_no_percentage(
+    words: tuple[str, ...], is_held: bool, capsys: Out
+) -> None:
+    found = answer(capsys, "plan", *words)
+    rows = [found["own"], *found["candidates"]]
+    assert len(rows) > 1
+    assert {row[name] is not None for row in rows for name in RATIOS} == {is_held}
+    check(found, json.loads(SCHEMA_FILE.read_text()))
+    assert main(["plan", str(GOLDEN), *words]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    table, _, rest = out.partition("rests on")
+    assert ("against running" in table) is is_held
+    # Of two layouts that do not run, neither is faster than the other one.
+    assert is_held or ("faster" not in rest and "(running)" not in out)
+    # What stands first fits, and nothing that fits is before it.
+    times = [c["step_time_s"] for c in found["candidates"] if c["verdict"] == "fits"]
+    assert is_held or times == sorted(times)
+
+
 def test_hours_of_gpus_for_tokens_are_those_of_the_best_step(capsys: Out) -> None:
     found = answer(capsys, "plan", "--gpus", "4", "--price-per-gpu-hour", "3")
     config = found["config"]
