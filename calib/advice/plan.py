@@ -147,6 +147,8 @@ class Plan:
     candidates: tuple[Candidate, ...]
     proofs: Mapping[int, Proof] = field(default_factory=dict)
     """What became of all layouts on each number of ranks."""
+    has_checkpoints: bool = True
+    """The run saves this model, and a layout has to go on from that."""
 
     @property
     def num_layouts(self) -> int:
@@ -192,7 +194,12 @@ class Plan:
             return "it does not fit in memory"
         if candidate.time_frac >= 0:
             return "it is not faster"
-        return unaskable(config, running) or converter(config, running)
+        return unaskable(config, running) or self.conversion(config)
+
+    def conversion(self, config: RunConfig) -> str:
+        """What the run's checkpoint needs before this layout can go on from it; empty where it
+        needs nothing, and where the run has none of this model."""
+        return converter(config, self.own.config) if self.has_checkpoints else ""
 
     @property
     def worth_measuring(self) -> tuple[Candidate, ...]:
@@ -237,10 +244,10 @@ def plan(
 
     ``steps`` says how long each takes, whose step was measured as it was; errors that both share
     cancel in the ratio of two.  Without ``is_running`` the layout is what was asked for and nothing
-    is held against it.  ``memory_offset_nbytes`` is what the measured peak had beyond its
-    estimate (None: not measured).  ``keep`` leaves out what it does not allow; what the program of
-    the run cannot be asked for is left out too, and counted.  Behind those that fit stand some that
-    do not, the least lacking first.
+    is held against it.  ``memory_offset_nbytes`` is what the measured peak had beyond its estimate
+    (None: not measured).  ``keep`` leaves out what it does not allow; what the program of the run
+    cannot be asked for is left out too, and counted.  Behind those that fit stand some that do not,
+    the least lacking first.
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)

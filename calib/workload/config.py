@@ -262,6 +262,7 @@ class RunConfig:
         return (
             self.device == other.device
             and self.batch.global_batch_size == other.batch.global_batch_size
+            and self.model.seq_length == other.model.seq_length
             and self.model.bare == other.model.bare
             and abs(self.model.vocab_size - other.model.vocab_size) < padding
         )

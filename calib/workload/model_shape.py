@@ -234,13 +234,14 @@ class ModelShape:
 
     @property
     def bare(self) -> ModelShape:
-        """The model without the rows of its tables, and without how its experts are run."""
+        """The model alone: without the length of samples, the rows of its tables, and how its
+        experts are run."""
         experts = self.experts
         if experts is not None:
             names = ("num_experts", "top_k", "ffn_hidden_size", "shared_ffn_hidden_size")
             sizes = {name: getattr(experts, name) for name in (*names, "layer_pattern")}
             experts = Experts(**sizes)
-        return replace(self, vocab_size=1, max_position_embeddings=0, experts=experts)
+        return replace(self, seq_length=1, vocab_size=1, max_position_embeddings=0, experts=experts)
 
     def has_experts(self, layer: int) -> bool:
         """True where the layer (counted from 0) has experts in place of a dense MLP."""

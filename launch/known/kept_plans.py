@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 from ...calib.advice.plan import Plan, plan
 from ...calib.answers import plain_models
@@ -42,6 +43,7 @@ def plan_on(
         keep=keep,
         effort=effort,
     )
+    found = replace(found, has_checkpoints=config.model.bare == machine.own.model.bare)
     # What was cut short is the best of another moment.
     if kept is not None and not effort.is_stopped():
         with suppress(TypeError):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...calib.advice.converters import converter
 from ...calib.advice.plan import Candidate, Plan
 from ...calib.commands.launch_line import Change, LaunchLine, launch_line
 from ...calib.errors import ConfigError
@@ -150,6 +149,6 @@ def _notes(candidate: Candidate, plan: Plan) -> list[str]:
         notes.append("it does not fit in memory")
     if candidate is not plan.own and candidate.time_frac >= 0:
         notes.append("it is not faster than the running layout")
-    if text := converter(candidate.config, plan.own.config):
+    if text := plan.conversion(candidate.config):
         notes.append(f"to go on from a checkpoint: {text}")
     return notes

@@ -133,6 +133,20 @@ def test_rows_of_other_work_have_no_percentage(
     assert is_held or times == sorted(times)
 
 
+def test_a_model_that_was_never_saved_needs_no_converter(tmp_path: Path, capsys: Out) -> None:
+    """The run's checkpoints are of its own model, whatever its device and batch."""
+    file = tmp_path / "config.json"
+    llama = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 512}
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256}
+    file.write_text(json.dumps({**llama, **sizes, "dtype": "bfloat16"}))
+    told = {}
+    for name, more in (("other", ["--config", str(file)]), ("own", [])):
+        words = ["plan", str(GOLDEN), "--gpus", "4", "--device", "H100", *more]
+        assert main([*words, "--keep", "zero=1"]) == ExitCode.ANSWER
+        told[name] = capsys.readouterr().out
+    assert "converter" in told["own"] and "converter" not in told["other"]
+
+
 def test_hours_of_gpus_for_tokens_are_those_of_the_best_step(capsys: Out) -> None:
     found = answer(capsys, "plan", "--gpus", "4", "--price-per-gpu-hour", "3")
     config = found["config"]
