@@ -147,6 +147,9 @@ class Plan:
     candidates: tuple[Candidate, ...]
     proofs: Mapping[int, Proof] = field(default_factory=dict)
     """What became of all layouts on each number of ranks."""
+    misfit_log: float = 0.0
+    """Measured over modelled step of the running layout, log, where the model's interval does not
+    hold it; else 0."""
     has_checkpoints: bool = True
     """The run saves this model, and a layout has to go on from that."""
 
@@ -154,6 +157,18 @@ class Plan:
     def num_layouts(self) -> int:
         """How many layouts these are the best of."""
         return sum(proof.num_layouts for proof in self.proofs.values())
+
+    @property
+    def doubt(self) -> str:
+        """Why no gain of these layouts can be told, and what would tell it; empty where the model
+        describes the running one."""
+        if not self.misfit_log:
+            return ""
+        off_frac = abs(math.expm1(-self.misfit_log))
+        return (
+            f"the model is {format_frac(off_frac)} off the step of the running layout, more than "
+            "its interval allows: a gain is told of a layout that was recorded with --calibrate too"
+        )
 
     @property
     def best(self) -> Candidate | None:
@@ -224,6 +239,7 @@ class Plan:
                 {"num_ranks": number, **proof.to_json()} for number, proof in self.proofs.items()
             ],
             "best": best.label if best else None,
+            "doubt": self.doubt or None,
             "telling": [candidate.label for candidate in self.worth_measuring],
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
@@ -311,6 +327,7 @@ def _planned(
     candidates.sort(key=_standing)
     return Plan(
         own=own,
+        misfit_log=steps.misfit_log if own.is_held else 0.0,
         measured_step_time_s=steps.measured_s(config),
         memory_capacity_nbytes=capacity_nbytes,
         proofs={count: one.proof for count, one in found.items()},

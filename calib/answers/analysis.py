@@ -12,7 +12,6 @@ from ..advice.explain import Explanation, explain
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Plan, plan
 from ..fit.calibration import calibrate
-from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
 from ..forecast.measured_forecast import MeasuredRun, measured_forecast
 from ..forecast.model_forecast import (
@@ -29,7 +28,7 @@ from ..network.cluster import network_line
 from ..samples.table import SampleTable
 from ..samples.windows import windows_of
 from ..steps.estimate import StepEstimate
-from ..steps.known import KnownStep, same_layout
+from ..steps.known import KnownStep
 from ..steps.live_times import live_times
 from ..steps.model import FittedSteps
 from ..stragglers.waiting import waiting_report
@@ -58,7 +57,15 @@ from .run_measurements import (
     perturbation_s,
     recalibration_s,
 )
-from .run_steps import fit_own, known_step, running_config, with_own
+from .run_steps import (
+    fit_own,
+    known_step,
+    misfit_log,
+    modelled_step,
+    running_config,
+    unlike,
+    with_own,
+)
 from .transcript import transcript_lines
 from .what_if import what_if
 
@@ -87,16 +94,16 @@ def analyse(
     measured_s = measured_step_s(table)
     calibration = calibrate(table, device=config.device)
     base = live_times(calibration, config)
-    # What is held against the measured step has seen no step of this layout.
-    layout = same_layout(config)
-    others = [one for one in known if same_layout(one.config) != layout]
-    blind = fit_own(base, others, config)
+    blind = fit_own(base, unlike(known, config), config)
     own = blind.estimate(config)
+    modelled = modelled_step(table, blind, config)
+    misfit = misfit_log(measured_s, modelled)
     view = _outlook(table, config, request, blind, own)
     ran = _ran(table, view)
-    fitted = fit_own(base, with_own(known, ran), config)
+    fitted = replace(fit_own(base, with_own(known, ran), config), misfit_log=misfit)
     # ``forerun predict`` fits the same.
     told = fit_own(base, with_own(known, known_step(table)), config)
+    told = replace(told, misfit_log=misfit)
     room, anew_s = _room(table, request), recalibration_s(table)
     found = _plan(request, ran.config, fitted, room)
     levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
@@ -108,11 +115,6 @@ def analyse(
         decision = undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
     cost = measured_overhead(table)
     waiting_s = mean_waiting_s(table, routed_s(blind, config))
-    perturbed_s = perturbation_s(table, cost)
-    rest_s = waiting_s - perturbed_s
-    modelled = PredictedStep(
-        time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s
-    )
     models = Models(calibration=calibration, own_s=modelled.time_s)
     routing = measured_routing(table)
     answer = Answer(
@@ -130,7 +132,7 @@ def analyse(
         history=_history(table, history, models, levels if end.steps_total else None),
         modelled_step=modelled,
         waiting_s=waiting_s,
-        perturbation_s=perturbed_s,
+        perturbation_s=perturbation_s(table, cost),
         skew_s=table.skew_s(),
         waiting=waiting_report(table, measured_s),
         routing=routing,

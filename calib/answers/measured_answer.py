@@ -112,9 +112,7 @@ class MeasuredAnswer:
     def to_json(self) -> JsonObject:
         """``forecast.json``: of a pass over the data under ``pass``, never as the run's end."""
         found = forecast_json(self.end, self.ahead) | self.rates
-        if self.overhead is not None:
-            found["overhead_frac"] = self.overhead.overhead_frac
-        return found
+        return found if self.overhead is None else found | self.overhead.values
 
     def decision_json(self) -> JsonObject:
         """``decision.json``."""

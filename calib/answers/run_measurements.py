@@ -42,6 +42,32 @@ class Overhead:
     num_hooked: int
     num_bare: int
 
+    @property
+    def below_frac(self) -> float | None:
+        """What the cost is below, where it cannot be told from nothing; None where it can."""
+        if self.low_frac > 0:
+            return None
+        return self.high_frac if self.high_frac > 0 else -self.low_frac
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The cost as it is sent: its value, or its bound where the value means nothing.
+
+        >>> Overhead(overhead_frac=-0.01, low_frac=-0.1, high_frac=0.08, num_hooked=4,
+        ...          num_bare=4).values
+        {'overhead_below_frac': 0.08}
+        """
+        if self.below_frac is not None:
+            return {"overhead_below_frac": self.below_frac}
+        return {"overhead_frac": self.overhead_frac}
+
+    @property
+    def text(self) -> str:
+        """The same in words."""
+        if self.below_frac is not None:
+            return f"not measurable (below {format_frac(self.below_frac)})"
+        return format_frac(self.overhead_frac)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSummary:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..fit.calibration import calibrate, carried_over, on_device
 from ..fit.priors import is_processor
+from ..forecast.batch_ratios import PredictedStep
 from ..forecast.model_forecast import at_batch_size, batch_size_at
 from ..network.systems import network_prior
 from ..records.cluster import Cluster, StatedNodes
@@ -17,8 +18,14 @@ from ..steps.known import KnownStep, same_layout
 from ..steps.live_times import live_times
 from ..steps.model import FittedSteps, fit_steps
 from ..workload.config import RunConfig
-from .routing import with_measured_routing
-from .run_measurements import measured_sigma_log, measured_step_s
+from .routing import routed_s, with_measured_routing
+from .run_measurements import (
+    mean_waiting_s,
+    measured_overhead,
+    measured_sigma_log,
+    measured_step_s,
+    perturbation_s,
+)
 
 SESSION_SIGMA_LOG, CPU_SESSION_SIGMA_LOG = 0.015, 0.1
 """How far the level of one layout lies apart between two runs on the same machine: clocks and
@@ -63,6 +70,29 @@ def known_elsewhere(table: SampleTable, asked: RunConfig) -> KnownStep:
     )
 
 
+def modelled_step(table: SampleTable, blind: FittedSteps, config: RunConfig) -> PredictedStep:
+    """What a model that has not seen the running layout's step says of it, with the waiting of
+    ranks for each other and less what hooks slow down, which are no operator's."""
+    own = blind.estimate(config)
+    rest_s = mean_waiting_s(table, routed_s(blind, config))
+    rest_s -= perturbation_s(table, measured_overhead(table))
+    return PredictedStep(
+        time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s
+    )
+
+
+def misfit_log(measured_s: float, modelled: PredictedStep) -> float:
+    """Measured over modelled step, log; 0 where the interval holds the measured one.
+
+    >>> modelled = PredictedStep(time_s=1.0, low_s=0.8, high_s=1.25)
+    >>> misfit_log(1.2, modelled), round(misfit_log(2.0, modelled), 3)
+    (0.0, 0.693)
+    """
+    if modelled.low_s <= measured_s <= modelled.high_s or modelled.time_s <= 0:
+        return 0.0
+    return math.log(measured_s / modelled.time_s)
+
+
 def run_steps(
     table: SampleTable, known: Sequence[KnownStep] = (), *, like: SampleTable | None = None
 ) -> FittedSteps:
@@ -79,7 +109,11 @@ def run_steps(
     base = live_times(found, config)
     if table.steps.empty:
         return fit_steps(base, known)
-    return fit_own(base, with_own(known, known_step(table)), config)
+    own = known_step(table)
+    blind = fit_own(base, unlike(known, own.config), config)
+    fitted = fit_own(base, with_own(known, own), config)
+    modelled = modelled_step(table, blind, own.config)
+    return replace(fitted, misfit_log=misfit_log(own.time_s, modelled))
 
 
 def fit_own(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> FittedSteps:
@@ -111,6 +145,13 @@ def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None
     layout = replace(own.parallelism, ranks_per_node=said.num_gpus or here)
     layout = Cluster(stated=said).joined(layout, device)
     return replace(own, device=device, parallelism=layout)
+
+
+def unlike(known: Sequence[KnownStep], config: RunConfig) -> list[KnownStep]:
+    """What is known of other layouts: what is held against a measured step has seen none of its
+    own."""
+    layout = same_layout(config)
+    return [one for one in known if same_layout(one.config) != layout]
 
 
 def with_own(known: Sequence[KnownStep], own: KnownStep) -> list[KnownStep]:

@@ -18,7 +18,7 @@ from ..layers.model_size import model_name
 from ..lint.lint import Lint
 from ..records.actions import action_text
 from ..shell import quoted
-from ..units import GIB, format_bytes, format_frac, format_time
+from ..units import CANNOT_TELL, GIB, format_bytes, format_frac, format_time
 from ..workload.config import RunConfig
 from .run_measurements import HookSummary, Overhead
 
@@ -80,6 +80,8 @@ def device_name(device: str) -> str:
 def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) -> str:
     """The faster layout that a decision is about, with what it gains; or why there is none."""
     best = decision.candidate if decision and decision.candidate else plan.best
+    if plan.doubt and (best is None or best.is_unsure):
+        return f"faster: {CANNOT_TELL}{_SEPARATOR}{plan.doubt}"
     if best is None:
         count = max(plan.num_layouts, len(plan.candidates))
         words = [f"faster: nothing to offer among {count:,} layouts"]
@@ -188,11 +190,10 @@ def _cost(overhead: Overhead | None) -> str:
     """What hooks cost a step; where its interval holds 0, up to where it was looked for."""
     if overhead is None:
         return "cost not measured: too few steps with and without hooks"
-    low, high = overhead.low_frac, overhead.high_frac
-    if low > 0:
-        ends = f"{low * 100:.1f} to {high * 100:.1f}"
-        return f"cost {format_frac(overhead.overhead_frac)} of a step ({ends})"
-    return f"cost not measurable (below {format_frac(high if high > 0 else -low)})"
+    if overhead.below_frac is not None:
+        return f"cost {overhead.text}"
+    ends = f"{overhead.low_frac * 100:.1f} to {overhead.high_frac * 100:.1f}"
+    return f"cost {overhead.text} of a step ({ends})"
 
 
 def _leading(decision: Decision) -> Reason | None:

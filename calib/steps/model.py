@@ -35,6 +35,7 @@ them."""
 
 _ROUNDING = 1e-9
 _PASSING = "level of the machine, from one hour to the next"
+_MISFIT = "what the model lacks of the running layout"
 UNSEEN_SIGMA_LOG = {name: 1.5 if name == "pp" else 0.7 for name in SPANNED}
 """Of a kind of transfer between nodes that no known layout has.  Messages of stages take one path
 between two ranks, and went at 1 GB/s on one public cluster, of 45 that its cards promise, and twice
@@ -51,6 +52,9 @@ class FittedSteps:
     posterior: LayoutPosterior | None = field(default=None, repr=False)
     passing_sigma_log: float = 0.0
     """How far the level of all steps moves from one hour to the next; ratios do not."""
+    misfit_log: float = 0.0
+    """Measured over modelled step of the running layout, log, where that lies outside what the
+    model says of it unseen; 0 inside.  Layouts that were not measured may be off by as much."""
 
     def estimate(self, config: RunConfig) -> StepEstimate:
         """The step of one layout, with spans and slices for a trace."""
@@ -222,10 +226,12 @@ class FittedSteps:
         found = self._along(layouts, slopes, pull)
         if self.posterior is None:
             return found
-        passing = np.full((len(found.logs), 1), self.passing_sigma_log)
+        passing = np.full(len(found.logs), self.passing_sigma_log)
+        is_unseen = [not self.posterior.places(one) for one in layouts.compiled.configs]
+        misfit = self.misfit_log * np.array(is_unseen)
         return _Errors(
-            names=(*found.names, *(_unseen(name) for name in SPANNED), _PASSING),
-            logs=np.hstack([found.logs, self._unseen(layouts, slopes), passing]),
+            names=(*found.names, *(_unseen(name) for name in SPANNED), _PASSING, _MISFIT),
+            logs=np.column_stack([found.logs, self._unseen(layouts, slopes), passing, misfit]),
         )
 
     def _along(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:

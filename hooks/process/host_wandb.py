@@ -19,7 +19,10 @@ from .launch_identity import launch_folder
 FORECAST = "forecast.json"
 # A forecast has some kilobytes; what somebody else put there is not read whole.
 _MOST_NBYTES = 1 << 20
-_FORECAST_KEYS = ("finish_p50_unix_s", "finish_p95_unix_s", "overhead_frac")
+_FORECAST_KEYS = (
+    *("finish_p50_unix_s", "finish_p95_unix_s"),
+    *("overhead_frac", "overhead_below_frac"),
+)
 _RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac")
 """Of the forecast's step; those of another are as much higher as it is shorter."""
 

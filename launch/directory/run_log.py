@@ -121,7 +121,7 @@ class Score:
             if row.unix_s:
                 values["eta_h"] = hours_left(answer.forecast.finish_p50_unix_s, row.unix_s)
         if answer.overhead is not None:
-            values["overhead_frac"] = answer.overhead.overhead_frac
+            values |= answer.overhead.values
         return values
 
     def _count(self, error_frac: float, *, is_inside: bool) -> None:

@@ -169,7 +169,7 @@ def _forecast(answer: Answer | MeasuredAnswer) -> dict[str, Any]:
     told = answer.forecast if answer.end.steps_total else answer.pass_forecast or answer.forecast
     found = forecast_json(answer.end, told) | rates
     if answer.overhead is not None:
-        found["overhead_frac"] = answer.overhead.overhead_frac
+        found |= answer.overhead.values
         found["overhead_low_frac"] = answer.overhead.low_frac
         found["overhead_high_frac"] = answer.overhead.high_frac
     return found

@@ -58,4 +58,4 @@ def _step_rows(answer: MeasuredAnswer) -> Iterator[tuple[str, str]]:
         unit, _, of_one = name.partition("_per_s")
         yield f"{unit}/s" + (" per rank" if of_one else ""), format_count(value)
     if answer.overhead is not None:
-        yield "hooked steps longer by", format_frac(answer.overhead.overhead_frac)
+        yield "hooked steps longer by", answer.overhead.text
