@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -276,15 +276,8 @@ def plan(
         number = num_variants(cells_of(config, count, kept), kept)
         return replace(found, proof=replace(found.proof, num_asked=number))
 
-    held = partial(
-        compare,
-        config,
-        steps=steps,
-        memory_capacity_nbytes=memory_capacity_nbytes,
-        memory_offset_nbytes=memory_offset_nbytes,
-        is_running=is_running,
-    )
-    planned = partial(_planned, config, steps, memory_capacity_nbytes, held)
+    room_nbytes = memory_capacity_nbytes, memory_offset_nbytes
+    planned = partial(_planned, config, steps, *room_nbytes, is_running)
     given = askable(config, keep)
     found = {n: counted(config, n, keep, searched(n, given)) for n in wanted}
     first = planned(found, ())
@@ -318,12 +311,20 @@ def _planned(
     config: RunConfig,
     steps: FittedSteps,
     capacity_nbytes: int | None,
-    held: Callable[[Sequence[RunConfig]], list[Candidate]],
+    offset_nbytes: int | None,
+    is_running: bool,
     found: Mapping[int, Found],
     others: Sequence[RunConfig],
 ) -> Plan:
     layouts = [layout for one in found.values() for layout in one.layouts]
-    own, *candidates = held([config, *dict.fromkeys((*layouts, *others))])
+    own, *candidates = compare(
+        config,
+        [config, *dict.fromkeys((*layouts, *others))],
+        steps,
+        memory_capacity_nbytes=capacity_nbytes,
+        memory_offset_nbytes=offset_nbytes,
+        is_running=is_running,
+    )
     candidates.sort(key=_standing)
     return Plan(
         own=own,

@@ -60,22 +60,31 @@ def fit_machine_of(
         table = table.with_stated(stated)
     own = table.config()
     added = {directory: _elsewhere(directory, own) for directory in also}
+    told = (
+        f"{name}: nothing of it was measured on {own.device}, so it does not count"
+        for name, found in added.items()
+        if not found
+    )
     known = [*loaded.known, *(one for found in added.values() for one in found)]
     other = None if like is None else load(like, None).table
+    return _measured(table, known, other, (*problems, *told))
+
+
+def _measured(
+    table: SampleTable,
+    known: Sequence[KnownStep],
+    like: SampleTable | None,
+    problems: tuple[str, ...],
+) -> Machine:
+    """The run on the device that it was measured on."""
+    own = table.config()
     return Machine(
         name=table.run_id,
         own=with_measured_routing(own, table),
-        steps=run_steps(table, known, like=other),
+        steps=run_steps(table, known, like=like),
         memory_capacity_nbytes=table.device_memory_nbytes() or known_nbytes(own.device),
         memory_offset_nbytes=memory_offset_nbytes(table),
-        problems=(
-            *problems,
-            *(
-                f"{name}: nothing of it was measured on {own.device}, so it does not count"
-                for name, found in added.items()
-                if not found
-            ),
-        ),
+        problems=problems,
     )
 
 
