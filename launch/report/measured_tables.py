@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...calib.answers.measured_answer import MeasuredAnswer
-from ...calib.units import format_count, format_frac, format_time
+from ...calib.units import format_count, format_time
 from .cells import bytes_cell, count_cell, time_cell, whole_cell
 from .table import ReportTable, table_of
 

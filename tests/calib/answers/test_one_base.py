@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.advice.explain import explain
-from forerun.calib.advice.plan import Candidate, compare
+from forerun.calib.advice.plan import Candidate, compare, plan
 from forerun.calib.answers.run_steps import run_steps, running_config
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
@@ -64,6 +64,24 @@ def test_the_running_row_is_the_measured_step(factor: float) -> None:
     (own,) = compare(OWN, [OWN], steps)
     assert own.step_time_s == pytest.approx(steps.measured_s(OWN), rel=1e-3)
     assert own.time_frac == 0 and own.log_ratio_sigma == 0
+
+
+@given(factor=st.floats(2.0, 4.0), is_slower=st.booleans())
+@PATIENT
+def test_nothing_is_ranked_where_the_model_misses_the_running_step(
+    factor: float, is_slower: bool
+) -> None:
+    steps = stretched(np.full(6, factor if is_slower else 1 / factor))
+    found = plan(OWN, steps)
+    off = steps.measured_s(OWN) / stretched(np.ones(6)).measured_s(OWN)
+    assert found.misfit_log == pytest.approx(np.log(off), abs=0.4)
+    assert found.doubt and not any(one.time_frac_high < 0 for one in found.candidates)
+
+
+def test_gains_are_ranked_where_the_model_holds_the_running_step() -> None:
+    found = plan(OWN, stretched(np.ones(6)))
+    assert not found.doubt and found.misfit_log == 0
+    assert any(not one.is_unsure for one in found.candidates)
 
 
 @given(noise=noises, place=st.integers(0, 5))
