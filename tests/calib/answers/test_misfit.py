@@ -1,0 +1,95 @@
+"""Gains are told only where the model's interval holds the measured step of the running layout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.calib.advice.plan import compare
+from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.answer import Answer
+from forerun.calib.answers.request import Request
+from forerun.calib.answers.run_measurements import overhead
+from forerun.calib.answers.run_steps import run_steps, running_config
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.steps.known import KnownStep
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+TABLE = build_table(read_run(GOLDEN))
+OWN = running_config(TABLE)
+LARGER = replace(OWN, batch=replace(OWN.batch, micro_batch_size=8))
+FACTORS = (0.4, 1.0, 2.5)
+FEW = settings(max_examples=3, deadline=None)
+
+
+def stretched(factor: float) -> SampleTable:
+    """The run with each step so many times as long, its operators as they were."""
+    steps = TABLE.steps
+    return replace(TABLE, steps=steps.assign(time_s=steps["time_s"] * factor))
+
+
+@cache
+def answered(factor: float) -> Answer:
+    found = analyse(stretched(factor), Request(now_unix_s=1e9, last_step=11))
+    assert isinstance(found, Answer)
+    return found
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_gains_are_in_doubt_just_where_the_interval_misses_the_step(factor: float) -> None:
+    answer = answered(factor)
+    unseen = answer.modelled_step
+    is_held = unseen.low_s <= answer.measured_step_s <= unseen.high_s
+    assert bool(answer.plan.doubt) == (not is_held)
+    # What a verb fits anew from the same records says the same.
+    again = run_steps(stretched(factor)).misfit_log
+    assert again == pytest.approx(answer.plan.misfit_log, abs=1e-6)
+
+
+@pytest.mark.parametrize("factor", [factor for factor in FACTORS if factor != 1])
+def test_a_step_that_the_model_misses_ranks_nothing(factor: float) -> None:
+    answer = answered(factor)
+    assert answer.plan.doubt
+    faster = [one for one in answer.plan.candidates if one.time_frac < 0]
+    assert faster and all(one.is_unsure for one in faster)
+    assert not answer.is_stop
+    assert answer.lint is None or answer.lint.best is None
+
+
+def test_a_step_that_the_model_holds_is_ranked() -> None:
+    answer = answered(1.0)
+    assert not answer.plan.doubt
+    assert any(not one.is_unsure for one in answer.plan.candidates)
+
+
+@given(factor=st.floats(2.0, 6.0), gain_frac=st.floats(0.3, 0.6))
+@FEW
+def test_a_layout_that_was_recorded_too_has_its_gain(factor: float, gain_frac: float) -> None:
+    """Both steps were measured: what the model lacks of one says nothing of their ratio."""
+    table = stretched(factor)
+    own_s = run_steps(table).measured_s(OWN)
+    assert own_s is not None
+    other = KnownStep(config=LARGER, time_s=own_s * (1 - gain_frac), sigma_log=0.01)
+    (row,) = compare(OWN, [LARGER], run_steps(table, [other]))
+    assert not row.is_unsure
+    assert row.time_frac_low <= -gain_frac <= row.time_frac_high
+
+
+@given(cost_frac=st.floats(-0.2, 0.2), noise_s=st.floats(0.001, 0.3))
+@settings(max_examples=60, deadline=None)
+def test_what_hooks_cost_is_a_value_or_a_bound(cost_frac: float, noise_s: float) -> None:
+    """Of sixteen steps in turn; a share is sent only where its interval is above nothing."""
+    times = [
+        1 + cost_frac * (step % 2) + noise_s * math.sin(7.3 * step * step) for step in range(16)
+    ]
+    found = overhead(times, [bool(step % 2) for step in range(16)])
+    (name, value), *more = found.values.items()
+    assert not more and value > 0
+    assert (name == "overhead_frac") == (found.low_frac > 0)
