@@ -125,7 +125,7 @@ def decide(
         return _abstain(goals, [_evidence(text, {"num_steps": float(steps)})], now_unix_s)
     reasons = _limit_reasons(goals, forecast)
     candidate = _candidate(plan)
-    gaps = _gaps(plan, coverage_frac, silent)
+    gaps = _gaps(plan, candidate, coverage_frac, silent)
     if not gaps:
         cost_s = goals.restart_cost_s + recalibration_s
         reasons.append(_restart_reason(cost_s, goals.confidence, forecast, candidate, plan))
@@ -311,11 +311,15 @@ def _candidate(plan: Plan | None) -> Candidate | None:
     return next(faster, plan.best)
 
 
-def _gaps(plan: Plan | None, coverage_frac: float | None, silent: str) -> list[Reason]:
+def _gaps(
+    plan: Plan | None, candidate: Candidate | None, coverage_frac: float | None, silent: str
+) -> list[Reason]:
     """What is missing for a judgement of other layouts."""
     out: list[Reason] = []
     if plan is None:
         out.append(_evidence("no layouts were compared; record another window", {}))
+    elif candidate is not None and candidate.is_undescribed:
+        out.append(_evidence(plan.doubt, {"misfit_log": plan.misfit_log}))
     if coverage_frac is not None and coverage_frac < MIN_COVERAGE_FRAC:
         remedy = f"{silent}; record a few steps without" if silent else "record another window"
         text = (

@@ -183,12 +183,13 @@ def micro_batch_advice(
 def faster_probability(choice: Candidate) -> float:
     """That the choice is faster than the running layout: the ratio of the two is log-normal.
 
-    0 for the running layout itself.
+    0 for the running layout itself, an even chance at most where the model does not describe it.
     """
     if not choice.log_ratio_sigma:
         return float(choice.time_frac < 0)
     deviations = math.log1p(choice.time_frac) / choice.log_ratio_sigma
-    return 0.5 * math.erfc(deviations / math.sqrt(2))
+    faster = 0.5 * math.erfc(deviations / math.sqrt(2))
+    return min(faster, 0.5) if choice.is_undescribed else faster
 
 
 def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:

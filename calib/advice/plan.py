@@ -25,7 +25,7 @@ from ..search.labels import layout_label
 from ..steps.design import most_informative
 from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
 from ..steps.known import correlations
-from ..steps.model import FittedSteps
+from ..steps.model import MISFIT, FittedSteps
 from ..steps.posterior import MODEL_SIGMA_LOG
 from ..units import CANNOT_TELL, format_change, format_frac
 from ..workload.config import RunConfig
@@ -94,8 +94,14 @@ class Candidate:
 
     @property
     def is_unsure(self) -> bool:
-        """True where the interval of the ratio holds 1: it may be faster or slower."""
-        return self.time_frac_low < 0 < self.time_frac_high
+        """True where the interval of the ratio holds 1, it may be faster or slower, and where the
+        model does not describe the run."""
+        return self.is_undescribed or self.time_frac_low < 0 < self.time_frac_high
+
+    @property
+    def is_undescribed(self) -> bool:
+        """True where the model misses the running layout and this one was not recorded."""
+        return bool(self.error_log.get(MISFIT))
 
     @property
     def against_text(self) -> str:
@@ -167,7 +173,7 @@ class Plan:
         off_frac = abs(math.expm1(-self.misfit_log))
         return (
             f"the model is {format_frac(off_frac)} off the step of the running layout, more than "
-            "its interval allows: a gain is told of a layout that was recorded with --calibrate too"
+            "its interval allows: record the other layout too, or more steps (--calibrate-steps)"
         )
 
     @property

@@ -35,7 +35,7 @@ them."""
 
 _ROUNDING = 1e-9
 _PASSING = "level of the machine, from one hour to the next"
-_MISFIT = "what the model lacks of the running layout"
+MISFIT = "what the model lacks of the running layout"
 UNSEEN_SIGMA_LOG = {name: 1.5 if name == "pp" else 0.7 for name in SPANNED}
 """Of a kind of transfer between nodes that no known layout has.  Messages of stages take one path
 between two ranks, and went at 1 GB/s on one public cluster, of 45 that its cards promise, and twice
@@ -230,7 +230,7 @@ class FittedSteps:
         is_unseen = [not self.posterior.places(one) for one in layouts.compiled.configs]
         misfit = self.misfit_log * np.array(is_unseen)
         return _Errors(
-            names=(*found.names, *(_unseen(name) for name in SPANNED), _PASSING, _MISFIT),
+            names=(*found.names, *(_unseen(name) for name in SPANNED), _PASSING, MISFIT),
             logs=np.column_stack([found.logs, self._unseen(layouts, slopes), passing, misfit]),
         )
 

@@ -47,9 +47,9 @@ def one_parts(one: OnePlan, question: PlanQuestion, *, is_one_of_many: bool) -> 
 def _offer(found: Plan) -> Iterator[str]:
     """The options of the fastest layout that may be offered, and why none before it is; or what
     came nearest."""
+    best = found.best
     if found.doubt:
         yield found.doubt
-    best = found.best
     if best is None:
         nothing = "nothing faster to offer" if found.own.is_held else "nothing to offer"
         yield " · ".join(filter(None, [nothing, found.nearest_miss]))
