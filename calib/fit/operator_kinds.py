@@ -332,7 +332,8 @@ class KindLaw:
     """Eager calls of the framework, forward and backward."""
     processor_flop: tuple[float, float] = (0.0, 0.0)
     """FLOP of a product that a processor does in the time of one element's exponential, error
-    function or hyperbolic tangent, forward and backward."""
+    function or hyperbolic tangent, forward and backward: 56 for SiLU, 138 for GELU, 320 for its
+    tanh form, 90 for softmax; backward once to twice that (one core, torch 2.13.0, 2026-11-26)."""
     family: OperatorFamily = OperatorFamily.MEMORY
     is_chain: bool = False
     """Many short eager calls in a row, which launches and bytes bound in turn, not in sum."""
