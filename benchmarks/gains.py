@@ -5,7 +5,7 @@
 
 Each round of a size calibrates the running layout of ``recipes/pretrain_gpt.py`` (DP 2, gloo), then
 has that layout bare, eight changes of it, and it bare again train in turns of a few steps, each
-halted while another runs (``runs/turns.py``).  A run is the fast decile of its steps; the truth
+halted while another runs (``runs/turns.py``).  A run is the fast quartile of its steps; the truth
 of a change is its ratio to the mean of both bare runs.  Floor: one bare run of a round against the
 other; a round whose floor is above 0.08 is repeated, three times at most.  ``--load`` puts a
 process that is busy at random times beside all runs.  ``--megatron`` adds two sizes of the loop of
@@ -166,8 +166,8 @@ def _ran(directory: Path, loop: Loop, number: int) -> Turns:
 
 
 def step_s(turns: Turns, name: str) -> float:
-    """The fast decile of all steps of a run."""
-    return statistics.quantiles([one for turn in turns[name] for one in turn], n=10)[0]
+    """The fast quartile of all steps of a run."""
+    return statistics.quantiles([one for turn in turns[name] for one in turn], n=4)[0]
 
 
 def floor_of(turns: Turns) -> float:

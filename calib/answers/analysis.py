@@ -97,7 +97,7 @@ def analyse(
     blind = fit_own(base, unlike(known, config), config)
     own = blind.estimate(config)
     modelled = modelled_step(table, blind, config)
-    misfit = misfit_log(measured_s, modelled)
+    misfit = misfit_log(known_step(table), modelled)
     view = _outlook(table, config, request, blind, own)
     ran = _ran(table, view)
     fitted = replace(fit_own(base, with_own(known, ran), config), misfit_log=misfit)

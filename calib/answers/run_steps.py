@@ -12,6 +12,7 @@ from ..forecast.batch_ratios import PredictedStep
 from ..forecast.model_forecast import at_batch_size, batch_size_at
 from ..network.systems import network_prior
 from ..records.cluster import Cluster, StatedNodes
+from ..regressors.intervals import Z_90
 from ..samples.table import SampleTable
 from ..steps.base_times import BaseTimes
 from ..steps.known import KnownStep, same_layout
@@ -81,16 +82,15 @@ def modelled_step(table: SampleTable, blind: FittedSteps, config: RunConfig) -> 
     )
 
 
-def misfit_log(measured_s: float, modelled: PredictedStep) -> float:
-    """Measured over modelled step, log; 0 where the interval holds the measured one.
-
-    >>> modelled = PredictedStep(time_s=1.0, low_s=0.8, high_s=1.25)
-    >>> misfit_log(1.2, modelled), round(misfit_log(2.0, modelled), 3)
-    (0.0, 0.693)
-    """
-    if modelled.low_s <= measured_s <= modelled.high_s or modelled.time_s <= 0:
+def misfit_log(own: KnownStep, modelled: PredictedStep) -> float:
+    """Measured over modelled step, log; 0 where the errors of both, and how far the machine's level
+    moves meanwhile, allow it with 90 %."""
+    if min(modelled.low_s, modelled.time_s) <= 0:
         return 0.0
-    return math.log(measured_s / modelled.time_s)
+    off_log = math.log(own.time_s / modelled.time_s)
+    measured = Z_90 * math.hypot(own.sigma_log, passing_sigma_log(own.config))
+    allowed_log = math.hypot(math.log(modelled.high_s / modelled.low_s) / 2, measured)
+    return off_log if abs(off_log) > allowed_log else 0.0
 
 
 def run_steps(
@@ -113,7 +113,7 @@ def run_steps(
     blind = fit_own(base, unlike(known, own.config), config)
     fitted = fit_own(base, with_own(known, own), config)
     modelled = modelled_step(table, blind, own.config)
-    return replace(fitted, misfit_log=misfit_log(own.time_s, modelled))
+    return replace(fitted, misfit_log=misfit_log(own, modelled))
 
 
 def fit_own(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> FittedSteps:
