@@ -1,0 +1,301 @@
+"""One run, one number: every surface says the same of a layout against the running one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from companion_settings import companion_settings
+
+import forerun
+from forerun.calib.workload.run_options import Switch, WandbMode
+from forerun.hooks.process.settings import CompanionSettings
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.sinks.sink import Sink
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+RUN = "golden-run"
+WINDOW_END, LAST, NUM_STEPS = 11, 16, 60
+BEGIN_UNIX_S, STEP_S = 1_795_000_000.0, 0.14
+NUM_ROWS = 10
+"""A page of the plan."""
+TIMES = slice(4, 6)
+"""Of a choice on the page: its step and its interval, behind what was chosen."""
+EXACT = {"rel": 1e-9, "abs": 1e-12}
+
+
+class Gain(NamedTuple):
+    """A layout's step, and its share of the running one's that it takes more, with 90 %."""
+
+    step_s: float
+    frac: float
+    low_frac: float
+    high_frac: float
+
+    @property
+    def short(self) -> str:
+        """As a column of text has it, from the numbers alone."""
+        unsure = self.low_frac < 0 < self.high_frac
+        return "cannot tell" if unsure else f"{100 * self.frac:+.1f} %"
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Its interval as a sentence has it: whole per cent, less or more."""
+        low, high = sorted(abs(round(100 * one)) for one in (self.low_frac, self.high_frac))
+        return low, high
+
+
+class Tables(Sink):
+    """Keeps what a sink gets."""
+
+    def __init__(self) -> None:
+        super().__init__("kept")
+        self.taken: dict[str, Sequence[Mapping[str, Any]]] = {}
+
+    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        self.taken |= tables
+
+
+def trained(told: CompanionSettings, sink: Sink | None = None) -> str:
+    """The recorded run through its companion; its log."""
+    with contextlib.redirect_stdout(io.StringIO()) as log:
+        beside = CompanionLoop(told, open_sink=(lambda _: sink) if sink else None)
+        for step in range(LAST):
+            now = BEGIN_UNIX_S + STEP_S * (step + 1)
+            is_after = step >= WINDOW_END
+            event = {
+                "event": "step", "step": step, "time_s": STEP_S + 0.001 * (step % 3),
+                "is_hooked": False, "flags": [], "window": None if is_after else 0,
+                "is_after_window": is_after, "unix_s": now,
+            }  # fmt: skip
+            beside.handle(event, now)
+            if step == WINDOW_END:
+                closed = {"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}
+                beside.handle(closed, now)
+                beside.poll(now + STEP_S)
+        beside.finish(BEGIN_UNIX_S + STEP_S * (LAST + 1))
+    return log.getvalue()
+
+
+def said(*words: object) -> str:
+    """What a verb prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([*map(str, words)]) == ExitCode.ANSWER
+    return out.getvalue()
+
+
+class Page(HTMLParser):
+    """The data of the choices on a page, and its cells by rows."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.data, self.rows = "", [list[str]()]
+        self._tag = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        is_data = tag == "script" and dict(attrs).get("id") == "what-if-data"
+        self._tag = "data" if is_data else tag
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._tag = "" if tag in ("td", "th", "script") else self._tag
+
+    def handle_data(self, data: str) -> None:
+        if self._tag == "data":
+            self.data += data
+        elif self._tag and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+
+@dataclass(kw_only=True)
+class Surfaces:
+    """One finished run, and the plan of it that all are held against."""
+
+    home: Path
+    log: str
+    taken: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """``forerun plan --json``."""
+        return json.loads(said("plan", self.home, "--json", "--top", NUM_ROWS))
+
+    @cached_property
+    def gains(self) -> dict[str, Gain]:
+        """By the names of the rows, the running one first."""
+        return gains_of([self.plan["own"], *self.plan["candidates"]])
+
+    @cached_property
+    def run(self) -> Any:
+        """As Python opens it."""
+        return forerun.load(self.home)
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """``forerun report --json``."""
+        return json.loads(said("report", self.home, "--json"))
+
+    @property
+    def row(self) -> tuple[str, Gain]:
+        """Row 1: the fastest other layout."""
+        label = self.plan["candidates"][0]["label"]
+        return label, self.gains[label]
+
+    @property
+    def advised(self) -> tuple[str, Gain]:
+        """The fastest that the run can be asked for."""
+        return self.plan["best"], self.gains[self.plan["best"]]
+
+    def file(self, name: str) -> dict[str, Any]:
+        """An answer that the run has written."""
+        return json.loads((self.home / name).read_text())
+
+
+def gains_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Gain]:
+    names = ("step_time_s", "time_frac", "time_frac_low", "time_frac_high")
+    return {row["label"]: Gain(*(row[name] for name in names)) for row in rows}
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """Rows of a table of layouts in a terminal or in Markdown, by the label of the layout."""
+    split = [re.split(r"\s{2,}|\s*\|\s*", line.strip(" |")) for line in text.splitlines()]
+    begin = next(place for place, cells in enumerate(split) if "against running" in cells)
+    # Behind the head there is a rule.
+    rows = itertools.takewhile(lambda cells: cells[0].isdecimal(), split[begin + 2 :])
+    return {cells[1].removesuffix(" (running)"): cells for cells in rows}
+
+
+def ends_in(text: str) -> tuple[float, float]:
+    """The interval of a sentence that says how much less or more."""
+    found = re.search(r"(\d+)(?: % \w+)? to (\d+)(?: % \w+ per step)?\)", text)
+    assert found is not None, text
+    low, high = sorted(map(float, found.groups()))
+    return low, high
+
+
+@pytest.fixture(scope="module")
+def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Surfaces:
+    home = tmp_path_factory.mktemp("one_number") / "run"
+    shutil.copytree(GOLDEN / "records", home / "records")
+    told = companion_settings(home, num_steps=NUM_STEPS, wandb=WandbMode.OFF)
+    sink = Tables()
+    log = trained(replace(told, started_unix_s=BEGIN_UNIX_S), sink)
+    return Surfaces(home=home, log=log, taken=sink.taken)
+
+
+def test_a_share_is_of_the_running_step(surfaces: Surfaces) -> None:
+    own = surfaces.gains[surfaces.plan["own"]["label"]]
+    assert own.step_s == pytest.approx(surfaces.plan["measured_step_time_s"], rel=1e-3)
+    assert own.frac == own.low_frac == own.high_frac == 0.0
+    for gain in surfaces.gains.values():
+        assert gain.frac == pytest.approx(gain.step_s / own.step_s - 1, **EXACT)
+
+
+NUMBERS = {
+    "report --json": lambda found: found.report["plan"],
+    "plan.json of the run": lambda found: found.file("plan.json"),
+    "report in Python": lambda found: found.run.report().to_json()["plan"],
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_programs_read_the_same_plan(name: str, surfaces: Surfaces) -> None:
+    value = NUMBERS[name](surfaces)
+    rows = gains_of([value["own"], *value["candidates"][:NUM_ROWS]])
+    assert list(rows) == list(surfaces.gains)
+    for label, gain in rows.items():
+        assert gain == pytest.approx(surfaces.gains[label], **EXACT), label
+    assert value["best"] == surfaces.plan["best"]
+
+
+def test_python_has_the_rows_of_the_verb(surfaces: Surfaces) -> None:
+    for one in surfaces.run.plan().candidates[:NUM_ROWS]:
+        gain = Gain(one.step_time_s, one.time_frac, one.time_frac_low, one.time_frac_high)
+        assert gain == pytest.approx(surfaces.gains[one.label], **EXACT)
+
+
+def test_predict_and_explain_say_the_same_of_a_row(surfaces: Surfaces) -> None:
+    for number, row in enumerate(surfaces.plan["candidates"], 1):
+        gain = surfaces.gains[row["label"]]
+        predicted = json.loads(said("predict", surfaces.home, "--json", *row["options"]))
+        assert gains_of([predicted]) == {row["label"]: pytest.approx(gain, **EXACT)}
+        explained = json.loads(said("explain", surfaces.home, number, "running", "--json"))
+        assert explained["difference"]["time_frac"] == pytest.approx(gain.frac, **EXACT)
+        assert explained["layout"]["step_time_s"] == pytest.approx(gain.step_s, **EXACT)
+
+
+def test_sinks_get_the_rows_as_numbers(surfaces: Surfaces) -> None:
+    rows = surfaces.taken["layouts"]
+    assert len(rows) == NUM_ROWS + 1
+    for row in rows:
+        gain = surfaces.gains[row["layout"].removesuffix(" (running)")]
+        assert row["step (s)"] == pytest.approx(gain.step_s, **EXACT)
+        assert row["against running (frac)"] == pytest.approx(gain.frac, **EXACT)
+
+
+TEXTS = {
+    "report": lambda found: said("report", found.home),
+    "plan": lambda found: said("plan", found.home),
+    "report.md": lambda found: (found.home / "report.md").read_text(),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_people_read_the_same_rows(name: str, surfaces: Surfaces) -> None:
+    rows = rows_of(TEXTS[name](surfaces))
+    assert list(rows) == list(surfaces.gains)
+    for label, gain in [*surfaces.gains.items()][1:]:
+        assert gain.short in rows[label], label
+
+
+def test_the_page_says_the_same_in_its_table_and_in_its_choices(surfaces: Surfaces) -> None:
+    page = Page((surfaces.home / "report.html").read_text())
+    table = {cells[1]: cells for cells in page.rows if len(cells) > 4 and cells[0].isdecimal()}
+    data = json.loads(page.data)
+    choices = {words_of(cells): cells for cells in data["rows"]}
+    for row in surfaces.plan["candidates"]:
+        words = frozenset([str(row["num_ranks"]), *row["label"].split()])
+        gain, shown, chosen = surfaces.gains[row["label"]], table[row["label"]], choices[words]
+        assert gain.short in shown and gain.short in chosen
+        assert {*chosen[TIMES]} <= {*shown}, "one step, one interval"
+    (running,) = [cells for name, cells in table.items() if name.endswith("(running)")]
+    assert {*data["rows"][data["running"]][TIMES]} <= {*running}
+
+
+def words_of(choice: Sequence[str]) -> frozenset[str]:
+    """The words of a label, and the ranks, of what the menus choose."""
+    ranks, layout, size, recompute = choice[: TIMES.start]
+    return frozenset([ranks, *layout.split(), f"mbs{size}", recompute]) - {"none"}
+
+
+def test_sentences_say_the_same_of_the_advised_layout(surfaces: Surfaces) -> None:
+    label, gain = surfaces.advised
+    (faster,) = [line for line in surfaces.log.splitlines() if "faster here" in line]
+    assert ends_in(faster) == gain.ends
+    again = [line for line in surfaces.report["decision"]["transcript"] if "faster here" in line]
+    assert again == [faster]
+    decision = surfaces.file("decision.json")
+    assert gains_of([decision["candidate"]])[label] == pytest.approx(gain, **EXACT)
+    (numbers,) = [one["numbers"] for one in decision["reasons"] if one["rule"] == "restart"]
+    assert numbers["time_frac"] == pytest.approx(gain.frac, **EXACT)
+    assert surfaces.run.decision.to_json()["candidate"] == decision["candidate"]
+    explained = surfaces.run.report().answer.explained[-1].to_json()
+    assert explained["difference"]["time_frac"] == pytest.approx(gain.frac, **EXACT)
+    (svg,) = surfaces.home.rglob("layouts*.svg")
+    assert ends_in(svg.read_text()) == gain.ends
