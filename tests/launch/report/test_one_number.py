@@ -19,21 +19,23 @@ import pytest
 from companion_settings import companion_settings
 
 import forerun
-from forerun.calib.workload.run_options import Switch, WandbMode
+from forerun.calib.workload.run_options import WandbMode
 from forerun.hooks.process.settings import CompanionSettings
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
-RUN = "golden-run"
-WINDOW_END, LAST, NUM_STEPS = 11, 16, 60
+ARGV = (
+    *("train.py", "--num-layers", "2", "--micro-batch-size", "2", "--global-batch-size", "16"),
+    *("--train-iters", "20"),
+)
+WINDOW_END, LAST, NUM_STEPS = 11, 16, 20
 BEGIN_UNIX_S, STEP_S = 1_795_000_000.0, 0.14
 NUM_ROWS = 10
 """A page of the plan."""
 TIMES = slice(4, 6)
 """Of a choice on the page: its step and its interval, behind what was chosen."""
-EXACT = {"rel": 1e-9, "abs": 1e-12}
 
 
 class Gain(NamedTuple):
@@ -66,6 +68,11 @@ class Tables(Sink):
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         self.taken |= tables
+
+
+def near(value: Any) -> Any:
+    """As it is but for the last digits of a sum."""
+    return pytest.approx(value, rel=1e-9, abs=1e-12)
 
 
 def trained(told: CompanionSettings, sink: Sink | None = None) -> str:
@@ -175,7 +182,7 @@ def gains_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Gain]:
 def rows_of(text: str) -> dict[str, list[str]]:
     """Rows of a table of layouts in a terminal or in Markdown, by the label of the layout."""
     split = [re.split(r"\s{2,}|\s*\|\s*", line.strip(" |")) for line in text.splitlines()]
-    begin = next(place for place, cells in enumerate(split) if "against running" in cells)
+    begin = next(place for place, cells in enumerate(split) if cells[:2] == ["#", "layout"])
     # Behind the head there is a rule.
     rows = itertools.takewhile(lambda cells: cells[0].isdecimal(), split[begin + 2 :])
     return {cells[1].removesuffix(" (running)"): cells for cells in rows}
@@ -193,7 +200,7 @@ def ends_in(text: str) -> tuple[float, float]:
 def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Surfaces:
     home = tmp_path_factory.mktemp("one_number") / "run"
     shutil.copytree(GOLDEN / "records", home / "records")
-    told = companion_settings(home, num_steps=NUM_STEPS, wandb=WandbMode.OFF)
+    told = companion_settings(home, num_steps=NUM_STEPS, wandb=WandbMode.OFF, host_argv=ARGV)
     sink = Tables()
     log = trained(replace(told, started_unix_s=BEGIN_UNIX_S), sink)
     return Surfaces(home=home, log=log, taken=sink.taken)
@@ -204,7 +211,7 @@ def test_a_share_is_of_the_running_step(surfaces: Surfaces) -> None:
     assert own.step_s == pytest.approx(surfaces.plan["measured_step_time_s"], rel=1e-3)
     assert own.frac == own.low_frac == own.high_frac == 0.0
     for gain in surfaces.gains.values():
-        assert gain.frac == pytest.approx(gain.step_s / own.step_s - 1, **EXACT)
+        assert gain.frac == near(gain.step_s / own.step_s - 1)
 
 
 NUMBERS = {
@@ -220,24 +227,24 @@ def test_programs_read_the_same_plan(name: str, surfaces: Surfaces) -> None:
     rows = gains_of([value["own"], *value["candidates"][:NUM_ROWS]])
     assert list(rows) == list(surfaces.gains)
     for label, gain in rows.items():
-        assert gain == pytest.approx(surfaces.gains[label], **EXACT), label
+        assert gain == near(surfaces.gains[label]), label
     assert value["best"] == surfaces.plan["best"]
 
 
 def test_python_has_the_rows_of_the_verb(surfaces: Surfaces) -> None:
     for one in surfaces.run.plan().candidates[:NUM_ROWS]:
         gain = Gain(one.step_time_s, one.time_frac, one.time_frac_low, one.time_frac_high)
-        assert gain == pytest.approx(surfaces.gains[one.label], **EXACT)
+        assert gain == near(surfaces.gains[one.label])
 
 
 def test_predict_and_explain_say_the_same_of_a_row(surfaces: Surfaces) -> None:
     for number, row in enumerate(surfaces.plan["candidates"], 1):
         gain = surfaces.gains[row["label"]]
         predicted = json.loads(said("predict", surfaces.home, "--json", *row["options"]))
-        assert gains_of([predicted]) == {row["label"]: pytest.approx(gain, **EXACT)}
+        assert gains_of([predicted]) == {row["label"]: near(gain)}
         explained = json.loads(said("explain", surfaces.home, number, "running", "--json"))
-        assert explained["difference"]["time_frac"] == pytest.approx(gain.frac, **EXACT)
-        assert explained["layout"]["step_time_s"] == pytest.approx(gain.step_s, **EXACT)
+        assert explained["difference"]["time_frac"] == near(gain.frac)
+        assert explained["layout"]["step_time_s"] == near(gain.step_s)
 
 
 def test_sinks_get_the_rows_as_numbers(surfaces: Surfaces) -> None:
@@ -245,8 +252,8 @@ def test_sinks_get_the_rows_as_numbers(surfaces: Surfaces) -> None:
     assert len(rows) == NUM_ROWS + 1
     for row in rows:
         gain = surfaces.gains[row["layout"].removesuffix(" (running)")]
-        assert row["step (s)"] == pytest.approx(gain.step_s, **EXACT)
-        assert row["against running (frac)"] == pytest.approx(gain.frac, **EXACT)
+        assert row["step (s)"] == near(gain.step_s)
+        assert row["against running (frac)"] == near(gain.frac)
 
 
 TEXTS = {
@@ -291,11 +298,94 @@ def test_sentences_say_the_same_of_the_advised_layout(surfaces: Surfaces) -> Non
     again = [line for line in surfaces.report["decision"]["transcript"] if "faster here" in line]
     assert again == [faster]
     decision = surfaces.file("decision.json")
-    assert gains_of([decision["candidate"]])[label] == pytest.approx(gain, **EXACT)
+    assert gains_of([decision["candidate"]])[label] == near(gain)
     (numbers,) = [one["numbers"] for one in decision["reasons"] if one["rule"] == "restart"]
-    assert numbers["time_frac"] == pytest.approx(gain.frac, **EXACT)
+    assert numbers["time_frac"] == near(gain.frac)
     assert surfaces.run.decision.to_json()["candidate"] == decision["candidate"]
     explained = surfaces.run.report().answer.explained[-1].to_json()
-    assert explained["difference"]["time_frac"] == pytest.approx(gain.frac, **EXACT)
+    assert explained["difference"]["time_frac"] == near(gain.frac)
     (svg,) = surfaces.home.rglob("layouts*.svg")
     assert ends_in(svg.read_text()) == gain.ends
+
+
+def test_the_card_says_the_same_of_the_advised_layout(surfaces: Surfaces) -> None:
+    _, gain = surfaces.advised
+    text = " ".join((surfaces.home / "report.html").read_text().split())
+    is_unsure = gain.short == "cannot tell"
+    assert ("nothing is surely faster" in text) is is_unsure
+    assert (f"{-100 * gain.frac:.1f} % less per step available" in text) is not is_unsure
+
+
+def test_doctor_prices_a_flaw_as_the_row_that_mends_it(surfaces: Surfaces) -> None:
+    found = json.loads(said("doctor", surfaces.home, "--json"))
+    own = set(surfaces.plan["own"]["label"].split())
+    mended = {"--use-distributed-optimizer": "ZeRO1", "--micro-batch-size 8": "mbs8"}
+    priced = [one for one in found["flaws"] if one["gain"] and one["instead"] in mended]
+    assert priced, "the launch lacks the distributed optimizer"
+    for flaw in priced:
+        word = mended[flaw["instead"]]
+        labels = {frozenset(label.split()): label for label in surfaces.gains}
+        kept = {one for one in own if word[:3] != one[:3]}
+        gain = surfaces.gains[labels[frozenset({*kept, word})]]
+        told = [flaw["gain"][name] for name in ("time_frac", "low_frac", "high_frac")]
+        assert told == near(list(gain[1:]))
+
+
+def test_status_repeats_the_reason_of_the_decision(surfaces: Surfaces) -> None:
+    found = json.loads(said("status", surfaces.home, "--json"))
+    told = found["runs"][0] if "runs" in found else found
+    reasons = [one["text"] for one in surfaces.report["decision"]["reasons"]]
+    assert told["reason"] in reasons
+
+
+@pytest.mark.slow
+def test_wandb_and_tensorboard_are_read_back_with_the_rows(
+    surfaces: Surfaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    board = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    home = tmp_path / "run"
+    shutil.copytree(GOLDEN / "records", home / "records")
+    told = companion_settings(home, num_steps=NUM_STEPS, host_argv=ARGV)
+    trained(replace(told, started_unix_s=BEGIN_UNIX_S))
+    (path,) = (home / "wandb").rglob("layouts_*.table.json")
+    table = json.loads(path.read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    events = board.EventAccumulator(str(home / "tensorboard" / "golden-run")).Reload()
+    (event,) = events.Tensors("calib/layouts")
+    shown = rows_of(event.tensor_proto.string_val[0].decode())
+    for row in rows:
+        label = row["layout"].removesuffix(" (running)")
+        gain = surfaces.gains[label]
+        assert row["against running (frac)"] == near(gain.frac)
+        assert row["step (s)"] == near(gain.step_s)
+        place = table["columns"].index("against running (frac)")
+        assert float(shown[label][place]) == near(gain.frac)
+
+
+SHARES = re.compile(r"of the (modelled|simulated|measured) step \(frac\)")
+
+
+def test_each_share_names_its_step(surfaces: Surfaces) -> None:
+    answer = surfaces.run.report().answer
+    steps = {
+        "modelled": answer.modelled_step.time_s,
+        "simulated": answer.own.time_s,
+        "measured": answer.measured_step_s,
+    }
+    seen = set()
+    for key in ("step_parts", "work", "waiting"):
+        for row in surfaces.taken[key]:
+            (name,) = [name for name in row if name.endswith("(frac)")]
+            found = SHARES.fullmatch(name)
+            assert found is not None, f"{key}: {name} does not say of which step"
+            spent = ("time (s)", "time per step (s)", "for the transfer (s)", "for later ranks (s)")
+            time_s = sum(row.get(column, 0.0) for column in spent)
+            assert time_s == near(row[name] * steps[found[1]])
+            seen.add(found[1])
+    assert seen == steps.keys()
+    parts = surfaces.taken["step_parts"]
+    assert sum(row["of the modelled step (frac)"] for row in parts) == pytest.approx(1.0, abs=1e-3)
