@@ -40,7 +40,8 @@ def work_chart(found: Sequence[Contribution], step_time_s: float, width: int) ->
         number = len(works) - NUM_BARS
         bars.append(Bar(name=f"{number} others", value=rest_s, text=text, hue="grey"))
     names = [("operators", "blue"), ("transfers, before overlap", "green")]
-    return bars_chart("Work of the critical stage, as shares of the step", bars, names, width)
+    whole = f"a simulated step of {format_time(step_time_s)}"
+    return bars_chart(f"Work of the critical stage, as shares of {whole}", bars, names, width)
 
 
 def waiting_chart(waits_s: Mapping[int, float], width: int) -> Drawing | None:

@@ -29,6 +29,7 @@ _KINDS = {
     TaskKind.HOST: ("host", "grey"),
 }
 _LANE, _GAP, _TOP = 18, 12, 56
+_STEPS = "predicted is the simulated step, measured is a single hooked one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +128,10 @@ def _least_shown_s(lanes: Sequence[_Lane]) -> float:
 
 
 def _text(lanes: Sequence[_Lane]) -> str:
-    return "; ".join(
+    ends = [
         f"{lane.name}: {len(lane.bars)} parts, the last ends at "
         f"{format_time(max(bar.end_s for bar in lane.bars))}"
         for lane in lanes
-    )
+    ]
+    # Neither is the step that gains are held against, and readers compare the three.
+    return "; ".join([_STEPS, *ends])

@@ -54,8 +54,8 @@ def _parts(answer: Answer) -> ReportTable:
         for name, time_s in parts
         if abs(time_s) > NEGLIGIBLE_S
     ]
-    title = f"Modelled step by part (stage {own.critical_stage})"
-    columns = ("part", "time", "share")
+    title = f"Modelled step, {format_time(total_s)}, by part (stage {own.critical_stage})"
+    columns = ("part", "time", "of the modelled step")
     return ReportTable(key="step_parts", title=title, columns=columns, rows=tuple(rows))
 
 
@@ -76,17 +76,17 @@ def _throughput(answer: Answer) -> ReportTable:
 
 def _work(answer: Answer) -> ReportTable:
     found = sorted(answer.own.contributions, key=lambda work: -work.time_s)
-    total_s = sum(work.time_s for work in found) or 1.0
+    step_s = answer.own.time_s
     return table_of(
         "work",
-        "Work of the critical stage",
+        f"Work of the critical stage, in a simulated step of {format_time(step_s)}",
         found[:NUM_WORKS],
         {
             "work": lambda work: work.name,
             "phase": lambda work: work.phase,
             "times per step": lambda work: whole_cell(work.count),
             "time per step": lambda work: time_cell(work.time_s),
-            "share": lambda work: frac_cell(work.time_s / total_s),
+            "of the simulated step": lambda work: frac_cell(work.time_s / step_s),
             "source": lambda work: work.source.value,
         },
     )
@@ -164,7 +164,9 @@ def _roles(answer: Answer) -> ReportTable:
             "group": lambda found: found.role,
             "for the transfer": lambda found: time_cell(found.transfer_s),
             "for later ranks": lambda found: time_cell(found.wait_s),
-            "of the step": lambda found: frac_cell((found.transfer_s + found.wait_s) / step_s),
+            "of the measured step": lambda found: frac_cell(
+                (found.transfer_s + found.wait_s) / step_s
+            ),
         },
     )
 
@@ -198,7 +200,7 @@ def _slow(answer: Answer) -> ReportTable:
             "slower than its peers": lambda found: time_cell(found.excess_s),
             "costs": lambda found: time_cell(found.cost_s),
             "90 %": lambda found: span_cell(found.low_s, found.high_s),
-            "of the step": lambda found: frac_cell(found.cost_s / step_s),
+            "of the measured step": lambda found: frac_cell(found.cost_s / step_s),
         },
     )
 
