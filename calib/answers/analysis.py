@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict
@@ -14,12 +13,7 @@ from ..advice.plan import Plan, plan
 from ..fit.calibration import calibrate
 from ..forecast.forecast import Forecast
 from ..forecast.measured_forecast import MeasuredRun, measured_forecast
-from ..forecast.model_forecast import (
-    ModelForecast,
-    at_batch_size,
-    full_batch_size,
-    model_forecast,
-)
+from ..forecast.model_forecast import ModelForecast, model_forecast
 from ..forecast.run_forecast import SoFar, run_forecast
 from ..lint.lint import Lint, lint
 from ..lint.pricing import Pricing
@@ -51,7 +45,6 @@ from .run_measurements import (
     hook_summary,
     mean_waiting_s,
     measured_overhead,
-    measured_sigma_log,
     measured_step_s,
     memory_offset_nbytes,
     perturbation_s,
@@ -60,6 +53,7 @@ from .run_measurements import (
 from .run_steps import (
     fit_own,
     known_step,
+    layout_left,
     misfit_log,
     modelled_step,
     running_config,
@@ -97,15 +91,13 @@ def analyse(
     blind = fit_own(base, unlike(known, config), config)
     own = blind.estimate(config)
     modelled = modelled_step(table, blind, config)
-    misfit = misfit_log(known_step(table), modelled)
     view = _outlook(table, config, request, blind, own)
-    ran = _ran(table, view)
-    fitted = replace(fit_own(base, with_own(known, ran), config), misfit_log=misfit)
-    # ``forerun predict`` fits the same.
-    told = fit_own(base, with_own(known, known_step(table)), config)
-    told = replace(told, misfit_log=misfit)
+    # The verbs fit the same, and ask for the same layout.
+    fitted = fit_own(base, with_own(known, known_step(table)), config)
+    fitted = replace(fitted, misfit_log=misfit_log(known_step(table), modelled))
+    ahead_config = layout_left(config)
     room, anew_s = _room(table, request), recalibration_s(table)
-    found = _plan(request, ran.config, fitted, room)
+    found = _plan(request, ahead_config, fitted, room)
     levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
     ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
@@ -140,13 +132,13 @@ def analyse(
             imbalance_cost_frac(blind, config, routing.imbalance) if routing is not None else None
         ),
         problems=tuple(problems),
-        micro_batch=_micro_batch(request, ran.config, fitted, room),
+        micro_batch=_micro_batch(request, ahead_config, fitted, room),
         explained=_explained(found, fitted),
-        lint=_lint(request, ran.config, fitted, room),
+        lint=_lint(request, ahead_config, fitted, room),
         restart_s=request.goals.restart_cost_s + anew_s,
         end=end,
         pass_forecast=_pass_forecast(table, levels.so_far, end),
-        what_if=what_if(found, told, request.goals.gpus, room["memory_offset_nbytes"]),
+        what_if=what_if(found, fitted, request.goals.gpus, room["memory_offset_nbytes"]),
     )
     return replace(answer, transcript=_transcript(answer, request, directory))
 
@@ -183,18 +175,6 @@ def _pass_forecast(table: SampleTable, so_far: SoFar, end: RunEnd) -> Forecast |
     if not end.pass_end:
         return None
     return measured_forecast(MeasuredRun.of(table), so_far, steps_total=end.pass_end)
-
-
-def _ran(table: SampleTable, view: ModelForecast) -> KnownStep:
-    """The running layout for what is left: the steps behind the ramp."""
-    config = view.config
-    full = full_batch_size(config)
-    full = full if full in view.ratios else config.batch.global_batch_size
-    return KnownStep(
-        config=at_batch_size(config, full),
-        time_s=measured_step_s(table) * view.ratios[full].ratio,
-        sigma_log=math.hypot(measured_sigma_log(table), view.ratios[full].sigma_log),
-    )
 
 
 class _Room(TypedDict):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..fit.calibration import calibrate, carried_over, on_device
 from ..fit.priors import is_processor
 from ..forecast.batch_ratios import PredictedStep
-from ..forecast.model_forecast import at_batch_size, batch_size_at
+from ..forecast.model_forecast import at_batch_size, batch_size_at, full_batch_size
 from ..network.systems import network_prior
 from ..records.cluster import Cluster, StatedNodes
 from ..regressors.intervals import Z_90
@@ -44,6 +44,14 @@ def running_config(table: SampleTable) -> RunConfig:
     if table.steps.empty:
         return config
     return at_batch_size(config, batch_size_at(config, int(table.steps["step"].max()) + 1))
+
+
+def layout_left(config: RunConfig) -> RunConfig:
+    """The layout of a run for what is left of it: at the batch size behind its ramp, where its
+    micro-batches divide that."""
+    full = full_batch_size(config)
+    has_whole = full % (config.batch.micro_batch_size * config.parallelism.dp) == 0
+    return at_batch_size(config, full) if has_whole else config
 
 
 def known_step(table: SampleTable) -> KnownStep:

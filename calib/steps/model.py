@@ -7,7 +7,7 @@ answer to ``forerun predict``, and the tables of published steps that it is vali
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -227,7 +227,8 @@ class FittedSteps:
         if self.posterior is None:
             return found
         passing = np.full(len(found.logs), self.passing_sigma_log)
-        is_unseen = [not self.posterior.places(one) for one in layouts.compiled.configs]
+        seen = {_of_any_batch(one.config) for one in self.known}
+        is_unseen = [_of_any_batch(one) not in seen for one in layouts.compiled.configs]
         misfit = self.misfit_log * np.array(is_unseen)
         return _Errors(
             names=(*found.names, *(_unseen(name) for name in SPANNED), _PASSING, MISFIT),
@@ -304,6 +305,12 @@ class _Errors:
         """Those of one row that are not 0, times a factor."""
         pairs = zip(self.names, self.logs[place].tolist(), strict=True)
         return {name: factor * log for name, log in pairs if log}
+
+
+def _of_any_batch(config: RunConfig) -> RunConfig:
+    """The layout with one micro-batch a step, as it is at every stage of a ramp."""
+    one = config.batch.micro_batch_size * config.parallelism.dp
+    return same_layout(replace(config, batch=replace(config.batch, global_batch_size=one)))
 
 
 def _unseen(name: str) -> str:

@@ -10,7 +10,13 @@ import numpy as np
 
 from ...calib.answers.routing import with_measured_routing
 from ...calib.answers.run_measurements import memory_offset_nbytes
-from ...calib.answers.run_steps import config_on, known_elsewhere, run_steps, steps_on
+from ...calib.answers.run_steps import (
+    config_on,
+    known_elsewhere,
+    layout_left,
+    run_steps,
+    steps_on,
+)
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import device_prior, is_processor
 from ...calib.memory.devices import known_nbytes
@@ -80,7 +86,7 @@ def _measured(
     own = table.config()
     return Machine(
         name=table.run_id,
-        own=with_measured_routing(own, table),
+        own=layout_left(with_measured_routing(own, table)),
         steps=run_steps(table, known, like=like),
         memory_capacity_nbytes=table.device_memory_nbytes() or known_nbytes(own.device),
         memory_offset_nbytes=memory_offset_nbytes(table),
@@ -120,7 +126,7 @@ def _on_device(
 ) -> Machine:
     """The run on a device that nothing was measured on; of a run on another kind of device its
     layout alone counts."""
-    own = with_measured_routing(config_on(table, device, stated), table)
+    own = layout_left(with_measured_routing(config_on(table, device, stated), table))
     measured = table.config().device
     if is_processor(measured) is not is_processor(device):
         told = (

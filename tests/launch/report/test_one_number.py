@@ -196,10 +196,25 @@ def ends_in(text: str) -> tuple[float, float]:
     return low, high
 
 
-@pytest.fixture(scope="module")
-def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Surfaces:
+RAMP = {"rampup_batch_size": [16, 16, 160_000], "full_batch_size": 32}
+
+
+def ramped(records: Path) -> None:
+    """The batch of the run is to double later."""
+    for path in records.rglob("rank-*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["type"] == "run":
+                line["config"]["cadence"] |= RAMP
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+@pytest.fixture(scope="module", params=["plain", "ramped"])
+def surfaces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Surfaces:
     home = tmp_path_factory.mktemp("one_number") / "run"
     shutil.copytree(GOLDEN / "records", home / "records")
+    if request.param == "ramped":
+        ramped(home / "records")
     told = companion_settings(home, num_steps=NUM_STEPS, wandb=WandbMode.OFF, host_argv=ARGV)
     sink = Tables()
     log = trained(replace(told, started_unix_s=BEGIN_UNIX_S), sink)
@@ -208,7 +223,8 @@ def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Surfaces:
 
 def test_a_share_is_of_the_running_step(surfaces: Surfaces) -> None:
     own = surfaces.gains[surfaces.plan["own"]["label"]]
-    assert own.step_s == pytest.approx(surfaces.plan["measured_step_time_s"], rel=1e-3)
+    if (measured_s := surfaces.plan["measured_step_time_s"]) is not None:  # not at a size to come
+        assert own.step_s == pytest.approx(measured_s, rel=1e-3)
     assert own.frac == own.low_frac == own.high_frac == 0.0
     for gain in surfaces.gains.values():
         assert gain.frac == near(gain.step_s / own.step_s - 1)
@@ -217,6 +233,7 @@ def test_a_share_is_of_the_running_step(surfaces: Surfaces) -> None:
 NUMBERS = {
     "report --json": lambda found: found.report["plan"],
     "plan.json of the run": lambda found: found.file("plan.json"),
+    "plan in Python": lambda found: found.run.plan().to_json(),
     "report in Python": lambda found: found.run.report().to_json()["plan"],
 }
 
@@ -229,12 +246,6 @@ def test_programs_read_the_same_plan(name: str, surfaces: Surfaces) -> None:
     for label, gain in rows.items():
         assert gain == near(surfaces.gains[label]), label
     assert value["best"] == surfaces.plan["best"]
-
-
-def test_python_has_the_rows_of_the_verb(surfaces: Surfaces) -> None:
-    for one in surfaces.run.plan().candidates[:NUM_ROWS]:
-        gain = Gain(one.step_time_s, one.time_frac, one.time_frac_low, one.time_frac_high)
-        assert gain == near(surfaces.gains[one.label])
 
 
 def test_predict_and_explain_say_the_same_of_a_row(surfaces: Surfaces) -> None:
@@ -348,7 +359,7 @@ def test_wandb_and_tensorboard_are_read_back_with_the_rows(
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setenv("WANDB_MODE", "offline")
     home = tmp_path / "run"
-    shutil.copytree(GOLDEN / "records", home / "records")
+    shutil.copytree(surfaces.home / "records", home / "records")
     told = companion_settings(home, num_steps=NUM_STEPS, host_argv=ARGV)
     trained(replace(told, started_unix_s=BEGIN_UNIX_S))
     (path,) = (home / "wandb").rglob("layouts_*.table.json")
@@ -366,9 +377,6 @@ def test_wandb_and_tensorboard_are_read_back_with_the_rows(
         assert float(shown[label][place]) == near(gain.frac)
 
 
-SHARES = re.compile(r"of the (modelled|simulated|measured) step \(frac\)")
-
-
 def test_each_share_names_its_step(surfaces: Surfaces) -> None:
     answer = surfaces.run.report().answer
     steps = {
@@ -380,7 +388,7 @@ def test_each_share_names_its_step(surfaces: Surfaces) -> None:
     for key in ("step_parts", "work", "waiting"):
         for row in surfaces.taken[key]:
             (name,) = [name for name in row if name.endswith("(frac)")]
-            found = SHARES.fullmatch(name)
+            found = re.fullmatch(r"of the (\w+) step \(frac\)", name)
             assert found is not None, f"{key}: {name} does not say of which step"
             spent = ("time (s)", "time per step (s)", "for the transfer (s)", "for later ranks (s)")
             time_s = sum(row.get(column, 0.0) for column in spent)
