@@ -7,7 +7,7 @@ answer to ``forerun predict``, and the tables of published steps that it is vali
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -307,10 +307,10 @@ class _Errors:
         return {name: factor * log for name, log in pairs if log}
 
 
-def _of_any_batch(config: RunConfig) -> RunConfig:
-    """The layout with one micro-batch a step, as it is at every stage of a ramp."""
-    one = config.batch.micro_batch_size * config.parallelism.dp
-    return same_layout(replace(config, batch=replace(config.batch, global_batch_size=one)))
+def _of_any_batch(config: RunConfig) -> tuple[object, ...]:
+    """What two layouts share that differ in the global batch alone, as at the stages of a ramp."""
+    again = (config.recompute, config.recompute_num_layers, config.recompute_modules)
+    return (config.model, config.parallelism, config.batch.micro_batch_size, *again)
 
 
 def _unseen(name: str) -> str:

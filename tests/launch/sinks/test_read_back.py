@@ -146,7 +146,7 @@ def test_the_end_comes_nearer_and_progress_grows(read: Read) -> None:
 
 
 def test_a_constant_is_sent_once(read: Read) -> None:
-    assert {"num_steps", "overhead_frac"} == CONSTANTS
+    assert {"num_steps", "overhead_frac", "overhead_below_frac"} == CONSTANTS
     rows = [row for _, row in sorted(read.values.items())]
     for name in CONSTANTS:
         held = [row[name] for row in rows if name in row]
