@@ -84,9 +84,9 @@ class LayoutPosterior:
     def discrepancy_of(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
         """The same of layouts, of which those that were measured are their own measurement."""
         correlation = Features.of(configs).similarity(Features.of(self.known))
-        degrees = {config.parallelism for config in self.known}
+        degrees = {_degrees(config) for config in self.known}
         for row, config in enumerate(configs):
-            if config.parallelism in degrees:  # few are, and looking each up costs more
+            if _degrees(config) in degrees:  # few are, and looking each up costs more
                 held = self.places(config)
                 correlation[row, list(held)] += (1.0 - SHARED_FRAC) / max(1, len(held))
         return self._discrepancy(correlation)
@@ -109,6 +109,12 @@ class LayoutPosterior:
             place = self.constants.index(LEVEL)
             logs, pull[:, place] = logs + self.theta[place], pull[:, place] - 1.0
         return logs, np.sqrt(np.maximum(left, 0.0)), pull
+
+
+def _degrees(config: RunConfig) -> tuple[int, ...]:
+    """Equal for layouts that ``same_layout`` finds equal."""
+    par = config.parallelism
+    return (par.tp, par.pp, par.dp, par.cp, par.ep, config.batch.micro_batch_size)
 
 
 def posterior_of(

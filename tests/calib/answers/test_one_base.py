@@ -117,3 +117,13 @@ def test_overlap_hides_at_most_what_is_exposed(noise: np.ndarray) -> None:
         OWN, [replace(OWN, parallelism=replace(OWN.parallelism, overlaps_grad_reduce=True))], steps
     )
     assert -exposed_frac - 1e-3 <= hidden.time_frac <= 1e-3
+
+
+def test_a_layout_is_its_measurement_however_its_node_is_stated() -> None:
+    """All ranks on one node, said or not: the same work, and so the same row."""
+    steps = stretched(np.full(6, 1.2))
+    for per_node in (0, 2, 8):
+        own = replace(OWN, parallelism=replace(OWN.parallelism, ranks_per_node=per_node))
+        (row,) = compare(OWN, [own], steps)
+        assert row.time_frac == pytest.approx(0.0, abs=1e-9)
+        assert row.step_time_s == pytest.approx(steps.measured_s(OWN), rel=1e-3)

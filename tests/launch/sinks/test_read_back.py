@@ -148,9 +148,11 @@ def test_the_end_comes_nearer_and_progress_grows(read: Read) -> None:
 def test_a_constant_is_sent_once(read: Read) -> None:
     assert {"num_steps", "overhead_frac", "overhead_below_frac"} == CONSTANTS
     rows = [row for _, row in sorted(read.values.items())]
-    for name in CONSTANTS:
-        held = [row[name] for row in rows if name in row]
-        assert 1 <= len(held) == len(set(held)), "again only where it has changed"
+    sent = {name: [row[name] for row in rows if name in row] for name in CONSTANTS}
+    # What hooks cost is a value or a bound.
+    assert sent["num_steps"] and sent["overhead_frac"] + sent["overhead_below_frac"]
+    for held in sent.values():
+        assert len(held) == len(set(held)), "again only where it has changed"
 
 
 def test_wandb_draws_ours_over_our_steps_and_has_numbers_and_files(read: Read) -> None:
