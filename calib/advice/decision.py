@@ -318,7 +318,7 @@ def _gaps(
     out: list[Reason] = []
     if plan is None:
         out.append(_evidence("no layouts were compared; record another window", {}))
-    elif candidate is not None and candidate.is_undescribed:
+    elif candidate is not None and candidate.is_doubtful:
         out.append(_evidence(plan.doubt, {"misfit_log": plan.misfit_log}))
     if coverage_frac is not None and coverage_frac < MIN_COVERAGE_FRAC:
         remedy = f"{silent}; record a few steps without" if silent else "record another window"

@@ -189,7 +189,7 @@ def faster_probability(choice: Candidate) -> float:
         return float(choice.time_frac < 0)
     deviations = math.log1p(choice.time_frac) / choice.log_ratio_sigma
     faster = 0.5 * math.erfc(deviations / math.sqrt(2))
-    return min(faster, 0.5) if choice.is_undescribed else faster
+    return min(faster, 0.5) if choice.is_doubtful else faster
 
 
 def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:

@@ -88,18 +88,18 @@ class Candidate:
         return throughput(self.config, self.step_time_s)
 
     @property
-    def is_held(self) -> bool:
-        """True where there is a running layout that its time may be held against."""
+    def is_comparable(self) -> bool:
+        """True where a running layout does the same work, so that the ratio means something."""
         return not math.isnan(self.time_frac)
 
     @property
     def is_unsure(self) -> bool:
-        """True where the interval of the ratio holds 1, it may be faster or slower, and where the
-        model does not describe the run."""
-        return self.is_undescribed or self.time_frac_low < 0 < self.time_frac_high
+        """True where the interval of the ratio holds 1, so that the layout may be faster or slower,
+        and where the model does not describe the run."""
+        return self.is_doubtful or self.time_frac_low < 0 < self.time_frac_high
 
     @property
-    def is_undescribed(self) -> bool:
+    def is_doubtful(self) -> bool:
         """True where the model misses the running layout and this one was not recorded."""
         return bool(self.error_log.get(MISFIT))
 
@@ -107,7 +107,7 @@ class Candidate:
     def against_text(self) -> str:
         """How much more or less the step takes than the running layout's, in short; empty where
         that does other work."""
-        if not self.is_held:
+        if not self.is_comparable:
             return ""
         return CANNOT_TELL if self.is_unsure else format_frac(self.time_frac, signed=True)
 
@@ -115,7 +115,7 @@ class Candidate:
     def change_text(self) -> str:
         """How much less or more the step takes than the running layout's, with its interval; empty
         where that does other work."""
-        if not self.is_held:
+        if not self.is_comparable:
             return ""
         return format_change(self.time_frac, self.time_frac_low, self.time_frac_high)
 
@@ -132,7 +132,7 @@ class Candidate:
             "recompute": self.config.recompute.value,
             "routing": self.routing.to_json() if self.routing is not None else None,
             **{name: getattr(self, name) for name in times},
-            **{name: getattr(self, name) if self.is_held else None for name in ratios},
+            **{name: getattr(self, name) if self.is_comparable else None for name in ratios},
             "throughput": self.throughput.to_json(),
             "memory": self.memory.to_json(),
             "verdict": self.verdict.value,
@@ -166,8 +166,8 @@ class Plan:
 
     @property
     def doubt(self) -> str:
-        """Why no gain of these layouts can be told, and what would tell it; empty where the model
-        describes the running one."""
+        """The reason why the model cannot rank these layouts, and the remedy; empty where its
+        interval holds the running layout's step."""
         if not self.misfit_log:
             return ""
         off_frac = abs(math.expm1(-self.misfit_log))
@@ -200,7 +200,7 @@ class Plan:
     def missed_by(self, candidate: Candidate, name: str) -> str:
         """Why a layout that is called so is not offered, after how much it would gain."""
         gain = f" ({candidate.against_text})"
-        if candidate.verdict is Verdict.DOES_NOT_FIT or not candidate.is_held:
+        if candidate.verdict is Verdict.DOES_NOT_FIT or not candidate.is_comparable:
             gain = ""
         return f"nearest is {name}{gain}: {self.obstacle(candidate)}"
 
@@ -218,8 +218,8 @@ class Plan:
         return unaskable(config, running) or self.conversion(config)
 
     def conversion(self, config: RunConfig) -> str:
-        """What the run's checkpoint needs before this layout can go on from it; empty where it
-        needs nothing, and where the run has none of this model."""
+        """The converter that the run's checkpoint needs before this layout can resume from it;
+        empty where none is needed, and where the run has no checkpoint of this model."""
         return converter(config, self.own.config) if self.has_checkpoints else ""
 
     @property
@@ -282,12 +282,14 @@ def plan(
         number = num_variants(cells_of(config, count, kept), kept)
         return replace(found, proof=replace(found.proof, num_asked=number))
 
-    room_nbytes = memory_capacity_nbytes, memory_offset_nbytes
-    planned = partial(_planned, config, steps, *room_nbytes, is_running)
+    planned = partial(
+        _planned, config, steps, memory_capacity_nbytes, memory_offset_nbytes, is_running
+    )
     given = askable(config, keep)
     found = {n: counted(config, n, keep, searched(n, given)) for n in wanted}
     first = planned(found, ())
     followed = _followed(config, given or Keep())
+    # What nothing runs beside has a ratio of NaN, and may be offered.
     quicker = [c for c in first.candidates if not c.time_frac >= 0]
     is_host_alone = any(c.verdict is not Verdict.DOES_NOT_FIT for c in quicker)
     if first.best is not None or followed is None or not is_host_alone:
@@ -334,7 +336,7 @@ def _planned(
     candidates.sort(key=_standing)
     return Plan(
         own=own,
-        misfit_log=steps.misfit_log if own.is_held else 0.0,
+        misfit_log=steps.misfit_log if own.is_comparable else 0.0,
         measured_step_time_s=steps.measured_s(config),
         memory_capacity_nbytes=capacity_nbytes,
         proofs={count: one.proof for count, one in found.items()},
@@ -373,11 +375,15 @@ def compare(
     """Each of the layouts, in their order, against the running one where that does the same work;
     see ``plan``."""
     own, *others = steps.estimates([config, *layouts])
-    found = []
-    for estimate in others:
-        running = own if is_running and estimate.config.does_work_of(config) else None
-        found.append(_candidate(estimate, running, memory_capacity_nbytes, memory_offset_nbytes))
-    return found
+    return [
+        _candidate(
+            estimate,
+            own if is_running and estimate.config.does_work_of(config) else None,
+            memory_capacity_nbytes,
+            memory_offset_nbytes,
+        )
+        for estimate in others
+    ]
 
 
 def _candidate(

@@ -36,30 +36,18 @@ from .request import Request
 from .routing import (
     imbalance_cost_frac,
     measured_routing,
-    routed_s,
     routing_line,
 )
 from .run_end import RunEnd, end_lines, run_end, undecided
 from .run_measurements import (
     HookSummary,
     hook_summary,
-    mean_waiting_s,
-    measured_overhead,
     measured_step_s,
+    memory_capacity_nbytes,
     memory_offset_nbytes,
-    perturbation_s,
     recalibration_s,
 )
-from .run_steps import (
-    fit_own,
-    known_step,
-    layout_left,
-    misfit_log,
-    modelled_step,
-    running_config,
-    unlike,
-    with_own,
-)
+from .run_steps import fit_run, layout_left, running_config
 from .transcript import transcript_lines
 from .what_if import what_if
 
@@ -88,57 +76,53 @@ def analyse(
     measured_s = measured_step_s(table)
     calibration = calibrate(table, device=config.device)
     base = live_times(calibration, config)
-    blind = fit_own(base, unlike(known, config), config)
-    own = blind.estimate(config)
-    modelled = modelled_step(table, blind, config)
-    view = _outlook(table, config, request, blind, own)
-    # The verbs fit the same, and ask for the same layout.
-    fitted = fit_own(base, with_own(known, known_step(table)), config)
-    fitted = replace(fitted, misfit_log=misfit_log(known_step(table), modelled))
+    fit = fit_run(table, base, known, config)
+    view = _outlook(table, config, request, fit.blind, fit.unseen)
+    # The verbs ask for the same layout.
     ahead_config = layout_left(config)
     room, anew_s = _room(table, request), recalibration_s(table)
-    found = _plan(request, ahead_config, fitted, room)
+    others = _plan(request, ahead_config, fit.steps, room)
     levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
     ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
     if end.steps_total:
-        decision = _decision(request, found, ahead, hooks, anew_s)
+        decision = _decision(request, others, ahead, hooks, anew_s)
     else:
         decision = undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
-    cost = measured_overhead(table)
-    waiting_s = mean_waiting_s(table, routed_s(blind, config))
-    models = Models(calibration=calibration, own_s=modelled.time_s)
+    models = Models(calibration=calibration, own_s=fit.modelled_step.time_s)
     routing = measured_routing(table)
     answer = Answer(
         run_id=table.run_id,
         config=config,
         calibration=calibration,
-        own=own,
+        own=fit.unseen,
         measured_step_s=measured_s,
-        overhead=cost,
+        overhead=fit.overhead,
         hooks=hooks,
         forecast=ahead,
         model_forecast=view,
-        plan=found,
+        plan=others,
         decision=decision,
         history=_history(table, history, models, levels if end.steps_total else None),
-        modelled_step=modelled,
-        waiting_s=waiting_s,
-        perturbation_s=perturbation_s(table, cost),
+        modelled_step=fit.modelled_step,
+        waiting_s=fit.waiting_s,
+        perturbation_s=fit.perturbation_s,
         skew_s=table.skew_s(),
         waiting=waiting_report(table, measured_s),
         routing=routing,
         imbalance_cost_frac=(
-            imbalance_cost_frac(blind, config, routing.imbalance) if routing is not None else None
+            imbalance_cost_frac(fit.blind, config, routing.imbalance)
+            if routing is not None
+            else None
         ),
         problems=tuple(problems),
-        micro_batch=_micro_batch(request, ahead_config, fitted, room),
-        explained=_explained(found, fitted),
-        lint=_lint(request, ahead_config, fitted, room),
+        micro_batch=_micro_batch(request, ahead_config, fit.steps, room),
+        explained=_explained(others, fit.steps),
+        lint=_lint(request, ahead_config, fit.steps, room),
         restart_s=request.goals.restart_cost_s + anew_s,
         end=end,
         pass_forecast=_pass_forecast(table, levels.so_far, end),
-        what_if=what_if(found, fitted, request.goals.gpus, room["memory_offset_nbytes"]),
+        what_if=what_if(others, fit.steps, request.goals.gpus, room["memory_offset_nbytes"]),
     )
     return replace(answer, transcript=_transcript(answer, request, directory))
 
@@ -186,7 +170,7 @@ class _Room(TypedDict):
 
 def _room(table: SampleTable, request: Request) -> _Room:
     return {
-        "memory_capacity_nbytes": request.memory_capacity_nbytes or table.device_memory_nbytes(),
+        "memory_capacity_nbytes": request.memory_capacity_nbytes or memory_capacity_nbytes(table),
         "memory_offset_nbytes": memory_offset_nbytes(table),
     }
 

@@ -111,8 +111,8 @@ class MeasuredAnswer:
 
     def to_json(self) -> JsonObject:
         """``forecast.json``: of a pass over the data under ``pass``, never as the run's end."""
-        found = forecast_json(self.end, self.ahead) | self.rates
-        return found if self.overhead is None else found | self.overhead.values
+        overhead = {} if self.overhead is None else self.overhead.values
+        return forecast_json(self.end, self.ahead) | self.rates | overhead
 
     def decision_json(self) -> JsonObject:
         """``decision.json``."""

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import CalibrationError
 from ..forecast.forecast import DRIFT_FRAC, mean_estimate
+from ..memory.devices import known_nbytes
 from ..memory.peak import memory_offset
 from ..samples.table import SampleTable
 from ..samples.windows import windows_of
@@ -44,14 +45,15 @@ class Overhead:
 
     @property
     def below_frac(self) -> float | None:
-        """What the cost is below, where it cannot be told from nothing; None where it can."""
+        """The bound of a cost that noise hides, a share of a step; None where the interval is above
+        0."""
         if self.low_frac > 0:
             return None
         return self.high_frac if self.high_frac > 0 else -self.low_frac
 
     @property
     def values(self) -> dict[str, float]:
-        """The cost as it is sent: its value, or its bound where the value means nothing.
+        """The cost as files and sinks have it: its value, or its bound where noise hides it.
 
         >>> Overhead(overhead_frac=-0.01, low_frac=-0.1, high_frac=0.08, num_hooked=4,
         ...          num_bare=4).values
@@ -63,7 +65,7 @@ class Overhead:
 
     @property
     def text(self) -> str:
-        """The same in words."""
+        """The cost in words, a value or a bound."""
         if self.below_frac is not None:
             return f"not measurable (below {format_frac(self.below_frac)})"
         return format_frac(self.overhead_frac)
@@ -120,6 +122,12 @@ def recalibration_s(table: SampleTable) -> float:
     first = steps[steps["window"] == steps["window"].min()]
     times = first.groupby("step", sort=True)["time_s"].median()
     return max(0.0, float(times.sum()) - len(times) * measured_step_s(table))
+
+
+def memory_capacity_nbytes(table: SampleTable) -> int | None:
+    """Memory of the run's device as it was recorded, else by the device's name; None where neither
+    is known."""
+    return table.device_memory_nbytes() or known_nbytes(table.config().device)
 
 
 def memory_offset_nbytes(table: SampleTable) -> int | None:

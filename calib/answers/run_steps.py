@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..fit.calibration import calibrate, carried_over, on_device
 from ..fit.priors import is_processor
@@ -15,12 +15,14 @@ from ..records.cluster import Cluster, StatedNodes
 from ..regressors.intervals import Z_90
 from ..samples.table import SampleTable
 from ..steps.base_times import BaseTimes
+from ..steps.estimate import StepEstimate
 from ..steps.known import KnownStep, same_layout
 from ..steps.live_times import live_times
 from ..steps.model import FittedSteps, fit_steps
 from ..workload.config import RunConfig
 from .routing import routed_s, with_measured_routing
 from .run_measurements import (
+    Overhead,
     mean_waiting_s,
     measured_overhead,
     measured_sigma_log,
@@ -79,25 +81,60 @@ def known_elsewhere(table: SampleTable, asked: RunConfig) -> KnownStep:
     )
 
 
-def modelled_step(table: SampleTable, blind: FittedSteps, config: RunConfig) -> PredictedStep:
-    """What a model that has not seen the running layout's step says of it, with the waiting of
-    ranks for each other and less what hooks slow down, which are no operator's."""
-    own = blind.estimate(config)
-    rest_s = mean_waiting_s(table, routed_s(blind, config))
-    rest_s -= perturbation_s(table, measured_overhead(table))
-    return PredictedStep(
-        time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunFit:
+    """The step models of a run, and its step as the one that has not seen it says it."""
+
+    blind: FittedSteps
+    """The model without the steps of the running layout."""
+    unseen: StepEstimate
+    """Its estimate of the running layout."""
+    steps: FittedSteps
+    modelled_step: PredictedStep
+    """That estimate with ``waiting_s`` and less ``perturbation_s``, which are no operator's."""
+    overhead: Overhead | None
+    waiting_s: float
+    """Waiting of ranks for each other in a step, mean over ranks, seconds."""
+    perturbation_s: float
+    """Seconds by which hooks slow a step down, beyond the time inside them."""
+
+
+def fit_run(
+    table: SampleTable, base: BaseTimes, known: Sequence[KnownStep], config: RunConfig
+) -> RunFit:
+    """The step models of the newest run, whose layout is ``config``; ``known`` are steps of others.
+
+    The verbs and the live answer share this fit.
+    """
+    own, layout = known_step(table), same_layout(config)
+    blind = fit_own(base, [one for one in known if same_layout(one.config) != layout], config)
+    overhead = measured_overhead(table)
+    waiting_s = mean_waiting_s(table, routed_s(blind, config))
+    perturbed_s = perturbation_s(table, overhead)
+    unseen, rest_s = blind.estimate(config), waiting_s - perturbed_s
+    modelled = PredictedStep(
+        time_s=unseen.time_s + rest_s, low_s=unseen.low_s + rest_s, high_s=unseen.high_s + rest_s
+    )
+    steps = fit_own(base, with_own(known, own), config)
+    return RunFit(
+        blind=blind,
+        unseen=unseen,
+        steps=replace(steps, misfit_log=_misfit_log(own, modelled)),
+        modelled_step=modelled,
+        overhead=overhead,
+        waiting_s=waiting_s,
+        perturbation_s=perturbed_s,
     )
 
 
-def misfit_log(own: KnownStep, modelled: PredictedStep) -> float:
+def _misfit_log(own: KnownStep, modelled: PredictedStep) -> float:
     """Measured over modelled step, log; 0 where the errors of both, and how far the machine's level
     moves meanwhile, allow it with 90 %."""
     if min(modelled.low_s, modelled.time_s) <= 0:
         return 0.0
     off_log = math.log(own.time_s / modelled.time_s)
-    measured = Z_90 * math.hypot(own.sigma_log, passing_sigma_log(own.config))
-    allowed_log = math.hypot(math.log(modelled.high_s / modelled.low_s) / 2, measured)
+    measured_log = Z_90 * math.hypot(own.sigma_log, passing_sigma_log(own.config))
+    allowed_log = math.hypot(math.log(modelled.high_s / modelled.low_s) / 2, measured_log)
     return off_log if abs(off_log) > allowed_log else 0.0
 
 
@@ -117,11 +154,7 @@ def run_steps(
     base = live_times(found, config)
     if table.steps.empty:
         return fit_steps(base, known)
-    own = known_step(table)
-    blind = fit_own(base, unlike(known, own.config), config)
-    fitted = fit_own(base, with_own(known, own), config)
-    modelled = modelled_step(table, blind, own.config)
-    return replace(fitted, misfit_log=misfit_log(own, modelled))
+    return fit_run(table, base, known, running_config(table)).steps
 
 
 def fit_own(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> FittedSteps:
@@ -153,13 +186,6 @@ def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None
     layout = replace(own.parallelism, ranks_per_node=said.num_gpus or here)
     layout = Cluster(stated=said).joined(layout, device)
     return replace(own, device=device, parallelism=layout)
-
-
-def unlike(known: Sequence[KnownStep], config: RunConfig) -> list[KnownStep]:
-    """What is known of other layouts: what is held against a measured step has seen none of its
-    own."""
-    layout = same_layout(config)
-    return [one for one in known if same_layout(one.config) != layout]
 
 
 def with_own(known: Sequence[KnownStep], own: KnownStep) -> list[KnownStep]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import ConfigError
 from ..workload.argument_values import Arguments
-from ..workload.config import Batch, Cadence, Precision, Recompute, RunConfig
+from ..workload.config import VOCAB_MULTIPLE, Batch, Cadence, Precision, Recompute, RunConfig
 from ..workload.model_shape import (
     Dispatcher,
     Experts,
@@ -19,8 +19,6 @@ from ..workload.model_shape import (
 )
 from ..workload.parallelism import Parallelism, Sharding
 
-# Megatron's default of ``--make-vocab-size-divisible-by``.
-_VOCAB_MULTIPLE = 128
 _PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 _FULL = "float32"
 _NARROW_STATES = 4
@@ -31,7 +29,7 @@ _AUTOCAST = "fp32 parameters under autocast"
 
 
 def from_hugging_face(
-    config: Mapping[str, object], *, seq_length: int = 0, vocab_multiple: int = _VOCAB_MULTIPLE
+    config: Mapping[str, object], *, seq_length: int = 0, vocab_multiple: int = VOCAB_MULTIPLE
 ) -> ModelShape:
     """The model of a ``config.json``, as Megatron would build it.
 
@@ -60,15 +58,15 @@ def from_hugging_face(
 
 def in_its_precision(run: RunConfig, config: Mapping[str, object]) -> tuple[RunConfig, str]:
     """The run in the 16 bits that ``config.json`` names, as Megatron's ``--bf16`` or ``--fp16``
-    would have it, and what has to be said of that.
+    would have it, and a note where the file names none; the note is empty otherwise.
 
     ``dtype``, which was ``torch_dtype`` before version 5, of the model or of its text part; it is
     the type that weights are stored in, so that fp32 and nothing leave the run's own precision.
     """
     text = config.get("text_config")
     places = (config, text) if isinstance(text, Mapping) else (config,)
-    said = [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
-    dtype = str(next(filter(None, said), "")).rpartition(".")[2]
+    stated = [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
+    dtype = str(next(filter(None, stated), "")).rpartition(".")[2]
     precision = _PRECISIONS.get(dtype)
     if precision is None:
         if dtype == _FULL and run.precision is Precision.FP32:

@@ -25,7 +25,7 @@ class Described:
     config: RunConfig
     unknown: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What was taken where nothing said it."""
+    """Assumptions about settings that the description leaves open."""
 
 
 def config_from_command(

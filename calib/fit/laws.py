@@ -55,8 +55,8 @@ def columns(batch: ShapeBatch, num_units: int | None = None) -> Columns:
 
     A product's backward is two products, one for the input's and one for the weight's gradient; a
     linear's weight gradient is added into an fp32 buffer.  ``num_units`` is the number of
-    multiprocessors of a GPU, whose kernels pad to tiles; 0 is a processor, which ``on_processor``
-    speaks of; None counts the bare work.  Raises ``CalibrationError`` where the number of sizes is
+    multiprocessors of a GPU, whose kernels pad to tiles; 0 is a processor, see ``on_processor``;
+    None counts the bare work.  Raises ``CalibrationError`` where the number of sizes is
     not the kind's.
 
     >>> from ..workload.operators import Phase
@@ -75,8 +75,8 @@ def columns(batch: ShapeBatch, num_units: int | None = None) -> Columns:
             f"{batch.kind.value} shape {shape} has {len(shape)} sizes, not {expected}; record it "
             f"with the same version that reads it"
         )
-    found = KINDS[batch.kind].law(batch, num_units or 0)
-    return on_processor(batch, found) if num_units == 0 else found
+    work = KINDS[batch.kind].law(batch, num_units or 0)
+    return on_processor(batch, work) if num_units == 0 else work
 
 
 def work_of(batch: ShapeBatch) -> NDArray[np.float64]:

@@ -119,7 +119,7 @@ class MachineModel:
 
         A product takes those of the products that were measured, another operator those that public
         tables give for the device and for elements of its width, and where these know nothing the
-        bare law.  No row depends on those that are asked for beside it.
+        bare law.  Each row is priced by itself.
         """
         log_time, half = np.empty(len(batch)), np.empty(len(batch))
         for width in np.unique(batch.element_nbytes):
@@ -145,8 +145,8 @@ class MachineModel:
             None,
         )
         if like is not None:
-            found = self.pools[like].predict("", batch)
-            log_time = found.law + found.detail + self.moved_by(like, batch)
+            residual = self.pools[like].predict("", batch)
+            log_time = residual.law + residual.detail + self.moved_by(like, batch)
             return log_time, _UNMEASURED_HALF_WIDTH
         known = _rates_prior(self.prior, batch, self.without)
         if known is not None:

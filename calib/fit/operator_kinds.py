@@ -97,8 +97,8 @@ _SORT_LAUNCHES = 120
 _CACHED_NBYTES, _UNCACHED_NBYTES, _UNCACHED_FACTOR = 2.0**18, 2.0**20, 2.0
 """Sizes of a tensor up to which a core's own cache of 1 to 2 MiB holds an operator's inputs and
 output, and from which it holds none; and what its bytes take there.  Sums of two tensors go at a
-third of their rate from 1 MiB on, GELU and softmax at all of it (one core, torch 2.13.0, 64 KiB to
-16 MiB, 2026-11-26): half of a mixed operator is of the first sort."""
+third of their rate from 1 MiB on, GELU and softmax at all of it (benchmarks/costs/processor.py,
+2026-11-26): half of a mixed operator is of the first sort."""
 _LAYER_PASSES = 34.0
 """Activation bytes of a layer over tokens x hidden (Korthikanti et al., 2022, section 4.1)."""
 
@@ -301,7 +301,7 @@ def _memory(batch: ShapeBatch, num_units: int) -> Columns:
 
 
 def on_processor(batch: ShapeBatch, done: Columns) -> Columns:
-    """What the rows of a batch do on a processor: exponentials take as long as a hundred FLOP, and
+    """The work of a batch's rows on a processor, where exponentials take as long as many FLOP and
     tensors that outgrow a core's cache move slower."""
     passes, _ = _passes(batch)
     if not passes:
@@ -331,9 +331,9 @@ class KindLaw:
     launches: tuple[int, int] = (0, 0)
     """Eager calls of the framework, forward and backward."""
     processor_flop: tuple[float, float] = (0.0, 0.0)
-    """FLOP of a product that a processor does in the time of one element's exponential, error
-    function or hyperbolic tangent, forward and backward: 56 for SiLU, 138 for GELU, 320 for its
-    tanh form, 90 for softmax; backward once to twice that (one core, torch 2.13.0, 2026-11-26)."""
+    """FLOP of a product that a processor does in the time of one element's exponential or error
+    function, forward and backward: 150 and 508 for GELU, 81 and 190 for SiLU, 131 and 152 for
+    softmax (benchmarks/costs/processor.py, median of three runs, 2026-11-26)."""
     family: OperatorFamily = OperatorFamily.MEMORY
     is_chain: bool = False
     """Many short eager calls in a row, which launches and bytes bound in turn, not in sum."""
@@ -357,11 +357,11 @@ KINDS: Mapping[OperatorKind, KindLaw] = {
     OperatorKind.ROTARY: KindLaw(num_sizes=4, passes=(20, 40), launches=(12, 26), is_chain=True),
     OperatorKind.RESIDUAL: KindLaw(num_sizes=2, passes=(6, 6), launches=(18, 5)),
     OperatorKind.ACTIVATION: KindLaw(
-        num_sizes=3, law=_activation, passes=(2, 3), launches=(9, 8), processor_flop=(150, 300)
+        num_sizes=3, law=_activation, passes=(2, 3), launches=(9, 8), processor_flop=(120, 350)
     ),
     # fp32 copies of two-byte logits: maximum, subtraction, exponential, sum, division; in place.
     OperatorKind.LOSS: KindLaw(
-        num_sizes=2, passes=(16, 5), launches=(43, 13), processor_flop=(100, 0)
+        num_sizes=2, passes=(16, 5), launches=(43, 13), processor_flop=(130, 0)
     ),
     # Scores of unfused attention: fill-mask and softmax, plus what the two products read and write.
     OperatorKind.CORE_ATTENTION: KindLaw(
@@ -369,12 +369,12 @@ KINDS: Mapping[OperatorKind, KindLaw] = {
         law=_attention,
         passes=(11.8, 28.3),
         launches=(35, 13),
-        processor_flop=(100, 100),
+        processor_flop=(130, 150),
         family=_ATTENTION,
     ),
     OperatorKind.MASK: KindLaw(num_sizes=2, passes=(4, 16), launches=(2, 6)),
     OperatorKind.SOFTMAX: KindLaw(
-        num_sizes=2, passes=(3, 5), launches=(1, 1), processor_flop=(100, 100)
+        num_sizes=2, passes=(3, 5), launches=(1, 1), processor_flop=(130, 150)
     ),
     OperatorKind.FUSED_SOFTMAX: KindLaw(num_sizes=3, law=_softmax, passes=(2, 3), launches=(1, 1)),
     # Square, mean, root, division and scale one after the other, partly in fp32.

@@ -24,8 +24,8 @@ _WORK_SIGMA_LOG = {
     OperatorFamily.OPTIMIZER: 0.5,
 }
 _CHAIN_WORK_SIGMA_LOG = 2.0
-"""The same of a chain of calls, whose bytes hide behind its launches, and which only cuts where a
-model has no rotary positions: it tells nothing of the machine's rates."""
+"""The same of a chain of calls.  Its bytes hide behind its launches, and without rotary positions
+it only cuts its tensor, so that it identifies no rate of the machine."""
 # The same for its launches, whose relative numbers were counted.
 _LAUNCH_SIGMA_LOG = 0.3
 _SAMPLE_SIGMA_LOG = 0.1
@@ -52,7 +52,7 @@ class FittedLaw:
 
     ceilings: Ceilings
     num_units: int | None = None
-    """Of the machine, as ``columns`` counts work."""
+    """Multiprocessors of the machine, as ``columns`` takes them."""
     scales: Mapping[str, KindScale] = field(default_factory=dict)
     keys: Mapping[str, tuple[OperatorKind, Phase]] = field(default_factory=dict)
 

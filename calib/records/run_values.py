@@ -56,7 +56,7 @@ RUN_VALUES: Mapping[str, RunValue] = {
     "finish_p95_unix_s": _of("When the run has ended with 95 % probability."),
     "num_steps": _once("Steps of the whole run."),
     "overhead_frac": _once("What hooks cost a step of the window, as a share of it."),
-    "overhead_below_frac": _once("What that is below, where it cannot be told from nothing."),
+    "overhead_below_frac": _once("Bound of that cost, where noise hides it."),
     "window_next_step_error_before_frac": _of(
         "Error of the next window's step as predicted before a window was learned from."
     ),

@@ -18,7 +18,7 @@ from ..timeline.terms import Term, term_of, term_of_role
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.operators import OperatorKind, Phase
-from .known import similarity
+from .known import same_layout, similarity
 
 _ROUNDING = 1e-12
 """Relative; sums in another order differ by this at most."""
@@ -152,7 +152,7 @@ def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
     An error that lengthens both alike cancels: errors of one name are subtracted before they are
     squared, and what the constants leave is shared as far as the layouts are alike.
     """
-    if one.config == other.config:
+    if same_layout(one.config) == same_layout(other.config):
         return 0.0
     squares = sum(log**2 for log in error_ratio(one, other).values())
     ours, theirs = one.own_sigma_log, other.own_sigma_log

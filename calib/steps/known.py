@@ -53,6 +53,19 @@ def same_layout(config: RunConfig) -> RunConfig:
     return replace(config, model=model, parallelism=par, cadence=Cadence(), unmodelled=())
 
 
+def same_but_for_batch(one: RunConfig, other: RunConfig) -> bool:
+    """Whether two runs have one layout and at most differ in the global batch.
+
+    Batches are compared last: not every layout takes the batch of another.
+    """
+    first, second = same_layout(one), same_layout(other)
+    return (
+        first.parallelism == second.parallelism
+        and first.batch.micro_batch_size == second.batch.micro_batch_size
+        and replace(first, batch=second.batch) == second
+    )
+
+
 def measured_places(known: Sequence[KnownStep]) -> dict[RunConfig, tuple[int, ...]]:
     """The places of each layout's steps among those that are known; steps of other sites tell of
     the constants alone."""

@@ -23,7 +23,14 @@ from ..timeline.terms import Term
 from ..workload.config import RunConfig
 from .base_times import BaseTimes
 from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
-from .known import SPANNED, Features, KnownStep, same_layout, unseen_across
+from .known import (
+    SPANNED,
+    Features,
+    KnownStep,
+    same_but_for_batch,
+    same_layout,
+    unseen_across,
+)
 from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
@@ -35,7 +42,7 @@ them."""
 
 _ROUNDING = 1e-9
 _PASSING = "level of the machine, from one hour to the next"
-MISFIT = "what the model lacks of the running layout"
+MISFIT = "misfit of the running layout"
 UNSEEN_SIGMA_LOG = {name: 1.5 if name == "pp" else 0.7 for name in SPANNED}
 """Of a kind of transfer between nodes that no known layout has.  Messages of stages take one path
 between two ranks, and went at 1 GB/s on one public cluster, of 45 that its cards promise, and twice
@@ -227,13 +234,17 @@ class FittedSteps:
         if self.posterior is None:
             return found
         passing = np.full(len(found.logs), self.passing_sigma_log)
-        seen = {_of_any_batch(one.config) for one in self.known}
-        is_unseen = [_of_any_batch(one) not in seen for one in layouts.compiled.configs]
-        misfit = self.misfit_log * np.array(is_unseen)
+        configs = layouts.compiled.configs
+        misfit = [self.misfit_log and self.misfit_log * (not self._has_run(c)) for c in configs]
         return _Errors(
             names=(*found.names, *(_unseen(name) for name in SPANNED), _PASSING, MISFIT),
             logs=np.column_stack([found.logs, self._unseen(layouts, slopes), passing, misfit]),
         )
+
+    def _has_run(self, config: RunConfig) -> bool:
+        """Whether a step of this layout was measured here, at any global batch: a ramp has
+        several."""
+        return any(same_but_for_batch(one.config, config) for one in self.known if not one.site)
 
     def _along(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
         """Errors of what has these slopes by the constants, shape (rows, constants).
@@ -305,12 +316,6 @@ class _Errors:
         """Those of one row that are not 0, times a factor."""
         pairs = zip(self.names, self.logs[place].tolist(), strict=True)
         return {name: factor * log for name, log in pairs if log}
-
-
-def _of_any_batch(config: RunConfig) -> tuple[object, ...]:
-    """What two layouts share that differ in the global batch alone, as at the stages of a ramp."""
-    again = (config.recompute, config.recompute_num_layers, config.recompute_modules)
-    return (config.model, config.parallelism, config.batch.micro_batch_size, *again)
 
 
 def _unseen(name: str) -> str:

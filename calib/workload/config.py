@@ -92,7 +92,7 @@ class Attention(Enum):
     UNFUSED = "unfused"
 
 
-_VOCAB_MULTIPLE = 128
+VOCAB_MULTIPLE = 128
 """Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times tp."""
 
 
@@ -252,13 +252,13 @@ class RunConfig:
         return 2 * states + 3 * self.grad_nbytes + (8 if is_full else 4)
 
     def does_work_of(self, other: RunConfig) -> bool:
-        """Whether steps of both are the same progress on one kind of device, so that their times
-        may be held against each other: of one model, one batch and one length of samples.
+        """True where a step of both trains one model by the same samples on one kind of device, so
+        that their times may be compared.
 
         Kernels, precision and the routing of experts may differ, and the padding of the vocabulary,
         which follows tp.
         """
-        padding = _VOCAB_MULTIPLE * max(self.parallelism.tp, other.parallelism.tp)
+        padding = VOCAB_MULTIPLE * max(self.parallelism.tp, other.parallelism.tp)
         return (
             self.device == other.device
             and self.batch.global_batch_size == other.batch.global_batch_size

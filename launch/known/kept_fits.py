@@ -34,14 +34,14 @@ class Machine:
     memory_offset_nbytes: int | None
     """What a measured peak had beyond its estimate; None where none was measured."""
     is_elsewhere: bool = False
-    """Nothing was measured on its device, where ``own`` runs in thought alone."""
+    """True where nothing was measured on its device; ``own`` is the run as it would be there."""
     problems: tuple[str, ...] = ()
     kept: KeptFile | None = None
     """Its fit in a directory, beside which answers on it are kept; None where there is none."""
 
     def runs(self, config: RunConfig) -> bool:
-        """Whether a layout's work is what is running here: the times of others may be held against
-        it."""
+        """True where a layout does the work of the run on this machine, so that both times may be
+        compared."""
         return not self.is_elsewhere and config.does_work_of(self.own)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...calib.answers.routing import with_measured_routing
-from ...calib.answers.run_measurements import memory_offset_nbytes
+from ...calib.answers.run_measurements import memory_capacity_nbytes, memory_offset_nbytes
 from ...calib.answers.run_steps import (
     config_on,
     known_elsewhere,
@@ -59,21 +59,21 @@ def fit_machine_of(
     problems = (*loaded.problems, *imported.problems)
     if device is not None:
         if also or like is not None:
-            told = f"{device}: --also and --like add nothing to a device without a measurement"
-            problems = (*problems, told)
+            unused = f"{device}: --also and --like add nothing to a device without a measurement"
+            problems = (*problems, unused)
         return _on_device(table, device, problems, stated)
     if stated is not None:
         table = table.with_stated(stated)
     own = table.config()
     added = {directory: _elsewhere(directory, own) for directory in also}
-    told = (
+    unused = (
         f"{name}: nothing of it was measured on {own.device}, so it does not count"
-        for name, found in added.items()
-        if not found
+        for name, steps in added.items()
+        if not steps
     )
-    known = [*loaded.known, *(one for found in added.values() for one in found)]
+    known = [*loaded.known, *(step for steps in added.values() for step in steps)]
     other = None if like is None else load(like, None).table
-    return _measured(table, known, other, (*problems, *told))
+    return _measured(table, known, other, (*problems, *unused))
 
 
 def _measured(
@@ -88,7 +88,7 @@ def _measured(
         name=table.run_id,
         own=layout_left(with_measured_routing(own, table)),
         steps=run_steps(table, known, like=like),
-        memory_capacity_nbytes=table.device_memory_nbytes() or known_nbytes(own.device),
+        memory_capacity_nbytes=memory_capacity_nbytes(table),
         memory_offset_nbytes=memory_offset_nbytes(table),
         problems=problems,
     )
@@ -129,12 +129,12 @@ def _on_device(
     own = layout_left(with_measured_routing(config_on(table, device, stated), table))
     measured = table.config().device
     if is_processor(measured) is not is_processor(device):
-        told = (
+        note = (
             f"{device}: no measurement on it; data sheets and published rates answer, and what was "
             f"measured on {measured} does not count"
         )
         alone = device_machine(own, stated)
-        return replace(alone, name=table.run_id, problems=(*problems, told))
+        return replace(alone, name=table.run_id, problems=(*problems, note))
     return Machine(
         name=table.run_id,
         own=own,

@@ -33,7 +33,7 @@ def several_parts(best: Sequence[BestLayout], curves: Sequence[Scaling]) -> Iter
 def one_parts(one: OnePlan, question: PlanQuestion, *, is_one_of_many: bool) -> Iterator[Part]:
     """One plan in full: its layouts, what is offered, and what that rests on."""
     title = f"Layouts on {one.num_ranks} GPUs, {one.device}" if is_one_of_many else "Layouts"
-    own_name = "running" if one.is_as_run and one.plan.own.is_held else "as now"
+    own_name = "running" if one.is_as_run and one.plan.own.is_comparable else "as now"
     found, sharp = one.plan, one.breadth
     if found.candidates:
         yield layouts_table(found, question.top, left=one.left, title=title, own_name=own_name)
@@ -47,11 +47,11 @@ def one_parts(one: OnePlan, question: PlanQuestion, *, is_one_of_many: bool) -> 
 def _offer(found: Plan) -> Iterator[str]:
     """The options of the fastest layout that may be offered, and why none before it is; or what
     came nearest."""
-    best = found.best
     if found.doubt:
         yield found.doubt
+    best = found.best
     if best is None:
-        nothing = "nothing faster to offer" if found.own.is_held else "nothing to offer"
+        nothing = "nothing faster to offer" if found.own.is_comparable else "nothing to offer"
         yield " · ".join(filter(None, [nothing, found.nearest_miss]))
         return
     row, first = found.candidates.index(best) + 1, found.candidates[0]

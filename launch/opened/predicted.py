@@ -78,7 +78,7 @@ class Prediction(Told):
     def time_frac(self) -> float | None:
         """The step over that of the running layout, minus one; None where that trains another model
         or batch, or runs on another device."""
-        return self.layout.time_frac if self.layout.is_held else None
+        return self.layout.time_frac if self.layout.is_comparable else None
 
     @property
     def memory(self) -> MemoryEstimate:
@@ -162,7 +162,7 @@ def network_json(machine: Machine) -> dict[str, Any]:
 
 def sentence(candidate: Candidate) -> str:
     """A layout with its step, its throughput and its memory."""
-    against = f"{candidate.against_text} against the running layout" * candidate.is_held
+    against = f"{candidate.against_text} against the running layout" * candidate.is_comparable
     parts = (
         f"{candidate.label}: step {format_time(candidate.step_time_s)} (90 %: "
         f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)})",

@@ -49,7 +49,7 @@ class RowCommand(Told):
             f"row {self.row}, {one.label}: step {format_time(one.step_time_s)} (90 %: "
             f"{format_time(one.low_s)} to {format_time(one.high_s)})"
             + f", {one.against_text} against the running layout"
-            * one.is_held
+            * one.is_comparable
         )
 
     @property

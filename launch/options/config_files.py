@@ -17,10 +17,8 @@ from ...calib.arguments.hugging_face import from_hugging_face, in_its_precision
 from ...calib.arguments.megatron_command import Described, config_from_command, config_from_mapping
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
-from ...calib.workload.config import RunConfig
+from ...calib.workload.config import VOCAB_MULTIPLE, RunConfig
 
-# Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times TP.
-_VOCAB_MULTIPLE = 128
 MAX_NBYTES = 1 << 20
 """Of a file of arguments; real ones have a few kB."""
 # YAML's aliases unfold without end; real files have some hundred values.
@@ -41,10 +39,10 @@ def read_config(path: Path, own: RunConfig, *, num_ranks: int = 0) -> Described:
     ranks = num_ranks or own.parallelism.num_ranks
     value = _parsed(path)
     if "model_type" in value and "num_layers" not in value:
-        multiple = _VOCAB_MULTIPLE * own.parallelism.tp
+        multiple = VOCAB_MULTIPLE * own.parallelism.tp
         model = from_hugging_face(value, seq_length=own.model.seq_length, vocab_multiple=multiple)
-        found, told = in_its_precision(replace(own, model=model, unmodelled=()), value)
-        return Described(config=found, unknown=(), notes=(told,) if told else ())
+        config, note = in_its_precision(replace(own, model=model, unmodelled=()), value)
+        return Described(config=config, unknown=(), notes=(note,) if note else ())
     if isinstance(value.get("model"), Mapping) and "parallelism" in value:
         return Described(config=RunConfig.from_json(dict(value)), unknown=())
     return config_from_mapping(

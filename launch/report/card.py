@@ -109,7 +109,7 @@ def _command(answer: Answer | MeasuredAnswer, directory: str) -> str:
 def _gain(answer: Answer) -> Iterator[str]:
     best, left = answer.plan.best, answer.left
     if answer.plan.doubt and (best is None or best.is_unsure):
-        yield "gains cannot be told"
+        yield "the model cannot rank layouts"
         return
     if best is None:
         yield "nothing faster to offer"

@@ -48,7 +48,7 @@ def frac_cell(frac: float | None, *, signed: bool = False) -> Cell:
 def against_cell(one: Candidate) -> Cell:
     """How much more or less a layout takes than the running one; empty where that does other
     work."""
-    return Cell(one.against_text, {" (frac)": one.time_frac if one.is_held else None})
+    return Cell(one.against_text, {" (frac)": one.time_frac if one.is_comparable else None})
 
 
 def bytes_cell(nbytes: float, per: str = "") -> Cell:

@@ -55,7 +55,7 @@ def layouts_table(
             "layout": lambda row: row.label + f" ({own_name})" * (row is plan.own),
             "step": lambda row: time_cell(row.step_time_s),
             "90 %": lambda row: span_cell(row.low_s, row.high_s),
-            **({"against running": against_cell} if plan.own.is_held else {}),
+            **({"against running": against_cell} if plan.own.is_comparable else {}),
             **throughput_cells(rows, left),
             "memory": lambda row: bytes_cell(row.memory.total_nbytes),
             "fits": lambda row: row.verdict.value,

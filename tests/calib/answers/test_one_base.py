@@ -78,12 +78,6 @@ def test_nothing_is_ranked_where_the_model_misses_the_running_step(
     assert found.doubt and not any(one.time_frac_high < 0 for one in found.candidates)
 
 
-def test_gains_are_ranked_where_the_model_holds_the_running_step() -> None:
-    found = plan(OWN, stretched(np.ones(6)))
-    assert not found.doubt and found.misfit_log == 0
-    assert any(not one.is_unsure for one in found.candidates)
-
-
 @given(noise=noises, place=st.integers(0, 5))
 @PATIENT
 def test_work_that_is_added_is_never_faster(noise: np.ndarray, place: int) -> None:

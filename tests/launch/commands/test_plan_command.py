@@ -81,7 +81,7 @@ RATIOS = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
 
 
 @pytest.mark.parametrize(
-    ("words", "is_held"),
+    ("words", "is_comparable"),
     [
         (("--tp", "2"), True),
         (("--gpus", "8"), True),
@@ -92,20 +92,20 @@ RATIOS = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
         (("--device", "H100"), False),
     ],
 )
-def test_a_step_is_held_against_one_that_does_the_same_work_alone(
-    words: tuple[str, ...], is_held: bool, capsys: Out
+def test_a_step_is_comparable_against_one_that_does_the_same_work_alone(
+    words: tuple[str, ...], is_comparable: bool, capsys: Out
 ) -> None:
     found = answer(capsys, "predict", *words)
-    assert [found[name] is not None for name in RATIOS] == [is_held] * len(RATIOS)
+    assert [found[name] is not None for name in RATIOS] == [is_comparable] * len(RATIOS)
     check(found, json.loads(SCHEMA_FILE.read_text()))
     assert main(["predict", str(GOLDEN), *words]) == ExitCode.ANSWER
     out = capsys.readouterr().out
-    assert ("against the running layout" in out) is is_held
-    assert out.count(" % against") <= is_held
+    assert ("against the running layout" in out) is is_comparable
+    assert out.count(" % against") <= is_comparable
 
 
 @pytest.mark.parametrize(
-    ("words", "is_held"),
+    ("words", "is_comparable"),
     [
         ((), True),
         (("--gpus", "4"), True),
@@ -115,22 +115,22 @@ def test_a_step_is_held_against_one_that_does_the_same_work_alone(
     ],
 )
 def test_rows_of_other_work_have_no_percentage(
-    words: tuple[str, ...], is_held: bool, capsys: Out
+    words: tuple[str, ...], is_comparable: bool, capsys: Out
 ) -> None:
     found = answer(capsys, "plan", *words)
     rows = [found["own"], *found["candidates"]]
     assert len(rows) > 1
-    assert {row[name] is not None for row in rows for name in RATIOS} == {is_held}
+    assert {row[name] is not None for row in rows for name in RATIOS} == {is_comparable}
     check(found, json.loads(SCHEMA_FILE.read_text()))
     assert main(["plan", str(GOLDEN), *words]) == ExitCode.ANSWER
     out = capsys.readouterr().out
     table, _, rest = out.partition("rests on")
-    assert ("against running" in table) is is_held
+    assert ("against running" in table) is is_comparable
     # Of two layouts that do not run, neither is faster than the other one.
-    assert is_held or ("faster" not in rest and "(running)" not in out)
+    assert is_comparable or ("faster" not in rest and "(running)" not in out)
     # What stands first fits, and nothing that fits is before it.
     times = [c["step_time_s"] for c in found["candidates"] if c["verdict"] == "fits"]
-    assert is_held or times == sorted(times)
+    assert is_comparable or times == sorted(times)
 
 
 def test_a_model_that_was_never_saved_needs_no_converter(tmp_path: Path, capsys: Out) -> None:
