@@ -89,7 +89,8 @@ def series_of(path: Path) -> list[Floats]:
 
 
 def runs_of(one: OneRowSet, data: Path) -> Iterator[Run]:
-    """Every row of a set that has another layout beside it."""
+    """Every row of a set that has another layout of the same work beside it: groups of fine-tuning
+    hold several sequence lengths."""
     rows = steps_of(data, one.table).usable
     model = model_over(data, one.operators)
     for own in rows:
@@ -97,6 +98,7 @@ def runs_of(one: OneRowSet, data: Path) -> Iterator[Run]:
             row
             for row in rows
             if (row.machine, row.group) == (own.machine, own.group)
+            and row.config.does_work_of(own.config)
             and same_layout(row.config) != same_layout(own.config)
         )
         if others:
