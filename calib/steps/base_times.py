@@ -183,12 +183,14 @@ def prior_times(
     is_attention_fused: bool,
     collectives: Sequence[pd.DataFrame] = (),
     network: NetworkPrior | None = None,
+    without: tuple[str, ...] = (),
 ) -> FittedTimes:
-    """What public tables and data sheets say of a device, and tables of transfers as they are."""
+    """What public tables, but for those named in ``without``, and data sheets say of a device, and
+    tables of transfers as they are."""
     from .operator_tables import operator_tables  # tables need pandas, which is slow to import
     from .transfer_tables import transfer_tables
 
-    operators = operator_tables((), device=device)
+    operators = operator_tables((), device=device, without=without)
     transfers = transfer_tables(collectives, device=device, network=network)
     return FittedTimes(
         operators=operators,
@@ -205,6 +207,7 @@ def table_times(
     is_attention_fused: bool,
     network: NetworkPrior | None = None,
     is_flagged_used: bool = False,
+    without: tuple[str, ...] = (),
 ) -> FittedTimes:
     """What canonical tables of operators and collectives say of a device.
 
@@ -214,7 +217,7 @@ def table_times(
     from .operator_tables import operator_tables
     from .transfer_tables import transfer_tables
 
-    tables = operator_tables(operators, device=device)
+    tables = operator_tables(operators, device=device, without=without)
     sigmas = {
         **(_OPERATOR_SIGMAS if operators else {}),
         **(_TRANSFER_SIGMAS if collectives else {}),

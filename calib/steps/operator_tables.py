@@ -78,12 +78,15 @@ class OperatorTables:
         return names[first_of_least(apart)]
 
 
-def operator_tables(frames: Sequence[pd.DataFrame], *, device: str) -> OperatorTables:
+def operator_tables(
+    frames: Sequence[pd.DataFrame], *, device: str, without: tuple[str, ...] = ()
+) -> OperatorTables:
     """The fit of all canonical tables on the rows of one device.
 
     Flagged rows are left out, and those of devices with another data sheet; of devices with the
     same one only where the device itself has none.  Where weight gradients were timed with and
     without accumulation in fp32, those with are taken: Megatron adds them into an fp32 buffer.
+    Priors leave out the public tables that ``without`` names.
     """
     filled = [frame[_COLUMNS] for frame in frames if len(frame)]
     rows = _usable(pd.concat(filled or [pd.DataFrame(columns=_COLUMNS)]), device)
@@ -100,7 +103,10 @@ def operator_tables(frames: Sequence[pd.DataFrame], *, device: str) -> OperatorT
             measured.update(_medians(name, part))
     return OperatorTables(
         machine=fit_machine(
-            {name: _thinned(timed) for name, timed in groups.items()}, device=device, use_prior=True
+            {name: _thinned(timed) for name, timed in groups.items()},
+            device=device,
+            use_prior=True,
+            without=without,
         ),
         names={key: tuple(found) for key, found in names.items()},
         shapes={name: np.log(timed.batch.sizes) for name, timed in groups.items()},

@@ -37,9 +37,13 @@ class TableSteps:
     name = "ours"
 
     def __init__(
-        self, tables: Sequence[pd.DataFrame] = (), stated: StatedNodes | None = None
+        self,
+        tables: Sequence[pd.DataFrame] = (),
+        stated: StatedNodes | None = None,
+        *,
+        without: tuple[str, ...] = (),
     ) -> None:
-        self._stated = stated
+        self._stated, self._without = stated, without
         self._operators = tuple(t for t in tables if table_kind(t) == "operators")
         self._collectives = tuple(t for t in tables if table_kind(t) != "operators")
         self._times: dict[Hashable, BaseTimes] = {}
@@ -52,7 +56,9 @@ class TableSteps:
         """Base times of the machine that a row ran on."""
         key = times_key(row)
         if key not in self._times:
-            self._times[key] = row_times(row, self._operators, self._collectives, self._stated)
+            self._times[key] = row_times(
+                row, self._operators, self._collectives, self._stated, without=self._without
+            )
         return self._times[key]
 
 
@@ -88,13 +94,16 @@ def row_times(
     operators: Sequence[pd.DataFrame] = (),
     collectives: Sequence[pd.DataFrame] = (),
     stated: StatedNodes | None = None,
+    *,
+    without: tuple[str, ...] = (),
 ) -> BaseTimes:
     """Base times of the machine that a row ran on, from canonical tables where there are any.
 
     A profile of whole layers goes before operators.  Without tables all comes from the priors of
-    the device, and of the network where the machine's name or the user tells it.
+    the device, and of the network where the machine's name or the user tells it; priors leave out
+    what public tables named in ``without`` told.
     """
-    base = _row_times(row, operators, collectives, stated)
+    base = _row_times(row, operators, collectives, stated, without)
     return _opened(base) if row.config.has_open_widths else base
 
 
@@ -111,6 +120,7 @@ def _row_times(
     operators: Sequence[pd.DataFrame],
     collectives: Sequence[pd.DataFrame],
     stated: StatedNodes | None,
+    without: tuple[str, ...],
 ) -> FittedTimes | LayerTimes:
     device, is_fused = row.config.device, row.config.is_attention_fused
     network = network_of(row.machine, device, stated)
@@ -123,9 +133,14 @@ def _row_times(
             is_attention_fused=is_fused,
             network=network,
             is_flagged_used=_is_socket(row),
+            without=without,
         )
     rest = prior_times(
-        device, is_attention_fused=is_fused, collectives=collectives, network=network
+        device,
+        is_attention_fused=is_fused,
+        collectives=collectives,
+        network=network,
+        without=without,
     )
     return layer_times(profiles, device=device, rest=rest) if profiles else rest
 

@@ -1,0 +1,280 @@
+"""The step model on sources that it has not seen: each left out of all that was made from rows.
+
+    python benchmarks/generalise.py DATA_DIR [--draws 5] [--jobs 1] [--only TEXT]
+        [--json OUT] [--before JSON]
+
+A source is all tables of one repository or publication (``SOURCES``).  For each in turn, rates of
+operators come from the tables of the others alone, and steps of its machines are predicted from no
+row and from three random ones.  Beside ours stand a constant rate, ten terms and, with
+``--before``, what ``--json`` of another state of the code has stored.  The last lines are means
+over sources, each of which counts once.  Not left out: widths and allowances that stand in the
+package as numbers and were once chosen with some of these sources in view.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from threadpoolctl import threadpool_limits
+
+from forerun.benchmarks.baselines.steps import ConstantRate, TenTerms
+from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.published.readers import steps_of
+from forerun.benchmarks.scoring.step_comparisons import Comparison, compare
+from forerun.benchmarks.scoring.step_coverage import row_coverage
+from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.validation.step_protocols import calibrate_on
+from forerun.calib.validation.steps import StepModel, score_folds
+
+KNOWN = (0, 3)
+"""Rows of a machine that calibrate."""
+BASELINES = (ConstantRate.name, TenTerms.name)
+BEFORE = "before"
+Frames = list[pd.DataFrame]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The tables of one repository or publication."""
+
+    name: str
+    steps: tuple[str, ...]
+    """Tables of step times."""
+    rates: tuple[str, ...] = ()
+    """Tables of operators that the shipped priors are made from."""
+
+
+SOURCES = (
+    Source(name="VIA-Research/vTrain", steps=("e2e_vtrain_single_node", "e2e_vtrain_multi_node")),
+    Source(name="bigscience-workshop", steps=("e2e_bigscience_v100",)),
+    Source(name="mosaicml/llm-foundry", steps=("e2e_llmfoundry_mpt_fsdp",)),
+    Source(name="NVIDIA-NeMo/Megatron-Bridge", steps=("e2e_megatron_bridge", "e2e_bridge_cards")),
+    Source(name="NVIDIA/dgxc-benchmarking", steps=("e2e_dgxc_scaling",)),
+    Source(name="mlcommons", steps=("e2e_mlperf_llm_systems",)),
+    Source(
+        name="sitar-lab/NeuSight",
+        steps=("e2e_neusight",),
+        rates=(
+            "ops_neusight_gemm_fp32_nvidia",
+            "ops_neusight_training_traces",
+            "ops_neusight_vector_fp32",
+        ),
+    ),
+    Source(
+        name="eth-easl/sailor",
+        steps=("e2e_sailor",),
+        rates=("ops_sailor_layer_profiles", "ops_aceso_fwd_bwd"),
+    ),
+    Source(
+        name="MooreThreads/SimuMax",
+        steps=("e2e_simumax_b200_8gpu",),
+        rates=("ops_simumax_gemm_attention",),
+    ),
+    Source(name="huggingface/nanotron", steps=("e2e_nanotron_llama1b",)),
+    Source(name="NVIDIA/Megatron-LM, CI", steps=("e2e_mcore_ci_golden",)),
+    Source(name="papers and small tables", steps=("e2e_small_tables",)),
+    Source(
+        name="DebarghaG/estimate-train-time",
+        steps=("steps_paper_implied",),
+        rates=("ops_ett_fwd_bwd", "ops_ett_optimizer"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One source, calibrated on so many rows, by all models."""
+
+    data: Path
+    place: int
+    """Of the source among all."""
+    num_known: int
+    draws: int
+
+    @property
+    def source(self) -> Source:
+        """Which it is."""
+        return SOURCES[self.place]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What all models say of one source from so many known rows."""
+
+    source: str
+    num_known: int
+    frames: Mapping[str, Frames]
+    """Scored rows of each fold, by model; equal folds in equal places."""
+
+    @property
+    def ours(self) -> Frames:
+        """Of the package's model."""
+        return self.frames[TableSteps.name]
+
+    @property
+    def num_rows(self) -> int:
+        """Distinct rows that were scored."""
+        return len({row.row_id + row.machine for one in self.ours for row in one["row"]})
+
+    def mape_frac(self, model: str) -> float | None:
+        """Mean absolute error over rows of all draws; None where the model predicted none."""
+        if model not in self.frames:
+            return None
+        errors = np.concatenate([[], *(one["error_frac"].abs() for one in self.frames[model])])
+        return float(np.nanmean(errors)) if np.isfinite(errors).any() else None
+
+    @property
+    def coverage_frac(self) -> float | None:
+        """Share of rows whose 90 % interval held, each row counted once."""
+        held = row_coverage(self.ours)
+        return float(np.mean([*held.values()])) if held else None
+
+    @property
+    def half_width_frac(self) -> float:
+        """Mean over rows of half the interval over the prediction."""
+        rows = pd.concat(self.ours)
+        return float(((rows["high_s"] - rows["low_s"]) / 2 / rows["predicted_s"]).mean())
+
+
+def main() -> int:
+    """Score all that is asked for and print the table."""
+    arguments = _arguments()
+    before = json.loads(arguments.before.read_text(encoding="utf-8")) if arguments.before else {}
+    tasks = [
+        Task(data=arguments.data, place=place, num_known=known, draws=arguments.draws)
+        for place, source in enumerate(SOURCES)
+        if arguments.only.lower() in source.name.lower()
+        for known in KNOWN
+    ]
+    lines = [line for line in scored(tasks, arguments.jobs) if line.num_rows]
+    print(table([with_before(line, before) for line in lines]))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(stored(lines), indent=1) + "\n", encoding="utf-8")
+    return 0 if lines else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
+    parser.add_argument("--draws", type=int, default=5, help="random calibrations (5)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="sources with this text")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="errors of every row")
+    parser.add_argument("--before", type=Path, metavar="JSON", help="what --json stored elsewhere")
+    return parser.parse_args()
+
+
+def scored(tasks: Sequence[Task], num_jobs: int) -> Iterator[Line]:
+    """Each task's line, in their order."""
+    if num_jobs == 1:
+        yield from map(_run, tasks)
+        return
+    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_run, tasks)
+
+
+def _run(task: Task) -> Line:
+    frames: dict[str, Frames] = {name: [] for name in (TableSteps.name, *BASELINES)}
+    with threadpool_limits(1):
+        for table_name in task.source.steps:
+            rows = steps_of(task.data, table_name).usable
+            folds = list(calibrate_on(rows, task.num_known, task.draws))
+            for model in _models(task.source):
+                frames[model.name] += score_folds(rows, folds, model)
+    print(f"{task.source.name}, {task.num_known} rows", file=sys.stderr, flush=True)
+    return Line(source=task.source.name, num_known=task.num_known, frames=frames)
+
+
+def _models(source: Source) -> tuple[StepModel, ...]:
+    return TableSteps(without=source.rates), ConstantRate(), TenTerms()
+
+
+def stored(lines: Sequence[Line]) -> dict[str, Any]:
+    """Errors of the package's model, by source and number of known rows."""
+    return {
+        f"{line.source}, {line.num_known}": [
+            dict(zip((row.row_id for row in one["row"]), one["error_frac"], strict=True))
+            for one in line.ours
+        ]
+        for line in lines
+    }
+
+
+def with_before(line: Line, before: Mapping[str, Any]) -> Line:
+    """The line with the errors of another state of the code, where these are of the same folds."""
+    found = before.get(f"{line.source}, {line.num_known}")
+    if found is None or len(found) != len(line.ours):
+        return line
+    frames = [
+        one.assign(error_frac=[errors.get(row.row_id, np.nan) for row in one["row"]])
+        for one, errors in zip(line.ours, found, strict=True)
+    ]
+    return Line(
+        source=line.source,
+        num_known=line.num_known,
+        frames={**line.frames, BEFORE: frames},
+    )
+
+
+HEAD = (
+    *("source", "known", "rows", "ours", "held, half-width", BEFORE, *BASELINES),
+    "ours less the best of these",
+)
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Markdown: a line for each source and number of known rows, then the means over sources."""
+    rows = [_cells(line) for line in lines]
+    for known in KNOWN:
+        these = [line for line in lines if line.num_known == known]
+        means = [_mean(these, name) for name in (TableSteps.name, BEFORE, *BASELINES)]
+        ours, *others = map(_percent, means)
+        rows.append(["**mean over sources**", known, "", ours, "", *others, ""])
+    return markdown_table(HEAD, rows)
+
+
+def _mean(lines: Sequence[Line], model: str) -> float | None:
+    """Over the sources that the model predicts; each counts once."""
+    errors = [error for line in lines if (error := line.mape_frac(model)) is not None]
+    return float(np.mean(errors)) if errors else None
+
+
+def _cells(line: Line) -> list[object]:
+    others = {name: line.mape_frac(name) for name in (BEFORE, *BASELINES)}
+    return [
+        line.source,
+        line.num_known,
+        line.num_rows,
+        _percent(line.mape_frac(TableSteps.name)),
+        f"{_percent(line.coverage_frac)}, {_percent(line.half_width_frac)}",
+        *map(_percent, others.values()),
+        _difference(line, {name: error for name, error in others.items() if error is not None}),
+    ]
+
+
+def _difference(line: Line, others: Mapping[str, float]) -> str:
+    """Paired difference of the mean errors and its 90 % interval."""
+    best = min(others, key=lambda name: others[name], default=None)
+    found: Comparison | None = compare(line.ours, line.frames[best]) if best else None
+    if best is None or found is None:
+        return "-"
+    ends = f"{100 * found.low_frac:+.1f} to {100 * found.high_frac:+.1f}"
+    return f"{100 * found.difference_frac:+.1f} ({ends})"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

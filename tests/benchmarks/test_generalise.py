@@ -1,0 +1,61 @@
+"""Sources left out: every table is of one, none of its rates is asked, errors are the planted."""
+
+from __future__ import annotations
+
+import pytest
+from step_fixtures import grid, timed
+
+from forerun.benchmarks.fits.build_priors import SOURCES as RATES
+from forerun.benchmarks.generalise import BEFORE, SOURCES, Line, stored, table, with_before
+from forerun.benchmarks.scoring.step_acceptance import CLAIMS
+from forerun.calib.fit.rate_priors import rates_prior
+from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.validation.step_protocols import calibrate_on
+from forerun.calib.validation.steps import score_folds
+from forerun.calib.workload.operators import OperatorKind, Phase
+
+
+def test_each_table_is_of_one_source():
+    steps = [name for source in SOURCES for name in source.steps]
+    rates = [name for source in SOURCES for name in source.rates]
+    assert len({*steps}) == len(steps) and len({*rates}) == len(rates)
+    assert {claim.table for claim in CLAIMS} <= {*steps}
+    assert {*rates} <= {*RATES}
+
+
+@pytest.mark.parametrize("source", [one for one in SOURCES if one.rates], ids=lambda one: one.name)
+def test_rates_of_a_source_that_is_left_out_are_not_asked(source):
+    for device in ("NVIDIA A100", "NVIDIA H100", "NVIDIA B200", "Tesla V100"):
+        for kind in (OperatorKind.LINEAR, OperatorKind.FLASH_ATTENTION, OperatorKind.NORM):
+            prior = rates_prior(device, kind, Phase.FORWARD, 2, without=source.rates)
+            names = prior.sources if prior else ()
+            assert not [name for name in names if name.rpartition(" ")[2] in source.rates]
+
+
+def test_steps_are_priced_without_them():
+    """On an A100, whose rates of products are of several sources."""
+    (row, *_) = grid()
+    whole, cut = TableSteps(), TableSteps(without=tuple(RATES))
+    told = [model.fit([]).predict([row]).time_s[0] for model in (whole, cut)]
+    assert told[0] != pytest.approx(told[1], rel=1e-3)
+
+
+def line(rows, model, name="planted", num_known=0) -> Line:
+    folds = list(calibrate_on(rows, num_known, 2))
+    frames = {TableSteps.name: score_folds(rows, folds, model)}
+    return Line(source=name, num_known=num_known, frames=frames)
+
+
+def test_errors_of_another_state_of_the_code_stand_beside_those_of_this():
+    rows = grid()[:6]
+    times = TableSteps().fit([]).predict(rows).time_s
+    rows = timed(rows, times)
+    exact = line(rows, TableSteps())
+    assert exact.mape_frac(TableSteps.name) == pytest.approx(0.0, abs=1e-9)
+    assert exact.coverage_frac == 1.0
+    errors = stored([exact])
+    worse = {key: [{row: 0.1 for row in fold} for fold in folds] for key, folds in errors.items()}
+    both = with_before(exact, worse)
+    assert both.mape_frac(BEFORE) == pytest.approx(0.1)
+    assert "-10.0 (-10.0 to -10.0)" in table([both])
+    assert with_before(exact, {}) is exact
