@@ -289,7 +289,7 @@ def plan(
     found = {n: counted(config, n, keep, searched(n, given)) for n in wanted}
     first = planned(found, ())
     followed = _followed(config, given or Keep())
-    # What nothing runs beside has a ratio of NaN, and may be offered.
+    # The ratio is NaN where no running layout does the same work; such layouts may be offered.
     quicker = [c for c in first.candidates if not c.time_frac >= 0]
     is_host_alone = any(c.verdict is not Verdict.DOES_NOT_FIT for c in quicker)
     if first.best is not None or followed is None or not is_host_alone:

@@ -185,8 +185,10 @@ def prior_times(
     network: NetworkPrior | None = None,
     without: tuple[str, ...] = (),
 ) -> FittedTimes:
-    """What public tables, but for those named in ``without``, and data sheets say of a device, and
-    tables of transfers as they are."""
+    """Times by public tables and data sheets of a device, and by tables of transfers as they are.
+
+    Priors leave out the public tables that ``without`` names.
+    """
     from .operator_tables import operator_tables  # tables need pandas, which is slow to import
     from .transfer_tables import transfer_tables
 

@@ -54,7 +54,7 @@ def same_layout(config: RunConfig) -> RunConfig:
 
 
 def same_but_for_batch(one: RunConfig, other: RunConfig) -> bool:
-    """Whether two runs have one layout and at most differ in the global batch.
+    """True where two runs have one layout and differ at most in the global batch.
 
     Batches are compared last: not every layout takes the batch of another.
     """

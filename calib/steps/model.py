@@ -242,7 +242,7 @@ class FittedSteps:
         )
 
     def _has_run(self, config: RunConfig) -> bool:
-        """Whether a step of this layout was measured here, at any global batch: a ramp has
+        """True where a step of this layout was measured here, at any global batch: a ramp has
         several."""
         return any(same_but_for_batch(one.config, config) for one in self.known if not one.site)
 

@@ -100,8 +100,8 @@ def row_times(
     """Base times of the machine that a row ran on, from canonical tables where there are any.
 
     A profile of whole layers goes before operators.  Without tables all comes from the priors of
-    the device, and of the network where the machine's name or the user tells it; priors leave out
-    what public tables named in ``without`` told.
+    the device, and of the network where the machine's name or the user says it.  Priors leave out
+    the public tables that ``without`` names.
     """
     base = _row_times(row, operators, collectives, stated, without)
     return _opened(base) if row.config.has_open_widths else base
