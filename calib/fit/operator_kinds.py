@@ -332,8 +332,9 @@ class KindLaw:
     """Eager calls of the framework, forward and backward."""
     processor_flop: tuple[float, float] = (0.0, 0.0)
     """FLOP of a product that a processor does in the time of one element's exponential or error
-    function, forward and backward: 150 and 508 for GELU, 81 and 190 for SiLU, 131 and 152 for
-    softmax (benchmarks/costs/processor.py, median of three runs, 2026-11-26)."""
+    function, forward and backward: 91 to 152 and 293 to 544 for GELU, 76 to 158 and 183 to 311 for
+    SiLU, 115 to 224 and 139 to 215 for softmax (benchmarks/costs/processor.py, six runs of
+    2026-11-26; the values below are from the medians of the first three)."""
     family: OperatorFamily = OperatorFamily.MEMORY
     is_chain: bool = False
     """Many short eager calls in a row, which launches and bytes bound in turn, not in sum."""

@@ -33,31 +33,31 @@ def several_parts(best: Sequence[BestLayout], curves: Sequence[Scaling]) -> Iter
 def one_parts(one: OnePlan, question: PlanQuestion, *, is_one_of_many: bool) -> Iterator[Part]:
     """One plan in full: its layouts, what is offered, and what that rests on."""
     title = f"Layouts on {one.num_ranks} GPUs, {one.device}" if is_one_of_many else "Layouts"
-    own_name = "running" if one.is_as_run and one.plan.own.is_comparable else "as now"
-    found, sharp = one.plan, one.breadth
-    if found.candidates:
-        yield layouts_table(found, question.top, left=one.left, title=title, own_name=own_name)
+    plan, sharp = one.plan, one.breadth
+    own_name = "running" if one.is_as_run and plan.own.is_comparable else "as now"
+    if plan.candidates:
+        yield layouts_table(plan, question.top, left=one.left, title=title, own_name=own_name)
     if one.why is not None:
         yield f"why not {question.why}: {one.why.text}"
-    yield from _offer(found)
-    notes = (left_out_note(found), routing_note(found), telling_note(found), search_note(found))
+    yield from _offer(plan)
+    notes = (left_out_note(plan), routing_note(plan), telling_note(plan), search_note(plan))
     yield from filter(None, (sharp.text if sharp is not None else "", *notes))
 
 
-def _offer(found: Plan) -> Iterator[str]:
+def _offer(plan: Plan) -> Iterator[str]:
     """The options of the fastest layout that may be offered, and why none before it is; or what
     came nearest."""
-    if found.doubt:
-        yield found.doubt
-    best = found.best
+    if plan.doubt:
+        yield plan.doubt
+    best = plan.best
     if best is None:
-        nothing = "nothing faster to offer" if found.own.is_comparable else "nothing to offer"
-        yield " · ".join(filter(None, [nothing, found.nearest_miss]))
+        nothing = "nothing faster to offer" if plan.own.is_comparable else "nothing to offer"
+        yield " · ".join(filter(None, [nothing, plan.nearest_miss]))
         return
-    row, first = found.candidates.index(best) + 1, found.candidates[0]
+    row, first = plan.candidates.index(best) + 1, plan.candidates[0]
     if row > 1:
-        yield f"row 1, {first.label}, is not offered: {found.obstacle(first)}"
-    if takes_options(found.own.config):
+        yield f"row 1, {first.label}, is not offered: {plan.obstacle(first)}"
+    if takes_options(plan.own.config):
         yield f"row {row}, {best.label}: {joined(best.options)}"
     else:
         yield f"fastest that may be offered: {best.label}"

@@ -48,7 +48,7 @@ def test_streams_are_told_apart_and_the_page_says_so(tmp_path):
     assert len(rows) == 9 and sum(row.endswith("| met |") for row in rows) == 8
     assert "| recipe | not run |" in text
     traced = dict(read(archive))["trace"]
-    # What sums between layers take of a step of 2 ms may be said behind it, on a busy machine.
+    # A busy machine adds a second one: the share of kernels' time without an operator.
     assert traced["figures"]["remarks"][0] == "trace"
     assert (value_of(traced, "num_traced") or 0) > 50
     assert "A rehearsal on a CPU" in text and text.rstrip().endswith(UNSEEN)

@@ -92,7 +92,7 @@ RATIOS = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
         (("--device", "H100"), False),
     ],
 )
-def test_a_step_is_comparable_against_one_that_does_the_same_work_alone(
+def test_a_step_is_compared_with_one_that_does_the_same_work_alone(
     words: tuple[str, ...], is_comparable: bool, capsys: Out
 ) -> None:
     found = answer(capsys, "predict", *words)
