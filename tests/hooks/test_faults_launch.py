@@ -30,14 +30,17 @@ CALIBRATE = ("--calibrate", "--calibrate-steps=4", "--calibrate-dir=out", "--cal
 PASSES = 2
 """Micro-batches of one rank in one step."""
 PROGRAM = """
-import os, signal, socket, sys, time
+import os, signal, sys, time
 # The agent's store still has the addresses of gloo's first attempt, at which the second one fails.
 os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 told = f"port-{{attempt}}"
 if os.environ["RANK"] == "0":
-    with socket.create_server(("127.0.0.1", 0)) as free, open(told + ".part", "w") as file:
-        file.write(str(free.getsockname()[1]))
+    sys.path.insert(0, {support!r})
+    from free_ports import free_port
+
+    with open(told + ".part", "w") as file:
+        file.write(str(free_port()))
     os.rename(told + ".part", told)
 while not os.path.exists(told):
     time.sleep(0.01)
@@ -64,9 +67,8 @@ def start(folder: Path, do: str, at: int, *arguments: str) -> Launch:
     """The recipe under torchrun with one restart; ``do`` strikes rank 1 in step ``at``."""
     folder.mkdir()
     program = folder / "train.py"
-    program.write_text(
-        PROGRAM.format(recipes=str(ROOT / "recipes"), at=at, passes=PASSES, do=do), "utf-8"
-    )
+    folders = {"recipes": str(ROOT / "recipes"), "support": str(ROOT / "tests" / "support")}
+    program.write_text(PROGRAM.format(**folders, at=at, passes=PASSES, do=do), "utf-8")
     words = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", program, *SMALL, *arguments)
     own = {"FORERUN_DEVICE": "cpu", "WANDB_MODE": "disabled"}
     return Launch(folder, *words, num_workers=4, **own)

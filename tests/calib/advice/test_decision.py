@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from json_schema import check
 
 from forerun.calib.advice.decision import (
     Action,
@@ -20,7 +21,9 @@ from forerun.calib.advice.plan import Candidate, Plan
 from forerun.calib.forecast.finish import TimeLeft
 from forerun.calib.forecast.forecast import Forecast
 from forerun.calib.memory.peak import Verdict
+from forerun.calib.steps.model import MISFIT
 from forerun.calib.workload.run_options import Goals
+from forerun.launch.options.file_schemas import file_schema
 
 Steady = Callable[..., Forecast]
 Planned = Callable[..., Plan]
@@ -220,3 +223,36 @@ def test_a_faster_layout_has_a_command_or_the_reason_why_it_has_none(
         value = found.to_json()
         assert value["candidate"] is not None
         assert (value["command"] is None) == bool(value["command_absent"])
+
+
+@pytest.mark.parametrize("misfit_log", [0.0, -0.4])
+@pytest.mark.parametrize("coverage_frac", [None, 0.5])
+@pytest.mark.parametrize("num_samples", [3, 20])
+@pytest.mark.parametrize("has_plan", [False, True])
+@pytest.mark.parametrize("has_limits", [False, True])
+def test_every_number_of_a_reason_is_in_the_published_schema(
+    steady: Steady,
+    planned: Planned,
+    misfit_log: float,
+    coverage_frac: float | None,
+    num_samples: int,
+    has_plan: bool,
+    has_limits: bool,
+) -> None:
+    run = replace(steady(), num_samples=num_samples)
+    limits = {"deadline_unix_s": run.now_unix_s + 60.0, "budget_hours": 0.01} if has_limits else {}
+    best = best_of(planned())
+    doubt = {**best.error_log, MISFIT: misfit_log}
+    plan = replace(planned(), misfit_log=misfit_log, candidates=(replace(best, error_log=doubt),))
+    advice = decide(
+        Goals(restart_cost_s=60.0, **limits),
+        forecast=run,
+        plan=plan if has_plan else None,
+        coverage_frac=coverage_frac,
+    )
+    assert advice.reasons
+    schema = file_schema("decision")
+    for reason in advice.reasons:
+        check(reason.to_json(), {"$ref": "#/$defs/reason", "$defs": schema["$defs"]})
+    if misfit_log and has_plan and num_samples > 3:
+        assert any("misfit_log" in reason.numbers for reason in advice.reasons)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
@@ -170,20 +171,18 @@ def test_it_leaves_at_a_fixed_time_though_its_analysis_hangs(
     hang = "import time; from forerun.launch.companion import companion_loop; "
     hang += "companion_loop.CompanionLoop._analyse = lambda *told: time.sleep(600)"
     process = started(directory, leave_after_s=7.0, before=hang)
-    process.stdin.write(told(more=[{"event": "end"}] if has_end_event else []))
-    process.stdin.flush()
-    if not has_end_event:
-        process.stdin.close()
-    begin_s = time.monotonic()
-    try:
-        assert process.wait(120) == 0
-    finally:
-        process.kill()
-    assert time.monotonic() - begin_s > 5.0  # it was the watchdog that ended it
-    if not process.stdin.closed:
-        process.stdin.close()
-    process.stdout.close()
-    process.stderr.close()
+    with process:
+        process.stdin.write(told(more=[{"event": "end"}] if has_end_event else []))
+        process.stdin.flush()
+        if not has_end_event:
+            process.stdin.close()
+        begin_s = time.monotonic()
+        try:
+            # On a busy machine the alarm may come before its own timer, which waits for a core.
+            assert process.wait(120) in (0, -signal.SIGALRM)
+        finally:
+            process.kill()
+        assert time.monotonic() - begin_s > 5.0  # it was the watchdog that ended it
 
 
 @pytest.mark.slow
