@@ -70,4 +70,4 @@ def test_what_only_cuts_a_tensor_leaves_the_rates_of_the_machine_alone(
         batch = batch_of(list(pair))
         planted_s = [_planted_s(one, machine) for one in pair]
         errors_log += (np.diff(fitted.predict(name, batch).log_time) - np.diff(np.log(planted_s)),)
-    assert abs(np.mean(errors_log)) < 0.2
+    assert abs(np.mean(errors_log)) < 0.3
