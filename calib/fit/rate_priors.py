@@ -116,6 +116,11 @@ class SourceRates:
         """Of the device."""
         return generation(self.device)
 
+    @property
+    def flop_log_factor(self) -> float:
+        """Log of the seconds of a FLOP over those of the data sheet."""
+        return self.log_factor[self.costs.index(WorkKind.FLOP)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatePrior:
@@ -150,6 +155,16 @@ class RatePrior:
             lead_frac=self.lead_frac,
         )
 
+    @property
+    def flop_log_factor(self) -> float:
+        """Log of the seconds of a FLOP over those of the data sheet."""
+        return self.log_factor[self.costs.index(WorkKind.FLOP)]
+
+    @property
+    def flop_sigma_log(self) -> float:
+        """How far that may lie from what another source would say."""
+        return self.sigma_log[self.costs.index(WorkKind.FLOP)]
+
     def log_time(self, batch: ShapeBatch) -> Vector:
         """Log seconds, ``(rows,)``."""
         return self.rates.log_time(columns(batch, self.num_units))
@@ -183,11 +198,49 @@ def rates_prior(
     """
     phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
     name, left_out = device_prior(device).name, tuple(sorted(without))
-    found = _prior(name, kind, phase, element_nbytes, left_out)
+    found = _of_pass(name, kind, phase, element_nbytes, left_out)
     if phase is not Phase.BACKWARD or family(kind) not in _BACKWARD_LOG:
         return found
-    forward = _prior(name, kind, Phase.FORWARD, element_nbytes, left_out)
+    forward = _of_pass(name, kind, Phase.FORWARD, element_nbytes, left_out)
     return _backward_of(forward, found, _BACKWARD_LOG[family(kind)])
+
+
+def _of_pass(
+    device: str, kind: OperatorKind, phase: Phase, element_nbytes: int, without: tuple[str, ...]
+) -> RatePrior | None:
+    """The prior of one pass by the rows of that pass alone."""
+    found = _prior(device, kind, phase, element_nbytes, without)
+    if kind is not OperatorKind.GROUPED_LINEAR or found is None or not found.steps:
+        return found
+    return _grouped(device, phase, element_nbytes, found, without)
+
+
+def _grouped(
+    device: str, phase: Phase, element_nbytes: int, found: RatePrior, without: tuple[str, ...]
+) -> RatePrior:
+    """Grouped products of a generation that nobody measured: as much slower than its plain ones as
+    in the tables that time both.
+
+    A share of the data sheet does not go from one generation to another as that ratio does, since
+    generations reach different shares with plain products.
+    """
+    plain = _prior(device, OperatorKind.LINEAR, phase, element_nbytes, without)
+    grouped, linear = (
+        {
+            (one.device, one.table, one.element_nbytes): one.flop_log_factor
+            for one in _sources(without)
+            if one.pool == pool_name(kind, phase)
+        }
+        for kind in (OperatorKind.GROUPED_LINEAR, OperatorKind.LINEAR)
+    )
+    slower = [log - linear[where] for where, log in grouped.items() if where in linear]
+    if plain is None or not slower:
+        return found
+    place = found.costs.index(WorkKind.FLOP)
+    factors, sigmas = list(found.log_factor), list(found.sigma_log)
+    factors[place] = plain.flop_log_factor + float(np.mean(slower))
+    sigmas[place] = max(sigmas[place], plain.flop_sigma_log)
+    return replace(found, log_factor=tuple(factors), sigma_log=tuple(sigmas))
 
 
 _BACKWARD_LOG = {OperatorFamily.LINEAR: 0.0, OperatorFamily.ATTENTION: 0.16}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import numpy as np
 from ..fit.batches import batch_of
 from ..fit.estimates import Estimates, Source
 from ..fit.priors import UNKNOWN_DEVICE
+from ..fit.rate_priors import generation, rates_prior
 from ..network.collective_times import CollectiveModel
 from ..network.groups import canonical, group_of
 from ..network.systems import NetworkPrior
@@ -181,24 +183,70 @@ def prior_times(
     device: str,
     *,
     is_attention_fused: bool,
+    is_attention_tuned: bool = True,
+    element_nbytes: int = 2,
     collectives: Sequence[pd.DataFrame] = (),
     network: NetworkPrior | None = None,
     without: tuple[str, ...] = (),
 ) -> FittedTimes:
     """Times by public tables and data sheets of a device, and by tables of transfers as they are.
 
-    Priors leave out the public tables that ``without`` names.
+    ``is_attention_tuned`` says that fused attention runs in a kernel made for the device, and
+    ``element_nbytes`` how wide the elements of products are; both say how far the rates of others
+    may be off.  Priors leave out the public tables that ``without`` names.
     """
     from .operator_tables import operator_tables  # tables need pandas, which is slow to import
     from .transfer_tables import transfer_tables
 
     operators = operator_tables((), device=device, without=without)
     transfers = transfer_tables(collectives, device=device, network=network)
+    known = _alone(operators, is_attention_fused)
+    centers, sigmas = _distance(operators, element_nbytes, without, is_tuned=is_attention_tuned)
     return FittedTimes(
         operators=operators,
         transfers=transfers,
-        conditions=replace(_alone(operators, is_attention_fused), network=transfers.carrying),
+        conditions=replace(
+            known,
+            network=transfers.carrying,
+            log_centers=centers,
+            log_sigmas=known.log_sigmas or sigmas,
+        ),
     )
+
+
+def _distance(
+    operators: OperatorTables, element_nbytes: int, without: tuple[str, ...], *, is_tuned: bool
+) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Centres and deviations of constants whose base times others measured, by their distance.
+
+    Products are as sure as another source of them would be, on this generation and in this width or
+    on the nearest that was measured; so is attention in 16 bits in a kernel that nobody stated, on
+    devices that have better ones.
+    """
+    device = operators.machine.prior.name
+    products = rates_prior(
+        device, OperatorKind.LINEAR, Phase.FORWARD, element_nbytes, without=without
+    )
+    if products is None:
+        return {}, {}
+    sigmas: dict[str, float] = {"compute": max(STACK_SIGMA_LOG, products.flop_sigma_log)}
+    if is_tuned or element_nbytes > 2 or generation(device).name not in _AFTER_FLASH_2:
+        return {}, sigmas
+    attention = rates_prior(device, OperatorKind.FLASH_ATTENTION, Phase.FORWARD, 2, without=without)
+    if attention is None:
+        return {}, sigmas
+    sigmas["attention"] = attention.flop_sigma_log
+    return {"attention": -math.log(_FLASH_2_FRAC) - attention.flop_log_factor}, sigmas
+
+
+STACK_SIGMA_LOG = 0.12
+"""How far levels of public calibrations (device, stack, precision) lie apart whose products were
+measured: 37 lie 0.1 apart."""
+_FLASH_2_FRAC = 0.35
+_AFTER_FLASH_2 = frozenset({"hopper", "blackwell"})
+"""FlashAttention-2, which PyTorch and most libraries run in 16 bits, reaches 35 % of an H100's peak
+(Shah et al. 2024, "FlashAttention-3", abstract); what public tables time on these devices is made
+for them."""
 
 
 def table_times(

@@ -11,6 +11,7 @@ import pandas as pd
 from ..importers.own_format import table_kind
 from ..records.cluster import StatedNodes
 from ..records.step_rows import StepPredictions, StepRow, Trait
+from ..workload.config import RunConfig
 from ..workload.operators import OperatorKind
 from .base_times import BaseTimes, FittedTimes, prior_times, table_times
 from .known import KnownStep
@@ -78,8 +79,9 @@ class CalibratedRows:
 def times_key(row: StepRow) -> Hashable:
     """Rows with equal keys have equal base times."""
     config = row.config
-    stated = (_is_socket(row), config.has_open_widths)
-    return config.device, row.machine, config.is_attention_fused, *stated
+    stated = (_is_socket(row), config.has_open_widths, config.product_nbytes)
+    kernels = (config.is_attention_fused, config.is_attention_tuned)
+    return config.device, row.machine, *kernels, *stated
 
 
 OPEN_SIGMA_LOG = {"dp": 0.29, "optimizer": 0.22}
@@ -97,14 +99,61 @@ def row_times(
     *,
     without: tuple[str, ...] = (),
 ) -> BaseTimes:
-    """Base times of the machine that a row ran on, from canonical tables where there are any.
+    """Base times of the machine that a row ran on: see ``machine_times``."""
+    return machine_times(
+        row.config,
+        row.machine,
+        operators,
+        collectives,
+        stated,
+        is_flagged_used=_is_socket(row),
+        without=without,
+    )
+
+
+def machine_times(
+    config: RunConfig,
+    machine: str = "",
+    operators: Sequence[pd.DataFrame] = (),
+    collectives: Sequence[pd.DataFrame] = (),
+    stated: StatedNodes | None = None,
+    *,
+    is_flagged_used: bool = False,
+    without: tuple[str, ...] = (),
+) -> BaseTimes:
+    """Base times of the device, kernels and widths of a layout, from canonical tables where there
+    are any.
 
     A profile of whole layers goes before operators.  Without tables all comes from the priors of
     the device, and of the network where the machine's name or the user says it.  Priors leave out
     the public tables that ``without`` names.
     """
-    base = _row_times(row, operators, collectives, stated, without)
-    return _opened(base) if row.config.has_open_widths else base
+    network = network_of(machine, config.device, stated)
+    profiles = [t for t in operators if (t["kind"] == OperatorKind.LAYER.value).any()]
+    base: FittedTimes | LayerTimes
+    if operators and not profiles:
+        base = table_times(
+            operators,
+            collectives,
+            device=config.device,
+            is_attention_fused=config.is_attention_fused,
+            network=network,
+            is_flagged_used=is_flagged_used,
+            without=without,
+        )
+    else:
+        base = prior_times(
+            config.device,
+            is_attention_fused=config.is_attention_fused,
+            is_attention_tuned=config.is_attention_tuned,
+            element_nbytes=config.product_nbytes,
+            collectives=collectives,
+            network=network,
+            without=without,
+        )
+        if profiles:
+            base = layer_times(profiles, device=config.device, rest=base)
+    return _opened(base) if config.has_open_widths else base
 
 
 def _opened(base: FittedTimes | LayerTimes) -> BaseTimes:
@@ -113,36 +162,6 @@ def _opened(base: FittedTimes | LayerTimes) -> BaseTimes:
     usual = {scale.name: scale.log_sigma for scale in scales(known)}
     wider = {name: math.hypot(usual[name], sigma) for name, sigma in OPEN_SIGMA_LOG.items()}
     return replace(base, conditions=replace(known, log_sigmas={**known.log_sigmas, **wider}))
-
-
-def _row_times(
-    row: StepRow,
-    operators: Sequence[pd.DataFrame],
-    collectives: Sequence[pd.DataFrame],
-    stated: StatedNodes | None,
-    without: tuple[str, ...],
-) -> FittedTimes | LayerTimes:
-    device, is_fused = row.config.device, row.config.is_attention_fused
-    network = network_of(row.machine, device, stated)
-    profiles = [t for t in operators if (t["kind"] == OperatorKind.LAYER.value).any()]
-    if operators and not profiles:
-        return table_times(
-            operators,
-            collectives,
-            device=device,
-            is_attention_fused=is_fused,
-            network=network,
-            is_flagged_used=_is_socket(row),
-            without=without,
-        )
-    rest = prior_times(
-        device,
-        is_attention_fused=is_fused,
-        collectives=collectives,
-        network=network,
-        without=without,
-    )
-    return layer_times(profiles, device=device, rest=rest) if profiles else rest
 
 
 def _is_socket(row: StepRow) -> bool:

@@ -92,6 +92,8 @@ class Attention(Enum):
     UNFUSED = "unfused"
 
 
+_WITH_TRANSFORMER_ENGINE = ("megatron-core", "megatron-lm", "megatron-bridge", "nemo")
+"""How the names of frameworks begin that run on it by default."""
 VOCAB_MULTIPLE = 128
 """Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times tp."""
 
@@ -218,6 +220,18 @@ class RunConfig:
         if self.attention is Attention.AUTO:
             return self.device != "cpu"
         return self.attention is Attention.FUSED
+
+    @property
+    def is_attention_tuned(self) -> bool:
+        """True where fused attention runs in a kernel made for the device, as Transformer Engine
+        chooses one; other stacks run what PyTorch or flash-attn has, which may be a generation
+        older."""
+        return self.fuses_norms or self.framework.lower().startswith(_WITH_TRANSFORMER_ENGINE)
+
+    @property
+    def product_nbytes(self) -> int:
+        """Bytes of an element that linear products read."""
+        return self.precision.nbytes if self.fp8 is Fp8Recipe.NONE else 1
 
     @property
     def has_norms_inside(self) -> bool:

@@ -24,11 +24,9 @@ from ...calib.memory.peak import memory_offset
 from ...calib.records.cluster import Cluster, StatedNodes
 from ...calib.records.step_rows import StepRow
 from ...calib.samples.table import SampleTable
-from ...calib.steps.base_times import prior_times
 from ...calib.steps.known import KnownStep
 from ...calib.steps.model import fit_steps
-from ...calib.steps.table_steps import table_steps
-from ...calib.steps.transfer_tables import network_of
+from ...calib.steps.table_steps import machine_times, table_steps
 from ...calib.workload.config import RunConfig
 from .kept_fits import Machine
 from .runs import has_run, load
@@ -99,13 +97,7 @@ def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Mach
 
     ``stated`` is said of its nodes.
     """
-    device = config.device
-    base = prior_times(
-        device,
-        is_attention_fused=config.is_attention_fused,
-        collectives=(),
-        network=network_of("", device, stated),
-    )
+    device, base = config.device, machine_times(config, stated=stated)
     return Machine(
         name=device,
         own=config,
