@@ -102,7 +102,7 @@ def read_bridge(record: Record) -> StepRow:
         parallelism=par,
         device=device,
         precision=stated,
-        unmodelled=() if told.has_degrees else _UNTOLD[bool(recipe)],
+        unmodelled=told.unmodelled(record.text("release")),
         machine=f"{device} Megatron-Bridge {stated or 'unknown'}",
         label=f"{model_key(label)} {stated}",
         measured_s=record.number("step_time_s_derived", "step_time_s"),
@@ -127,22 +127,52 @@ def _with_drops(model: ModelShape, label: str) -> ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
-    """What a release's recipes tell of a row."""
+    """What recipes tell of a row."""
 
     recipe: Recipe
-    """That of the row; where none has its degrees, what all of its release, model, device and
-    precision agree on; empty where there is none."""
+    """That of the row's degrees; else what the nearest recipes of its model, device and precision
+    agree on; empty where there are none."""
     has_degrees: bool
+    release: str
+    """Whose recipes these are."""
+
+    def unmodelled(self, release: str) -> tuple[str, ...]:
+        """What stays open of a row that was run on ``release``."""
+        if not self.has_degrees:
+            return _UNTOLD[bool(self.recipe)]
+        return () if self.release == release else ("switches of the recipe, from another release",)
 
 
 def _told(record: Record, model: str, device: str) -> _Told:
     precision = _PRECISIONS.get(record.text("precision").lower(), "")
     degrees = tuple(str(record.whole(name, default=1)) for name in _DEGREES)
-    key, found = (record.text("release"), model, device, precision), _recipes()
-    if own := found.get((*key, *degrees)):
-        return _Told(recipe=own, has_degrees=True)
-    others = [recipe for known, recipe in found.items() if known[: len(key)] == key]
-    return _Told(recipe=_agreed(others), has_degrees=False)
+    key, own, found = (model, device, precision), record.text("release"), _recipes()
+    near = _releases_by_nearness(own)
+    for release in near:
+        if recipe := found.get((release, *key, *degrees)):
+            return _Told(recipe=recipe, has_degrees=True, release=release)
+    for release in near:
+        alike = (release, *key)
+        others = [recipe for known, recipe in found.items() if known[: len(alike)] == alike]
+        if others:
+            return _Told(recipe=_agreed(others), has_degrees=False, release=release)
+    return _Told(recipe={}, has_degrees=False, release=own)
+
+
+def _releases_by_nearness(release: str) -> tuple[str, ...]:
+    """Releases with recipes, by how many lie between; of two as near the earlier one first.
+
+    >>> _releases_by_nearness("26.02")[:3], _releases_by_nearness("25.09")[:2]
+    (('26.02', '25.11', '26.02.01'), ('25.11', '26.02'))
+    """
+    known = sorted({*(key[0] for key in _recipes()), release}, key=_version)
+    place = known.index(release)
+    ordered = sorted(known, key=lambda one: (abs(known.index(one) - place), known.index(one)))
+    return tuple(ordered if any(key[0] == release for key in _recipes()) else ordered[1:])
+
+
+def _version(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
 
 
 _UNTOLD = (("recompute, graphs and dispatcher of the recipe",), ("recompute of the recipe",))

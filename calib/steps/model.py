@@ -34,7 +34,7 @@ from .known import (
 from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
-from .scales import BOOST, GROWTH, LAUNCH, effects_of, releases_of
+from .scales import BOOST, GROWTH, LAUNCH, UNMODELLED, effects_of, releases_of
 
 ERROR_INFLATION = 1.8124611228 / Z_90
 """Of a deviation, for 90 % of Student's distribution with 10 degrees to lie within ``Z_90`` of
@@ -266,7 +266,7 @@ class FittedSteps:
         told = set(known)
         if self.posterior is None:
             # The priors are those of some release, whichever it is.
-            told |= set(layouts.releases)
+            told |= {one for one in layouts.releases if one[0] != UNMODELLED}
         fresh = [place for name, place in places.items() if name not in told]
         logs.append(slopes[:, fresh] * layouts.sigma_log[fresh])
         names += [_label(layouts.constants[place]) for place in fresh]

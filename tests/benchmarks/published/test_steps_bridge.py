@@ -62,6 +62,20 @@ def test_where_no_recipe_has_the_degrees_their_common_switches_hold() -> None:
     assert not row.config.uses_cuda_graphs
 
 
+@pytest.mark.parametrize("release", ["25.09", "26.08"])
+def test_a_release_without_recipes_has_the_switches_of_the_nearest(release: str) -> None:
+    """Unstated is not off: recipes of DeepSeek V3 on GB200 replay graphs and exchange by flex."""
+    cells = {"model": "DeepSeek V3", "system": "DGX-GB200", "precision": "BF16", "gpus": 256}
+    degrees = {"tp": 1, "pp": 4, "cp": 1, "vp": 4, "ep": 64, "micro_batch": 1, "fsdp": 0}
+    row = only(like("e2e_megatron_bridge", **cells, **degrees, release=release))
+    stated = only(like("e2e_megatron_bridge", **cells, **degrees, release="25.11"))
+    experts = row.config.model.experts
+    assert experts is not None and experts.dispatcher is Dispatcher.FLEX
+    assert row.config.uses_cuda_graphs
+    assert row.config.unmodelled == ("switches of the recipe, from another release",)
+    assert not stated.config.unmodelled and stated.config.model.experts == experts
+
+
 def test_cards_say_every_switch() -> None:
     table = golden("e2e_bridge_cards")
     rows = {row.row_id: row.config for row in table.rows}

@@ -1,0 +1,138 @@
+"""How far base times of others may be off: by generation, width and kernel, and by what is open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_shape import of_width
+
+from forerun.calib.fit.rate_priors import RatePrior, rates_prior
+from forerun.calib.steps.base_times import STACK_SIGMA_LOG, prior_times
+from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.model import ERROR_INFLATION, fit_steps
+from forerun.calib.steps.scales import RELEASE_SIGMA_LOG, UNMODELLED, misalignment, scales
+from forerun.calib.steps.table_steps import machine_times
+from forerun.calib.workload.config import (
+    Attention,
+    Batch,
+    Fp8Recipe,
+    Parallelism,
+    Precision,
+    RunConfig,
+)
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def config(device: str = H100, seq: int = 4096, **changed: object) -> RunConfig:
+    """A dense model in bf16 on two nodes."""
+    plain = RunConfig(
+        model=replace(of_width(4096, num_layers=32, vocab_size=51200), seq_length=seq),
+        parallelism=Parallelism(tp=2, dp=8, ranks_per_node=8),
+        batch=Batch(micro_batch_size=1, global_batch_size=64),
+        precision=Precision.BF16,
+        device=device,
+    )
+    return replace(plain, **changed)  # type: ignore[arg-type]
+
+
+def deviations(one: RunConfig, without: tuple[str, ...] = ()) -> dict[str, float]:
+    """Of the constants of a machine of which nothing is known."""
+    known = machine_times(one, without=without).conditions
+    return {scale.name: scale.log_sigma for scale in scales(known)}
+
+
+def products(device: str, kind: OperatorKind = OperatorKind.LINEAR) -> RatePrior:
+    """Rates of products in 16 bits."""
+    found = rates_prior(device, kind, Phase.FORWARD, 2)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("device", ["A100", "H100", "B200", "V100"])
+def test_a_level_is_less_sure_without_the_tables_of_its_generation(device: str) -> None:
+    tables = tuple({name.split()[-1] for name in products(device).sources})
+    sure = deviations(config(device))["compute"]
+    assert STACK_SIGMA_LOG <= sure < deviations(config(device), tables)["compute"]
+
+
+def test_elements_that_no_table_of_the_device_has_are_less_sure() -> None:
+    """B200: products in 16 bits are in a table, in 8 bits they are not."""
+    narrow = config("B200", fp8=Fp8Recipe.MXFP8)
+    assert deviations(narrow)["compute"] > 1.5 * deviations(config("B200"))["compute"]
+
+
+def test_attention_of_an_unstated_kernel_is_slower_and_open_on_newer_devices_alone() -> None:
+    """FlashAttention-2 reaches 35 % of an H100 (Shah et al. 2024), its third version 75 %."""
+    long, engine = config(seq=65536), {"framework": "megatron-core 0.16.1"}
+    stated_s, unstated_s = (
+        fit_steps(machine_times(one)).predict([one]).time_s[0]
+        for one in (replace(long, **engine), long)
+    )
+    assert 1.2 < unstated_s / stated_s < 0.75 / 0.35
+    assert deviations(long)["attention"] > 2 * deviations(replace(long, **engine))["attention"]
+    for same in ({"device": "A100"}, {"precision": Precision.FP32}):
+        others = [replace(one, **same) for one in (long, replace(long, **engine))]
+        assert deviations(others[0]) == deviations(others[1])
+
+
+def test_grouped_products_are_as_much_slower_than_plain_ones_as_where_both_were_timed() -> None:
+    """B200 alone has a table of them: on H100 its share of the data sheet was half of the truth."""
+    apart = [
+        products(device, OperatorKind.GROUPED_LINEAR).flop_log_factor
+        - products(device).flop_log_factor
+        for device in ("b200", "h100", "a100")
+    ]
+    assert max(apart) - min(apart) < 0.01
+    steps = [products(d, OperatorKind.GROUPED_LINEAR).flop_sigma_log for d in ("b200", "h100")]
+    assert steps[0] < steps[1]
+
+
+@given(channels=st.integers(1, 512))
+def test_heads_that_tensor_cores_cannot_read_cost_more_where_products_run_apart(
+    channels: int,
+) -> None:
+    item = Operator(
+        kind=OperatorKind.CORE_ATTENTION,
+        phase=Phase.FORWARD,
+        shape=(1, 8, 8, 128, channels),
+        element_nbytes=2,
+    )
+    assert misalignment(item) == 0.0
+    assert (misalignment(item, is_fused=False) > 0) == (channels % 8 != 0)
+
+
+def test_a_head_of_108_channels_is_slower_than_its_work_says() -> None:
+    """Unfused attention of 108 channels a head against 112, which is more work."""
+    odd, even = (
+        config("A100", attention=Attention.UNFUSED, model=replace(one, seq_length=4096))
+        for one in (
+            replace(of_width(4096, num_layers=32, vocab_size=51200), kv_channels=channels)
+            for channels in (108, 112)
+        )
+    )
+    found = fit_steps(machine_times(odd)).predict([odd, even])
+    assert found.time_s[0] > found.time_s[1]
+
+
+@given(names=st.sets(st.text(min_size=1, max_size=5), min_size=1, max_size=3))
+def test_settings_that_are_not_modelled_widen_until_a_step_that_has_them_is_known(
+    names: set[str],
+) -> None:
+    plain = config()
+    open_one = replace(plain, unmodelled=tuple(names))
+    base = prior_times(H100, is_attention_fused=True)
+    first, second = fit_steps(base).estimates([plain, open_one])
+    beside = math.sqrt(second.sigma_log**2 - first.sigma_log**2)
+    assert second.time_s == pytest.approx(first.time_s)
+    assert beside == pytest.approx(ERROR_INFLATION * RELEASE_SIGMA_LOG[UNMODELLED])
+    known = fit_steps(base, [KnownStep(config=open_one, time_s=2 * first.time_s)])
+    alike = replace(open_one, batch=Batch(micro_batch_size=2, global_batch_size=64))
+    other = replace(alike, unmodelled=())
+    same, apart = known.estimates([alike, other])
+    assert same.sigma_log < apart.sigma_log and same.time_s > apart.time_s
