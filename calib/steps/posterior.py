@@ -37,7 +37,7 @@ LEVEL_SIGMA_LOG = 10.0
 in common, and leaves them as far apart as the model says."""
 SLOPE_STEP = 1e-4
 """Change of a constant from which slopes are taken."""
-_DISCREPANCY_SPREAD_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = 0.3, 8, 65
+_DISCREPANCY_SPREAD_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = 1.0, 4, 65
 """Prior deviation of the log of that distance, how many of them it may be off, and how many values
 of it are weighed."""
 # Each round is a fit of all constants; a tenth of a deviation moves no interval that is shown.
