@@ -42,6 +42,8 @@ _YEARS_A_STEP = 2.0
 """Between the generations that are compared, as a rule; doubt grows with the root of the steps."""
 _OTHER_VENDOR_YEARS = 4.0
 """Another vendor's device counts as two generations away."""
+_TF32_YEAR = 2020
+"""Of the first generation that has it (NVIDIA A100 Tensor Core GPU architecture, 2020)."""
 _OTHER_ELEMENT_YEARS = 1.0
 """For memory: half a generation."""
 _OTHER_PRODUCT_YEARS = 4.0
@@ -59,6 +61,11 @@ class Generation:
     devices: tuple[str, ...]
     """Names of ``DevicePrior``."""
     vendor: str = "nvidia"
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether products in fp32 may run on its tensor cores."""
+        return self.vendor == "nvidia" and self.year >= _TF32_YEAR
 
     def years_to(self, other: Generation) -> float:
         """Years apart; another vendor counts as four more."""

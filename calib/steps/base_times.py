@@ -56,6 +56,11 @@ class Conditions:
     """Deviations of such constants, by name, that differ from the priors'."""
     network: NetworkPrior | None = None
     """The links that transfers were priced on, as far as they are known."""
+    unstated_attention: tuple[float, float] = (0.0, 0.0)
+    """Log of the time of fused attention in 16 bits in a kernel that nobody stated over the time
+    that these have for it, and its deviation."""
+    has_tf32: bool = False
+    """Products in fp32 may run in TF32, which no layout states."""
 
 
 class BaseTimes(Protocol):
@@ -183,65 +188,31 @@ def prior_times(
     device: str,
     *,
     is_attention_fused: bool,
-    is_attention_tuned: bool = True,
-    element_nbytes: int = 2,
     collectives: Sequence[pd.DataFrame] = (),
     network: NetworkPrior | None = None,
     without: tuple[str, ...] = (),
 ) -> FittedTimes:
     """Times by public tables and data sheets of a device, and by tables of transfers as they are.
 
-    ``is_attention_tuned`` says that fused attention runs in a kernel made for the device, and
-    ``element_nbytes`` how wide the elements of products are; both say how far the rates of others
-    may be off.  Priors leave out the public tables that ``without`` names.
+    Priors leave out the public tables that ``without`` names.
     """
     from .operator_tables import operator_tables  # tables need pandas, which is slow to import
     from .transfer_tables import transfer_tables
 
     operators = operator_tables((), device=device, without=without)
     transfers = transfer_tables(collectives, device=device, network=network)
-    known = _alone(operators, is_attention_fused)
-    centers, sigmas = _distance(operators, element_nbytes, without, is_tuned=is_attention_tuned)
+    known = _alone(operators, is_attention_fused, without)
+    products = rates_prior(device, OperatorKind.LINEAR, Phase.FORWARD, 2, without=without)
+    # Of a generation that nobody measured, products are as sure as another source of them would be.
+    is_far = products is not None and products.steps > 0
+    far = {"compute": products.flop_sigma_log} if products is not None and is_far else {}
     return FittedTimes(
         operators=operators,
         transfers=transfers,
-        conditions=replace(
-            known,
-            network=transfers.carrying,
-            log_centers=centers,
-            log_sigmas=known.log_sigmas or sigmas,
-        ),
+        conditions=replace(known, network=transfers.carrying, log_sigmas=known.log_sigmas or far),
     )
 
 
-def _distance(
-    operators: OperatorTables, element_nbytes: int, without: tuple[str, ...], *, is_tuned: bool
-) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Centres and deviations of constants whose base times others measured, by their distance.
-
-    Products are as sure as another source of them would be, on this generation and in this width or
-    on the nearest that was measured; so is attention in 16 bits in a kernel that nobody stated, on
-    devices that have better ones.
-    """
-    device = operators.machine.prior.name
-    products = rates_prior(
-        device, OperatorKind.LINEAR, Phase.FORWARD, element_nbytes, without=without
-    )
-    if products is None:
-        return {}, {}
-    sigmas: dict[str, float] = {"compute": max(STACK_SIGMA_LOG, products.flop_sigma_log)}
-    if is_tuned or element_nbytes > 2 or generation(device).name not in _AFTER_FLASH_2:
-        return {}, sigmas
-    attention = rates_prior(device, OperatorKind.FLASH_ATTENTION, Phase.FORWARD, 2, without=without)
-    if attention is None:
-        return {}, sigmas
-    sigmas["attention"] = attention.flop_sigma_log
-    return {"attention": -math.log(_FLASH_2_FRAC) - attention.flop_log_factor}, sigmas
-
-
-STACK_SIGMA_LOG = 0.12
-"""How far levels of public calibrations (device, stack, precision) lie apart whose products were
-measured: 37 lie 0.1 apart."""
 _FLASH_2_FRAC = 0.35
 _AFTER_FLASH_2 = frozenset({"hopper", "blackwell"})
 """FlashAttention-2, which PyTorch and most libraries run in 16 bits, reaches 35 % of an H100's peak
@@ -272,7 +243,7 @@ def table_times(
         **(_OPERATOR_SIGMAS if operators else {}),
         **(_TRANSFER_SIGMAS if collectives else {}),
     }
-    found = _alone(tables, is_attention_fused)
+    found = _alone(tables, is_attention_fused, without)
     transfers = transfer_tables(
         collectives, device=device, network=network, is_flagged_used=is_flagged_used
     )
@@ -289,7 +260,9 @@ def table_times(
     )
 
 
-def _alone(operators: OperatorTables, is_attention_fused: bool) -> Conditions:
+def _alone(
+    operators: OperatorTables, is_attention_fused: bool, without: tuple[str, ...]
+) -> Conditions:
     """Those of operators timed one by one; the device's prior says how open all work is where
     nobody knows the device and no table times it."""
     prior = operators.machine.prior
@@ -298,7 +271,17 @@ def _alone(operators: OperatorTables, is_attention_fused: bool) -> Conditions:
         is_attention_fused=is_attention_fused,
         bytes_per_s=prior.ceilings.bytes_per_s,
         log_sigmas={"compute": prior.sigma_log} if is_unknown else {},
+        unstated_attention=_unstated_attention(prior.name, without),
+        has_tf32=generation(prior.name).has_tf32,
     )
+
+
+def _unstated_attention(device: str, without: tuple[str, ...]) -> tuple[float, float]:
+    """See ``Conditions``: as far off as another source of the rates would be."""
+    attention = rates_prior(device, OperatorKind.FLASH_ATTENTION, Phase.FORWARD, 2, without=without)
+    if attention is None or generation(device).name not in _AFTER_FLASH_2:
+        return 0.0, 0.0
+    return -math.log(_FLASH_2_FRAC) - attention.flop_log_factor, attention.flop_sigma_log
 
 
 _MEASURED_TRANSFERS: Mapping[str, float] = dict.fromkeys(("tp", "dp", "pp", "network"), 0.0)

@@ -37,7 +37,7 @@ LEVEL_SIGMA_LOG = 10.0
 in common, and leaves them as far apart as the model says."""
 SLOPE_STEP = 1e-4
 """Change of a constant from which slopes are taken."""
-_DISCREPANCY_SPREAD_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = 1.0, 4, 65
+_DISCREPANCY_SPREAD_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = 1.0, 4, 33
 """Prior deviation of the log of that distance, how many of them it may be off, and how many values
 of it are weighed."""
 # Each round is a fit of all constants; a tenth of a deviation moves no interval that is shown.
@@ -134,7 +134,8 @@ def posterior_of(
         found = _mode(evidence, at, found.theta, evidence.covariance(sigma))
         if abs(np.log(sigma / before)) < _SETTLED_LOG:
             break
-    noise = evidence.covariance(sigma) + np.diag(_wild_variance(evidence, found, sigma))
+    _, beside = _wild(*_marginal(evidence, found, sigma))
+    noise = evidence.covariance(sigma) + np.diag(beside)
     found = _mode(evidence, at, found.theta, noise)
     return LayoutPosterior(
         constants=evidence.constants,
@@ -265,7 +266,8 @@ def _discrepancy_sigma(evidence: _Evidence, found: _Mode) -> float:
     """How far layouts lie from what the constants say: the posterior mean of its log.
 
     Summed over a grid, so that it moves smoothly with the steps (MacKay 1992, section 4, with a
-    normal prior of the log).
+    normal prior of the log).  At each value some steps may be wild, which costs their odds: one
+    that is far off is cheaper wild than all others wider, and all that are off are cheaper wider.
     """
     logs = np.log(MODEL_SIGMA_LOG) + _DISCREPANCY_SPREAD_LOG * np.linspace(
         -_MOST_SPREADS, _MOST_SPREADS, _NUM_DISCREPANCIES
@@ -273,22 +275,24 @@ def _discrepancy_sigma(evidence: _Evidence, found: _Mode) -> float:
     scores = []
     for log in logs:
         covariance, off = _marginal(evidence, found, float(np.exp(log)))
-        root = np.linalg.cholesky(covariance)
+        is_wild, beside = _wild(covariance, off)
+        root = np.linalg.cholesky(covariance + np.diag(beside))
         white = np.linalg.solve(root, off)
         prior = ((log - np.log(MODEL_SIGMA_LOG)) / _DISCREPANCY_SPREAD_LOG) ** 2
-        scores.append(-0.5 * (white @ white + prior) - np.sum(np.log(np.diag(root))))
+        odds = is_wild.sum() * np.log(_WILD_FRAC / (1.0 - _WILD_FRAC))
+        scores.append(odds - 0.5 * (white @ white + prior) - np.sum(np.log(np.diag(root))))
     weights = np.exp(np.array(scores) - max(scores))
     return float(np.exp(weights @ logs / weights.sum()))
 
 
-def _wild_variance(evidence: _Evidence, found: _Mode, sigma: float) -> Floats:
-    """What a step that lies far from what all others say of it scatters beside, shape (rows,).
+def _wild(covariance: Floats, off: Floats) -> tuple[Floats, Floats]:
+    """Which steps lie far from what all others say of them, as probabilities, and what such a step
+    scatters beside, shape (rows,) each.
 
     Steps scatter as a mixture of two normals (Tukey 1960, "A survey of sampling from contaminated
     distributions"), whose weights follow from left-out residuals, round by round.
     """
-    covariance, off = _marginal(evidence, found, sigma)
-    beside = np.zeros(len(off))
+    is_wild, beside = np.zeros(len(off)), np.zeros(len(off))
     for _ in range(_WILD_ROUNDS if len(off) >= _FEWEST_TO_DOUBT else 0):
         inverse = np.linalg.inv(covariance + np.diag(beside))
         variance = 1.0 / np.diag(inverse)
@@ -298,7 +302,7 @@ def _wild_variance(evidence: _Evidence, found: _Mode, sigma: float) -> Floats:
         odds_log += np.log(_WILD_FRAC / (1.0 - _WILD_FRAC) / _WILD_TIMES)
         is_wild = 1.0 / (1.0 + np.exp(-np.minimum(odds_log, 500.0)))
         beside = usual * (1.0 / (1.0 - is_wild * (1.0 - _WILD_TIMES**-2)) - 1.0)
-    return beside
+    return is_wild, beside
 
 
 def _spread_factor(evidence: _Evidence, found: _Mode, sigma: float) -> float:

@@ -130,6 +130,11 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
             is_copied = item.phase is Phase.BACKWARD
             nbytes = 2 * is_copied * math.prod(item.shape) * item.element_nbytes
             out[place] = max(_FASTEST_S, nbytes / bytes_per_s)
+    shift, sigma = base.conditions.unstated_attention
+    for place in _unstated_attention(compiled) if sigma else ():
+        if found.sources[place] is Source.PRIOR:
+            out[place] *= math.exp(shift)
+            sigma_log[place] = sigma
     if base.conditions.has_norms_inside:
         # Their products hold them.
         inside = [place for place, item in enumerate(compiled.items) if _is_fused_norm(item)]
@@ -139,6 +144,19 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
         casts = np.array([_cast_nbytes(operator) for operator in narrow]) / bytes_per_s
         out[places] = factor * base.estimates(narrow).time_s + casts
     return replace(found, time_s=out, sigma_log=sigma_log)
+
+
+def _unstated_attention(compiled: Compiled) -> list[int]:
+    """Places of attention in layouts that do not say which kernel runs it."""
+    index = {item: place for place, item in enumerate(compiled.items)}
+    found = {
+        index[operator]: None
+        for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)
+        if config.is_attention_unstated
+        for operator, _ in block.operators
+        if operator.kind is Kind.CORE_ATTENTION
+    }
+    return list(found)
 
 
 def _is_fused_norm(item: Item) -> bool:

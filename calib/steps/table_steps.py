@@ -79,9 +79,8 @@ class CalibratedRows:
 def times_key(row: StepRow) -> Hashable:
     """Rows with equal keys have equal base times."""
     config = row.config
-    stated = (_is_socket(row), config.has_open_widths, config.product_nbytes)
-    kernels = (config.is_attention_fused, config.is_attention_tuned)
-    return config.device, row.machine, *kernels, *stated
+    stated = (_is_socket(row), config.has_open_widths)
+    return config.device, row.machine, config.is_attention_fused, *stated
 
 
 OPEN_SIGMA_LOG = {"dp": 0.29, "optimizer": 0.22}
@@ -145,8 +144,6 @@ def machine_times(
         base = prior_times(
             config.device,
             is_attention_fused=config.is_attention_fused,
-            is_attention_tuned=config.is_attention_tuned,
-            element_nbytes=config.product_nbytes,
             collectives=collectives,
             network=network,
             without=without,

@@ -222,16 +222,13 @@ class RunConfig:
         return self.attention is Attention.FUSED
 
     @property
-    def is_attention_tuned(self) -> bool:
-        """True where fused attention runs in a kernel made for the device, as Transformer Engine
-        chooses one; other stacks run what PyTorch or flash-attn has, which may be a generation
-        older."""
-        return self.fuses_norms or self.framework.lower().startswith(_WITH_TRANSFORMER_ENGINE)
-
-    @property
-    def product_nbytes(self) -> int:
-        """Bytes of an element that linear products read."""
-        return self.precision.nbytes if self.fp8 is Fp8Recipe.NONE else 1
+    def is_attention_unstated(self) -> bool:
+        """True where fused attention in 16 bits may run in any kernel: Transformer Engine chooses
+        one made for the device, other stacks run what PyTorch or flash-attn has, which may be a
+        generation older."""
+        is_stated = self.framework.lower().startswith(_WITH_TRANSFORMER_ENGINE)
+        is_narrow = self.precision is not Precision.FP32
+        return self.is_attention_fused and is_narrow and not (self.fuses_norms or is_stated)
 
     @property
     def has_norms_inside(self) -> bool:

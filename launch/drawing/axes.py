@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -54,9 +55,11 @@ def round_ticks(low: float, high: float, most: int, *, factor: float = 1.0) -> l
     ['0', '0.2', '0.4', '0.6', '0.8', '1']
     """
     low, high = low * factor, high * factor
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+    span = high - low
+    # Closer than doubles of full precision are, no tick is round.
+    if not math.isfinite(span) or span < sys.float_info.min * most:
         return []
-    rough = (high - low) / max(1, most - 1)
+    rough = span / max(1, most - 1)
     size = 10.0 ** math.floor(math.log10(rough))
     step = size * next(one for one in _STEPS if one * size >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
