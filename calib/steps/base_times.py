@@ -60,7 +60,7 @@ class Conditions:
     """Log of the time of fused attention in 16 bits in a kernel that nobody stated over the time
     that these have for it, and its deviation."""
     has_tf32: bool = False
-    """Products in fp32 may run in TF32, which no layout states."""
+    """Products in fp32, which nobody timed on this machine, may run in TF32."""
 
 
 class BaseTimes(Protocol):
@@ -209,7 +209,12 @@ def prior_times(
     return FittedTimes(
         operators=operators,
         transfers=transfers,
-        conditions=replace(known, network=transfers.carrying, log_sigmas=known.log_sigmas or far),
+        conditions=replace(
+            known,
+            network=transfers.carrying,
+            log_sigmas=known.log_sigmas or far,
+            has_tf32=generation(operators.machine.prior.name).has_tf32,
+        ),
     )
 
 
@@ -272,7 +277,6 @@ def _alone(
         bytes_per_s=prior.ceilings.bytes_per_s,
         log_sigmas={"compute": prior.sigma_log} if is_unknown else {},
         unstated_attention=_unstated_attention(prior.name, without),
-        has_tf32=generation(prior.name).has_tf32,
     )
 
 

@@ -171,7 +171,9 @@ def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes)
         edges=tuple(edge for edge in edges if (edge.kind, edge.hidden) not in wrong),
         prior=prior,
         rest=rest,
-        conditions=replace(rest.conditions, log_centers=_STATED, log_sigmas=_PROFILED),
+        conditions=replace(
+            rest.conditions, log_centers=_STATED, log_sigmas=_PROFILED, has_tf32=False
+        ),
     )
 
 

@@ -37,9 +37,10 @@ LEVEL_SIGMA_LOG = 10.0
 in common, and leaves them as far apart as the model says."""
 SLOPE_STEP = 1e-4
 """Change of a constant from which slopes are taken."""
-_DISCREPANCY_SPREAD_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = 1.0, 4, 33
-"""Prior deviation of the log of that distance, how many of them it may be off, and how many values
-of it are weighed."""
+_DISCREPANCY_SPREADS_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = (0.3, 1.0), 4, 53
+"""Prior deviation of the log of that distance below and above what is usual, how many of them it
+may be off, and how many values of it are weighed.  That layouts miss by much is evidence; that the
+few which are known fit well may be chance, with as many constants to fit them."""
 # Each round is a fit of all constants; a tenth of a deviation moves no interval that is shown.
 _MAX_ROUNDS, _SETTLED_LOG = 3, 0.1
 _WEIGHT = 5.0
@@ -263,26 +264,34 @@ def _marginal(evidence: _Evidence, found: _Mode, sigma: float) -> tuple[Floats, 
 
 
 def _discrepancy_sigma(evidence: _Evidence, found: _Mode) -> float:
-    """How far layouts lie from what the constants say: the posterior mean of its log.
+    """How far layouts lie from what the constants say: the likeliest (MacKay 1992, section 4, with
+    a prior of two half normals of the log).
 
-    Summed over a grid, so that it moves smoothly with the steps (MacKay 1992, section 4, with a
-    normal prior of the log).  At each value some steps may be wild, which costs their odds: one
-    that is far off is cheaper wild than all others wider, and all that are off are cheaper wider.
+    At each value some steps may be wild, which costs their odds: one that is far off is cheaper
+    wild than all others wider, and all that are off are cheaper wider.
     """
-    logs = np.log(MODEL_SIGMA_LOG) + _DISCREPANCY_SPREAD_LOG * np.linspace(
-        -_MOST_SPREADS, _MOST_SPREADS, _NUM_DISCREPANCIES
-    )
+    lower, upper = _DISCREPANCY_SPREADS_LOG
+    apart = _MOST_SPREADS * np.linspace(-lower, upper, _NUM_DISCREPANCIES)
+    logs = np.log(MODEL_SIGMA_LOG) + apart
+    priors = (apart / np.where(apart < 0, lower, upper)) ** 2
     scores = []
-    for log in logs:
+    for log, prior in zip(logs, priors, strict=True):
         covariance, off = _marginal(evidence, found, float(np.exp(log)))
         is_wild, beside = _wild(covariance, off)
         root = np.linalg.cholesky(covariance + np.diag(beside))
         white = np.linalg.solve(root, off)
-        prior = ((log - np.log(MODEL_SIGMA_LOG)) / _DISCREPANCY_SPREAD_LOG) ** 2
         odds = is_wild.sum() * np.log(_WILD_FRAC / (1.0 - _WILD_FRAC))
         scores.append(odds - 0.5 * (white @ white + prior) - np.sum(np.log(np.diag(root))))
-    weights = np.exp(np.array(scores) - max(scores))
-    return float(np.exp(weights @ logs / weights.sum()))
+    return float(np.exp(_peak(logs, np.array(scores))))
+
+
+def _peak(places: Floats, scores: Floats) -> float:
+    """The greatest of a curve, by the parabola through the three highest neighbours."""
+    best = int(np.clip(np.argmax(scores), 1, len(scores) - 2))
+    near = slice(best - 1, best + 2)
+    curve, slope, _ = np.polyfit(places[near] - places[best], scores[near], 2)
+    step = float(-slope / (2.0 * curve)) if curve < 0 else 0.0
+    return float(places[best] + np.clip(step, *(places[near] - places[best])[[0, 2]]))
 
 
 def _wild(covariance: Floats, off: Floats) -> tuple[Floats, Floats]:
@@ -302,6 +311,8 @@ def _wild(covariance: Floats, off: Floats) -> tuple[Floats, Floats]:
         odds_log += np.log(_WILD_FRAC / (1.0 - _WILD_FRAC) / _WILD_TIMES)
         is_wild = 1.0 / (1.0 + np.exp(-np.minimum(odds_log, 500.0)))
         beside = usual * (1.0 / (1.0 - is_wild * (1.0 - _WILD_TIMES**-2)) - 1.0)
+    if is_wild.sum() > 0.5 * len(off):  # then it is the model that is off
+        return np.zeros(len(off)), np.zeros(len(off))
     return is_wild, beside
 
 

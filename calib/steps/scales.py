@@ -137,8 +137,9 @@ def _constants(floor_s: float) -> tuple[Scale, ...]:
 
 
 def _in_fp32(item: Item) -> float:
-    is_product = isinstance(item, Operator) and item.kind in _LINEARS | {Kind.LOGITS}
-    return float(is_product and item.element_nbytes == 4)
+    if not isinstance(item, Operator) or item.kind not in _LINEARS | {Kind.LOGITS}:
+        return 0.0
+    return float(item.element_nbytes == 4)
 
 
 def weights(items: Sequence[Item], chosen: Sequence[Scale]) -> Floats:

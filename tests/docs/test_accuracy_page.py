@@ -156,12 +156,17 @@ def paragraph(hint: str) -> str:
     return rest[0]
 
 
+def source_table() -> str:
+    """That of the page, with its head."""
+    return "| source left out |" + PAGE.partition("| source left out |")[2].partition("\n\n")[0]
+
+
 def held_elsewhere() -> list[str]:
     """Lines of the page with a figure, outside the table of sets and what only introduces."""
     (table,) = re.findall(r"^\| set \| known .*\n(?:\|.*\n)+", PAGE, re.MULTILINE)
-    lines = PAGE.replace(table, "").splitlines()
+    lines = PAGE.replace(table, "").replace(source_table(), "").splitlines()
     figure = re.compile(r"\d\.\d|\d %|\d us|\d ms|: \d")
-    plain = ("the 90 % interval", "Mean absolute", "18 operators")
+    plain = ("the 90 % interval", "90 % interval", "Mean absolute", "18 operators")
     return [one for one in lines if figure.search(one) and not one.startswith(plain)]
 
 
@@ -181,13 +186,33 @@ def test_another_figure_would_be_found() -> None:
     assert not says(["5.16"], "5.1") and not says(["19.7"], "9.7")
 
 
+def source_rows() -> dict[str, list[str]]:
+    """What the page says of each source that was left out, by its name."""
+    return {name: rest for name, *rest in map(cells, source_table().splitlines()[2:])}
+
+
+def source_truth() -> dict[tuple[str, str], list[str]]:
+    """The same in the results, by source and number of known rows."""
+    table = RESULTS.partition("## Sources left out")[2].partition("\n## ")[0]
+    found = [cells(line) for line in table.splitlines() if line.startswith("| ")]
+    return {(name, known): rest[1:] for name, known, *rest in found[2:]}
+
+
+@pytest.mark.parametrize("name", source_rows())
+def test_a_source_is_as_in_the_results(name: str) -> None:
+    told, truth = source_rows()[name], source_truth()
+    for place, known in enumerate(("0", "3")):
+        ours, held, *_ = truth.get((name, known), ["-", "-"])
+        assert told[2 * place] == ours
+        assert told[2 * place + 1].replace(" at ", ", ") == (held or "-")
+    assert told[4:] == truth.get((name, "3"), ["-"] * 5)[3:5]
+
+
+def test_no_source_is_missing_on_the_page() -> None:
+    assert source_rows().keys() == {name for name, _ in source_truth()}
+
+
 def test_the_readme_says_what_the_page_says() -> None:
     (told,) = re.findall(r"^Mean error of the step .*", README, re.MULTILINE)
-    rows = page_rows()
-    for figure, name, known in (
-        ("2.6 % (70B on 8 B200", "SimuMax, Llama 70B on 8 B200", "and 3 layouts, all subsets"),
-        ("8.2 % (Megatron-Bridge)", "Megatron-Bridge, dense and MoE, bf16 to fp4",
-         "3 layouts of the machine"),
-        ("25.0 % (nanotron", "nanotron, Llama 1B on 2 nodes", "3 layouts"),
-    ):  # fmt: skip
-        assert figure in told and figure.split()[0] == rows[name, known][2]
+    none, _, three, *_ = source_rows()["mean over sources"]
+    assert f"{three} % from three known layouts" in told and f"{none} % from none" in told
