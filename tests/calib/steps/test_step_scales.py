@@ -309,7 +309,8 @@ def test_a_constant_that_has_to_go_far_widens_all_intervals() -> None:
     usual = fitted(rows[:4]).posterior
     forced = fitted([replace(r, measured_s=6 * r.measured_s) for r in rows[:4]]).posterior
     assert usual is not None and forced is not None
-    assert forced.spread_factor > 1.3 * usual.spread_factor
+    usual_sigma, forced_sigma = (one.spread_factor * one.sigma_log for one in (usual, forced))
+    assert forced_sigma > 1.3 * usual_sigma
 
 
 def test_one_wild_step_of_many_hardly_moves_the_others() -> None:
@@ -332,7 +333,7 @@ def test_where_most_are_off_it_is_the_model_that_is() -> None:
     ]
     usual, wide = fitted(rows[::3]).posterior, fitted(off[::3]).posterior
     assert usual is not None and wide is not None
-    assert wide.sigma_log > 3 * usual.sigma_log and 0.15 < wide.sigma_log < 0.6
+    assert wide.sigma_log > 3 * usual.sigma_log and 0.15 < wide.sigma_log < 1.0
 
 
 def test_of_two_steps_that_disagree_both_count() -> None:
