@@ -6,6 +6,7 @@ One thread computes in each process: tests run side by side, and so do their own
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -15,6 +16,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("forerun", deadline=None)
 settings.load_profile("forerun")
+
+
+def pytest_configure() -> None:
+    """Shells start what runs in the background without Ctrl-C, and every child inherits that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
