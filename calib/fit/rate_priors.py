@@ -43,7 +43,7 @@ _YEARS_A_STEP = 2.0
 _OTHER_VENDOR_YEARS = 4.0
 """Another vendor's device counts as two generations away."""
 _TF32_YEAR = 2020
-"""Of the first generation that has it (NVIDIA A100 Tensor Core GPU architecture, 2020)."""
+"""The year of the first generation with TF32 (NVIDIA A100 Tensor Core GPU architecture, 2020)."""
 _OTHER_ELEMENT_YEARS = 1.0
 """For memory: half a generation."""
 _OTHER_PRODUCT_YEARS = 4.0
@@ -64,7 +64,7 @@ class Generation:
 
     @property
     def has_tf32(self) -> bool:
-        """Whether products in fp32 may run on its tensor cores."""
+        """True where products in fp32 may run on tensor cores."""
         return self.vendor == "nvidia" and self.year >= _TF32_YEAR
 
     def years_to(self, other: Generation) -> float:
@@ -205,28 +205,28 @@ def rates_prior(
     """
     phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
     name, left_out = device_prior(device).name, tuple(sorted(without))
-    found = _of_pass(name, kind, phase, element_nbytes, left_out)
+    prior = _of_pass(name, kind, phase, element_nbytes, left_out)
     if phase is not Phase.BACKWARD or family(kind) not in _BACKWARD_LOG:
-        return found
+        return prior
     forward = _of_pass(name, kind, Phase.FORWARD, element_nbytes, left_out)
-    return _backward_of(forward, found, _BACKWARD_LOG[family(kind)])
+    return _backward_of(forward, prior, _BACKWARD_LOG[family(kind)])
 
 
 def _of_pass(
     device: str, kind: OperatorKind, phase: Phase, element_nbytes: int, without: tuple[str, ...]
 ) -> RatePrior | None:
     """The prior of one pass by the rows of that pass alone."""
-    found = _prior(device, kind, phase, element_nbytes, without)
-    if kind is not OperatorKind.GROUPED_LINEAR or found is None or not found.steps:
-        return found
-    return _grouped(device, phase, element_nbytes, found, without)
+    prior = _prior(device, kind, phase, element_nbytes, without)
+    if kind is not OperatorKind.GROUPED_LINEAR or prior is None or not prior.steps:
+        return prior
+    return _grouped(device, phase, element_nbytes, prior, without)
 
 
 def _grouped(
-    device: str, phase: Phase, element_nbytes: int, found: RatePrior, without: tuple[str, ...]
+    device: str, phase: Phase, element_nbytes: int, prior: RatePrior, without: tuple[str, ...]
 ) -> RatePrior:
-    """Grouped products of a generation that nobody measured: as much slower than its plain ones as
-    in the tables that time both.
+    """The prior of grouped products on a generation without a table of them: they are as much
+    slower than its plain products as in the tables that time both.
 
     A share of the data sheet does not go from one generation to another as that ratio does, since
     generations reach different shares with plain products.
@@ -242,12 +242,12 @@ def _grouped(
     )
     slower = [log - linear[where] for where, log in grouped.items() if where in linear]
     if plain is None or not slower:
-        return found
-    place = found.costs.index(WorkKind.FLOP)
-    factors, sigmas = list(found.log_factor), list(found.sigma_log)
+        return prior
+    place = prior.costs.index(WorkKind.FLOP)
+    factors, sigmas = list(prior.log_factor), list(prior.sigma_log)
     factors[place] = plain.flop_log_factor + float(np.mean(slower))
     sigmas[place] = max(sigmas[place], plain.flop_sigma_log)
-    return replace(found, log_factor=tuple(factors), sigma_log=tuple(sigmas))
+    return replace(prior, log_factor=tuple(factors), sigma_log=tuple(sigmas))
 
 
 _BACKWARD_LOG = {OperatorFamily.LINEAR: 0.0, OperatorFamily.ATTENTION: 0.16}

@@ -57,10 +57,10 @@ class Conditions:
     network: NetworkPrior | None = None
     """The links that transfers were priced on, as far as they are known."""
     unstated_attention: tuple[float, float] = (0.0, 0.0)
-    """Log of the time of fused attention in 16 bits in a kernel that nobody stated over the time
-    that these have for it, and its deviation."""
+    """Log ratio of fused attention in 16 bits in an unstated kernel to these times, and its
+    deviation."""
     has_tf32: bool = False
-    """Products in fp32, which nobody timed on this machine, may run in TF32."""
+    """Products in fp32 were not timed on this machine and may run in TF32."""
 
 
 class BaseTimes(Protocol):
@@ -203,7 +203,7 @@ def prior_times(
     transfers = transfer_tables(collectives, device=device, network=network)
     known = _alone(operators, is_attention_fused, without)
     products = rates_prior(device, OperatorKind.LINEAR, Phase.FORWARD, 2, without=without)
-    # Of a generation that nobody measured, products are as sure as another source of them would be.
+    # A generation without a table is as open as another source of its products would be.
     is_far = products is not None and products.steps > 0
     far = {"compute": products.flop_sigma_log} if products is not None and is_far else {}
     return FittedTimes(
