@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
+
 from forerun.benchmarks.published.step_records import (
     Record,
     Stack,
@@ -75,20 +77,53 @@ def _stages(record: Record, model: ModelShape) -> tuple[int, ...]:
 
 
 def read_nanotron(record: Record) -> StepRow:
-    """nanotron's bench of a 1B Llama: 24 layers of 2048, 32 heads, ffn 4096 (its own scripts)."""
+    """nanotron's bench of a 1B Llama, as huggingface/bench_cluster made its configurations in July
+    2024: 24 layers of 2048, 32 heads, ffn 4096, GPT-2's vocabulary padded to no more than tp, tied,
+    stages of equal cost, 1F1B, the first level of ZeRO."""
     if "llama-1b" not in record.text("model").lower():
         raise ConfigError(f"model {record.text('model')!r} is not known; known is llama-1B")
     cells = {"layers": 24, "hidden": 2048, "heads": 32, "ffn": 4096}
-    shape = gpt_shape(Record(cells), vocab=50272, seq_length=record.whole("seq_len"))
+    vocab = padded_vocab(_GPT2_VOCAB, record.whole("tp"), multiple=1)
+    shape = gpt_shape(Record(cells), vocab=vocab, seq_length=record.whole("seq_len"))
+    model = replace(llama_like(shape), is_tied=True)
+    stack = Stack(framework="nanotron", is_sequence_parallel=True, is_optimizer_distributed=True)
     return step_row(
         record,
-        model=llama_like(shape),
-        stack=Stack(framework="nanotron", is_sequence_parallel=True, is_optimizer_distributed=True),
+        model=model,
+        stack=stack,
+        parallelism=replace(
+            layout(record, model, stack), chunk_layers=_equal_cost(model, record.whole("pp"))
+        ),
         device="H100",
         machine="H100 nanotron bf16",
         label="llama-1B",
         measured_s=_MS * record.number("step_time_ms_median_it8_12"),
     )
+
+
+_GPT2_VOCAB = 50257
+
+
+def _equal_cost(model: ModelShape, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage as nanotron spreads its blocks: one after the other by the parameters
+    that their products have, a stage ending with the block that exceeds its share of the sum.
+
+    >>> _equal_cost(llama_like(gpt_shape(Record(
+    ...     {"layers": 24, "hidden": 2048, "heads": 32, "ffn": 4096}
+    ... ), vocab=50257, seq_length=4096)), 8)
+    (4, 3, 3, 4, 3, 3, 4, 0)
+    """
+    if num_stages == 1:
+        return ()
+    layer = 4 * model.hidden_size**2 + 3 * model.ffn_hidden_size * model.hidden_size
+    head = model.vocab_size * model.hidden_size
+    costs = np.cumsum([layer] * model.num_layers + [head])
+    sizes = [0] * num_stages
+    stage = 0
+    for cost in costs[:-1]:
+        sizes[stage] += 1
+        stage += int(cost > costs[-1] * (stage + 1) / num_stages)
+    return tuple(sizes)
 
 
 def read_llmfoundry(record: Record) -> StepRow:
