@@ -56,9 +56,9 @@ class Conditions:
     """Deviations of such constants, by name, that differ from the priors'."""
     network: NetworkPrior | None = None
     """The links that transfers were priced on, as far as they are known."""
-    unstated_attention: tuple[float, float] = (0.0, 0.0)
-    """Log ratio of fused attention in 16 bits in an unstated kernel to these times, and its
-    deviation."""
+    generic_attention: tuple[float, float] = (0.0, 0.0)
+    """Log ratio of fused attention in 16 bits in a kernel that is not made for the device to these
+    times, and its deviation where nobody states the kernel."""
     has_tf32: bool = False
     """Products in fp32 were not timed on this machine and may run in TF32."""
 
@@ -276,11 +276,11 @@ def _alone(
         is_attention_fused=is_attention_fused,
         bytes_per_s=prior.ceilings.bytes_per_s,
         log_sigmas={"compute": prior.sigma_log} if is_unknown else {},
-        unstated_attention=_unstated_attention(prior.name, without),
+        generic_attention=_generic_attention(prior.name, without),
     )
 
 
-def _unstated_attention(device: str, without: tuple[str, ...]) -> tuple[float, float]:
+def _generic_attention(device: str, without: tuple[str, ...]) -> tuple[float, float]:
     """See ``Conditions``: as far off as another source of the rates would be."""
     attention = rates_prior(device, OperatorKind.FLASH_ATTENTION, Phase.FORWARD, 2, without=without)
     if attention is None or generation(device).name not in _AFTER_FLASH_2:

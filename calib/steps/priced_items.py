@@ -130,11 +130,11 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
             is_copied = item.phase is Phase.BACKWARD
             nbytes = 2 * is_copied * math.prod(item.shape) * item.element_nbytes
             out[place] = max(_FASTEST_S, nbytes / bytes_per_s)
-    shift, sigma = base.conditions.unstated_attention
-    for place in _unstated_attention(compiled) if sigma else ():
+    shift, sigma = base.conditions.generic_attention
+    for place, is_stated in _generic_attention(compiled).items() if sigma else ():
         if found.sources[place] is Source.PRIOR:
             out[place] *= math.exp(shift)
-            sigma_log[place] = sigma
+            sigma_log[place] = sigma_log[place] if is_stated else sigma
     if base.conditions.has_norms_inside:
         # Their products hold them.
         inside = [place for place, item in enumerate(compiled.items) if _is_fused_norm(item)]
@@ -146,17 +146,17 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
     return replace(found, time_s=out, sigma_log=sigma_log)
 
 
-def _unstated_attention(compiled: Compiled) -> list[int]:
-    """Places of attention in layouts that do not say which kernel runs it."""
+def _generic_attention(compiled: Compiled) -> dict[int, bool]:
+    """Places of attention that need not run in a kernel made for the device, and whether the kernel
+    is stated."""
     index = {item: place for place, item in enumerate(compiled.items)}
-    found = {
-        index[operator]: None
+    return {
+        index[operator]: not config.is_attention_unstated
         for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)
-        if config.is_attention_unstated
+        if config.is_attention_generic
         for operator, _ in block.operators
         if operator.kind is Kind.CORE_ATTENTION
     }
-    return list(found)
 
 
 def _is_fused_norm(item: Item) -> bool:

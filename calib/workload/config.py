@@ -94,6 +94,8 @@ class Attention(Enum):
 
 _WITH_TRANSFORMER_ENGINE = ("megatron-core", "megatron-lm", "megatron-bridge", "nemo")
 """How the names of frameworks begin that run on it by default."""
+_WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry")
+"""Of those that call the flash-attn package themselves."""
 VOCAB_MULTIPLE = 128
 """Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times tp."""
 
@@ -222,13 +224,19 @@ class RunConfig:
         return self.attention is Attention.FUSED
 
     @property
-    def is_attention_unstated(self) -> bool:
-        """True where fused attention in 16 bits may run in any kernel: Transformer Engine chooses
-        one made for the device, other stacks run what PyTorch or flash-attn has, which may be a
-        generation older."""
-        is_stated = self.framework.lower().startswith(_WITH_TRANSFORMER_ENGINE)
+    def is_attention_generic(self) -> bool:
+        """True where fused attention in 16 bits need not run in a kernel made for the device:
+        Transformer Engine chooses one, other stacks run what PyTorch or flash-attn has, which may
+        be a generation older."""
+        is_made_for_it = self.framework.lower().startswith(_WITH_TRANSFORMER_ENGINE)
         is_narrow = self.precision is not Precision.FP32
-        return self.is_attention_fused and is_narrow and not (self.fuses_norms or is_stated)
+        return self.is_attention_fused and is_narrow and not (self.fuses_norms or is_made_for_it)
+
+    @property
+    def is_attention_unstated(self) -> bool:
+        """True where attention is generic and nobody says in which kernel it runs."""
+        is_stated = self.framework.lower().startswith(_WITH_FLASH_ATTENTION)
+        return self.is_attention_generic and not is_stated
 
     @property
     def has_norms_inside(self) -> bool:
