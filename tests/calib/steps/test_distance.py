@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,9 @@ from forerun.calib.fit.rate_priors import RatePrior, rates_prior
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.estimate import StepEstimate
 from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import ERROR_INFLATION, fit_steps
+from forerun.calib.steps.priced_items import SCALE
 from forerun.calib.steps.scales import RELEASE_SIGMA_LOG, UNMODELLED, misalignment, scales
 from forerun.calib.steps.table_steps import machine_times
 from forerun.calib.workload.config import (
@@ -74,6 +77,39 @@ def test_attention_of_an_unstated_kernel_is_slower_and_open_on_newer_devices_alo
     for same in ({"device": "A100"}, {"precision": Precision.FP32}):
         one, other = (asked(replace(c, **same)) for c in (long, replace(long, **engine)))
         assert one.time_s == other.time_s and one.sigma_log == other.sigma_log
+
+
+def test_a_stated_kernel_of_the_generation_before_is_as_slow_and_less_open() -> None:
+    """nanotron and llm-foundry call flash-attn, which is FlashAttention-2."""
+    long = config(seq=65536)
+    unstated, stated = (
+        fit_steps(machine_times(one)).estimate(one)
+        for one in (long, replace(long, framework="nanotron"))
+    )
+    assert stated.time_s == unstated.time_s
+    assert stated.sigma_log < 0.8 * unstated.sigma_log
+
+
+def test_what_hid_behind_another_stage_comes_out_where_steps_say_so() -> None:
+    """An odd vocabulary costs its head four times the time, behind stages of more layers by the
+    priors: no slope at their centres leads there."""
+
+    def staged(pp: int, layers: tuple[int, ...], micro: int = 2) -> RunConfig:
+        model = of_width(2048, num_layers=24, vocab_size=50257)
+        par = Parallelism(pp=pp, chunk_layers=layers, ranks_per_node=8)
+        batch = Batch(micro_batch_size=micro, global_batch_size=64 * micro)
+        return config(model=replace(model, seq_length=4096), parallelism=par, batch=batch)
+
+    known = [staged(4, (7, 7, 6, 4)), staged(2, (14, 10)), staged(4, (7, 7, 6, 4), micro=4)]
+    unseen = staged(8, (4, 3, 3, 4, 3, 3, 4, 0))
+    base = machine_times(unseen)
+    layouts = layouts_of([*known, unseen], base)
+    theta = np.zeros((len(layouts.constants), 1))
+    theta[layouts.constants.index((SCALE, "misaligned"))] = 0.9
+    *steps_s, unseen_s = np.exp(layouts.log_time(theta))[:, 0].tolist()
+    told = [KnownStep(config=c, time_s=s) for c, s in zip(known, steps_s, strict=True)]
+    assert fit_steps(base).predict([unseen]).time_s[0] < 0.7 * unseen_s
+    assert fit_steps(base, told).predict([unseen]).time_s[0] == pytest.approx(unseen_s, rel=0.1)
 
 
 def test_one_set_of_base_times_answers_for_layouts_of_either_kernel() -> None:
