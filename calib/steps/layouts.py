@@ -212,9 +212,9 @@ class Layouts:
         self, theta: Floats, launch_log: Floats, work_log: Floats, run: Simulate
     ) -> list[GroupTimes]:
         launch = self.launched_frac * np.exp(launch_log)
-        launch = np.where(self.has_experts, launch * self._named(theta, EXPERT_LAUNCHES), launch)
         work = np.exp(work_log)
-        floor_s = launch * self._named(theta, FLOOR)
+        of_experts_s = self.has_experts * self._named(theta, EXPERT_LAUNCHES)
+        floor_s = launch * (self._named(theta, FLOOR) + of_experts_s)
         forward_s = floor_s + self.calls_s[Placement.FORWARD]
         backward_s = floor_s * self._named(theta, FLOOR_RATIO) + self.calls_s[Placement.BACKWARD]
         # Each module that is started again takes the host as long as a dense layer: states of

@@ -18,8 +18,8 @@ def test_a_machine_that_is_slower_by_a_constant_is_calibrated_to_it() -> None:
     slow = timed(rows, 1.3 * cold.time_s)
     warm = TableSteps().fit(slow[::2]).predict(rows)
     error = warm.time_s / [row.measured_s for row in slow] - 1
-    # Constants that few rows tell, such as hops, stay near their priors.
-    assert np.abs(error).max() < 0.08
+    # Constants that few rows tell, such as hops and what the host takes, stay near their priors.
+    assert np.abs(error).max() < 0.09
     assert np.mean(warm.high_s / warm.low_s) < np.mean(cold.high_s / cold.low_s)
 
 
