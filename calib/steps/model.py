@@ -6,6 +6,7 @@ answer to ``forerun predict``, and the tables of published steps that it is vali
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,7 +35,7 @@ from .known import (
 from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
-from .scales import BOOST, GROWTH, LAUNCH, UNMODELLED, effects_of, releases_of
+from .scales import BOOST, FLOOR, GROWTH, LAUNCH, UNMODELLED, effects_of, releases_of
 
 ERROR_INFLATION = 1.8124611228 / Z_90
 """Of a deviation, for 90 % of Student's distribution with 10 degrees to lie within ``Z_90`` of
@@ -48,6 +49,10 @@ UNSEEN_SIGMA_LOG = {name: 1.5 if name == "pp" else 0.7 for name in SPANNED}
 between two ranks, and went at 1 GB/s on one public cluster, of 45 that its cards promise, and twice
 as fast as told on another; other groups use all cards, and lie within a factor of 2 (ranks per node
 and nodes left out of public tables: 5 to 30 %, with sockets 2 to 3 times)."""
+
+HOST_SCATTER_LOG = 0.19
+"""How far apart steps lie that wait for the host, between launches of one and the same command:
+0.054, 0.068 and 0.078 s (``benchmarks/RESULTS.md``, "Choice among measured layouts")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -193,6 +198,7 @@ class FittedSteps:
         items_s = dict(zip(layouts.compiled.items, layouts.items_s(theta).tolist(), strict=True))
         sources = dict(zip(layouts.compiled.items, layouts.priced.sources, strict=True))
         growth = layouts.growth_log(theta[:, np.newaxis])[:, 0]
+        of_host = self._host_scatter(layouts, slopes)
         out: dict[int, StepEstimate] = {}
         for group in found:
             for row, place in enumerate(group.group.members.tolist()):
@@ -204,9 +210,19 @@ class FittedSteps:
                     sources=sources,
                     scale=float(np.exp(left_log[place] + growth[place])),
                     error_log=errors.of(place, wider),
-                    own_sigma_log=wider * float(own_sigma[place]),
+                    own_sigma_log=wider * math.hypot(own_sigma[place], of_host[place]),
                 )
         return [out[place] for place in range(len(out))]
+
+    def _host_scatter(self, layouts: Layouts, slopes: Floats) -> Floats:
+        """Deviation of each log step that was not measured, by how much of it waits for the host,
+        shape (layouts,)."""
+        waits_frac = np.maximum(slopes[:, layouts.constants.index((SCALE, FLOOR))], 0.0)
+        is_blind = [
+            self.posterior is None or not self.posterior.places(config)
+            for config in layouts.compiled.configs
+        ]
+        return HOST_SCATTER_LOG * waits_frac * is_blind
 
     @property
     def _inflation(self) -> float:

@@ -112,6 +112,21 @@ def test_what_hid_behind_another_stage_comes_out_where_steps_say_so() -> None:
     assert fit_steps(base, told).predict([unseen]).time_s[0] == pytest.approx(unseen_s, rel=0.1)
 
 
+def test_steps_that_wait_for_the_host_scatter_unless_they_were_measured() -> None:
+    def of(width: int) -> RunConfig:
+        shape = of_width(width, num_layers=32, vocab_size=51200)
+        return config(seq=2048, model=replace(shape, seq_length=2048))
+
+    bound, free = of(512), of(8192)
+    base = machine_times(bound)
+    asked = fit_steps(base).estimates([bound, free])
+    assert asked[0].own_sigma_log > 1.5 * asked[1].own_sigma_log
+    told = fit_steps(base, [KnownStep(config=bound, time_s=asked[0].time_s)])
+    other = replace(bound, batch=Batch(micro_batch_size=2, global_batch_size=64))
+    measured, blind = told.estimates([bound, other])
+    assert measured.own_sigma_log < 0.1 * blind.own_sigma_log
+
+
 def test_one_set_of_base_times_answers_for_layouts_of_either_kernel() -> None:
     """A device that nothing was measured on is asked for any layout, whatever it was opened by."""
     long = config(seq=65536)
