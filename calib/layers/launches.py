@@ -59,7 +59,7 @@ each expert, and the casts of its operands, by themselves.  Layers that wait for
 12.5 ms for both passes with 16 experts (Qwen3 30B on B200 and GB200), at most 8 with 4 (Qwen3 235B
 on GB200)."""
 _EXPERTS_OF_RANK = 8
-_GRACE = ("gh200", "gb200", "gb300")
+_GRACE = ("gh200", "gh-96", "gb200", "gb300")
 _GRACE_LAUNCHES = 1.3
 """Launches of a Grace host over those of x86: GH200 waits for its host up to four times the batch
 that H100 and A100 beside x86 do, by the cores of Grace (Vellaisamy et al. 2025, arXiv:2504.11750).
@@ -70,8 +70,8 @@ what a machine's steps tell moves it, as all launches."""
 def host_factor(device: str) -> float:
     """Time of a launch by the host of a device over that of an x86 host.
 
-    >>> host_factor("NVIDIA GB200"), host_factor("NVIDIA B200")
-    (1.3, 1.0)
+    >>> host_factor("NVIDIA GB200"), host_factor("GH-96"), host_factor("NVIDIA B200")
+    (1.3, 1.3, 1.0)
     """
     return _GRACE_LAUNCHES if any(name in device.lower() for name in _GRACE) else 1.0
 
