@@ -22,11 +22,9 @@ from ..search.best_first import best_layouts
 from ..search.cells import cells_of
 from ..search.found import Effort, Found, Proof, Room
 from ..search.labels import layout_label
-from ..steps.design import most_informative
 from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
-from ..steps.known import correlations
+from ..steps.known import MEASURED_SIGMA_LOG
 from ..steps.model import MISFIT, FittedSteps
-from ..steps.posterior import MODEL_SIGMA_LOG
 from ..units import CANNOT_TELL, format_change, format_frac
 from ..workload.config import RunConfig
 from ..workload.hosts import takes_options
@@ -45,7 +43,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
-# Few enough that somebody tries them; each is the one that tells most beside those before it.
+# Few enough that somebody tries them.
 _NUM_WORTH_MEASURING = 3
 
 
@@ -224,12 +222,16 @@ class Plan:
 
     @property
     def worth_measuring(self) -> tuple[Candidate, ...]:
-        """The layouts whose measured step would narrow the intervals of all candidates most."""
-        able = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
-        alike = correlations([c.config for c in able], self.own.config)
-        discrepancy = MODEL_SIGMA_LOG**2 * alike
-        places = most_informative([c.error_log for c in able], _NUM_WORTH_MEASURING, discrepancy)
-        return tuple(able[place] for place in places)
+        """The layouts whose measured step decides most: the fastest of those that fit, may be
+        faster than what runs, and are not known as well as a measurement would tell."""
+        able = [
+            c
+            for c in self.candidates
+            if c.verdict is not Verdict.DOES_NOT_FIT
+            # Nothing of it is known where no running layout does the same work.
+            and not (c.time_frac_low >= 0 or c.log_ratio_sigma < 2 * MEASURED_SIGMA_LOG)
+        ]
+        return tuple(sorted(able, key=lambda c: c.step_time_s)[:_NUM_WORTH_MEASURING])
 
     def to_json(self) -> JsonObject:
         """A JSON object with its schema."""

@@ -8,7 +8,7 @@ model, linearised where it stands, with what its constants leave.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from .known import MEASURED_SIGMA_LOG, correlations
 from .model import ERROR_INFLATION, fit_steps
 from .posterior import MODEL_SIGMA_LOG
 from .priced_items import SCALE
+from .table_steps import row_times
 
 _MAX_EXCHANGES = 50
 """A search that exchanges rows ends after a few; this only bounds it."""
@@ -51,32 +52,6 @@ def expected_sigma_log(rows: Sequence[StepRow], chosen: Sequence[int]) -> float:
     return float(np.sqrt(_study(rows).mean_variance(list(chosen))))
 
 
-def most_informative(
-    errors: Sequence[Mapping[str, float]], number: int, discrepancy: Floats | None = None
-) -> list[int]:
-    """Places of the layouts to measure, the most telling first.
-
-    ``errors`` holds for each layout how the log of its time over the running one changes when one
-    thing that is not known is off by one deviation, ``discrepancy`` the covariance of what no such
-    thing explains, shape (layouts, layouts).  Layouts that would tell nothing are left out.
-
-    >>> most_informative([{"tp": 0.3}, {"tp": 0.1}, {"pp": 0.2}], 2)
-    [0, 2]
-    """
-    names = sorted({name for one in errors for name in one})
-    slopes = np.array([[one.get(name, 0.0) for name in names] for one in errors])
-    if not slopes.size:
-        return []
-    study = _Study(covariance=slopes @ slopes.T + (0.0 if discrepancy is None else discrepancy))
-    chosen: list[int] = []
-    for _ in range(min(number, len(errors))):
-        best = study.most_informative(chosen)
-        if study.posterior(chosen)[best, best] < _NOISE_SIGMA_LOG**2:
-            break
-        chosen.append(best)
-    return chosen
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Study:
     covariance: Floats
@@ -103,8 +78,6 @@ class _Study:
 
 
 def _study(rows: Sequence[StepRow]) -> _Study:
-    from .table_steps import row_times  # a plan asks for ``most_informative`` alone, without tables
-
     base = row_times(rows[0])
     found = fit_steps(base).estimates([row.config for row in rows])
     names = sorted({name for one in found for name in one.error_log})

@@ -168,11 +168,11 @@ def left_out_note(plan: Plan) -> str:
 
 
 def telling_note(plan: Plan) -> str:
-    """Which layouts to try in order to know the others better."""
+    """Which layouts to try in order to know which is the fastest."""
     labels = ", ".join(candidate.label for candidate in plan.worth_measuring)
     if not labels:
         return ""
-    return f"to narrow their intervals, run steps of {labels}"
+    return f"to know which is fastest, run steps of {labels}"
 
 
 def routing_note(plan: Plan) -> str:

@@ -18,7 +18,6 @@ from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.search.found import NUM_LACKING, TOP, Effort, Room
 from forerun.calib.search.labels import layout_label
-from forerun.calib.steps.design import most_informative
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.workload.config import Recompute, RunConfig, Sharding
 
@@ -256,11 +255,23 @@ def test_a_plan_under_fsdp_says_how_likely_each_fits(
     assert open_.fit_probability is None
 
 
-def test_the_most_telling_layouts_differ_in_what_they_would_tell() -> None:
-    """Two layouts off by the same family tell the same: only one of them is asked for."""
-    slopes = [{"tp": 0.1}, {"tp": 0.12}, {"pp": 0.05}, {"linear": 0.001}]
-    assert most_informative(slopes, 3) == [1, 2]
-    assert most_informative([], 2) == []
+def test_worth_measuring_are_the_fastest_that_may_be_faster_and_are_not_known(
+    planned: Callable[..., Plan],
+) -> None:
+    found = planned()
+    named = found.worth_measuring
+    able = [c for c in found.candidates if c.time_frac_low < 0 and c.log_ratio_sigma >= 0.02]
+    assert 0 < len(named) <= 3 and all(one in able for one in named)
+    assert [c.step_time_s for c in named] == sorted(c.step_time_s for c in able)[: len(named)]
+    surely_slower = [replace(c, time_frac_low=0.01) for c in found.candidates]
+    assert replace(found, candidates=tuple(surely_slower)).worth_measuring == ()
+    known = replace(named[0], log_ratio_sigma=0.001)
+    rest = tuple(known if c is named[0] else c for c in found.candidates)
+    assert known not in replace(found, candidates=rest).worth_measuring
+    # Nothing runs that does the same work: the fastest, whatever nobody knows of their ratios.
+    nan = dict.fromkeys(("time_frac", "time_frac_low", "log_ratio_sigma"), float("nan"))
+    alone = replace(found, candidates=tuple(replace(c, **nan) for c in found.candidates))
+    assert len(alone.worth_measuring) == 3
 
 
 def test_json_is_complete_and_plain(planned: Callable[..., Plan]) -> None:
