@@ -1,113 +1,119 @@
-"""Which layout would be chosen, and how much longer it takes than the best one that was measured.
+"""Which layout would be chosen, how much longer it takes than the best one, and in which order.
 
     python benchmarks/choice.py DATA_DIR [--draws 20] [--only TEXT] [--worst 10] [--json OUT]
 
 On every published set with several measured layouts of one job (model, batch, GPUs, machine and
-what else no layout changes), by the model that answers ``forerun predict``, knowing operators and
-none, one (each in turn) or three of the job's layouts; known ones are measured, as in a plan.
-Beside it the rules of ``baselines/layout_rules.py``, a constant rate, the best known layout, and
-any layout.
-Chosen over best: median, 95th percentile and maximum; each job has equal weight.  ``apart`` is the
-95th percentile where a choice counts as the best that lies no farther from it than runs of one
-layout lie from each other.
+what else no layout changes), by the model that answers ``forerun predict`` with rates of operators
+from other sources alone (``generalise.py``).  Known are no layout; one (each in turn) or three of
+the job's, which are measured then, as in a plan; ten of other jobs of the machine; or up to forty
+of one other size of model.  Beside it the rules of ``baselines/layout_rules.py``, ten terms, a
+constant rate, and whoever stays with the best known layout.
+
+Regret is the time of the chosen layout over the best one's, less 1; tau is Kendall's, over the
+layouts that are not known.  Each job has equal weight.  The last columns hold ours against the
+better of the trivial rule and ten terms, paired by job: behind is who is worse with 95 %.
+
+The second table is of few rows: what is chosen with one running layout known, and with two more
+that a plan names, that are predicted to be the fastest, or that are random.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.baselines.layout_rules import RULES, Rule
-from forerun.benchmarks.baselines.steps import ConstantRate
+from forerun.benchmarks.baselines.steps import ConstantRate, TenTerms
+from forerun.benchmarks.generalise import SOURCES, Source
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.published.readers import model_over, steps_of
+from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scoring.layout_choices import (
     Choice,
     Job,
     Scores,
-    at_random,
+    against_the_better,
     best_known,
     by_model,
     choice_figures,
     choices,
     jobs,
-    known_places,
+    known_rows,
+    rows_of_one_size,
+    rows_of_other_jobs,
 )
-from forerun.calib.errors import ForerunError
+from forerun.benchmarks.scoring.next_runs import after_next_runs
+from forerun.calib.records.step_rows import StepRow
+from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.validation.step_scores import layout_text
 
-OPERATORS: Mapping[str, tuple[str, ...]] = {
-    "e2e_simumax_b200_8gpu": ("ops_simumax_gemm_attention",),
-    "e2e_sailor": ("ops_sailor_layer_profiles",),
-}
-"""Operators that were measured on the machine of a set of steps; elsewhere the priors stand in."""
 NUMBERS_KNOWN = (0, 1, 3)
-OURS = "ours"
-MEDIAN_BAR, P95_BAR = 1.005, 1.06
-"""Median 1.00 as it is printed."""
-Found = dict[tuple[int, str], list[Choice]]
+NUM_OF_OTHERS, MOST_OF_SIZE = 10, 40
+OTHERS, ONE_SIZE = f"{NUM_OF_OTHERS} of other jobs", "one other size"
+OURS, TRIVIAL, TEN = "ours", next(iter(RULES)), TenTerms.name
+Found = dict[tuple[str, str], list[Choice]]
+"""By what is known and who chose."""
 
 
 def main() -> None:
     """Print the tables."""
     arguments = _arguments()
     found: dict[str, Found] = {}
+    followed: dict[str, Found] = {}
     with threadpool_limits(1):
-        for table in _tables(arguments.data, arguments.only):
+        for source, table in _tables(arguments.only):
             here = jobs(steps_of(arguments.data, table).rows)
             if here:
                 begin = time.process_time()
-                found[table] = _chosen(here, _choosers(arguments.data, table), arguments.draws)
+                model = TableSteps(without=source.rates)
+                found[table] = _chosen(here, _choosers(model), arguments.draws)
+                followed[table] = _followed(here, model, arguments.draws)
                 seconds = time.process_time() - begin
                 print(f"{table}: {len(here)} jobs, {seconds:.0f} s", file=sys.stderr, flush=True)
-    parts = {**found, **_pools(found)}
-    figures = [line for title, part in parts.items() for line in _lines(title, part)]
-    print(_text(figures))
+    figures = [_line(*of, made) for of, made in _all(found)]
+    rivals = [_against(title, part, (TRIVIAL, TEN)) for title, part in _parts(found)]
+    compared = [one for some in rivals for one in some]
+    after = [_line(*of, made) for of, made in _all(followed)]
+    print(_text(figures, compared))
+    print(_next_text(after))
     worst = _worst(found, arguments.worst)
     print(_worst_text(worst))
     if arguments.json:
-        told = {"schema": 1, "draws": arguments.draws, "results": figures, "worst": worst}
+        told = {"schema": 2, "draws": arguments.draws, "results": figures, "next": after}
+        told |= {"against": compared, "worst": worst}
         arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
-    parser.add_argument("--draws", type=int, default=20, help="sets of three known layouts (20)")
-    parser.add_argument("--only", metavar="TEXT", help="sets whose name holds this text")
+    parser.add_argument("--draws", type=int, default=20, help="drawn sets of known layouts (20)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="sets whose name holds this")
     parser.add_argument("--worst", type=int, default=10, help="jobs to name (10)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="all figures")
     return parser.parse_args()
 
 
-def _tables(data: Path, only: str | None) -> Iterator[str]:
-    """Names of the sets of steps that can be read."""
-    for path in sorted(data.glob("e2e_*.csv*")):
-        name = path.name.partition(".")[0]
-        if only and only not in name:
-            continue
-        try:
-            steps_of(data, name)
-        except ForerunError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            continue
-        yield name
+def _tables(only: str) -> Iterator[tuple[Source, str]]:
+    for source in SOURCES:
+        yield from ((source, table) for table in source.steps if only in table)
 
 
-def _choosers(data: Path, table: str) -> Mapping[str, Scores]:
+def _choosers(model: TableSteps) -> Mapping[str, Scores]:
     return {
-        OURS: by_model(model_over(data, OPERATORS.get(table, ()))),
+        OURS: by_model(model),
         **{name: _by_rule(rule) for name, rule in RULES.items()},
-        "constant rate": by_model(ConstantRate()),
+        TEN: by_model(TenTerms()),
+        ConstantRate.name: by_model(ConstantRate()),
         "best known": best_known,
-        "any": at_random,
     }
 
 
@@ -117,63 +123,124 @@ def _by_rule(rule: Rule) -> Scores:
 
 def _chosen(here: Sequence[Job], choosers: Mapping[str, Scores], num_draws: int) -> Found:
     found: Found = {}
-    for number in NUMBERS_KNOWN:
-        for job in here:
-            known = list(known_places(job, number, num_draws))
+    for job in here:
+        for told, known in _known(job, here, num_draws).items():
             for name, scores in choosers.items():
-                if known and (number or scores is not best_known):
-                    found.setdefault((number, name), []).extend(choices(job, known, scores))
+                if known and (told in ("1", "3") or scores is not best_known):
+                    found.setdefault((told, name), []).extend(choices(job, known, scores))
     return found
 
 
-def _pools(found: Mapping[str, Found]) -> dict[str, Found]:
-    """All jobs together, without and with those whose steps a simulator wrote."""
-    pools: dict[str, Found] = {"all sets but the synthetic one": {}, "all sets": {}}
+def _known(
+    job: Job, here: Sequence[Job], num_draws: int
+) -> Mapping[str, Sequence[Sequence[StepRow]]]:
+    return {
+        **{str(number): [*known_rows(job, number, num_draws)] for number in NUMBERS_KNOWN},
+        OTHERS: [*rows_of_other_jobs(job, here, NUM_OF_OTHERS, num_draws)],
+        ONE_SIZE: [*rows_of_one_size(job, here, MOST_OF_SIZE)],
+    }
+
+
+def _followed(here: Sequence[Job], model: TableSteps, most_running: int) -> Found:
+    found: Found = {}
+    for job in here:
+        for name, one in after_next_runs(job, model, most_running):
+            found.setdefault(("1", name), []).append(one)
+    return found
+
+
+def _parts(found: Mapping[str, Found]) -> Iterator[tuple[str, Found]]:
+    """Each set, then all jobs together, without and with those whose steps a simulator wrote."""
+    pools: dict[str, Found] = {"all but the synthetic set": {}, "all sets": {}}
     for part in found.values():
         for key, made in part.items():
             measured = [one for one in made if not one.job.is_synthetic]
             for title, kept in zip(pools, (measured, made), strict=True):
                 if kept:
                     pools[title].setdefault(key, []).extend(kept)
-    return pools
+    yield from found.items()
+    yield from pools.items()
 
 
-def _lines(title: str, part: Found) -> Iterator[dict[str, Any]]:
-    for (number, name), made in part.items():
-        yield {"set": title, "known": number, "chooser": name, **choice_figures(made)}
+def _all(found: Mapping[str, Found]) -> Iterator[tuple[tuple[str, str, str], list[Choice]]]:
+    for title, part in _parts(found):
+        yield from (((title, *key), made) for key, made in part.items())
 
 
-def _text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each set and number of known layouts, a column for each chooser."""
-    names = list(dict.fromkeys(line["chooser"] for line in lines))
-    cells = {(line["set"], line["known"], line["chooser"]): line for line in lines}
+def _line(title: str, known: str, name: str, made: Sequence[Choice]) -> dict[str, Any]:
+    found = {of: one if math.isfinite(one) else None for of, one in choice_figures(made).items()}
+    return {"set": title, "known": known, "chooser": name, **found}
+
+
+def _against(title: str, part: Found, rivals: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for known, chooser in part:
+        if chooser != OURS:
+            continue
+        others = {name: part[known, name] for name in rivals}
+        for field in ("time_ratio", "tau"):
+            found = against_the_better(part[known, OURS], others, field)
+            if found is not None:
+                yield {"set": title, "known": known, "field": field, **asdict(found)}
+
+
+def _text(figures: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each set and what is known, a column for each chooser."""
+    names = list(dict.fromkeys(line["chooser"] for line in figures))
+    cells = {(line["set"], line["known"], line["chooser"]): line for line in figures}
+    against = {(one["set"], one["known"], one["field"]): one for one in compared}
     rows = []
-    for title, number in dict.fromkeys((line["set"], line["known"]) for line in lines):
-        ours = cells[title, number, OURS]
-        is_met = ours["median"] <= MEDIAN_BAR and ours["p95"] <= P95_BAR
+    for title, known in dict.fromkeys((line["set"], line["known"]) for line in figures):
+        ours = cells[title, known, OURS]
+        regret, tau = (against.get((title, known, field)) for field in ("time_ratio", "tau"))
         rows.append(
             [
-                *(title, number, ours["jobs"], ours["choices"]),
-                *(_cell(cells.get((title, number, name))) for name in names),
-                f"{ours['apart_p95']:.2f}",
-                "yes" if is_met else "no",
+                *(title, known, ours["jobs"]),
+                *(_cell(cells.get((title, known, name))) for name in names),
+                *(_difference(regret, 100, 1), _difference(tau, 1, 2), _behind(regret, tau)),
             ]
         )
-    head = ["set", "known", "jobs", "choices", *names, "ours, apart", "met"]
-    told = "Chosen over best: median / p95 / max, share of choices that are the best.\n\n"
-    return told + markdown_table(head, rows)
+    head = ["set", "known", "jobs", *names, "regret less the better", "tau less the better"]
+    told = "Regret in percent: mean / p95 / maximum; tau.\n\n"
+    return told + markdown_table([*head, "behind"], rows)
 
 
 def _cell(line: Mapping[str, Any] | None) -> str:
     if line is None:
         return "-"
-    figures = " / ".join(f"{line[name]:.2f}" for name in ("median", "p95", "max"))
-    return f"{figures}, {100 * line['best_frac']:.0f} %"
+    figures = (100 * line[name] for name in ("mean_frac", "p95_frac", "max_frac"))
+    tau = "-" if line["tau"] is None else f"{line['tau']:.2f}"
+    return f"{' / '.join(f'{figure:.1f}' for figure in figures)}; {tau}"
+
+
+def _difference(one: Mapping[str, Any] | None, factor: float, digits: int) -> str:
+    if one is None:
+        return "-"
+    mean, low, high = (f"{factor * one[name]:+.{digits}f}" for name in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
+def _behind(regret: Mapping[str, Any] | None, tau: Mapping[str, Any] | None) -> str:
+    """In what ours is worse than the better of the others, whichever jobs are drawn."""
+    found = ["regret"] if regret is not None and regret["low"] > 0 else []
+    found += ["tau"] if tau is not None and tau["high"] < 0 else []
+    return " and ".join(found) or "no"
+
+
+def _next_text(after: Sequence[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(line["chooser"] for line in after))
+    cells = {(line["set"], line["chooser"]): line for line in after}
+    rows = [
+        [title, cells[title, names[0]]["jobs"], *(_cell(cells[title, name]) for name in names)]
+        for title in dict.fromkeys(line["set"] for line in after)
+    ]
+    return "\nOne layout runs; two more are run, then chosen:\n\n" + markdown_table(
+        ["set", "jobs", *names], rows
+    )
 
 
 def _worst(found: Mapping[str, Found], number: int) -> list[dict[str, Any]]:
     """Our dearest choices with no known layout, for each a line of what was chosen and best."""
-    made = [one for part in found.values() for one in part.get((0, OURS), [])]
+    made = [one for part in found.values() for one in part.get(("0", OURS), [])]
     made.sort(key=lambda one: -one.time_ratio)
     return [_told(one) for one in made[:number] if one.time_ratio > 1]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from forerun.calib.validation.step_protocols import series_name
 
@@ -50,17 +51,25 @@ def compare(
     units = rows if are_series else [[value] for value in rows[0]]
     sums = np.array([sum(unit) for unit in units])
     counts = np.array([len(unit) for unit in units], dtype=np.float64)
-    generator = np.random.default_rng(seed)
-    drawn = generator.multinomial(len(units), np.full(len(units), 1 / len(units)), NUM_RESAMPLES)
-    low, high = np.quantile((drawn @ sums) / (drawn @ counts), (_TAIL, 1 - _TAIL))
+    low, high = mean_interval(sums, counts, seed=seed)
     return Comparison(
         difference_frac=float(sums.sum() / counts.sum()),
-        low_frac=float(low),
-        high_frac=float(high),
+        low_frac=low,
+        high_frac=high,
         num_rows=int(counts.sum()),
         num_units=len(units),
         are_series=are_series,
     )
+
+
+def mean_interval(
+    sums: NDArray[np.float64], counts: NDArray[np.float64], *, seed: int = _SEED
+) -> tuple[float, float]:
+    """Ends of the 90 % interval of a mean over units that are drawn with replacement, whole."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), NUM_RESAMPLES)
+    low, high = np.quantile((drawn @ sums) / (drawn @ counts), (_TAIL, 1 - _TAIL))
+    return float(low), float(high)
 
 
 def _differences(

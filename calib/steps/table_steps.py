@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import pandas as pd
 
@@ -71,9 +72,16 @@ class CalibratedRows:
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
         """Medians and 90 % intervals of rows of the same machine."""
-        base = self._tables.base((*self._rows, *rows)[0])
+        return self.steps(rows[0]).predict([row.config for row in rows])
+
+    def steps(self, row: StepRow) -> FittedSteps:
+        """The step model of the machine of the known rows, which is that of ``row``."""
+        return self._fitted if self._rows else fit_steps(self._tables.base(row))
+
+    @cached_property
+    def _fitted(self) -> FittedSteps:
         known = [KnownStep.of(row) for row in self._rows]
-        return fit_steps(base, known).predict([row.config for row in rows])
+        return fit_steps(self._tables.base(self._rows[0]), known)
 
 
 def times_key(row: StepRow) -> Hashable:

@@ -1,0 +1,82 @@
+"""Which two layouts to run next beside the running one, and what is chosen after them.
+
+``telling`` asks what a user is told by a plan; beside it stand two random layouts and the two that
+the model, calibrated on the running one, thinks fastest.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from forerun.benchmarks.scoring.layout_choices import Choice, Job, by_model, choices
+from forerun.calib.advice.plan import Plan, compare
+from forerun.calib.records.step_rows import StepRow
+from forerun.calib.steps.model import FittedSteps
+from forerun.calib.steps.table_steps import TableSteps
+
+NUM_NEXT = 2
+FEWEST = 5
+"""Layouts that a job needs, so that two more runs leave two or more."""
+Picks = Callable[[FittedSteps, StepRow, Sequence[StepRow]], list[StepRow]]
+"""Rows to run next, of a calibrated model, the running row and all others."""
+
+
+def telling(steps: FittedSteps, running: StepRow, others: Sequence[StepRow]) -> list[StepRow]:
+    """Those that a plan names."""
+    own, *found = compare(running.config, [running.config, *(o.config for o in others)], steps)
+    plan = Plan(
+        own=own,
+        measured_step_time_s=running.measured_s,
+        memory_capacity_nbytes=None,
+        candidates=tuple(found),
+    )
+    rows = {id(one): row for one, row in zip(found, others, strict=True)}
+    return [rows[id(one)] for one in plan.worth_measuring][:NUM_NEXT]
+
+
+def fastest(steps: FittedSteps, running: StepRow, others: Sequence[StepRow]) -> list[StepRow]:
+    """Those that are predicted to be the fastest."""
+    del running
+    times_s = steps.predict([one.config for one in others]).time_s
+    return [others[place] for place in np.argsort(times_s, kind="stable")[:NUM_NEXT]]
+
+
+def drawn(steps: FittedSteps, running: StepRow, others: Sequence[StepRow]) -> list[StepRow]:
+    """Random ones, the same in every run."""
+    del steps
+    names = " ".join([running.row_id, *(one.row_id for one in others)])
+    generator = np.random.default_rng(zlib.crc32(names.encode()))
+    places = generator.choice(len(others), size=NUM_NEXT, replace=False)
+    return [others[place] for place in places.tolist()]
+
+
+PICKS: Mapping[str, Picks] = {
+    "named by the plan": telling,
+    "predicted fastest": fastest,
+    "random": drawn,
+}
+
+
+def after_next_runs(job: Job, model: TableSteps, most_running: int) -> Iterator[tuple[str, Choice]]:
+    """What is chosen with the running layout alone, and after two more by each way to pick them.
+
+    ``most_running`` layouts run in turn, evenly from the fastest to the slowest.
+    """
+    if len(job.rows) < FEWEST:
+        return
+    order = np.argsort(job.times_s, kind="stable")
+    number = min(most_running, len(order))
+    spread = np.unique(np.linspace(0, len(order) - 1, number).round().astype(int))
+    known: dict[str, list[list[StepRow]]] = {"none": []}
+    for running in (job.rows[place] for place in order[spread]):
+        steps = model.fit([running]).steps(running)
+        others = [row for row in job.rows if row is not running]
+        known["none"].append([running])
+        for name, pick in PICKS.items():
+            known.setdefault(name, []).append([running, *pick(steps, running, others)])
+    scores = by_model(model)
+    for name, sets in known.items():
+        yield from ((name, one) for one in choices(job, sets, scores))
