@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py DATA_FOLDER [--repetitions 5]
 
-Tables: ``e2e_simumax_b200_8gpu`` (peak of the allocator) and ``e2e_sailor`` (fp32
-Megatron-DeepSpeed, unfused; its values are whole MiB of the device in use, so that context and
-communicators count).  Nothing is fitted, but the last figure of a table takes an offset from the
+Every table that publishes peaks, each held against what its source measures: allocated bytes
+(SimuMax, Megatron-Bridge's cards), bytes reserved by the allocator (torchtitan), or those of the
+device in use (Sailor).  Nothing is fitted, but the last figure of a table takes an offset from the
 first row, as a calibrated run does.  Then every published peak, run that ran out and run that ended
 well, against the probability with which its layout was called fitting.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -24,17 +24,15 @@ from numpy.typing import NDArray
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.memory_rows import MemoryRow, by_table, memory_rows
 from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.benchmarks.published.readers import read_steps
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.layout_table import peaks_nbytes
 from forerun.calib.memory.peak import Verdict, fit_probability, memory, verdict
 from forerun.calib.units import GIB
-from forerun.calib.workload.config import Batch, Parallelism, Recompute, RunConfig
-from forerun.launch.known.table_files import read_frame
+from forerun.calib.workload.config import Batch, Parallelism, Recompute, RunConfig, Sharding
 
 HEADER = ["layout", "predicted GiB", "measured GiB", "error %"]
 FIT_HEADER = [
-    *("table", "rows", "ran", "ran out", "called fitting", "of these ran out"),
+    *("table", "rows", "ran", "ran out", "called fitting", "of these ran out", "ran out, refused"),
     *("refused though it ran", "mean probability of what ran", "error of peaks %"),
 ]
 
@@ -44,28 +42,50 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--repetitions", type=int, default=5)
     arguments = parser.parse_args()
-    score(arguments.data / "e2e_simumax_b200_8gpu.csv.gz", "allocated_nbytes")
-    score(arguments.data / "e2e_sailor.csv.gz", "total_nbytes", without_fusions)
-    score_fits(arguments.data)
+    rows, left = memory_rows(arguments.data)
+    for table, found in by_table([row for row in rows if row.peak_nbytes]):
+        score_peaks(table, found)
+    score_fits(rows, left)
     speed(arguments.repetitions)
 
 
-def score_fits(data: Path) -> None:
-    """Print, by table, what was called fitting or refused against what ran; reasons for the rest.
+def score_peaks(table: str, rows: Sequence[MemoryRow]) -> None:
+    """Print one row for each measured peak of a table, and the mean and worst error."""
+    print(f"\n{table}: {rows[0].peak.value}\n\n{markdown_head(HEADER)}")
+    told = np.array([getattr(memory(row.config), row.peak.value) for row in rows])
+    measured = np.array([row.peak_nbytes for row in rows], dtype=float)
+    for row, predicted, peak in zip(rows, told, measured, strict=True):
+        par = row.config.parallelism
+        name = f"{row.name} TP{par.tp} PP{par.pp} CP{par.cp} EP{par.ep} DP{par.dp} "
+        name += f"mbs{row.config.batch.micro_batch_size} m{row.config.num_microbatches}"
+        error = f"{100 * (predicted / peak - 1):+.2f}"
+        print(markdown_row([name, f"{predicted / GIB:.2f}", f"{peak / GIB:.2f}", error]))
+    print_errors("no row", told / measured - 1)
+    offset = measured[0] - told[0]
+    print_errors("offset of the first row", (told + offset)[1:] / measured[1:] - 1)
+
+
+def score_fits(rows: Sequence[MemoryRow], left: Mapping[str, int]) -> None:
+    """Print, by table and by what is sharded, what was called fitting or refused against what ran;
+    reasons for the rest.
 
     Bars: of what is called fitting at 90 % at most 2 % ran out, of what ran at most 5 % was
     refused.
     """
-    rows, left = memory_rows(data)
     print(f"\nwhat fits\n\n{markdown_head(FIT_HEADER)}")
-    for table, found in (*by_table(rows), ("all", rows)):
-        print(markdown_row([table, *_fit_cells(found)]))
+    parts = [*by_table(rows), ("all", rows)]
+    for sharding in Sharding:
+        alike = [row for row in rows if row.config.parallelism.sharded is sharding]
+        parts.append((f"of these sharded: {sharding.value}", alike))
+    for table, found in parts:
+        if found:
+            print(markdown_row([table, *_fit_cells(found)]))
     print("\nleft out:")
     for reason, number in left.items():
         print(f"- {number} {reason}")
 
 
-def _fit_cells(rows: list[MemoryRow]) -> list[str]:
+def _fit_cells(rows: Sequence[MemoryRow]) -> list[str]:
     estimates = [memory(row.config) for row in rows]
     capacities = [int(row.capacity_nbytes) for row in rows]
     said = [verdict(*pair) for pair in zip(estimates, capacities, strict=True)]
@@ -76,38 +96,13 @@ def _fit_cells(rows: list[MemoryRow]) -> list[str]:
     is_fit = np.array([one is Verdict.FITS for one in said])
     is_refused = np.array([one is Verdict.DOES_NOT_FIT for one in said])
     errors = [
-        (one.total_nbytes if row.is_total else one.allocated_nbytes) / row.peak_nbytes - 1
-        for one, row in zip(estimates, rows, strict=True)
-        if row.peak_nbytes
+        row.error_frac(one) for one, row in zip(estimates, rows, strict=True) if row.peak_nbytes
     ]
-    out = [len(rows), ran.sum(), (~ran).sum(), is_fit.sum(), (is_fit & ~ran).sum()]
+    out = [len(rows), ran.sum(), (~ran).sum(), is_fit.sum()]
+    out += [(is_fit & ~ran).sum(), (is_refused & ~ran).sum()]
     refused = f"{(is_refused & ran).sum()} ({(is_refused & ran).sum() / ran.sum():.1%})"
     peaks = f"{100 * np.mean(np.abs(errors)):.1f} of {len(errors)}" if errors else "-"
     return [*map(str, out), refused, f"{chance[ran].mean():.2f}", peaks]
-
-
-def score(
-    path: Path, kind: str, change: Callable[[RunConfig], RunConfig] = lambda config: config
-) -> None:
-    """Print one row for each measured peak, and the mean and worst error."""
-    pairs = []
-    print(f"\n{path.name}\n\n{markdown_head(HEADER)}")
-    for row in read_steps(read_frame(path), path.name).rows:
-        config, measured = change(row.config), row.measured_memory_nbytes
-        if not measured:
-            continue
-        par, predicted = config.parallelism, getattr(memory(config), kind)
-        pairs.append((predicted, measured))
-        name = f"{row.group.rpartition(' x')[0]} TP{par.tp} PP{par.pp} CP{par.cp} EP{par.ep} "
-        name += f"DP{par.dp} "
-        name += f"mbs{config.batch.micro_batch_size} m{config.num_microbatches}"
-        error = 100 * (predicted / measured - 1)
-        cells = (f"{predicted / GIB:.2f}", f"{measured / GIB:.2f}", f"{error:+.2f}")
-        print(markdown_row([name, *cells]))
-    predicted, measured = np.array(pairs).T
-    print_errors("no row", predicted / measured - 1)
-    offset = measured[0] - predicted[0]
-    print_errors("offset of the first row", (predicted + offset)[1:] / measured[1:] - 1)
 
 
 def print_errors(name: str, errors: NDArray[np.float64]) -> None:
@@ -117,11 +112,6 @@ def print_errors(name: str, errors: NDArray[np.float64]) -> None:
         f"\n{name}: {len(errors)} rows, mean error {absolute.mean():.2f} %, worst "
         f"{absolute.max():.2f} %, signed {100 * np.mean(errors):+.2f} %"
     )
-
-
-def without_fusions(config: RunConfig) -> RunConfig:
-    """As Sailor's host trains: dropout behind blocks (OPT has none in attention, by its config)."""
-    return replace(config, hidden_dropout=0.1, fuses_gradient_accumulation=False)
 
 
 def speed(repetitions: int) -> None:

@@ -7,9 +7,11 @@ stated.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from forerun.benchmarks.published.readers import read_steps
 from forerun.benchmarks.published.step_records import precision_of
 from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.errors import ConfigError
+from forerun.calib.memory.peak import MemoryEstimate
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.units import GIB
 from forerun.calib.workload.config import RunConfig
@@ -47,6 +50,19 @@ STEP_TABLES = (
 _UNTOLD = re.compile("not stated|not modelled|fine-tuning|LoRA|copied")
 
 
+class Peak(Enum):
+    """What a published peak is of, by the field of ``MemoryEstimate`` that says as much."""
+
+    ALLOCATED = "allocated_nbytes"
+    RESERVED = "reserved_nbytes"
+    DEVICE = "device_nbytes"
+
+
+PEAKS: Mapping[str, Peak] = {"e2e_sailor": Peak.DEVICE, "e2e_small_tables": Peak.RESERVED}
+"""Of tables that publish another one than allocated bytes: Sailor has whole MiB of the device, and
+torchtitan logs ``reserved_bytes.all.peak``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
     """One layout, and what is known of its memory."""
@@ -57,9 +73,12 @@ class MemoryRow:
     capacity_nbytes: float
     ran: bool
     peak_nbytes: float | None = None
-    """Of the allocator, where it is stated."""
-    is_total: bool = False
-    """The peak is that of the device in use, or reserved by the allocator."""
+    """As published; None where it is not, and of a run that ran out before it got there."""
+    peak: Peak = Peak.ALLOCATED
+
+    def error_frac(self, estimate: MemoryEstimate) -> float:
+        """Of an estimate against the published peak; NaN where there is none."""
+        return getattr(estimate, self.peak.value) / (self.peak_nbytes or math.nan) - 1
 
 
 def capacity_nbytes(device: str) -> float | None:
@@ -119,7 +138,7 @@ def _of_step(table: str, row: StepRow) -> MemoryRow | str:
         capacity_nbytes=capacity,
         ran="ran out" not in flag,
         peak_nbytes=row.measured_memory_nbytes,
-        is_total=table in ("e2e_sailor", "e2e_small_tables"),
+        peak=PEAKS.get(table, Peak.ALLOCATED),
     )
 
 
@@ -157,7 +176,7 @@ def _of_card(card: Mapping[str, Any]) -> MemoryRow:
     device = str(card["system"]).removeprefix("DGX-")
     capacity = capacity_nbytes(device)
     assert capacity is not None
-    peak = card.get("peak_memory_gb")
+    peak = card.get("peak_memory_gb") if "oom" not in card else None
     return MemoryRow(
         table="e2e_bridge_cards",
         name=f"{card['model']} {card['row_id']} {card.get('recompute_modules', '')}",
@@ -225,7 +244,7 @@ def _granularity(card: Mapping[str, Any]) -> str | None:
     return None if stated == "none" else stated
 
 
-def by_table(rows: list[MemoryRow]) -> Iterator[tuple[str, list[MemoryRow]]]:
+def by_table(rows: Sequence[MemoryRow]) -> Iterator[tuple[str, list[MemoryRow]]]:
     """The rows of each table, in their order."""
     for table in dict.fromkeys(row.table for row in rows):
         yield table, [row for row in rows if row.table == table]

@@ -23,9 +23,16 @@ from forerun.benchmarks.published.step_records import (
     with_torch_states,
 )
 from forerun.calib.errors import ConfigError
-from forerun.calib.records.step_rows import StepKind, StepRow
+from forerun.calib.records.step_rows import StepKind, StepRow, Trait
 from forerun.calib.units import GIB
-from forerun.calib.workload.config import Attention, ContextComm, ModelShape, Parallelism, Recompute
+from forerun.calib.workload.config import (
+    Attention,
+    ContextComm,
+    Engine,
+    ModelShape,
+    Parallelism,
+    Recompute,
+)
 
 _GPT2_VOCAB = 50257
 _BLOOM_VOCAB = 250880
@@ -144,10 +151,31 @@ def read_small_tables(record: Record) -> StepRow:
         kind=StepKind.MEASURED if kind.startswith("reported") else StepKind.DERIVED,
         flag=flag,
     )
-    if _is_by_operator(record):
-        # Of its seven products every second is kept, and no activation: nearest is the MLP.
-        row = replace(row, config=replace(row.config, recompute_modules=("mlp",)))
+    if record.text("source") == "torchtitan":
+        row = _as_in_torchtitan(record, row)
     return with_torch_states(row) if record.is_true("fsdp") else row
+
+
+def _as_in_torchtitan(record: Record, row: StepRow) -> StepRow:
+    """With FSDP2, the loss and the checkpoints of PyTorch; a pipeline keeps what it has gathered,
+    and reduces its gradients once (``apply_fsdp``, ``backward_maybe_with_nosync``)."""
+    par = row.config.parallelism
+    par = replace(
+        par,
+        engine=Engine.TORCH,
+        regathers_weights=par.pp == 1,
+        keeps_grads_whole=par.pp > 1,
+    )
+    is_compiled = bool(_note_stack(record))
+    config = replace(
+        row.config,
+        parallelism=par,
+        is_compiled=is_compiled,
+        # Of seven products every second is kept, and no activation: in time nearest is the MLP.
+        recompute_modules=("mlp",) if _is_by_operator(record) else (),
+    )
+    traits = row.traits | ({Trait.COMPILED} if is_compiled else set())
+    return replace(row, config=config, traits=traits)
 
 
 _BY_OPERATOR = "recomputation by operator is not modelled"

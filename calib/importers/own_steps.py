@@ -84,6 +84,7 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
             engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
             prefetches_backward=Trait.LATE_GATHERS not in traits,
         ),
+        is_compiled=Trait.COMPILED in traits,
         # Tables of other frameworks leave out whose layers theirs are.
         fuses_norms=found.fuses_norms and given.get(_LAYERS) is not None,
         device=own["device"] or "unknown",
@@ -183,7 +184,7 @@ def _value(text: str, name: str) -> Any:
 
 
 _LAYERS = "transformer_impl"
-_ENGINES = {"GPT-NeoX": Engine.DEEPSPEED}
+_ENGINES = {"GPT-NeoX": Engine.DEEPSPEED, "torchtitan": Engine.TORCH}
 
 
 def _choice(kind: Any, text: str) -> Any:

@@ -200,7 +200,7 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
     is_split, is_beside = par.is_optimizer_distributed, par.overlaps_grad_reduce
     uses: list[CollectiveUse] = []
     if not par.shards_grads:
-        scatters = is_split and par.engine is Engine.MEGATRON
+        scatters = is_split and par.engine is not Engine.DEEPSPEED
         kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
         reduce = group_call(config, kind, role, nbytes)
         uses.append(transfer(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..layers.again import Again
 from ..workload.config import (
     ContextComm,
+    Engine,
     Fp8Recipe,
     Normalization,
     PositionEmbedding,
@@ -99,9 +100,13 @@ class LayerParts:
         in_mlp = self.in_mlp + _buffers_nbytes(self.config, again)
         own = max(in_mlp + back_mlp, self.in_attention + back_mlp + back_attention)
         first = self.tensors[0].nbytes
+        kept = everything - _nbytes(dropped) - away
+        if again and picks_operators(self.config):
+            kept = first + operators_nbytes(self.config)
+            own = max(everything - kept, 0.0) + max(in_mlp, self.in_attention)
         return LayerActivations(
             input_nbytes=first,
-            kept_nbytes=everything - _nbytes(dropped) - away,
+            kept_nbytes=kept,
             # What the layer itself has got back, and what is on its way for the next one.
             working_nbytes=own + 2 * away,
             recompute_working_nbytes=everything - first + max(in_mlp, self.in_attention),
@@ -118,6 +123,32 @@ def layer_parts(config: RunConfig, *, has_experts: bool) -> LayerParts:
         in_mlp=mlp_working_nbytes(config, has_experts=has_experts),
         in_attention=attention_working_nbytes(config) - in_mlp,
     )
+
+
+def picks_operators(config: RunConfig) -> bool:
+    """True where a selective checkpoint is PyTorch's, which picks operators and no modules."""
+    return config.parallelism.engine is Engine.TORCH and config.model.experts is None
+
+
+def operators_nbytes(config: RunConfig) -> float:
+    """Bytes beside its input that a layer keeps where PyTorch's checkpoint picks operators.
+
+    The outputs of attention, of scattered sums and of every second ``mm``, which a product with a
+    bias is not (``_save_list`` of torchtitan's ``parallelize_llama.py``), in 16 bits under fp8 too.
+    Only an eager layer holds on to the last product, which no operator behind it reads.
+    """
+    model, size, tp = config.model, sizes(config), config.parallelism.tp
+    query = model.num_attention_heads * model.kv_channels / tp
+    key = model.num_query_groups * model.kv_channels / tp
+    wide = model.ffn_hidden_size / tp
+    products = [query, key, key, model.hidden_size, wide, model.hidden_size]
+    if model.is_gated:
+        products.insert(4, wide)
+    each = products[: -1 if config.is_compiled else None : 2]
+    saved = query + (0.0 if model.has_bias else sum(each))
+    scattered = 2 * size.split_tokens * model.hidden_size if size.is_gathered else 0.0
+    lse = 4 * size.tokens * model.num_attention_heads / tp
+    return (saved * size.tokens + scattered) * size.nbytes + lse
 
 
 def layer_activations(config: RunConfig, *, has_experts: bool) -> LayerActivations:

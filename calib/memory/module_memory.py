@@ -9,7 +9,7 @@ from ..layers.again import Again
 from ..layers.blocks import Block, BlockKind, block
 from ..layers.layer_modules import norm_module
 from ..layers.tensors import block_numel
-from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.config import Engine, Fp8Recipe, RunConfig
 from ..workload.operators import OperatorKind
 from .activations import LayerParts, layer_parts, sizes
 from .states import Number
@@ -175,6 +175,11 @@ def _loss_nbytes(config: RunConfig) -> float:
     """
     model, size = config.model, sizes(config)
     logits = size.tokens * model.vocab_size / config.parallelism.tp
+    if _is_torch(config):
+        # ``F.cross_entropy`` keeps the logarithms of the softmax, and makes its gradient out of
+        # that of them: three in fp32.  Logits in 16 bits are gone by then, but the place that they
+        # had is between others and holds none of these.
+        return logits * (12 + (size.nbytes if size.nbytes < 4 else 0))
     in_loss = _kept_logits_nbytes(config)
     if config.keeps_fp32_logits and size.nbytes < 4:
         in_loss += logits * size.nbytes
@@ -195,7 +200,8 @@ def _fp8_extra(config: RunConfig, layer: Block) -> float:
 
     With ``keeps_fp8_params`` these take the place of the 16-bit weights.
     """
-    if config.fp8 is Fp8Recipe.NONE:
+    if config.fp8 is Fp8Recipe.NONE or _is_torch(config):
+        # torchao casts a weight as it is used, and lets it go.
         return 0.0
     # The router is no product of Transformer Engine.
     weights = [t for t in layer.tensors if t.is_quantized and not t.name.startswith("router")]
@@ -209,7 +215,12 @@ def _fp8_extra(config: RunConfig, layer: Block) -> float:
 
 
 def _has_placeholders(config: RunConfig) -> bool:
-    return config.fuses_gradient_accumulation and config.device != "cpu"
+    is_possible = config.device != "cpu" and config.parallelism.engine is Engine.MEGATRON
+    return config.fuses_gradient_accumulation and is_possible
+
+
+def _is_torch(config: RunConfig) -> bool:
+    return config.parallelism.engine is Engine.TORCH
 
 
 def _wgrads(config: RunConfig, layer: Block, kinds: frozenset[OperatorKind]) -> float:

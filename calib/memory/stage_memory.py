@@ -58,7 +58,6 @@ def stage_bytes(
     The fullest of three moments: the backward pass of a layer, the loss on the last stage, and the
     end of a micro-batch on the first, where the gradient of the embedding is made.
     """
-    layers, logits = _held(modules, chunks, held, is_first=is_first, is_last=is_last)
     dense = sum(chunk.dense + chunk.dense_again for chunk in chunks)
     expert = sum(chunk.expert + chunk.expert_again for chunk in chunks)
     layers_numel = dense * modules.layer_numel + expert * modules.expert_layer_numel
@@ -70,6 +69,10 @@ def stage_bytes(
         # Copies in 8 bits are made of the layers in flight, and go with them.
         most = np.maximum(modules.dense_weights_extra, modules.expert_weights_extra)
         extra = UNITS_IN_FLIGHT * np.maximum(most, 0.0)
+    units = _units(modules, state, dense, expert, ends, layers_numel + split)
+    layers, logits, units_now = _held(
+        modules, chunks, held, units, is_first=is_first, is_last=is_last
+    )
     scratch = modules.scratch + (modules.head_scratch if is_last else 0.0)
     scratch = scratch + np.where(dense > 0, modules.dense_scratch, 0.0)
     return StageBytes(
@@ -78,44 +81,52 @@ def stage_bytes(
         optimizer=rest * state.optimizer + split * state.expert_optimizer,
         activations=layers,
         logits=logits,
-        scratch=scratch
-        + np.where(expert > 0, modules.expert_scratch, 0.0)
-        + _gathered(modules, state, dense, expert, ends, layers_numel + split),
+        scratch=scratch + np.where(expert > 0, modules.expert_scratch, 0.0) + units_now,
     )
 
 
-def _gathered(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Units:
+    """Whole weights and gradients that FSDP holds for a while; 0 without it."""
+
+    at_work: Number = 0.0
+    """In the backward pass."""
+    at_loss: Number = 0.0
+    """Before it, while there is no gradient."""
+
+
+def _units(
     modules: ModuleBytes,
     state: StateBytes,
     dense: Number,
     expert: Number,
     ends: Number,
     layers_numel: Number,
-) -> Number:
-    """Whole weights and gradients that FSDP holds for a while; 0 without it.
-
-    Those of the layers in flight, and of embedding and head, which are one unit with the model
-    itself and stay for the whole pass.
-    """
+) -> _Units:
+    """Those of the layers in flight, and of embedding and head, which are one unit with the model
+    itself and stay for the whole pass; and what a gather of each writes before it is cut up."""
     if state.keeps_layers_whole:
-        return 0.0
+        return _Units()
     widest = np.maximum(
         np.where(dense > 0, modules.layer_numel, 0.0),
         np.where(expert > 0, modules.expert_layer_numel + modules.expert_numel, 0.0),
     )
-    layers = np.maximum(widest * state.unit, layers_numel * state.kept)
-    return layers + ends * (state.unit / 2)
+    copies, kept = (widest + ends) * state.copied, layers_numel * state.kept
+    at_work = np.maximum(widest * state.unit, kept) + ends * (state.unit / 2)
+    at_loss = np.maximum(widest * state.gathered, kept) + ends * state.gathered
+    return _Units(at_work=at_work + copies, at_loss=at_loss + copies)
 
 
 def _held(
     modules: ModuleBytes,
     chunks: list[ChunkLayers],
     held: InFlight,
+    units: _Units,
     *,
     is_first: bool,
     is_last: bool,
-) -> tuple[Number, Number]:
-    """Activations, and what the loss adds, at the fullest moment."""
+) -> tuple[Number, Number, Number]:
+    """Activations, what the loss adds, and units, at the fullest moment."""
     kept = [
         chunk.dense * modules.dense_kept
         + chunk.expert * modules.expert_kept
@@ -132,10 +143,14 @@ def _held(
     if is_first:
         layers = np.maximum(layers, alive - first + modules.embedding_grad)
     if not is_last:
-        return layers, 0.0
+        return layers, 0.0, units.at_work
     at_loss = _most(held.after_last_chunk, kept)
-    is_loss = at_loss + modules.loss > layers
-    return np.where(is_loss, at_loss, layers), np.where(is_loss, modules.loss, 0.0)
+    is_loss = at_loss + modules.loss + units.at_loss > layers + units.at_work
+    return (
+        np.where(is_loss, at_loss, layers),
+        np.where(is_loss, modules.loss, 0.0),
+        np.where(is_loss, units.at_loss, units.at_work),
+    )
 
 
 def _ends(modules: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) -> Number:

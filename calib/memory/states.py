@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..workload.config import Precision, RunConfig
+from ..workload.config import Engine, Precision, RunConfig
 
 Number: TypeAlias = "float | npt.NDArray[np.float64]"
 """A float, or a float array of shape (layouts,)."""
@@ -32,6 +33,10 @@ class StateBytes:
     """Of the layers in flight under FSDP: their weights, and their gradients on their way."""
     kept: float = 0.0
     """Of every layer, where gathered weights stay to the end of the backward pass."""
+    gathered: float = 0.0
+    """Of weights alone, gathered: what is there of a unit before any gradient."""
+    copied: float = 0.0
+    """Of what a gather writes before it is cut into weights (FSDP2), in a pool of its own."""
 
     @property
     def keeps_layers_whole(self) -> bool:
@@ -67,6 +72,8 @@ def state_bytes(
         expert_optimizer=optimizer / expert_shards,
         unit=_unit_nbytes(config, weights) if is_deep else 0.0,
         kept=float(weights) if is_deep and not par.regathers_weights else 0.0,
+        gathered=float(weights) if is_deep else 0.0,
+        copied=float(weights) if is_deep and par.engine is Engine.TORCH else 0.0,
     )
 
 
@@ -83,7 +90,10 @@ def _unit_nbytes(config: RunConfig, weights: int) -> float:
     return UNITS_IN_FLIGHT * weights + grads
 
 
-def sharding_key(config: RunConfig) -> tuple[bool, bool, bool, bool]:
+def sharding_key(config: RunConfig) -> tuple[Hashable, ...]:
     """What of a layout ``state_bytes`` depends on beside what it is given."""
     par = config.parallelism
-    return par.shards_weights, par.shards_grads, par.regathers_weights, par.keeps_grads_whole
+    return (
+        *(par.shards_weights, par.shards_grads, par.regathers_weights, par.keeps_grads_whole),
+        par.engine,
+    )

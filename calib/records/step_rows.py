@@ -32,6 +32,8 @@ class Trait(Enum):
     """Nodes are joined by sockets, not by RDMA."""
     LATE_GATHERS = "late_gathers"
     """FSDP gathers a layer's weights after the backward pass of the one before (BACKWARD_POST)."""
+    COMPILED = "compiled"
+    """Layers run under ``torch.compile``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -157,6 +157,8 @@ class RunConfig:
     overlaps_optimizer_offload: bool = False
     """Gradients and weights of what the host updates travel beside its work
     (``--overlap-cpu-optimizer-d2h-h2d``)."""
+    is_compiled: bool = False
+    """Layers are compiled (``torch.compile``), so that only what the backward phase reads stays."""
     sharded_update_calls: int = 0
     """Calls of the optimizer in a step of the whole model, one for each tensor that it looks
     through, where weights are sharded tensors of their own (DTensor).  0: shards are plain."""

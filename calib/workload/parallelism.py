@@ -64,6 +64,8 @@ class Engine(QuickEnum):
     DEEPSPEED = "deepspeed"
     """As under GPT-NeoX: ranks of a tp group share a message between stages, nothing hides behind a
     product, and ZeRO-1 sums whole gradients before it gathers parameters."""
+    TORCH = "torch"
+    """As under torchtitan: PyTorch's own FSDP2, loss, and checkpoints that pick operators."""
 
 
 class Sharding(QuickEnum):
