@@ -100,9 +100,11 @@ def _fit_cells(rows: Sequence[MemoryRow]) -> list[str]:
     ]
     out = [len(rows), ran.sum(), (~ran).sum(), is_fit.sum()]
     out += [(is_fit & ~ran).sum(), (is_refused & ~ran).sum()]
-    refused = f"{(is_refused & ran).sum()} ({(is_refused & ran).sum() / ran.sum():.1%})"
+    num_refused, num_ran = (is_refused & ran).sum(), max(ran.sum(), 1)
+    refused = f"{num_refused} ({num_refused / num_ran:.1%})"
     peaks = f"{100 * np.mean(np.abs(errors)):.1f} of {len(errors)}" if errors else "-"
-    return [*map(str, out), refused, f"{chance[ran].mean():.2f}", peaks]
+    mean = f"{chance[ran].mean():.2f}" if ran.any() else "-"
+    return [*map(str, out), refused, mean, peaks]
 
 
 def print_errors(name: str, errors: NDArray[np.float64]) -> None:

@@ -11,6 +11,12 @@ import pandas as pd
 
 from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import ConfigError
+from forerun.calib.importers.split_columns import (
+    SPLIT_COLUMNS,
+    as_stated,
+    holds_narrow_grads,
+    refuse_unread,
+)
 from forerun.calib.records.step_rows import SkippedRow, StepKind, StepRow, StepTable
 from forerun.calib.workload.config import (
     Attention,
@@ -23,7 +29,6 @@ from forerun.calib.workload.config import (
     Precision,
     Recompute,
     RunConfig,
-    Sharding,
 )
 
 _NOT_SET = frozenset({"", "nan", "none", "<na>", "nat"})
@@ -35,23 +40,45 @@ class Record:
 
     def __init__(self, cells: Mapping[str, Any], table: str = "", row_id: str = "") -> None:
         self._cells = cells
+        self._asked: set[str] = set()
         self.table = table
         self.row_id = row_id
 
     def only(self, cells: Mapping[str, Any]) -> Record:
-        """The same row with these cells alone."""
-        return Record(cells, self.table, self.row_id)
+        """The same row with these cells in place of all that do not say how it is sharded."""
+        kept = {name: cell for name, cell in self._cells.items() if name in SPLIT_COLUMNS}
+        return self._beside({**kept, **cells})
+
+    def and_also(self, cells: Mapping[str, Any]) -> Record:
+        """The same row with these cells beside its own."""
+        return self._beside({**self._cells, **cells})
+
+    def _beside(self, cells: Mapping[str, Any]) -> Record:
+        found = Record(cells, self.table, self.row_id)
+        found._asked = self._asked
+        return found
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """Columns that were looked for so far, there or not."""
+        return frozenset(self._asked)
 
     def text(self, *names: str) -> str:
         """The cell as text, "" where it is missing."""
         for name in names:
+            self._asked.add(name)
             text = str(self._cells.get(name, "")).strip()
             if text.lower() not in _NOT_SET:
                 return text
         return ""
 
+    def texts(self) -> dict[str, str]:
+        """Every cell that says something, as text."""
+        return {name: text for name in self._cells if (text := self.text(name))}
+
     def is_empty(self, name: str) -> bool:
         """Whether the column is there and the cell says nothing, not even ``none``."""
+        self._asked.add(name)
         cell = self._cells.get(name, "none")
         return cell is None or str(cell).strip().lower() in _NOT_SET - {"none"}
 
@@ -118,15 +145,22 @@ def family(
     def read_rows(frame: pd.DataFrame, table: str) -> StepTable:
         rows: list[StepRow] = []
         skipped: list[SkippedRow] = []
-        cells: Iterable[dict[Any, Any]] = (prepare(frame) if prepare else frame).to_dict("records")
+        asked: set[str] = {id_column}
+        prepared = prepare(frame) if prepare else frame
+        cells: Iterable[dict[Any, Any]] = prepared.to_dict("records")
         for position, values in enumerate(cells):
             named = {str(column): value for column, value in values.items()}
             row_id = Record(named).text(id_column) or f"row {position + 1}"
+            record = Record(named, table, row_id)
             try:
-                rows.append(read(Record(named, table, row_id)))
+                row = read(record)
+                refuse_unread(Record(named).texts(), record.asked)
+                rows.append(row)
             except ConfigError as err:
                 skipped.append(SkippedRow(row_id=row_id, reason=str(err)))
-        return StepTable(name=table, rows=tuple(rows), skipped=tuple(skipped))
+            asked |= record.asked
+        unused = tuple(name for name in map(str, prepared.columns) if name not in asked)
+        return StepTable(name=table, rows=tuple(rows), skipped=tuple(skipped), unused=unused)
 
     return TableFamily(name=name, columns=frozenset(columns.split()), read=read_rows)
 
@@ -166,7 +200,7 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
     num_ranks = num_ranks or rest * record.whole("dp")
     if num_ranks % rest:
         raise ConfigError(f"{num_ranks} GPUs do not split over tp x pp x cp {rest}; check degrees")
-    return Parallelism(
+    par = Parallelism(
         tp=tp,
         pp=pp,
         vp=vp,
@@ -182,17 +216,7 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
         overlaps_tp=stack.overlaps_tp and tp > 1 and model.experts is None,
         ranks_per_node=stack.ranks_per_node,
     )
-
-
-def fully_sharded(par: Parallelism) -> Parallelism:
-    """The layout under FSDP: layers are gathered before each pass, which overlaps."""
-    return replace(
-        par,
-        is_optimizer_distributed=True,
-        sharding=Sharding.WEIGHTS,
-        overlaps_grad_reduce=True,
-        overlaps_param_gather=True,
-    )
+    return as_stated(par, record.text)
 
 
 def with_torch_states(row: StepRow) -> StepRow:
@@ -304,7 +328,9 @@ def step_row(
         is_loss_fused=is_loss_fused,
         keeps_fp32_logits=not is_loss_fused,
         # In fp16 Megatron reduces gradients as they are; in bf16 it adds them up in fp32.
-        reduces_grads_in_bf16=width is Precision.FP16 or stack.reduces_grads_in_bf16,
+        reduces_grads_in_bf16=width is Precision.FP16
+        or stack.reduces_grads_in_bf16
+        or (width is Precision.BF16 and holds_narrow_grads(par)),
         keeps_fp8_params=stack.keeps_fp8_params and fp8 is not Fp8Recipe.NONE,
         device=device,
         framework=stack.framework.strip(),

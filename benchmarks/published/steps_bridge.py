@@ -22,7 +22,6 @@ from forerun.benchmarks.published.step_records import (
     Record,
     Stack,
     family,
-    fully_sharded,
     joined_flags,
     layout,
     step_row,
@@ -38,7 +37,6 @@ from forerun.calib.workload.config import (
     RunConfig,
 )
 from forerun.calib.workload.model_shape import Dispatcher, Experts
-from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.pipeline_layout import parse_layout
 
 _RECIPES = Path(__file__).with_name("bridge_recipes.csv")
@@ -84,7 +82,7 @@ def read_bridge(record: Record) -> StepRow:
     stated, label = record.text("precision"), record.text("model")
     model = forced(public_shape(label, seq_length=record.whole("seq_len")))
     stack = recipe_stack(f"Megatron-Bridge {record.text('release')}", device)
-    par = _sharded(record, layout(record, model, stack, etp=1 if model.experts else 0))
+    par = layout(record, model, stack, etp=1 if model.experts else 0)
     if "w/ mtp" in label.lower():
         model = replace(model, num_prediction_layers=1)
     told = _told(record, model_key(label), device)
@@ -111,10 +109,6 @@ def read_bridge(record: Record) -> StepRow:
     )
     has_predictions = "w/o mtp" not in label.lower()
     return replace(row, config=_cut(switched(row.config, recipe), recipe, has_predictions))
-
-
-def _sharded(record: Record, par: Parallelism) -> Parallelism:
-    return fully_sharded(par) if record.number("fsdp", default=0) > 0 else par
 
 
 def _with_drops(model: ModelShape, label: str) -> ModelShape:
@@ -275,7 +269,7 @@ def read_card(record: Record) -> StepRow:
         record,
         model=model,
         stack=stack,
-        parallelism=_sharded(record, layout(record, model, stack, etp=1 if model.experts else 0)),
+        parallelism=layout(record, model, stack, etp=1 if model.experts else 0),
         device=device,
         precision=stated,
         is_loss_fused=record.is_true("cross_entropy_loss_fusion"),

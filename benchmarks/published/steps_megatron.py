@@ -13,7 +13,6 @@ from forerun.benchmarks.published.step_records import (
     Record,
     Stack,
     family,
-    fully_sharded,
     gpt_shape,
     joined_flags,
     layout,
@@ -23,6 +22,7 @@ from forerun.benchmarks.published.step_records import (
     with_torch_states,
 )
 from forerun.calib.errors import ConfigError
+from forerun.calib.importers.split_columns import ZERO, as_stated
 from forerun.calib.records.step_rows import StepKind, StepRow, Trait
 from forerun.calib.units import GIB
 from forerun.calib.workload.config import (
@@ -119,7 +119,7 @@ def read_small_tables(record: Record) -> StepRow:
     """Tables of papers and READMEs, one machine for each source, device and precision.
 
     Before 2023 attention was unfused.  Rows whose micro-batch or recompute is not stated are read
-    with one of 1 and none and flagged; ZeRO-3 is flagged, since its tables state no shards.
+    with one of 1 and none and flagged; a name or a note that says ZeRO-3 counts as a column would.
     """
     source, device = record.text("source"), record.text("gpu")
     precision_name = record.text("precision")
@@ -127,7 +127,7 @@ def read_small_tables(record: Record) -> StepRow:
     flag = joined_flags(
         (micro == 0, "the micro-batch is not stated"),
         (record.is_empty("recompute"), "the recompute is not stated"),
-        (_is_zero3(record), "ZeRO-3 is not modelled"),
+        (_is_zero3(record), "ZeRO-3 is not timed"),
         (_is_by_operator(record), _BY_OPERATOR),
     )
     if not record.text("step_time_s") or not record.text("global_batch_size"):
@@ -153,7 +153,9 @@ def read_small_tables(record: Record) -> StepRow:
     )
     if record.text("source") == "torchtitan":
         row = _as_in_torchtitan(record, row)
-    return with_torch_states(row) if record.is_true("fsdp") else row
+    par = row.config.parallelism
+    is_deepspeed = par.engine is Engine.DEEPSPEED
+    return with_torch_states(row) if par.shards_weights and not is_deepspeed else row
 
 
 def _as_in_torchtitan(record: Record, row: StepRow) -> StepRow:
@@ -208,8 +210,10 @@ def _sharded(record: Record, model: ModelShape, par: Parallelism) -> Parallelism
     stated = record.whole("zero1_size", default=0)
     shards = par.dp if stated <= 0 or par.dp % stated else stated
     is_by_rank = record.text("source") == "InternEvo"
-    if record.is_true("fsdp"):
-        return fully_sharded(par)
+    if _is_zero3(record):
+        par = as_stated(par, lambda *names: "3" if names == ZERO else "")
+    if par.shards_weights:
+        return par
     return replace(
         par,
         num_optimizer_instances=par.dp // shards,
@@ -287,18 +291,24 @@ def read_bigscience(record: Record) -> StepRow:
     seq_length = record.whole("seq_len", "seq_length", default=usual)
     model = _bigscience_shape(record, seq_length)
     section = record.text("section")
-    if not record.text("pp"):
+    is_deep = record.number("zero", default=0) > 1
+    if not record.text("pp") and not is_deep:
         raise ConfigError("pp is not stated (ZeRO or offload); give tp and pp")
     flag = joined_flags(
         (record.is_true("oom"), "ran out of memory"),
-        (record.number("zero", default=0) > 1, "ZeRO-2 and 3 are not modelled"),
-        (record.is_true("opt_offload", "param_offload"), "offload is not modelled"),
+        (is_deep, "ZeRO-2 and 3 are not timed"),
+        (record.is_true("opt_offload"), "offload is not timed"),
+        (record.is_true("param_offload"), "offload of parameters is not modelled"),
         ("bnb" in section.lower(), "8-bit optimizer is not modelled"),
     )
-    tp = record.whole("tp", default=4)
+    if record.is_true("oom") and not record.text("micro_batch"):
+        # What ran out with some micro-batch is held against the least of all.
+        least = {"micro_batch": 1, "global_batch": record.whole("gpus")}
+        record = record.and_also(least)
+    tp = record.whole("tp", default=1 if is_deep else 4)
     stack = replace(_UNFUSED, ranks_per_node=4 if "V100" in device else 8)
     shaped = replace(model, vocab_size=padded_vocab(model.vocab_size, tp))
-    return step_row(
+    row = step_row(
         record,
         model=shaped,
         stack=stack,
@@ -311,15 +321,17 @@ def read_bigscience(record: Record) -> StepRow:
         measured_s=record.number("step_time_s", "sec_per_iteration", default=float("nan")),
         flag=flag,
     )
+    offload_frac = float(record.is_true("opt_offload"))
+    return replace(row, config=replace(row.config, optimizer_offload_frac=offload_frac))
 
 
 def _bigscience_layout(record: Record, tp: int, model: ModelShape, stack: Stack) -> Parallelism:
-    cells = {"tp": tp, "pp": record.whole("pp"), "gpus": record.whole("gpus", default=0)}
+    cells = {"tp": tp, "pp": record.whole("pp", default=1), "gpus": record.whole("gpus", default=0)}
     if not cells["gpus"]:
         cells["dp"] = record.whole("dp")
     told = f"{record.text('section')} {record.text('caption')}".lower()
     is_zero1 = bool(re.search(r"zero stage 1|_z1_", told))
-    return layout(Record(cells), model, replace(stack, is_optimizer_distributed=is_zero1))
+    return layout(record.only(cells), model, replace(stack, is_optimizer_distributed=is_zero1))
 
 
 def _bigscience_shape(record: Record, seq_length: int) -> ModelShape:

@@ -131,7 +131,7 @@ def read_ci(record: Record) -> StepRow:
     )
     is_full = record.text("recompute_granularity") == "full"
     return step_row(
-        record.only(degrees | _batch(record)),
+        record.only({**degrees, **_batch(record), **_ci_sharding(record)}),
         row_id=f"{record.text('test_case')} {record.row_id}",
         model=replace(model, vocab_size=padded_vocab(model.vocab_size, degrees["tp"])),
         stack=_ci_stack(record),
@@ -153,6 +153,11 @@ def _ci_stack(record: Record) -> Stack:
         is_optimizer_distributed=record.is_true("use_distributed_optimizer"),
         overlaps=record.is_true("overlap_grad_reduce"),
     )
+
+
+def _ci_sharding(record: Record) -> dict[str, str]:
+    strategy = record.text("data_parallel_sharding_strategy")
+    return {"fsdp": strategy} if record.is_true("use_megatron_fsdp") else {}
 
 
 def _batch(record: Record) -> dict[str, int]:

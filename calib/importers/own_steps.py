@@ -8,18 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 
 from ..arguments.megatron_namespace import from_namespace
-from ..arguments.megatron_options import LISTS
+from ..arguments.megatron_options import LISTS, ArgumentTable, is_known
 from ..arguments.megatron_values import layout_values, model_values
 from ..errors import CalibrationError, ConfigError
 from ..records.cluster import Cluster
 from ..records.step_rows import SkippedRow, StepKind, StepRow, StepTable, Trait
-from ..workload.config import Engine, Experts, Precision
+from ..workload.config import Engine, Experts, Precision, Schedule
 from .own_format import unlike
+from .split_columns import SPLIT_COLUMNS, as_stated, holds_narrow_grads, refuse_unread, stage_of
 
 TIME = "step_time_s"
 MEMORY = "peak_memory_nbytes"
@@ -28,6 +30,7 @@ OWN_COLUMNS = (
     *("row_id", "device", "machine", "model", "framework", "kind", "traits", "flag", "pair"),
     "imbalance",
     *(TIME, MEMORY),
+    *SPLIT_COLUMNS,
 )
 """Columns that are no arguments of Megatron."""
 
@@ -64,14 +67,29 @@ def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
             rows.append(_row(cells, row_id, name))
         except ConfigError as err:
             skipped.append(SkippedRow(row_id=row_id, reason=str(err)))
-    return StepTable(name=name, rows=tuple(rows), skipped=tuple(skipped))
+    unused = tuple(c for c in map(str, frame.columns) if not _is_read(c))
+    return StepTable(name=name, rows=tuple(rows), skipped=tuple(skipped), unused=unused)
+
+
+def _is_read(column: str) -> bool:
+    return column in OWN_COLUMNS or is_known(column)
 
 
 def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
     own = {column: cells.get(column, "") for column in OWN_COLUMNS}
-    given = {c: _value(text, c) for c, text in cells.items() if c not in own}
-    found = from_namespace({column: v for column, v in given.items() if v is not None})
+    refuse_unread(cells, filter(_is_read, cells))
+    given = _arguments({c: text for c, text in cells.items() if c not in own and text})
+    # Of a mapping nothing would be told of what is left out.
+    found = from_namespace(SimpleNamespace(**given))
     traits = frozenset(_choice(Trait, text) for text in own["traits"].split())
+    layout = as_stated(
+        replace(
+            found.parallelism,
+            engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
+            prefetches_backward=Trait.LATE_GATHERS not in traits,
+        ),
+        lambda *names: next((own[name] for name in names if own.get(name)), ""),
+    )
     config = replace(
         found,
         model=replace(
@@ -79,22 +97,21 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
             is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits,
             experts=_routed(found.model.experts, own["imbalance"]),
         ),
-        parallelism=replace(
-            found.parallelism,
-            engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
-            prefetches_backward=Trait.LATE_GATHERS not in traits,
-        ),
+        parallelism=layout,
+        reduces_grads_in_bf16=found.reduces_grads_in_bf16
+        or (found.precision is not Precision.FP32 and holds_narrow_grads(layout)),
         is_compiled=Trait.COMPILED in traits,
         # Tables of other frameworks leave out whose layers theirs are.
         fuses_norms=found.fuses_norms and given.get(_LAYERS) is not None,
         device=own["device"] or "unknown",
         framework=own["framework"],
         has_open_widths=found.precision is Precision.BF16
+        and not holds_narrow_grads(layout)
         and all(given.get(name) is None for name in _WIDTHS),
     )
     if config.parallelism.ranks_per_node <= _MOST_OF_A_HOST:
-        layout = Cluster().joined(config.parallelism, config.device)
-        config = replace(config, parallelism=layout)
+        joined = Cluster().joined(config.parallelism, config.device)
+        config = replace(config, parallelism=joined)
     model, batch = config.model, config.batch.global_batch_size
     measured_s = _number(TIME, own[TIME], math.nan)
     flags = [own["flag"], "" if measured_s > 0 else "no step time"]
@@ -163,14 +180,22 @@ def _cells(row: StepRow) -> dict[str, Any]:
         arguments["grad_reduce_in_bf16"] = config.reduces_grads_in_bf16
     if config.fuses_norms:
         arguments[_LAYERS] = "transformer_engine"
+    own["zero_stage"] = stage_of(par) if par.engine is Engine.DEEPSPEED else None
+    own["schedule"] = par.schedule.value if par.schedule is not Schedule.ONE_F_ONE_B else None
     # A list of words is one cell, and one that is empty says nothing.
     return own | {n: " ".join(v) if isinstance(v, list) else v for n, v in arguments.items()}
 
 
+def _arguments(cells: Mapping[str, str]) -> Mapping[str, Any]:
+    """Cells by the names of Megatron's namespace, however its command line spells them."""
+    table = ArgumentTable()
+    for column, text in cells.items():
+        table.put(column, _value(text, column))
+    return table.values
+
+
 def _value(text: str, name: str) -> Any:
-    """A cell as Megatron's argument parser would leave it; None where it is empty."""
-    if not text:
-        return None
+    """A cell as Megatron's argument parser would leave it."""
     if name in LISTS:
         return text.split()
     low = text.lower()

@@ -75,13 +75,20 @@ def stage_bytes(
     )
     scratch = modules.scratch + (modules.head_scratch if is_last else 0.0)
     scratch = scratch + np.where(dense > 0, modules.dense_scratch, 0.0)
+    # At the update nothing of the passes is there.
+    update = rest * state.update + split * state.expert_update
+    update = np.minimum(update, state.most_update)
+    more = np.maximum(update - layers - logits - units_now - state.buckets, 0.0)
     return StageBytes(
         weights=rest * state.weights + split * state.expert_weights + extra,
         grads=rest * state.grads + split * state.expert_grads,
-        optimizer=rest * state.optimizer + split * state.expert_optimizer,
+        optimizer=rest * state.optimizer + split * state.expert_optimizer + more,
         activations=layers,
         logits=logits,
-        scratch=scratch + np.where(expert > 0, modules.expert_scratch, 0.0) + units_now,
+        scratch=scratch
+        + np.where(expert > 0, modules.expert_scratch, 0.0)
+        + units_now
+        + state.buckets,
     )
 
 
@@ -111,8 +118,14 @@ def _units(
         np.where(dense > 0, modules.layer_numel, 0.0),
         np.where(expert > 0, modules.expert_layer_numel + modules.expert_numel, 0.0),
     )
+    ready = UNITS_IN_FLIGHT * state.gathered
     copies, kept = (widest + ends) * state.copied, layers_numel * state.kept
-    at_work = np.maximum(widest * state.unit, kept) + ends * (state.unit / 2)
+    grads = widest * (state.unit - ready)
+    if state.live_numel:
+        # Modules are gathered one by one, up to so many parameters, whatever they are of.
+        live = np.minimum(layers_numel + ends, state.live_numel) * state.gathered
+        return _Units(at_work=live + grads, at_loss=live)
+    at_work = np.maximum(widest * ready, kept) + grads + ends * (state.unit / 2)
     at_loss = np.maximum(widest * state.gathered, kept) + ends * state.gathered
     return _Units(at_work=at_work + copies, at_loss=at_loss + copies)
 

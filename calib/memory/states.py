@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,6 +18,13 @@ Number: TypeAlias = "float | npt.NDArray[np.float64]"
 UNITS_IN_FLIGHT = 2
 """Gathered layers at once: the one at work and the next, which is fetched beside it (Zhao et al.
 2023, section 3.3.2; more are held back by ``limit_all_gathers``)."""
+
+REDUCE_BUCKET_NUMEL = 500_000_000
+"""DeepSpeed's default of ``reduce_bucket_size``; a bucket is as large whatever the model is."""
+LIVE_NUMEL = 1_000_000_000
+"""Its default of ``stage3_max_live_parameters``."""
+SUB_GROUP_NUMEL = 1_000_000_000
+"""Its default of ``sub_group_size``: what ZeRO-3 updates at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,15 @@ class StateBytes:
     """Of weights alone, gathered: what is there of a unit before any gradient."""
     copied: float = 0.0
     """Of what a gather writes before it is cut into weights (FSDP2), in a pool of its own."""
+    live_numel: float = 0.0
+    """Parameters that stay gathered between passes (ZeRO-3), where the model has as many."""
+    buckets: float = 0.0
+    """Bytes, not per parameter: buffers that gradients are reduced from (DeepSpeed)."""
+    update: Number = 0.0
+    """What the optimizer works with beyond its states, once the passes are over."""
+    expert_update: Number = 0.0
+    most_update: float = math.inf
+    """Bytes that this takes at most, where the optimizer goes through groups of parameters."""
 
     @property
     def keeps_layers_whole(self) -> bool:
@@ -73,6 +90,13 @@ def state_bytes(
         unit=_unit_nbytes(config, weights) if is_deep else 0.0,
         kept=float(weights) if is_deep and not par.regathers_weights else 0.0,
         gathered=float(weights) if is_deep else 0.0,
+        live_numel=LIVE_NUMEL if is_deep and par.engine is Engine.DEEPSPEED else 0.0,
+        buckets=_buckets_nbytes(config),
+        update=_update_nbytes(config) / shards,
+        expert_update=_update_nbytes(config) / expert_shards,
+        most_update=4.0 * SUB_GROUP_NUMEL
+        if is_deep and par.engine is Engine.DEEPSPEED
+        else math.inf,
         copied=float(weights) if is_deep and par.engine is Engine.TORCH else 0.0,
     )
 
@@ -84,9 +108,33 @@ def optimizer_nbytes(config: RunConfig) -> float:
     return whole * (1 - config.optimizer_offload_frac)
 
 
+def _buckets_nbytes(config: RunConfig) -> float:
+    """Those of DeepSpeed's ZeRO: one as wide as weights, or two where reduction overlaps, which a
+    pipeline's never does (``setup_buckets`` of its ``stage_1_and_2.py``)."""
+    par = config.parallelism
+    if par.engine is not Engine.DEEPSPEED or not par.is_optimizer_distributed:
+        return 0.0
+    is_double = par.overlaps_grad_reduce and par.pp == 1 and not par.shards_weights
+    numel = par.bucket_numel or REDUCE_BUCKET_NUMEL
+    return numel * config.precision.nbytes * (2.0 if is_double else 1.0)
+
+
+def _update_nbytes(config: RunConfig) -> float:
+    """Bytes per parameter of a shard: gradients in fp32 that DeepSpeed makes of those in 16 bits,
+    and what the optimizer of PyTorch makes of all parameters at once (its ``foreach``)."""
+    engine = config.parallelism.engine
+    if engine is Engine.TORCH and config.device != "cpu":
+        return 4.0
+    is_narrow = config.grad_nbytes < 4
+    return 4.0 if engine is Engine.DEEPSPEED and is_narrow else 0.0
+
+
 def _unit_nbytes(config: RunConfig, weights: int) -> float:
-    """Two layers of weights, one of gradients as they come and one as they are reduced."""
-    grads = 0 if config.parallelism.keeps_grads_whole else weights + config.grad_nbytes
+    """Two layers of weights, one of gradients as they come and one as they are reduced, which
+    DeepSpeed has a bucket for."""
+    par = config.parallelism
+    reduced = 0 if par.engine is Engine.DEEPSPEED else config.grad_nbytes
+    grads = 0 if par.keeps_grads_whole else weights + reduced
     return UNITS_IN_FLIGHT * weights + grads
 
 
@@ -95,5 +143,5 @@ def sharding_key(config: RunConfig) -> tuple[Hashable, ...]:
     par = config.parallelism
     return (
         *(par.shards_weights, par.shards_grads, par.regathers_weights, par.keeps_grads_whole),
-        par.engine,
+        *(par.engine, par.is_optimizer_distributed, par.bucket_numel, par.overlaps_grad_reduce),
     )

@@ -87,6 +87,8 @@ class StepTable:
     rows: tuple[StepRow, ...]
     """All that describe a layout, flagged ones included."""
     skipped: tuple[SkippedRow, ...] = ()
+    unused: tuple[str, ...] = ()
+    """Columns that its reader knows nothing of."""
 
     @property
     def usable(self) -> tuple[StepRow, ...]:

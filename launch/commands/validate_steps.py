@@ -179,6 +179,8 @@ def _tell_left_out(table: StepTable) -> None:
             total = len(table.rows) + len(table.skipped)
             shown = "; ".join(told)
             tell(f"{table.name}: {sum(counts.values())} of {total} rows {text}: {shown}{more}")
+    if table.unused:
+        tell(f"{table.name}: nothing reads the columns {', '.join(table.unused)}")
 
 
 def _report(

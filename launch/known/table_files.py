@@ -114,7 +114,7 @@ class Written:
     path: Path
     num_rows: int
     left_out: tuple[str, ...] = ()
-    """Rows that could not be made a layout, with the reason."""
+    """Rows that could not be made a layout, and columns that say nothing to us, with the reason."""
 
 
 def import_table(path: Path, directory: Path) -> Written:
@@ -132,6 +132,7 @@ def import_table(path: Path, directory: Path) -> Written:
         told = tuple(f"{row.row_id}: {row.reason}" for row in table.skipped)
         if not table.rows:
             raise RecordError(f"{path} has no row that is a layout: {'; '.join(told[:3])}")
+        told += tuple(f"the column {name}, which nothing reads" for name in table.unused)
         return _write(own_frame(list(table.rows)), directory, name, _STEPS, told)
     measured = read_table(frame, path.name)
     return _write(measured, directory, name, table_kind(measured))
