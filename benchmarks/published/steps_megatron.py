@@ -180,6 +180,9 @@ def _as_in_torchtitan(record: Record, row: StepRow) -> StepRow:
     return replace(row, config=config, traits=traits)
 
 
+_INTERNEVO = "InternEvo"
+_INTERNEVO_BUCKET = 512 * 2**20
+"""Elements of its gradient buckets (``reduce_bucket_size`` of ``configs/7B_sft.py``)."""
 _BY_OPERATOR = "recomputation by operator is not modelled"
 
 
@@ -195,6 +198,8 @@ def _paper_stack(record: Record) -> Stack:
     return Stack(
         framework=source,
         attention=Attention.UNFUSED if is_old else Attention.FUSED,
+        # Its gradients travel as wide as the parameters that they are of.
+        reduces_grads_in_bf16=source == _INTERNEVO,
         is_sequence_parallel="sequence parallel" in record.text("recompute"),
         is_optimizer_distributed=not is_old or bool(record.text("zero1_size")),
         overlaps=not is_old,
@@ -204,20 +209,23 @@ def _paper_stack(record: Record) -> Stack:
 def _sharded(record: Record, model: ModelShape, par: Parallelism) -> Parallelism:
     """With the optimizer sharded over ``zero1_size`` ranks: over all where that is 0 or below.
 
-    InternEvo sends the share of each rank in a broadcast of its own (``broadcast_params`` of its
-    ``HybridZeroOptimizer``): as many messages as ranks share the optimizer.
+    InternEvo sums whole gradients over all replicas, however few share the optimizer, and sends the
+    share of each rank in a broadcast of its own, among those that share (``reduce_tensor`` with no
+    ``dst_rank`` and ``broadcast_params`` of its ``HybridZeroOptimizer``): as many messages as ranks
+    share the optimizer.
     """
     stated = record.whole("zero1_size", default=0)
     shards = par.dp if stated <= 0 or par.dp % stated else stated
-    is_by_rank = record.text("source") == "InternEvo"
+    is_by_rank = record.text("source") == _INTERNEVO
     if _is_zero3(record):
         par = as_stated(par, lambda *names: "3" if names == ZERO else "")
     if par.shards_weights:
         return par
     return replace(
         par,
+        engine=Engine.DEEPSPEED if is_by_rank else par.engine,
         num_optimizer_instances=par.dp // shards,
-        bucket_numel=_weights_numel(model) // shards if is_by_rank else 0,
+        bucket_numel=min(_weights_numel(model) // shards, _INTERNEVO_BUCKET) if is_by_rank else 0,
     )
 
 

@@ -202,9 +202,11 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
     if not par.shards_grads:
         scatters = is_split and par.engine is not Engine.DEEPSPEED
         kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
-        reduce = group_call(config, kind, role, nbytes)
+        # Who sums whole gradients does so over all replicas, however few share the optimizer.
+        summed = config if scatters else _in_one_instance(config)
+        reduce = group_call(summed, kind, role, nbytes)
         uses.append(transfer(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside))
-        if is_split:
+        if scatters:
             across = GroupRole.DP_INSTANCES
             shard = group_call(config, Collective.ALL_REDUCE, across, nbytes // reduce.num_ranks)
             uses.append(transfer(shard, Placement.GRAD_REDUCE, is_overlapped=is_beside))
@@ -214,6 +216,13 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
         is_ahead = par.overlaps_param_gather
         uses.append(transfer(gather, Placement.PARAM_GATHER, is_overlapped=is_ahead))
     return between_ranks(uses)
+
+
+def _in_one_instance(config: RunConfig) -> RunConfig:
+    par = config.parallelism
+    if par.num_optimizer_instances == 1:
+        return config
+    return replace(config, parallelism=replace(par, num_optimizer_instances=1))
 
 
 def _tp_reduced_numel(config: RunConfig, stage: int) -> int:

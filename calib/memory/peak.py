@@ -190,6 +190,9 @@ def overhead_nbytes(par: Parallelism, device: str) -> int:
         return 0
     # Megatron makes a communicator for each of these that has more than one rank.
     groups = [par.tp, par.pp, par.dp * par.cp, par.cp]
+    if (copies := par.num_optimizer_instances) > 1:
+        # Ranks that share a copy, and those that hold the same part of each.
+        groups += [par.dp * par.cp // copies, copies]
     if par.ep > 1:
         groups += [par.ep * par.expert_tp, par.expert_dp]
     return CONTEXT_NBYTES + COMMUNICATOR_NBYTES * sum(size > 1 for size in groups)

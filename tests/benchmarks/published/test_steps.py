@@ -17,10 +17,12 @@ from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.importers import own_steps
 from forerun.calib.importers.own_steps import own_frame
 from forerun.calib.records.step_rows import StepKind, Trait
+from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.workload.config import (
     Attention,
     ContextComm,
     Dispatcher,
+    Engine,
     Fp8Recipe,
     Precision,
     Recompute,
@@ -184,6 +186,17 @@ def test_the_optimizer_is_sharded_over_as_many_ranks_as_stated() -> None:
     for stated, copies in ((8, 4), (-1, 1), (0, 1), (None, 1)):
         row = only(like("e2e_small_tables", 1, **cells, micro_batch_size=1, zero1_size=stated))
         assert row.config.parallelism.num_optimizer_instances == copies
+
+
+def test_sharing_over_all_nodes_takes_internevo_longer_than_over_one() -> None:
+    """Sums reach over all replicas either way, and broadcasts over those that share."""
+    cells = {"source": "InternEvo", "fsdp": None, "recompute": "none", "gpus": 64, "dp": 64}
+    cells |= {"tp": 1, "pp": 1, "vp": 1, "global_batch_size": 512, "micro_batch_size": 2}
+    rows = [only(like("e2e_small_tables", 1, **cells, zero1_size=size)) for size in (8, -1)]
+    assert {row.config.parallelism.engine for row in rows} == {Engine.DEEPSPEED}
+    assert all(row.config.reduces_grads_in_bf16 for row in rows)
+    times = TableSteps().fit([]).predict(rows).time_s
+    assert times[0] < times[1]
 
 
 def test_papers_before_flash_attention_are_unfused() -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stage_tensors import parameter_tensors, parameters
@@ -11,7 +12,7 @@ from stage_tensors import parameter_tensors, parameters
 from forerun.calib.layers.buckets import buckets, num_shards
 from forerun.calib.layers.stage_work import collective_uses
 from forerun.calib.workload.collectives import Collective, CollectiveUse, GroupRole, Placement
-from forerun.calib.workload.config import Fp8Recipe, Precision, RunConfig
+from forerun.calib.workload.config import Engine, Fp8Recipe, Precision, RunConfig
 
 Layout = Callable[..., RunConfig]
 MODEL = {"num_layers": 6, "hidden_size": 60, "ffn_hidden_size": 100, "vocab_size": 260}
@@ -65,6 +66,46 @@ def test_instances_scatter_within_and_reduce_shards_across(layout: Layout) -> No
     assert (reduce.call.role, reduce.call.num_ranks) == (GroupRole.DP_INSTANCES, 2)
     assert reduce.call.nbytes * 4 == scatter.call.nbytes
     assert gather.call.num_ranks == 4
+
+
+@pytest.mark.parametrize("copies", [1, 2, 4])
+def test_groups_of_a_node_gather_inside_it_and_send_no_more_between_nodes(
+    layout: Layout, copies: int
+) -> None:
+    """Bytes that leave a node of 4 ranks in a step: of a scatter or a gather over all
+    (n - 1) / n of the buffer, and twice that of a sum, as every ring has them; where the optimizer
+    is sharded over the ranks of one node, the shards of all are summed between nodes, and nothing
+    is gathered from another.
+    """
+    par = {"is_optimizer_distributed": True, "ranks_per_node": 4}
+    config = layout(dp=16, samples=32, par={**par, "num_optimizer_instances": copies})
+    buffer = up(parameters(config, 0), 128 * 16) * 4
+    sent = dict.fromkeys(("between", "gathered"), 0.0)
+    for use in step_uses(config):
+        call = use.call
+        passes = 2 if call.collective is Collective.ALL_REDUCE else 1
+        # Each rank of a node is in a group of its own where instances are joined.
+        groups = 4 if call.role is GroupRole.DP_INSTANCES else 1
+        crossing = passes * (call.num_nodes - 1) / call.num_nodes * call.nbytes * groups
+        sent["between"] += crossing
+        sent["gathered"] += crossing if call.collective is Collective.ALL_GATHER else 0.0
+    whole = 2 * (4 - 1) / 4 * buffer
+    assert sent["between"] == pytest.approx(whole, rel=0.01)
+    assert (sent["gathered"] == 0) is (copies == 4)
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_whole_gradients_are_summed_over_all_replicas_whoever_shares(
+    layout: Layout, copies: int
+) -> None:
+    """ZeRO-1 of DeepSpeed and of InternEvo: the sum reaches over all nodes, the gather over those
+    that share."""
+    par = {"is_optimizer_distributed": True, "ranks_per_node": 4, "engine": Engine.DEEPSPEED}
+    config = layout(dp=16, samples=32, par={**par, "num_optimizer_instances": copies})
+    total, gather = step_uses(config)
+    assert (total.call.collective, total.call.num_ranks) == (Collective.ALL_REDUCE, 16)
+    assert total.call.num_nodes == 4
+    assert (gather.call.num_ranks, gather.call.num_nodes) == (16 // copies, 4 // copies)
 
 
 def test_weights_in_8_bits_travel_in_buckets_of_their_own(layout: Layout) -> None:
