@@ -64,7 +64,7 @@ def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
     FSDP and FSDP in copies.
     """
     own = config.parallelism
-    if own.engine is not Engine.MEGATRON:
+    if own.engine is Engine.DEEPSPEED:
         return ({},)
     plain = {"sharding": Sharding.OPTIMIZER, "num_optimizer_instances": 1}
     deep = {"is_optimizer_distributed": True, "num_optimizer_instances": 1}
