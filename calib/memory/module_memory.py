@@ -10,6 +10,7 @@ from ..layers.blocks import Block, BlockKind, block
 from ..layers.layer_modules import norm_module
 from ..layers.tensors import block_numel
 from ..workload.config import Engine, Fp8Recipe, RunConfig
+from ..workload.hosts import takes_options
 from ..workload.operators import OperatorKind
 from .activations import LayerParts, layer_parts, sizes
 from .states import Number
@@ -175,7 +176,7 @@ def _loss_nbytes(config: RunConfig) -> float:
     """
     model, size = config.model, sizes(config)
     logits = size.tokens * model.vocab_size / config.parallelism.tp
-    if _is_torch(config):
+    if _is_torch(config) or not takes_options(config):
         # ``F.cross_entropy`` keeps the logarithms of the softmax, and makes its gradient out of
         # that of them: three in fp32.  Logits in 16 bits are gone by then, but the place that they
         # had is between others and holds none of these.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,13 +118,56 @@ def _bytes_held(torch: Any, run: Callable[[Any], Any], x: Any) -> int:
     return sum(found.values())
 
 
-def test_the_loss_of_pytorch_holds_three_copies_in_fp32(layout: Layout) -> None:
-    """``aten::log_softmax`` keeps its output, and its backward takes a gradient and makes one."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_loss_of_pytorch_holds_three_copies_in_fp32(layout: Layout, dtype: str) -> None:
+    """What of logits is alive at most while PyTorch goes back through its loss, and the place that
+    logits in 16 bits had."""
+    torch = pytest.importorskip("torch")
+    vocabulary = 4096
     config = titan(layout)
-    large = replace(config, model=replace(config.model, vocab_size=64_000))
-    logits = TOKENS * 64_000
-    assert memory(large).logits_nbytes == module_bytes(large).loss == (3 * 4 + 2) * logits
-    assert module_bytes(replace(large, precision=Precision.FP32)).loss == 3 * 4 * logits
+    is_narrow = dtype == "bfloat16"
+    large = replace(
+        config,
+        model=replace(config.model, vocab_size=vocabulary),
+        precision=Precision.BF16 if is_narrow else Precision.FP32,
+    )
+    logits = TOKENS * vocabulary
+    hole = 2 * logits if is_narrow else 0
+    assert module_bytes(large).loss == 12 * logits + hole
+    loop = replace(large, parallelism=Parallelism(), framework="transformers 4.57.1")
+    assert module_bytes(loop).loss == module_bytes(large).loss
+    assert module_bytes(replace(loop, framework="Megatron-LM")).loss < module_bytes(loop).loss
+    assert _most_alive(torch, getattr(torch, dtype), vocabulary) == pytest.approx(
+        12 * logits, rel=0.01
+    )
+
+
+def _most_alive(torch: Any, dtype: Any, vocabulary: int) -> int:
+    """Bytes in the backward pass of a loss, as storages come and go."""
+    sizes: dict[int, int] = {}
+    most = 0
+
+    class Alive(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal most
+            out = op(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(out):
+                storage = tensor.untyped_storage()
+                if storage.nbytes() and storage.data_ptr() not in sizes:
+                    sizes[storage.data_ptr()] = storage.nbytes()
+                    weakref.finalize(storage, sizes.pop, storage.data_ptr())
+            most = max(most, sum(sizes.values()))
+            return out
+
+    logits = torch.randn(TOKENS, vocabulary, dtype=dtype, requires_grad=True)
+    labels = torch.randint(vocabulary, (TOKENS,))
+    with Alive():
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels)
+        most = 0
+        loss.backward()
+    return most
 
 
 def test_there_is_no_gradient_of_a_unit_at_the_loss(layout: Layout) -> None:
