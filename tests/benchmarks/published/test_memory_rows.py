@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from published_steps import like
 
 from forerun.benchmarks.published.memory_rows import by_table, capacity_nbytes, memory_rows
+from forerun.calib.memory.peak import memory
 from forerun.calib.units import GIB
-from forerun.calib.workload.config import Recompute
+from forerun.calib.workload.config import Engine, Recompute, Sharding
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "steps"
 CARD = {
@@ -45,9 +47,40 @@ def test_timed_rows_ran_and_cards_say_who_ran_out(tmp_path: Path) -> None:
         "e2e_bridge_cards: LoRA is not modelled": 1,
         "e2e_bridge_cards: micro_batch not stated": 1,
     }
-    card = found["e2e_bridge_cards"][0]
+    card, ran_out = found["e2e_bridge_cards"]
     assert card.peak_nbytes == 60 * GIB and card.config.parallelism.ep == 8
+    # It was cut short.
+    assert ran_out.peak_nbytes is None
     # An empty list of modules recomputes nothing.
     assert card.config.recompute is Recompute.NONE
     experts = card.config.model.experts
     assert experts is not None and (experts.num_experts, experts.top_k) == (128, 8)
+
+
+def test_a_peak_is_held_against_what_its_source_measures(tmp_path: Path) -> None:
+    for name in ("e2e_small_tables", "e2e_sailor", "e2e_bigscience_v100"):
+        pd.read_csv(GOLDEN / f"{name}.csv").to_csv(tmp_path / f"{name}.csv.gz", index=False)
+    found = dict(by_table(memory_rows(tmp_path)[0]))
+    (titan, *_) = [row for row in found["e2e_small_tables"] if row.peak_nbytes]
+    told = memory(titan.config)
+    assert titan.config.parallelism.engine is Engine.TORCH
+    assert titan.error_frac(told) == told.reserved_nbytes / titan.peak_nbytes - 1
+    assert abs(titan.error_frac(told)) < 0.02
+    (device, *_) = [row for row in found["e2e_sailor"] if row.peak_nbytes]
+    assert device.error_frac(memory(device.config)) == pytest.approx(
+        memory(device.config).device_nbytes / device.peak_nbytes - 1
+    )
+    assert told.allocated_nbytes < told.reserved_nbytes < told.device_nbytes
+
+
+def test_runs_with_zero_tell_of_memory_though_their_time_is_nobodys() -> None:
+    cells = {"pp": None, "tp": None, "gpus": 64, "size_label": "52B", "oom": False}
+    cells |= {"micro_batch": 4, "global_batch": 256, "section": "HF"}
+    (row,) = like("e2e_bigscience_v100", 1, **cells, zero=3.0).rows
+    assert row.flag == "ZeRO-2 and 3 are not timed"
+    assert row.config.parallelism.sharded is Sharding.WEIGHTS
+    assert (row.config.parallelism.tp, row.config.parallelism.dp) == (1, 64)
+    out = cells | {"micro_batch": None, "global_batch": None, "oom": True, "opt_offload": "Y"}
+    (least,) = like("e2e_bigscience_v100", 1, **out, zero=2.0).rows
+    assert (least.config.batch.micro_batch_size, least.config.optimizer_offload_frac) == (1, 1.0)
+    assert memory(least.config).weights_nbytes > 90 * GIB

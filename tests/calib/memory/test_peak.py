@@ -280,6 +280,10 @@ def test_the_context_and_communicators_are_no_part_of_a_measured_peak(layout: La
     found = memory(config)
     assert found.overhead_nbytes == CONTEXT_NBYTES + 2 * COMMUNICATOR_NBYTES
     assert memory(layout(tp=2)).overhead_nbytes == 0
+    # Ranks that share an instance of the optimizer, and those that hold the same part of each.
+    par = {"is_optimizer_distributed": True, "num_optimizer_instances": 2}
+    copies = memory(layout(dp=8, device="H100", par=par)).overhead_nbytes
+    assert copies == CONTEXT_NBYTES + 3 * COMMUNICATOR_NBYTES
     offset = memory_offset(config, found.allocated_nbytes + 7)
     assert memory(config, offset_nbytes=offset).allocated_nbytes == found.allocated_nbytes + 7
 

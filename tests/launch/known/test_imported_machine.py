@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from forerun.calib.memory.peak import Verdict
+from forerun.calib.workload.config import Sharding
 from forerun.launch.known.machines import open_machine
-from forerun.launch.known.table_files import import_table
+from forerun.launch.known.table_files import import_table, read_imported
 from forerun.launch.opened.run import load
 from tests.launch.known.test_other_kinds import PUBLISHED
 
@@ -31,3 +32,21 @@ def test_its_memory_is_that_of_its_device(device: str, is_known: bool, tmp_path:
     if capacity_nbytes is not None:
         assert capacity_nbytes == pytest.approx(BOARD_NBYTES, rel=0.01)
         assert found.candidates[0].memory.total_nbytes < BOARD_NBYTES
+
+
+def test_what_a_table_says_of_sharding_is_read_or_told(tmp_path: Path) -> None:
+    """Rows by stage of ZeRO come back as they were said; a column that nothing reads is named, and
+    one that decides how a model is split refuses its rows."""
+    rows = pd.read_csv(PUBLISHED)
+    plain = rows[rows["pipeline_model_parallel_size"].fillna(1) == 1].head(2)
+    table = tmp_path / "steps.csv"
+    plain.assign(zero_stage=[1, 3], colour="blue").to_csv(table, index=False)
+    written = import_table(table, tmp_path)
+    assert written.left_out == ("the column colour, which nothing reads",)
+    found = [row.config.parallelism.sharded for row in read_imported(tmp_path).steps]
+    assert found == [Sharding.OPTIMIZER, Sharding.WEIGHTS]
+    plain.assign(shard_mode=["", "full"]).to_csv(table, index=False)
+    told = import_table(table, tmp_path).left_out
+    assert [text.partition(": ")[2].partition(" is")[0] for text in told[:1]] == [
+        "shard_mode 'full'"
+    ]
