@@ -121,8 +121,7 @@ def read_small_tables(record: Record) -> StepRow:
     Before 2023 attention was unfused.  Rows whose micro-batch or recompute is not stated are read
     with one of 1 and none and flagged; a name or a note that says ZeRO-3 counts as a column would.
     """
-    source, device = record.text("source"), record.text("gpu")
-    precision_name = record.text("precision")
+    source, device, precision = (record.text(c) for c in ("source", "gpu", "precision"))
     micro = record.whole("micro_batch_size", default=0)
     flag = joined_flags(
         (micro == 0, "the micro-batch is not stated"),
@@ -133,7 +132,7 @@ def read_small_tables(record: Record) -> StepRow:
     if not record.text("step_time_s") or not record.text("global_batch_size"):
         raise ConfigError("no step time or global batch is stated; only a rate")
     model, stack = _paper_shape(record), _paper_stack(record)
-    kind = record.text("step_time_kind")
+    is_measured = record.text("step_time_kind").startswith("reported")
     row = step_row(
         record,
         row_id=f"{record.text('table')} {record.text('model')} {record.row_id}",
@@ -141,21 +140,21 @@ def read_small_tables(record: Record) -> StepRow:
         stack=stack,
         parallelism=_sharded(record, model, layout(record, model, stack)),
         device=device,
-        precision=precision_name,
+        precision=precision,
         recompute=_recompute(record.text("recompute")),
         micro_batch_size=max(micro, 1),
-        machine=f"{device} {source} {precision_name}",
+        machine=f"{device} {source} {precision}",
         label=f"{record.text('model')} {_note_stack(record)}".strip(),
         measured_s=record.number("step_time_s"),
         memory_nbytes=_memory_gib(record),
-        kind=StepKind.MEASURED if kind.startswith("reported") else StepKind.DERIVED,
+        kind=StepKind.MEASURED if is_measured else StepKind.DERIVED,
         flag=flag,
     )
-    if record.text("source") == "torchtitan":
+    if source == "torchtitan":
         row = _as_in_torchtitan(record, row)
     par = row.config.parallelism
-    is_deepspeed = par.engine is Engine.DEEPSPEED
-    return with_torch_states(row) if par.shards_weights and not is_deepspeed else row
+    is_fsdp = par.shards_weights and par.engine is not Engine.DEEPSPEED
+    return with_torch_states(row) if is_fsdp else row
 
 
 def _as_in_torchtitan(record: Record, row: StepRow) -> StepRow:
@@ -302,17 +301,7 @@ def read_bigscience(record: Record) -> StepRow:
     is_deep = record.number("zero", default=0) > 1
     if not record.text("pp") and not is_deep:
         raise ConfigError("pp is not stated (ZeRO or offload); give tp and pp")
-    flag = joined_flags(
-        (record.is_true("oom"), "ran out of memory"),
-        (is_deep, "ZeRO-2 and 3 are not timed"),
-        (record.is_true("opt_offload"), "offload is not timed"),
-        (record.is_true("param_offload"), "offload of parameters is not modelled"),
-        ("bnb" in section.lower(), "8-bit optimizer is not modelled"),
-    )
-    if record.is_true("oom") and not record.text("micro_batch"):
-        # What ran out with some micro-batch is held against the least of all.
-        least = {"micro_batch": 1, "global_batch": record.whole("gpus")}
-        record = record.and_also(least)
+    record = _with_least_batch(record)
     tp = record.whole("tp", default=1 if is_deep else 4)
     stack = replace(_UNFUSED, ranks_per_node=4 if "V100" in device else 8)
     shaped = replace(model, vocab_size=padded_vocab(model.vocab_size, tp))
@@ -327,10 +316,23 @@ def read_bigscience(record: Record) -> StepRow:
         machine=f"{device} BigScience {section}",
         label=f"{section} h{model.hidden_size} L{model.num_layers}",
         measured_s=record.number("step_time_s", "sec_per_iteration", default=float("nan")),
-        flag=flag,
+        flag=joined_flags(
+            (record.is_true("oom"), "ran out of memory"),
+            (is_deep, "ZeRO-2 and 3 are not timed"),
+            (record.is_true("opt_offload"), "offload is not timed"),
+            (record.is_true("param_offload"), "offload of parameters is not modelled"),
+            ("bnb" in section.lower(), "8-bit optimizer is not modelled"),
+        ),
     )
     offload_frac = float(record.is_true("opt_offload"))
     return replace(row, config=replace(row.config, optimizer_offload_frac=offload_frac))
+
+
+def _with_least_batch(record: Record) -> Record:
+    """What ran out with some micro-batch is held against the least of all."""
+    if not record.is_true("oom") or record.text("micro_batch", "micro_batch_size"):
+        return record
+    return record.and_also({"micro_batch": 1, "global_batch": record.whole("gpus")})
 
 
 def _bigscience_layout(record: Record, tp: int, model: ModelShape, stack: Stack) -> Parallelism:

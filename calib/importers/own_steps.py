@@ -19,7 +19,7 @@ from ..arguments.megatron_values import layout_values, model_values
 from ..errors import CalibrationError, ConfigError
 from ..records.cluster import Cluster
 from ..records.step_rows import SkippedRow, StepKind, StepRow, StepTable, Trait
-from ..workload.config import Engine, Experts, Precision, Schedule
+from ..workload.config import Engine, Experts, Precision, RunConfig, Schedule
 from .own_format import unlike
 from .split_columns import SPLIT_COLUMNS, as_stated, holds_narrow_grads, refuse_unread, stage_of
 
@@ -78,40 +78,12 @@ def _is_read(column: str) -> bool:
 def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
     own = {column: cells.get(column, "") for column in OWN_COLUMNS}
     refuse_unread(cells, filter(_is_read, cells))
-    given = _arguments({c: text for c, text in cells.items() if c not in own and text})
-    # Of a mapping nothing would be told of what is left out.
-    found = from_namespace(SimpleNamespace(**given))
     traits = frozenset(_choice(Trait, text) for text in own["traits"].split())
-    layout = as_stated(
-        replace(
-            found.parallelism,
-            engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
-            prefetches_backward=Trait.LATE_GATHERS not in traits,
-        ),
-        lambda *names: next((own[name] for name in names if own.get(name)), ""),
-    )
-    config = replace(
-        found,
-        model=replace(
-            found.model,
-            is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits,
-            experts=_routed(found.model.experts, own["imbalance"]),
-        ),
-        parallelism=layout,
-        reduces_grads_in_bf16=found.reduces_grads_in_bf16
-        or (found.precision is not Precision.FP32 and holds_narrow_grads(layout)),
-        is_compiled=Trait.COMPILED in traits,
-        # Tables of other frameworks leave out whose layers theirs are.
-        fuses_norms=found.fuses_norms and given.get(_LAYERS) is not None,
-        device=own["device"] or "unknown",
-        framework=own["framework"],
-        has_open_widths=found.precision is Precision.BF16
-        and not holds_narrow_grads(layout)
-        and all(given.get(name) is None for name in _WIDTHS),
-    )
+    given = {column: text for column, text in cells.items() if column not in own and text}
+    config = _config(_arguments(given), own, traits)
     if config.parallelism.ranks_per_node <= _MOST_OF_A_HOST:
-        joined = Cluster().joined(config.parallelism, config.device)
-        config = replace(config, parallelism=joined)
+        layout = Cluster().joined(config.parallelism, config.device)
+        config = replace(config, parallelism=layout)
     model, batch = config.model, config.batch.global_batch_size
     measured_s = _number(TIME, own[TIME], math.nan)
     flags = [own["flag"], "" if measured_s > 0 else "no step time"]
@@ -128,6 +100,42 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
         traits=traits,
         pair=own["pair"],
         flag="; ".join(text for text in flags if text),
+    )
+
+
+def _config(
+    given: Mapping[str, Any], own: Mapping[str, str], traits: frozenset[Trait]
+) -> RunConfig:
+    """The layout of Megatron's arguments, with what our own columns say of it."""
+    # Of a mapping nothing would be told of what is left out.
+    found = from_namespace(SimpleNamespace(**given))
+    layout = as_stated(
+        replace(
+            found.parallelism,
+            engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
+            prefetches_backward=Trait.LATE_GATHERS not in traits,
+        ),
+        lambda *names: next((own[name] for name in names if own.get(name)), ""),
+    )
+    is_narrow = holds_narrow_grads(layout)
+    return replace(
+        found,
+        model=replace(
+            found.model,
+            is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits,
+            experts=_routed(found.model.experts, own["imbalance"]),
+        ),
+        parallelism=layout,
+        reduces_grads_in_bf16=found.reduces_grads_in_bf16
+        or (is_narrow and found.precision is not Precision.FP32),
+        is_compiled=Trait.COMPILED in traits,
+        # Tables of other frameworks leave out whose layers theirs are.
+        fuses_norms=found.fuses_norms and given.get(_LAYERS) is not None,
+        device=own["device"] or "unknown",
+        framework=own["framework"],
+        has_open_widths=found.precision is Precision.BF16
+        and not is_narrow
+        and all(given.get(name) is None for name in _WIDTHS),
     )
 
 

@@ -40,7 +40,9 @@ _SCHEDULES = {
 }
 _INTERLEAVED = re.compile(r"interleav|\bvpp\b|virtual")
 _ON, _OFF = ("true", "yes", "on"), ("", "false", "no", "off", "none", "0", "0.0")
-_DECIDES = re.compile(r"zero|fsdp|hsdp|shard|schedule|offload|interleav|virtual", re.IGNORECASE)
+_DECIDES = re.compile(
+    r"zero(?!s)|fsdp|hsdp|shard|(?<!lr.)schedule(?!r)|offload|interleav|virtual", re.IGNORECASE
+)
 """What the name of a column holds that says how a model is split, or where it lies."""
 
 

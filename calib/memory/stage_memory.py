@@ -64,32 +64,40 @@ def stage_bytes(
     ends = _ends(modules, is_first, is_last, is_tied)
     rest = layers_numel + ends
     split = expert * modules.expert_numel + (modules.prediction_expert_numel if is_last else 0.0)
-    extra = dense * modules.dense_weights_extra + expert * modules.expert_weights_extra
-    if not state.keeps_layers_whole:
-        # Copies in 8 bits are made of the layers in flight, and go with them.
-        most = np.maximum(modules.dense_weights_extra, modules.expert_weights_extra)
-        extra = UNITS_IN_FLIGHT * np.maximum(most, 0.0)
     units = _units(modules, state, dense, expert, ends, layers_numel + split)
     layers, logits, units_now = _held(
         modules, chunks, held, units, is_first=is_first, is_last=is_last
     )
-    scratch = modules.scratch + (modules.head_scratch if is_last else 0.0)
-    scratch = scratch + np.where(dense > 0, modules.dense_scratch, 0.0)
+    passing = units_now + state.buckets
     # At the update nothing of the passes is there.
-    update = rest * state.update + split * state.expert_update
-    update = np.minimum(update, state.most_update)
-    more = np.maximum(update - layers - logits - units_now - state.buckets, 0.0)
+    update = np.minimum(rest * state.update + split * state.expert_update, state.most_update)
+    more = np.maximum(update - layers - logits - passing, 0.0)
     return StageBytes(
-        weights=rest * state.weights + split * state.expert_weights + extra,
+        weights=rest * state.weights
+        + split * state.expert_weights
+        + _copies(modules, state, dense, expert),
         grads=rest * state.grads + split * state.expert_grads,
         optimizer=rest * state.optimizer + split * state.expert_optimizer + more,
         activations=layers,
         logits=logits,
-        scratch=scratch
-        + np.where(expert > 0, modules.expert_scratch, 0.0)
-        + units_now
-        + state.buckets,
+        scratch=_scratch(modules, dense, expert, is_last) + passing,
     )
+
+
+def _copies(modules: ModuleBytes, state: StateBytes, dense: Number, expert: Number) -> Number:
+    """Of weights in 8 bits, less what they replace."""
+    if state.keeps_layers_whole:
+        return dense * modules.dense_weights_extra + expert * modules.expert_weights_extra
+    # They are made of the layers in flight, and go with them.
+    most = np.maximum(modules.dense_weights_extra, modules.expert_weights_extra)
+    return UNITS_IN_FLIGHT * np.maximum(most, 0.0)
+
+
+def _scratch(modules: ModuleBytes, dense: Number, expert: Number, is_last: bool) -> Number:
+    """What stays for the whole run, whatever passes."""
+    here = modules.scratch + (modules.head_scratch if is_last else 0.0)
+    here = here + np.where(dense > 0, modules.dense_scratch, 0.0)
+    return here + np.where(expert > 0, modules.expert_scratch, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,7 @@ def test_no_column_that_decides_is_dropped(name: str, cell: str) -> None:
         refuse_unread(cells, ["note"])
     refuse_unread(cells, ["note", name])
     refuse_unread({name: "False", "note": cell}, ["note"])
+    refuse_unread({"lr_schedule": "cosine", "scheduler": "slurm", "num_zeros": cell}, [])
 
 
 def test_own_rows_are_sharded_as_they_say_and_come_back_the_same() -> None:
