@@ -10,7 +10,7 @@ _DENSE = {"attn": 0.6, "mlp": 0.4}
 rotation of queries and keys, the kernel itself and the output product with its addition; the MLP a
 norm, two products, the activation and an addition."""
 _EXPERTS = {"attn": 0.15, "moe_router": 0.12, "moe_preprocess": 0.08, "moe": 0.85}
-"""The same of a layer of experts, which launches about four times as much: ``EXPERT_LAUNCHES`` more.
+"""The same of a layer of experts, which launches about four times as much (``EXPERT_LAUNCHES``).
 Router: product, top-k, probabilities, auxiliary loss and their sums over ranks.  Preprocessing:
 counts, maps and offsets of rows.  What is left of ``moe`` knows its shapes only when it runs:
 exchange, grouped products and the quantisation of each expert's operands, most of all kernels
