@@ -163,7 +163,7 @@ class CollectiveModel:
     def _measured(self, group: Group, logs: Vector) -> Transfers:
         curve = self.groups[group].curve
         octaves = curve.octaves_outside(logs)
-        width = self.widths.inside(group, curve, logs)
+        width = np.full(len(logs), self.widths.inside(group))
         if octaves.any():
             width = np.hypot(width, self.widths.outside(curve, logs))
         return Transfers(log_time=curve.log_time(logs), half_width_log=width, octaves=octaves)

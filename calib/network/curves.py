@@ -106,7 +106,7 @@ class Curve:
     def log_time(self, log_nbytes: Vector) -> Vector:
         """Log seconds, ``(rows,)``."""
         inside = self.law.log_time(log_nbytes)
-        inside += _interpolated(self.log_nbytes, self.residual, log_nbytes)
+        inside += np.interp(log_nbytes, self.log_nbytes, self.residual)
         if self.expected is None:
             return inside
         above, below = log_nbytes > self.log_nbytes[-1], log_nbytes < self.log_nbytes[0]
@@ -328,7 +328,7 @@ def _left_out(knots: _Knots, folds: list[_Fold], window: int) -> Vector:
         residual = knots.log_time[fold.keep] - fold.law.log_time(train)
         asked = x[~fold.keep]
         smooth = _running_median(residual, window)
-        predicted[~fold.keep] = fold.law.log_time(asked) + _interpolated(train, smooth, asked)
+        predicted[~fold.keep] = fold.law.log_time(asked) + np.interp(asked, train, smooth)
     return predicted[knots.of_row] - knots.row_log_time
 
 
@@ -338,30 +338,3 @@ def _running_median(values: Vector, window: int) -> Vector:
         return values
     padded = np.pad(values, window // 2, mode="edge")
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
-
-
-def _interpolated(x: Vector, y: Vector, asked: Vector) -> Vector:
-    """Monotone cubic between the knots, constant outside them."""
-    if len(x) < 3:
-        return np.interp(asked, x, y)
-    inside = np.clip(asked, x[0], x[-1])
-    left = np.clip(np.searchsorted(x, inside, side="right") - 1, 0, len(x) - 2)
-    width = np.diff(x)
-    slope = _monotone_slopes(width, np.diff(y) / width)
-    h, t = width[left], (inside - x[left]) / width[left]
-    rise = y[left + 1] - y[left]
-    bend = (1.0 - t) * h * slope[left] - t * h * slope[left + 1] + (2.0 * t - 1.0) * rise
-    return y[left] + t * rise + t * (1.0 - t) * bend
-
-
-def _monotone_slopes(width: Vector, secant: Vector) -> Vector:
-    """Slopes at the knots: weighted harmonic means of both secants (Fritsch and Butland, 1984).
-
-    Zero at extrema; the ends take the slope of the secant beside them.
-    """
-    before, after = secant[:-1], secant[1:]
-    first, second = width[:-1] + 2.0 * width[1:], 2.0 * width[:-1] + width[1:]
-    agree = before * after > 0.0
-    safe_before, safe_after = np.where(agree, before, 1.0), np.where(agree, after, 1.0)
-    mean = (first + second) / (first / safe_before + second / safe_after)
-    return np.concatenate([secant[:1], np.where(agree, mean, 0.0), secant[-1:]])

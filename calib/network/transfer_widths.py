@@ -1,7 +1,6 @@
 """How far a transfer may lie from its estimate: half-widths of 90 % intervals, in log time.
 
-Inside a curve from payloads that were left out of it, scaled by how well its neighbours were
-predicted (normalised conformal intervals, Papadopoulos et al., 2008); beyond it and for other
+Inside a curve from payloads that were left out of it (split conformal); beyond it and for other
 groups from what such steps cost on public tables, scaled by what they cost between the measured
 groups of this machine.
 """
@@ -22,10 +21,6 @@ NINETY = 1.645
 """Half-width of a normal 90 % interval over its standard deviation."""
 _MEAN_ABS_PER_SIGMA = 0.8
 """Mean absolute deviation of a normal over its standard deviation: sqrt(2 / pi)."""
-_NEIGHBOURS = 2
-"""Payloads on either side whose errors set the local scale."""
-_PRIOR_PAYLOADS = 3.0
-"""Payloads that a curve's mean error counts for beside its neighbours' errors."""
 _PRIOR_RESIDUALS = 10.0
 """Residuals that the errors of all curves count for beside a curve's own."""
 _CARRIED_FACTORS = (0.25, 8.0)
@@ -82,8 +77,8 @@ _BEYOND_FACTORS = (0.25, 4.0)
 class TransferWidths:
     """Widths of one machine's curves, and of what is carried from them."""
 
-    scales: Mapping[Group, Vector]
-    """Mean error around each payload of a group's curve, ``(payloads,)``."""
+    scales: Mapping[Group, float]
+    """Mean error of left-out payloads of a group's curve."""
     quantile: float
     """Half-width over mean error."""
     beyond_factor: float
@@ -91,9 +86,9 @@ class TransferWidths:
     carried_factor: float
     """Errors between measured groups over those of public tables."""
 
-    def inside(self, group: Group, curve: Curve, log_nbytes: Vector) -> Vector:
-        """Half-widths of a measured group with its curve, ``(rows,)``."""
-        return self.quantile * np.interp(log_nbytes, curve.log_nbytes, self.scales[group])
+    def inside(self, group: Group) -> float:
+        """Half-width of a measured group."""
+        return self.quantile * self.scales[group]
 
     def outside(self, curve: Curve, log_nbytes: Vector) -> Vector:
         """Half-widths that payloads outside a curve add, ``(rows,)``."""
@@ -162,35 +157,17 @@ def fit_widths(
     absolute = {group: np.abs(curve.held_out) for group, curve in curves.items()}
     every = np.concatenate([np.empty(0), *absolute.values()])
     pooled = _shrunk_mean(every, prior, _PRIOR_RESIDUALS)
-    scales, ratios = {}, [np.empty(0)]
-    for group, curve in curves.items():
-        mean = _shrunk_mean(absolute[group], pooled, _PRIOR_PAYLOADS)
-        scales[group], ratio = _around(curve, mean)
-        ratios.append(ratio)
+    scales = {
+        group: max(_shrunk_mean(errors, pooled, _PRIOR_RESIDUALS), _LEAST_SCALE)
+        for group, errors in absolute.items()
+    }
+    ratios = [np.empty(0), *(errors / scales[group] for group, errors in absolute.items())]
     return TransferWidths(
         scales=scales,
         quantile=_shrunk_quantile(np.concatenate(ratios)),
         beyond_factor=_factor(_halved_errors(curves.values()), _PRIOR_HALVES, _BEYOND_FACTORS),
         carried_factor=_factor(carried, _PRIOR_PAIRS, _CARRIED_FACTORS),
     )
-
-
-def _around(curve: Curve, mean: float) -> tuple[Vector, Vector]:
-    """Local scale of a curve, and its errors over the scale that their neighbours alone give."""
-    if not len(curve.held_out):
-        return np.full(len(curve.log_nbytes), max(mean, _LEAST_SCALE)), np.empty(0)
-    errors = np.abs(curve.held_out)
-    of_row = np.searchsorted(curve.log_nbytes, curve.held_out_log_nbytes)
-    counts = np.bincount(of_row, minlength=len(curve.log_nbytes))
-    knot = np.bincount(of_row, weights=errors, minlength=len(counts)) / np.maximum(counts, 1)
-    window = np.ones(2 * _NEIGHBOURS + 1)
-    total = np.convolve(knot, window)[_NEIGHBOURS:-_NEIGHBOURS]
-    number = np.convolve(np.ones(len(knot)), window)[_NEIGHBOURS:-_NEIGHBOURS]
-    prior = _PRIOR_PAYLOADS * mean
-    others = (total - knot + prior) / (number - 1.0 + _PRIOR_PAYLOADS)
-    scale = (total + prior) / (number + _PRIOR_PAYLOADS)
-    ratios = errors / np.maximum(others, _LEAST_SCALE)[of_row]
-    return np.maximum(scale, _LEAST_SCALE), ratios
 
 
 def _shrunk_mean(values: Vector, prior: float, weight: float) -> float:
