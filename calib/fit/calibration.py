@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import CalibrationError
 from ..network.cluster import known_network, link_figures
 from ..network.collective_times import CollectiveModel, fit_collectives
-from ..network.groups import Group, Measured, bus_factor, canonical, group_of, ring_steps
+from ..network.groups import Group, Measured, canonical, group_of
 from ..records.cluster import Cluster
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG, Z_90
 from ..workload.collectives import CollectiveCall
@@ -271,8 +271,6 @@ class Calibration:
     def _group_rows(self) -> list[dict[str, Any]]:
         rows = []
         for group, model in self.transfers.groups.items():
-            steps = ring_steps(group.collective, group.num_ranks)
-            factor = bus_factor(group.collective, group.num_ranks)
             rows.append(
                 {
                     "collective": group.collective.value,
@@ -280,8 +278,8 @@ class Calibration:
                     "num_ranks": group.num_ranks,
                     "num_rows": model.num_rows,
                     "num_sizes": len(model.curve.log_nbytes),
-                    "alpha_s": model.link.step_s * steps,
-                    "bytes_per_s": model.link.bus_bytes_per_s / factor,
+                    "alpha_s": model.curve.law.fixed_s,
+                    "bytes_per_s": 1.0 / model.curve.law.byte_s,
                     "left_out_error_frac": _error_frac(model.curve.held_out),
                     "source": Source.MEASURED.value,
                 }

@@ -35,7 +35,6 @@ _WAYS: Mapping[str, Algorithm] = {
     "tree": Algorithm.TREE,
     "nvls": Algorithm.NVLS,
     "nvlstree": Algorithm.NVLS_TREE,
-    "pat": Algorithm.PAT,
 }
 _PROTOCOLS: Mapping[str, Protocol] = {
     "ll": Protocol.LL,

@@ -2,7 +2,7 @@
 
 ``time = latency + nbytes / bandwidth`` for each pair of algorithm and protocol, and the least of
 them.  Formulae and figures are those of NCCL 2.30's ``src/graph/tuning.cc`` (latencies of a launch
-and of a hop, shares of the bandwidth that a protocol reaches, bends of trees and rings).  NCCL
+and of a hop, shares of the bandwidth that a protocol reaches, bends of trees).  NCCL
 prices neither point-to-point nor all-to-all: those two are one Simple hop and the bytes of the
 busier of the two wires.
 """
@@ -51,7 +51,6 @@ class Algorithm(Enum):
     TREE = "tree"
     NVLS = "nvls"
     NVLS_TREE = "nvls_tree"
-    PAT = "pat"
 
 
 class Protocol(Enum):
@@ -72,7 +71,6 @@ _BASE_US: Mapping[Option, float] = {
     (Algorithm.RING, Protocol.LL): 6.6,
     (Algorithm.RING, Protocol.LL128): 14.0,
     (Algorithm.RING, Protocol.SIMPLE): 8.4,
-    (Algorithm.PAT, Protocol.SIMPLE): 8.0,
     (Algorithm.NVLS, Protocol.SIMPLE): 0.0,
     (Algorithm.NVLS_TREE, Protocol.SIMPLE): 0.0,
 }
@@ -119,8 +117,6 @@ _TREE_TENTHS: Mapping[Protocol, str] = {
     Protocol.SIMPLE: "9 9 9 9 9 9 9 8 7 6 6 5 5 5 5 6 7 8 7 7 8 9 9",
 }
 """Tenths of its bandwidth that a tree reaches at 64 B, 128 B, ... 256 MiB."""
-_PLATEAU_NBYTES = 64
-"""The first entry of ``treeCorrectionFactor`` is for 64 bytes."""
 _NVLS_FILL_US = 30.0
 """What the switch takes beyond NCCL's own figure: eight H100 in two public tables, 32 to 512 MiB,
 take 50 to 60 us more than their bandwidth explains."""
@@ -239,13 +235,11 @@ def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, T
         return {simple: _send(group, link)}
     if collective is Collective.ALL_TO_ALL:
         return {simple: _all_to_all(group, link)}
-    costs = {(Algorithm.RING, p): _ring(group, link, p, nbytes) for p in Protocol}
+    costs = {(Algorithm.RING, p): _ring(group, link, p) for p in Protocol}
     if collective is Collective.ALL_REDUCE:
         costs |= {(Algorithm.TREE, p): _tree(group, link, p, nbytes) for p in Protocol}
     if switch := switch_cost(group, link):
         costs[Algorithm.NVLS_TREE if is_tree else Algorithm.NVLS, Protocol.SIMPLE] = switch
-    if collective in GATHERS and group.num_nodes == group.num_ranks:
-        costs[Algorithm.PAT, Protocol.SIMPLE] = _pat(group, link)
     # NCCL goes back to what it has where its variables leave nothing.
     return {o: cost for o, cost in costs.items() if not set(link.without) & set(o)} or costs
 
@@ -275,7 +269,7 @@ def _hop_us(wire: Wire, algorithm: Algorithm, protocol: Protocol = Protocol.SIMP
     return _HOP_US[wire, algorithm][list(Protocol).index(protocol)]
 
 
-def _ring(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> TunedCost:
+def _ring(group: Group, link: LinkClass, protocol: Protocol) -> TunedCost:
     bus = link.bus_bytes_per_s(group)
     if protocol is Protocol.LL:
         bus = min(_ll_bytes_per_s(group, link), 0.5 * bus)
@@ -292,19 +286,9 @@ def _ring(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> 
     far_us = far * _hop_us(Wire.NETWORK, way, protocol)
     latency_us += (_num_steps(group) - far) * local_us + far_us
     return TunedCost(
-        latency_s=_US * latency_us * _plateau(group, link, protocol, nbytes),
+        latency_s=_US * latency_us,
         bytes_per_s=bus * group.num_ranks / _num_steps(group),
     )
-
-
-def _plateau(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> Vector:
-    """Rings between nodes take longer hops once every channel has a share to send."""
-    bends = protocol is Protocol.SIMPLE and group.collective is Collective.ALL_REDUCE
-    if not bends or group.num_nodes == 1:
-        return np.ones(len(nbytes))
-    share = nbytes / (link.num_channels * group.num_ranks)
-    factor = 1.9 if link.generation is Architecture.VOLTA else 1.4
-    return np.where(share >= _PLATEAU_NBYTES, factor, 1.0)
 
 
 def _tree(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> TunedCost:
@@ -337,13 +321,6 @@ def _nvls(group: Group, link: LinkClass) -> TunedCost:
     return TunedCost(
         latency_s=_US * latency_us, bytes_per_s=bus * group.num_ranks / _num_steps(group)
     )
-
-
-def _pat(group: Group, link: LinkClass) -> TunedCost:
-    latency_us = _BASE_US[Algorithm.PAT, Protocol.SIMPLE]
-    latency_us += np.log2(group.num_nodes) * _hop_us(Wire.NETWORK, Algorithm.TREE) / 3.5
-    latency_us += 2.8 * group.num_ranks
-    return TunedCost(latency_s=_US * latency_us, bytes_per_s=0.75 * link.bus_bytes_per_s(group))
 
 
 def _send(group: Group, link: LinkClass) -> TunedCost:

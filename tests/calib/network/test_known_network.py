@@ -136,7 +136,7 @@ def test_a_list_that_says_nothing_leaves_all(text: str) -> None:
 
 
 def test_with_one_way_left_everything_still_has_a_price() -> None:
-    for algorithm in ("Tree", "NVLS", "PAT", "^Ring"):
+    for algorithm in ("Tree", "NVLS", "^Ring"):
         prior = told(NCCL_ALGO=algorithm, NCCL_PROTO="LL")
         for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL):
             for num_ranks, num_nodes in ((2, 1), (8, 1), (2, 2), (64, 8)):

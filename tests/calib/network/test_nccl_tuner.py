@@ -48,7 +48,6 @@ def _latency_us(collective: Collective, ranks: int, nodes: int, *option: object)
         (Collective.ALL_REDUCE, 32, 8, (Algorithm.TREE, Protocol.LL), 6.8 + 2 * (3 * 0.6 + 3 * 5)),
         # Between nodes a local step takes at least the posting of a transfer, 1 us.
         (Collective.ALL_GATHER, 16, 2, (Algorithm.RING, Protocol.LL), 6.6 + 14 * 1.0 + 2.7),
-        (Collective.ALL_GATHER, 8, 8, (Algorithm.PAT, Protocol.SIMPLE), 8 + 3 * 14 / 3.5 + 22.4),
     ],
 )
 def test_latencies_are_those_counted_by_hand(collective, ranks, nodes, option, latency_us) -> None:
