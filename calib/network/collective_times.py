@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ..regressors.intervals import Z_90
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .extrapolation import (
@@ -39,7 +40,7 @@ from .nccl_tuner import TunedTime
 from .once_per_node import as_all_to_all
 from .systems import NetworkPrior
 from .topology import Rate, fit_topology
-from .transfer_widths import NINETY, TransferWidths, carried_width, fit_widths
+from .transfer_widths import TransferWidths, carried_width, fit_widths
 
 Vector = NDArray[np.float64]
 _MACHINE_SIGMA_LOG = 1.0
@@ -105,7 +106,7 @@ class Transfers:
     @property
     def sigma_log(self) -> Vector:
         """Standard deviation of log time of a normal error with this interval."""
-        return self.half_width_log / NINETY
+        return self.half_width_log / Z_90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +135,7 @@ class CollectiveModel:
         if nearest is None and (found := self._moved(group, nbytes)) is not None:
             return found
         if nearest is None:
-            width = np.full(len(logs), NINETY * _PRIOR_SIGMA_LOG)
+            width = np.full(len(logs), Z_90 * _PRIOR_SIGMA_LOG)
             times = np.log(self._expected(group)(np.exp(logs)))
             far = np.full(len(logs), np.inf)
             return Transfers(log_time=times, half_width_log=width, octaves=far)
@@ -170,7 +171,7 @@ class CollectiveModel:
     def _measured(self, group: Group, logs: Vector) -> Transfers:
         curve = self.groups[group].curve
         octaves = curve.octaves_outside(logs)
-        width = np.full(len(logs), self.widths.inside(group))
+        width = np.full(len(logs), self.widths.inside[group])
         if octaves.any():
             width = np.hypot(width, self.widths.outside(curve, logs))
         return Transfers(log_time=curve.log_time(logs), half_width_log=width, octaves=octaves)

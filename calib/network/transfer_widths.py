@@ -13,23 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..regressors.intervals import Z_90, drawn_sigma_log, shrunk_sigma_log
+from ..regressors.robust import without_wild
 from .curves import Curve
 from .groups import RINGS, Group, node_and_rank_octaves
 
 Vector = NDArray[np.float64]
-NINETY = 1.645
-"""Half-width of a normal 90 % interval over its standard deviation."""
-_MEAN_ABS_PER_SIGMA = 0.8
-"""Mean absolute deviation of a normal over its standard deviation: sqrt(2 / pi)."""
-_PRIOR_RESIDUALS = 10.0
-"""Residuals that the errors of all curves count for beside a curve's own."""
 _CARRIED_FACTORS = (0.25, 8.0)
 """Of pairs of groups of this machine: those that agree better say little of the next, since sizes
 that were measured are often those that a fabric was built for; the worst one is not all."""
 _PRIOR_PAIRS = 4.0
 """Pairs of groups that public tables count for beside those of this machine."""
-_LEAST_SCALE = 1e-3
-"""A tenth of a percent: medians of a curve agree no better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,18 +71,12 @@ _BEYOND_FACTORS = (0.25, 4.0)
 class TransferWidths:
     """Widths of one machine's curves, and of what is carried from them."""
 
-    scales: Mapping[Group, float]
-    """Mean error of left-out payloads of a group's curve."""
-    quantile: float
-    """Half-width over mean error."""
+    inside: Mapping[Group, float]
+    """Half-width of each measured group, by errors of payloads that were left out of its curve."""
     beyond_factor: float
     """Errors of the larger half of payloads, from the smaller, over ``beyond_width``."""
     carried_factor: float
     """Errors between measured groups over those of public tables."""
-
-    def inside(self, group: Group) -> float:
-        """Half-width of a measured group."""
-        return self.quantile * self.scales[group]
 
     def outside(self, curve: Curve, log_nbytes: Vector) -> Vector:
         """Half-widths that payloads outside a curve add, ``(rows,)``."""
@@ -153,36 +141,17 @@ def fit_widths(
     ``carried`` holds, for each pair of groups of which one can stand in for the other, absolute
     errors in log time over ``carried_width``.
     """
-    prior = _MEAN_ABS_PER_SIGMA * prior_sigma_log
-    absolute = {group: np.abs(curve.held_out) for group, curve in curves.items()}
-    every = np.concatenate([np.empty(0), *absolute.values()])
-    pooled = _shrunk_mean(every, prior, _PRIOR_RESIDUALS)
-    scales = {
-        group: max(_shrunk_mean(errors, pooled, _PRIOR_RESIDUALS), _LEAST_SCALE)
-        for group, errors in absolute.items()
-    }
-    ratios = [np.empty(0), *(errors / scales[group] for group, errors in absolute.items())]
+    errors = {group: without_wild(curve.held_out) for group, curve in curves.items()}
+    every = np.concatenate([np.empty(0), *errors.values()])
+    pooled = drawn_sigma_log(every, prior_sigma_log=prior_sigma_log)
     return TransferWidths(
-        scales=scales,
-        quantile=_shrunk_quantile(np.concatenate(ratios)),
+        inside={
+            group: Z_90 * shrunk_sigma_log(found, prior_sigma_log=pooled)
+            for group, found in errors.items()
+        },
         beyond_factor=_factor(_halved_errors(curves.values()), _PRIOR_HALVES, _BEYOND_FACTORS),
         carried_factor=_factor(carried, _PRIOR_PAIRS, _CARRIED_FACTORS),
     )
-
-
-def _shrunk_mean(values: Vector, prior: float, weight: float) -> float:
-    return float((np.sum(values) + weight * prior) / (len(values) + weight))
-
-
-def _shrunk_quantile(ratios: Vector) -> float:
-    """The 90 % quantile, drawn to that of a normal error where there are few ratios."""
-    normal = NINETY / _MEAN_ABS_PER_SIGMA
-    if not len(ratios):
-        return normal
-    level = min(1.0, 0.9 * (1.0 + 1.0 / len(ratios)))
-    found = float(np.quantile(ratios, level))
-    number = len(ratios)
-    return (number * found + _PRIOR_RESIDUALS * normal) / (number + _PRIOR_RESIDUALS)
 
 
 def _halved_errors(curves: Iterable[Curve]) -> list[Vector]:

@@ -35,9 +35,14 @@ def shrunk_sigma_log(residuals: NDArray[np.float64], *, prior_sigma_log: float) 
     >>> round(shrunk_sigma_log(np.empty(0), prior_sigma_log=0.08), 4)
     0.0921
     """
+    return _TAIL_FACTOR * drawn_sigma_log(residuals, prior_sigma_log=prior_sigma_log)
+
+
+def drawn_sigma_log(residuals: NDArray[np.float64], *, prior_sigma_log: float) -> float:
+    """The same deviation as it is, not widened."""
     number = len(residuals) + PRIOR_WEIGHT
     variance = (np.sum(residuals**2) + PRIOR_WEIGHT * prior_sigma_log**2) / number
-    return _TAIL_FACTOR * float(np.sqrt(variance))
+    return float(np.sqrt(variance))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,10 +60,13 @@ def robust_minimum(
     return np.asarray(found.x)
 
 
-def robust_sigma(residuals: Vector) -> float:
-    """Root mean square with wild residuals cut to four median deviations, at least 0.5 %."""
+def without_wild(residuals: Vector) -> Vector:
+    """Sizes of residuals, the wild ones cut to four median deviations, ``(rows,)``."""
     size = np.abs(residuals)
-    cut = np.minimum(
-        size, _WILD_DEVIATIONS * MAD_TO_SIGMA * max(float(np.median(size)), _LEAST_SIGMA)
-    )
-    return max(float(np.sqrt(np.mean(cut**2))), _LEAST_SIGMA)
+    middle = float(np.median(size)) if len(size) else 0.0
+    return np.minimum(size, _WILD_DEVIATIONS * MAD_TO_SIGMA * max(middle, _LEAST_SIGMA))
+
+
+def robust_sigma(residuals: Vector) -> float:
+    """Root mean square of residuals without wild ones, at least 0.5 %."""
+    return max(float(np.sqrt(np.mean(without_wild(residuals) ** 2))), _LEAST_SIGMA)
