@@ -7,8 +7,8 @@ which is the negative log of efficiency up to a constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,6 @@ _FREE_SHAPES = 8
 _GROWTH_LOG, _GROWTH_FRAC = 0.02, 0.12
 """Deviation that a doubling outside the measured range adds, in log time: a constant, and a share
 of what the law did not explain inside it."""
-_FEWEST_FOR_GROWTH = 24
-"""Shapes from which their own smaller half tells how a law goes on beyond its samples."""
-_LEAST_OCTAVES, _MOST_GROWTH_LOG = 0.5, 0.06
-"""A drift over less than half a doubling is noise; laws of public tables drift by 5 % a doubling at
-most (RoPE and loss of the paper's card), those of half their rows by more."""
 _DECIMALS = 6
 """Of features: shapes that differ by rounding alone are one."""
 
@@ -119,8 +114,6 @@ class PoolModel:
     """Residuals of left-out samples in log time, by member."""
     left_out_sigma: Mapping[str, Vector]
     """The model's own deviation of each of them."""
-    growth_log: float
-    """Deviation that a doubling outside the measured range adds, in log time."""
 
     @property
     def model(self) -> str:
@@ -138,7 +131,7 @@ class PoolModel:
         detail, sigma = self._detail(member, seen)
         away = np.where(np.isfinite(octaves), octaves, 0.0)
         spread = self.detail_sigma.get(member, max(self.detail_sigma.values()))
-        sigma = np.hypot(sigma, (self.growth_log + _GROWTH_FRAC * spread) * away)
+        sigma = np.hypot(sigma, (_GROWTH_LOG + _GROWTH_FRAC * spread) * away)
         sigma = np.minimum(sigma, UNMEASURED_SIGMA_LOG)
         return Residual(law=seen.law, detail=detail, sigma_log=sigma, octaves=octaves)
 
@@ -213,47 +206,16 @@ def fit_pool(
     floors of the rates (``fit_rates``)."""
     rows = _Rows.of(samples, num_units)
     freedom = max(rows.num_shapes - 1, _LEAST_FREEDOM) / (_FREE_SHAPES - 1)
-    form = _form(rows.batches[0].kind, num_units)
     rates = fit_rates(
         rows.columns,
         rows.log_time,
         rows.weight,
         start=start,
         sigma=min(freedom, 1.0) * sigma,
-        form=form,
+        form=_form(rows.batches[0].kind, num_units),
         least=least,
     )
-    found = _pool(rows, rates, rows.log_time - rates.log_time(rows.columns), num_units)
-
-    def fit(some: NDArray[np.int64]) -> Rates:
-        return fit_rates(
-            Columns(costs=rows.columns.costs, amounts=rows.columns.amounts[some]),
-            rows.log_time[some],
-            rows.weight[some],
-            start=start,
-            sigma=sigma,
-            form=form,
-            least=least,
-        )
-
-    return replace(found, growth_log=_growth_log(rows, rates, form, fit))
-
-
-def _growth_log(
-    rows: _Rows, rates: Rates, form: Form, fit: Callable[[NDArray[np.int64]], Rates]
-) -> float:
-    """How far the law of the smaller half of the rows drifts on the largest fifth, a doubling."""
-    if rows.num_shapes < _FEWEST_FOR_GROWTH or form is Form.OVERLAP:  # those are held by the sheet
-        return _GROWTH_LOG
-    law = rates.log_time(rows.columns)
-    order = np.argsort(law, kind="stable")
-    small, large = order[: len(order) // 2], order[-(len(order) // 5) :]
-    octaves = float(np.median(law[large]) - law[small].max()) / np.log(2.0)
-    if octaves < _LEAST_OCTAVES:
-        return _GROWTH_LOG
-    left = rows.log_time - fit(small).log_time(rows.columns)
-    drift = abs(float(np.median(left[large]) - np.median(left[small]))) / octaves
-    return min(max(_GROWTH_LOG, drift), _MOST_GROWTH_LOG)
+    return _pool(rows, rates, rows.log_time - rates.log_time(rows.columns), num_units)
 
 
 def fit_residuals(
@@ -286,7 +248,6 @@ def _pool(rows: _Rows, rates: Rates, values: Vector, num_units: int | None) -> P
         detail_sigma={m: _deviation(values[rows.of_member(m)]) for m in rows.members},
         left_out={m: left_out[rows.of_member(m)] for m in rows.members},
         left_out_sigma={m: left_out_sigma[rows.of_member(m)] for m in rows.members},
-        growth_log=_GROWTH_LOG,
     )
 
 
