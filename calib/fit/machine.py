@@ -11,13 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ..regressors.intervals import (
-    UNMEASURED_SIGMA_LOG,
-    Z_90,
-    Quantiles,
-    fit_quantiles,
-    shrunk_sigma_log,
-)
+from ..regressors.intervals import STUDENT_90, UNMEASURED_SIGMA_LOG, Z_90, shrunk_sigma_log
 from .batches import ShapeBatch, Timed
 from .laws import Ceilings, OperatorFamily, columns, family, least_s
 from .operator_kinds import Columns, WorkKind
@@ -30,8 +24,6 @@ from .roofline import FittedLaw, fit_law
 
 Vector = NDArray[np.float64]
 _UNMEASURED_HALF_WIDTH = Z_90 * UNMEASURED_SIGMA_LOG
-_FEWEST_TELLING = 4
-"""Shapes of a pool below which leaving one out says nothing: the law has seen it."""
 _CARRIED_FRAC, _CARRIED_SIGMA = 0.5, 0.75
 """Share of what regressors know that goes to another device; deviation of the rest over it."""
 CARRIED_OPERATOR_SIGMA_LOG = 0.2
@@ -64,7 +56,6 @@ class MachineModel:
     """Usual size of an element."""
     pools: Mapping[str, PoolModel]
     """The pool of each name."""
-    quantiles: Quantiles
     thin_sigma_log: float
     """Deviation of an operator of which one shape is known, beside what its pool says."""
     refusals: tuple[Refusal, ...]
@@ -100,7 +91,7 @@ class MachineModel:
         if name in self.probed:
             there = self.probed[name].predict(name, batch)
             log_time, sigma = log_time + there.detail, there.sigma_log
-        half = self.quantiles.half_width(name, sigma)
+        half = STUDENT_90 * sigma
         is_held = not any(r.name == name and r.is_impossible for r in self.refusals)
         least = self._least_log_s(batch) if is_held else -np.inf
         log_time = np.maximum(log_time, least)
@@ -150,7 +141,7 @@ class MachineModel:
             return log_time, _UNMEASURED_HALF_WIDTH
         known = _rates_prior(self.prior, batch, self.without)
         if known is not None:
-            return known.log_time(batch), self.quantiles.pooled * known.sigma_log_time(batch)
+            return known.log_time(batch), STUDENT_90 * known.sigma_log_time(batch)
         return self.law.log_time(batch, scale=self.law.typical(batch)), _UNMEASURED_HALF_WIDTH
 
     def _doubt(self, name: str, batch: ShapeBatch) -> Vector:
@@ -215,13 +206,6 @@ def fit_machine(
         prior=prior,
         element_nbytes=_element_nbytes(groups),
         pools=pools,
-        quantiles=fit_quantiles(
-            {
-                n: pools[n].left_out[n] / pools[n].left_out_sigma[n]
-                for n in groups
-                if pools[n].num_shapes >= _FEWEST_TELLING
-            }
-        ),
         thin_sigma_log=_thin_sigma_log(pools, prior),
         without=excluded,
         is_moved=False,

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ..regressors.intervals import fit_quantiles
 from ..regressors.robust import robust_minimum
 from .batches import Timed
 from .laws import Ceilings
@@ -37,8 +36,8 @@ def transfer(
     sheets, corrected by ``probes``: a few rows measured there, named as the model names them.  Half
     of what the regressors know beside the law goes along, since tiles and kernels of another device
     are others in part.  What the probes of an operator leave is learned by the regressor that their
-    number deserves, and its interval is then that of these probes, each left out in turn; one
-    without probes is as wide as rates and kernels may be off.
+    number deserves, and its interval is then that of these probes; one without probes is as wide as
+    rates and kernels may be off.
     """
     there, here = device_prior(device), model.prior
     then, now = (p.ceilings_for(model.element_nbytes) for p in (here, there))
@@ -82,20 +81,7 @@ def _corrected(moved: MachineModel, probes: Mapping[str, Timed]) -> MachineModel
             rates=moved.rates_there(name, timed.batch),
             num_units=moved.pools[name].num_units,
         )
-    scaled = {
-        name: pool.left_out[name] / pool.left_out_sigma[name] for name, pool in probed.items()
-    }
-    found = fit_quantiles({name: of for name, of in scaled.items() if len(of) >= _FEWEST_TELLING})
-    others = moved.quantiles.by_group
-    quantiles = replace(
-        moved.quantiles,
-        by_group={**others, **{n: found.by_group.get(n, found.pooled) for n in probed}},
-    )
-    return replace(moved, probed=probed, quantiles=quantiles)
-
-
-_FEWEST_TELLING = 4
-"""Probes of an operator below which leaving one out says nothing."""
+    return replace(moved, probed=probed)
 
 
 def _probed(

@@ -10,7 +10,7 @@ from scipy.stats import norm, t
 
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.regressors import intervals
-from forerun.calib.regressors.intervals import fit_quantiles, shrunk_sigma_log
+from forerun.calib.regressors.intervals import shrunk_sigma_log
 from forerun.calib.steps.model import ERROR_INFLATION
 from forerun.calib.workload.operators import OperatorKind
 
@@ -23,7 +23,7 @@ KINDS = (OperatorKind.LINEAR_FC1, OperatorKind.NORM, OperatorKind.ACTIVATION)
 def test_quantiles_that_are_written_out_are_scipys() -> None:
     normal = norm.ppf(0.95)
     assert normal == pytest.approx(intervals.Z_90, rel=1e-12)
-    assert fit_quantiles({}).pooled == pytest.approx(t.ppf(0.95, 7), rel=1e-9)
+    assert pytest.approx(t.ppf(0.95, 7), rel=1e-9) == intervals.STUDENT_90
     assert pytest.approx(t.ppf(0.95, 10) / normal, rel=1e-9) == ERROR_INFLATION
 
 
@@ -56,13 +56,3 @@ def test_many_residuals_outweigh_the_prior_and_few_do_not() -> None:
     assert many == pytest.approx(1.15 * 0.02, rel=0.15)
     few = shrunk_sigma_log(0.02 * rng.normal(size=2), prior_sigma_log=0.08)
     assert 0.8 * 1.15 * 0.08 < few < 1.15 * 0.08
-
-
-def test_quantiles_follow_the_residuals_of_their_group() -> None:
-    rng = np.random.default_rng(0)
-    found = fit_quantiles({"good": rng.normal(size=2000), "bad": 3.0 * rng.normal(size=2000)})
-    # 90 % of a normal deviate's size lies below 1.645.
-    assert found.by_group["good"] == pytest.approx(Z_90, rel=0.06)
-    assert found.by_group["bad"] == pytest.approx(3.0 * Z_90, rel=0.06)
-    assert found.by_group["good"] < found.pooled < found.by_group["bad"]
-    assert found.half_width("unknown", np.ones(1))[0] == found.pooled
