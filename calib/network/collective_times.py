@@ -27,6 +27,7 @@ from .extrapolation import (
     same_chunk_nbytes,
 )
 from .groups import (
+    OTHER_OCTAVES,
     PAIRS,
     Group,
     Measured,
@@ -43,16 +44,12 @@ from .topology import Rate, fit_topology
 from .transfer_widths import TransferWidths, carried_width, fit_widths
 
 Vector = NDArray[np.float64]
-_MACHINE_SIGMA_LOG = 1.0
-"""Deviation of a machine's latency and bandwidth from the device's prior: a factor of 2.7."""
-_GROUP_SIGMA_LOG = 0.6
-"""Of one group's from the machine's: a factor of 1.8."""
+_OPEN_SIGMA_LOG = 1.0
+"""Deviation of what nothing comparable was measured of, a factor of 2.7: of a machine's latency and
+bandwidth from the device's prior, of one group's from the machine's, and of a time that NCCL's
+figures alone tell."""
 _MOST_COMPARED = 32
 """Payloads at which a group is held against its stand-in."""
-_OTHER_MACHINE_OCTAVES = 1.0
-"""No transfer of another machine is one that was measured here."""
-_PRIOR_SIGMA_LOG = 1.0
-"""Error where nothing comparable was measured."""
 _TELLING_SHARE = 0.5
 """Share of the full bandwidth from which a payload tells of links."""
 _MOVED_FRAC = 0.5
@@ -135,7 +132,7 @@ class CollectiveModel:
         if nearest is None and (found := self._moved(group, nbytes)) is not None:
             return found
         if nearest is None:
-            width = np.full(len(logs), Z_90 * _PRIOR_SIGMA_LOG)
+            width = np.full(len(logs), Z_90 * _OPEN_SIGMA_LOG)
             times = np.log(self._expected(group)(np.exp(logs)))
             far = np.full(len(logs), np.inf)
             return Transfers(log_time=times, half_width_log=width, octaves=far)
@@ -162,7 +159,7 @@ class CollectiveModel:
         return Transfers(
             log_time=here + _MOVED_FRAC * (there.log_time - elsewhere),
             half_width_log=np.hypot(_MOVED_FRAC * there.half_width_log, width),
-            octaves=there.octaves + _OTHER_MACHINE_OCTAVES,
+            octaves=there.octaves + OTHER_OCTAVES,
         )
 
     def _expected(self, group: Group) -> Expected:
@@ -244,7 +241,7 @@ def fit_transfers(
         curve = fit_curve(
             found,
             machine.law(group),
-            sigma_log=_GROUP_SIGMA_LOG,
+            sigma_log=_OPEN_SIGMA_LOG,
             expected=expected_time(group, prior),
         )
         rows = (num_rows or {}).get(group, len(found))
@@ -281,7 +278,7 @@ def _fit_link(samples: Mapping[Group, Samples], prior: Link) -> Link:
         np.log(np.concatenate([s.time_s for s in samples.values()])),
         np.concatenate([s.weight for s in samples.values()]),
         Law(fixed_s=prior.step_s, byte_s=1.0 / prior.bus_bytes_per_s),
-        sigma_log=_MACHINE_SIGMA_LOG,
+        sigma_log=_OPEN_SIGMA_LOG,
     )
     return Link(step_s=law.fixed_s, bus_bytes_per_s=1.0 / law.byte_s)
 

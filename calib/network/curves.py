@@ -25,9 +25,7 @@ _ITERATIONS = 40
 _LARGEST_STEP_LOG, _LEAST_STEP_LOG = 1.0, 1e-9
 """So constants lie within a factor of e**40 of the prior's, and nothing can overflow."""
 _FOLDS = 5
-"""Parts of a long curve that are left out in turn; each payload once, as five refits."""
-_REFIT_BELOW = 12
-"""Curves with fewer payloads have their law fitted again for each that is left out."""
+"""Parts of a curve that are left out in turn, each payload once."""
 _LEAST_HALVED = 8
 """Payloads from which half of a curve says anything of the other half."""
 _WINDOWS = ((100, (1, 5, 9, 17, 33)), (32, (1, 3, 5, 9)), (16, (1, 3)), (0, (1,)))
@@ -178,8 +176,7 @@ def fit_curve(
     """
     knots = _knots(samples)
     law = _law_of(knots, np.ones(len(knots.log_nbytes), dtype=np.bool_), prior, sigma_log)
-    folds = _folds(knots, law, prior, sigma_log)
-    window, errors = _best_window(knots, folds)
+    window, errors = _best_window(knots, law)
     number = len(knots.log_nbytes)
     lower_half = None
     if number >= _LEAST_HALVED:
@@ -291,44 +288,24 @@ def _law_of(knots: _Knots, keep: NDArray[np.bool_], prior: Law, sigma_log: float
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Fold:
-    keep: NDArray[np.bool_]
-    law: Law
-
-
-def _folds(knots: _Knots, law: Law, prior: Law, sigma_log: float) -> list[_Fold]:
-    """Every fifth payload left out, or each by itself where there are few."""
-    number = len(knots.log_nbytes)
-    if number < 2:
-        return []
-    folds = min(number, _FOLDS) if number >= _REFIT_BELOW else number
-    found = []
-    for fold in range(folds):
-        keep = np.arange(number) % folds != fold
-        refit = number < _REFIT_BELOW
-        found.append(_Fold(keep=keep, law=_law_of(knots, keep, prior, sigma_log) if refit else law))
-    return found
-
-
-def _best_window(knots: _Knots, folds: list[_Fold]) -> tuple[int, Vector]:
+def _best_window(knots: _Knots, law: Law) -> tuple[int, Vector]:
     """The running median that predicts left-out payloads best, and its errors, ``(rows,)``."""
-    if not folds:
+    if len(knots.log_nbytes) < 2:
         return 1, np.empty(0)
     windows = next(w for least, w in _WINDOWS if len(knots.log_nbytes) >= least)
-    errors = [_left_out(knots, folds, window) for window in windows]
+    errors = [_left_out(knots, law, window) for window in windows]
     best = first_of_least([float(np.mean(np.abs(e))) for e in errors])
     return windows[best], errors[best]
 
 
-def _left_out(knots: _Knots, folds: list[_Fold], window: int) -> Vector:
+def _left_out(knots: _Knots, law: Law, window: int) -> Vector:
     x, predicted = knots.log_nbytes, np.empty(len(knots.log_nbytes))
-    for fold in folds:
-        train = x[fold.keep]
-        residual = knots.log_time[fold.keep] - fold.law.log_time(train)
-        asked = x[~fold.keep]
-        smooth = _running_median(residual, window)
-        predicted[~fold.keep] = fold.law.log_time(asked) + np.interp(asked, train, smooth)
+    residual = knots.log_time - law.log_time(x)
+    folds = min(len(x), _FOLDS)
+    for fold in range(folds):
+        keep = np.arange(len(x)) % folds != fold
+        smooth = _running_median(residual[keep], window)
+        predicted[~keep] = law.log_time(x[~keep]) + np.interp(x[~keep], x[keep], smooth)
     return predicted[knots.of_row] - knots.row_log_time
 
 

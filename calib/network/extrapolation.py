@@ -3,7 +3,12 @@
 A curve is carried, not a law: bends of protocols come along.  Across nodes rings keep the time of
 a step for its chunk on each card in use; trees keep their shape and grow by hops; an all-to-all
 keeps the time for a peer.  NCCL's own figures stand for what one curve cannot tell (the launch,
-hops inside a node).  Inside a node see ``in_node``.
+hops inside a node).
+
+Between 2, 4 and 8 ranks of A100 and H100 in a node all-gathers, reduce-scatters, all-reduces and
+all-to-alls differ, at every payload, by the latency of their steps and the bytes that they move:
+whatever else a payload costs (launch, change of protocol) it costs in each, so that a difference
+carries over where a ratio does not.
 """
 
 from __future__ import annotations
@@ -14,19 +19,19 @@ from numpy.typing import NDArray
 from ..workload.collectives import Collective
 from .curves import Curve, bandwidth_share
 from .groups import PAIRS, RINGS, Group, bus_factor, ring_steps
-from .in_node import in_node_time_s, own_chunks
 from .nccl_tuner import (
     GATHERS,
     Algorithm,
     LinkClass,
     TunedTime,
     all_to_all_base_s,
+    switch_cost,
     tuner_costs,
     tuner_time_s,
 )
 from .once_per_node import exchange_time_s
 from .systems import NetworkPrior
-from .topology import CONGESTION_LOG
+from .topology import CONGESTION_LOG, OWN_CHUNKS
 
 Vector = NDArray[np.float64]
 _MOST_BASE_FRAC = 0.9
@@ -46,6 +51,11 @@ _NEAR_OCTAVES = (-2, -1, 0, 1, 2)
 _PAIR_FRAC = 0.8
 """Of its card's rate what one pair of ranks reaches: sends and all-to-alls of two H100 on two nodes
 move 36 to 41 GB/s, those of more ranks 47 to 49 on each card (nccl-tests)."""
+_OWN_SWAPPED = 0.25
+"""``OWN_CHUNKS`` of an all-to-all, whose own part is copied beside others: 2, 4 and 8 A100 and
+H100."""
+_PEER_FRAC = 0.5
+"""Latency of a peer of an all-to-all over that of a ring's step, in the same tables."""
 
 
 def is_comparable(seen: Group, wanted: Group) -> bool:
@@ -71,7 +81,7 @@ def extrapolated_log_time(
     if prior.links is None:
         return np.log(_ring(curve, seen, wanted, nbytes, prior)) + differs_log
     if wanted.num_nodes == 1:
-        return np.log(in_node_time_s(curve, seen, wanted, nbytes, prior)) + differs_log
+        return np.log(_in_node(curve, seen, wanted, nbytes, prior)) + differs_log
     if seen.num_chosen and wanted.num_chosen:
         return np.log(exchange_time_s(curve, seen, wanted, nbytes, prior.links)) + differs_log
     if seen.collective is wanted.collective is Collective.ALL_TO_ALL:
@@ -259,3 +269,50 @@ def _far_peers(group: Group) -> float:
     card."""
     far = group.num_ranks - group.ranks_per_node
     return far if far > 1.0 else far / _PAIR_FRAC
+
+
+def _in_node(
+    curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior
+) -> Vector:
+    """Seconds of ``wanted``, ``(rows,)``, from the curve of ``seen``, both in one node.
+
+    A difference that would have to be taken away is a ratio instead, which leaves something.
+    """
+    times = np.exp(curve.log_time_of(nbytes))
+    before, after = (_in_node_law_s(group, nbytes, prior) for group in (seen, wanted))
+    return np.where(
+        after > before,
+        times + after - before,
+        times * (prior.base_s + after) / (prior.base_s + before),
+    )
+
+
+def _in_node_law_s(group: Group, nbytes: Vector, prior: NetworkPrior) -> Vector:
+    """Seconds of steps and bytes without a launch, ``(rows,)``: of the ring, or of the switch where
+    it reduces faster."""
+    assert prior.links is not None
+    links, steps = prior.links, float(ring_steps(group.collective, group.num_ranks))
+    if group.collective in PAIRS:
+        return prior.step_s + nbytes / link_bytes_per_s(group, links)
+    chunks = steps + own_chunks(group, links)
+    if group.collective is Collective.ALL_TO_ALL:
+        steps *= _PEER_FRAC
+    ring = steps * prior.step_s + chunks * nbytes / group.num_ranks / links.bus_bytes_per_s(group)
+    switch = switch_cost(group, links)
+    return ring if switch is None else np.minimum(ring, switch.time_s(nbytes))
+
+
+def own_chunks(group: Group, links: LinkClass) -> float:
+    """Chunks beside those of the steps; the copy is as fast as ever where links are slower, so that
+    it counts for less in a mesh and across nodes.
+
+    >>> from .systems import network_prior
+    >>> two = Group(collective=Collective.ALL_GATHER, num_ranks=2)
+    >>> own_chunks(two, network_prior("h100").links)
+    0.4
+    """
+    if group.collective in PAIRS:
+        return 0.0
+    share = links.bus_bytes_per_s(group) / links.node_bytes_per_s
+    is_swap = group.collective is Collective.ALL_TO_ALL
+    return (_OWN_SWAPPED if is_swap else OWN_CHUNKS) * share

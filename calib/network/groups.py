@@ -8,8 +8,9 @@ import numpy as np
 
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 
-_OTHER_OCTAVES = 1.0
-"""Another collective counts as far as one of twice the ranks, and so does another role."""
+OTHER_OCTAVES = 1.0
+"""Another collective counts as far as one of twice the ranks, and so do another role and another
+machine."""
 _STRANGE_OCTAVES = 8.0
 """One that is no ring beside one that is: what NCCL's figures alone tell, further than any size."""
 MOST_HOST_FRAC = 0.5
@@ -180,10 +181,10 @@ def node_and_rank_octaves(group: Group, other: Group) -> tuple[float, float]:
 
 
 def _kinds_apart(group: Group, other: Group) -> float:
-    apart = _OTHER_OCTAVES * (group.role is not other.role)
+    apart = OTHER_OCTAVES * (group.role is not other.role)
     if bool(group.num_chosen) is not bool(other.num_chosen):
         return apart + _STRANGE_OCTAVES
     if group.collective is other.collective:
         return apart
     is_ring = {group.collective in RINGS, other.collective in RINGS}
-    return apart + (_OTHER_OCTAVES if is_ring == {True} else _STRANGE_OCTAVES)
+    return apart + (OTHER_OCTAVES if is_ring == {True} else _STRANGE_OCTAVES)

@@ -30,18 +30,17 @@ _BESIDE_BRIDGE = 0.1
 bridge of A100 230; both doubled with Hopper."""
 _CARDS = (1, 2, 4, 8, 16)
 """Cards of a node that are tried."""
-_OTHER_CARDS_COST = 2.0
-"""Negative log chance of another number of cards than the prior's: 1 in 7 beside it."""
-_OTHER_THAN_SEEN_COST = 4.0
-"""The same beside cards that were seen: 1 in 55.  Some of them may serve storage."""
+_OTHER_COST = 2.0
+"""Negative log chance of another number of cards than the prior's, and of a node without a switch,
+of cards sold with and without: 1 in 7 beside it.  Twice that of others than were seen, of which
+some may serve storage."""
 _USUAL_GPUS = 8
-_OTHER_JOINT_COST = 1.0
-"""The same of a node without a switch, of cards sold with and without (A100, V100): 1 in 3."""
 _RATE_SIGMA_LOG = 0.2
-"""Bus bandwidths of collectives on the same links differ by a fifth (Slingshot, InfiniBand)."""
-_NODE_SIGMA_LOG, _CARD_SIGMA_LOG = 0.25, 0.7
-"""How far the rate of a node's links and of its cards lies from the device's prior: generations of
-NVLink are known by the GPU, networks differ by factors of two and four."""
+"""Bus bandwidths of collectives on the same links differ by a fifth (Slingshot, InfiniBand), and so
+does a node's rate from the device's prior."""
+_CARD_SIGMA_LOG = 0.7
+"""How far the rate of a node's cards lies from the device's prior: networks differ by factors of
+two and four, where generations of NVLink are known by the GPU."""
 _SEEN_CARD_SIGMA_LOG = 0.35
 """The same of cards whose rate is known: rings in public tables reach 0.72 (Slingshot), 0.92 (HDR)
 and 0.97 (NDR) of it, and below a fifth where the card does not read the GPU's memory."""
@@ -189,7 +188,6 @@ def fit_topology(
     tried_joints = [prior.joint, *(joints if is_joint_open else ())]
     is_open = bool(far) and not prior.is_stated("num_cards")
     is_seen = prior.origin("num_cards") is Origin.SEEN
-    other_cost = _OTHER_THAN_SEEN_COST if is_seen else _OTHER_CARDS_COST
     card_sigma = (
         _CARD_SIGMA_LOG if prior.origin(CARD_RATE) is Origin.PRIOR else _SEEN_CARD_SIGMA_LOG
     )
@@ -199,11 +197,11 @@ def fit_topology(
     fits = []
     for joint, num_cards in product(tried_joints, cards):
         tried = _tried(prior, joint, num_cards)
-        node = _fit_rate(near, tried, node_bytes_per_s, _NODE_SIGMA_LOG)
+        node = _fit_rate(near, tried, node_bytes_per_s, _RATE_SIGMA_LOG)
         card = _fit_rate(far, tried, card_bytes_per_s, card_sigma)
         cost = node.cost + card.cost
-        cost += _OTHER_JOINT_COST * (joint is not prior.joint)
-        cost += other_cost * (num_cards != prior.num_cards)
+        cost += _OTHER_COST * (joint is not prior.joint)
+        cost += _OTHER_COST * (1 + is_seen) * (num_cards != prior.num_cards)
         links = FittedLinks(
             topology=_with_rates(tried, near, far),
             node_bytes_per_s=node.bytes_per_s,

@@ -19,11 +19,12 @@ from .curves import Curve
 from .groups import RINGS, Group, node_and_rank_octaves
 
 Vector = NDArray[np.float64]
-_CARRIED_FACTORS = (0.25, 8.0)
-"""Of pairs of groups of this machine: those that agree better say little of the next, since sizes
-that were measured are often those that a fabric was built for; the worst one is not all."""
+_FACTORS = (0.25, 8.0)
+"""How far this machine's own errors may narrow or widen what public tables say: pairs that agree
+say little of the next, since sizes that were measured are often those that a fabric was built for;
+the worst one is not all."""
 _PRIOR_PAIRS = 4.0
-"""Pairs of groups that public tables count for beside those of this machine."""
+"""Pairs of groups, or halved curves, that public tables count for beside those of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +52,13 @@ gave each card half (DeepEP on 64 H100)."""
 _NEAR_RING, _FAR_RING = Width(latency=0.15, bandwidth=0.37), Width(latency=1.31, bandwidth=0.08)
 """Of another ring: in a node copies of lists may be timed with a gather, across nodes an all-reduce
 goes up a tree where a gather goes around."""
-_NEAR_STRANGE, _FAR_STRANGE = (
-    Width(latency=0.95, bandwidth=0.41),
-    Width(latency=1.15, bandwidth=0.41),
-)
+_STRANGE = Width(latency=1.05, bandwidth=0.41)
 """Of an all-to-all or a send for a ring, or a ring for those."""
 _PAIR_WIDTH = 0.7
 """Two ranks of a node may share a link that the others do not have: a factor of two."""
 _BEYOND_LATENCY = 0.8
 _BEYOND_OCTAVE = 0.06
 """Beyond the largest payload: where latency bound it, and for each doubling where bandwidth did."""
-_PRIOR_HALVES = 1.0
-"""Halved curves that public tables count for beside this machine's."""
-_BEYOND_FACTORS = (0.25, 4.0)
-"""How far this machine's own errors may widen or narrow what public tables say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,10 +115,9 @@ def _stand_in_width(seen: Group, wanted: Group, bandwidth_share: Vector) -> Vect
     """Half-widths that another collective adds on public tables, ``(rows,)``."""
     if seen.collective is wanted.collective:
         return np.zeros(len(bandwidth_share))
-    is_far = wanted.num_nodes > 1
     if {seen.collective, wanted.collective} <= RINGS:
-        return (_FAR_RING if is_far else _NEAR_RING).at(bandwidth_share)
-    return (_FAR_STRANGE if is_far else _NEAR_STRANGE).at(bandwidth_share)
+        return (_FAR_RING if wanted.num_nodes > 1 else _NEAR_RING).at(bandwidth_share)
+    return _STRANGE.at(bandwidth_share)
 
 
 def beyond_width(octaves: Vector, bandwidth_share: float) -> Vector:
@@ -149,8 +142,8 @@ def fit_widths(
             group: Z_90 * shrunk_sigma_log(found, prior_sigma_log=pooled)
             for group, found in errors.items()
         },
-        beyond_factor=_factor(_halved_errors(curves.values()), _PRIOR_HALVES, _BEYOND_FACTORS),
-        carried_factor=_factor(carried, _PRIOR_PAIRS, _CARRIED_FACTORS),
+        beyond_factor=_factor(_halved_errors(curves.values())),
+        carried_factor=_factor(carried),
     )
 
 
@@ -166,8 +159,8 @@ def _halved_errors(curves: Iterable[Curve]) -> list[Vector]:
     return found
 
 
-def _factor(ratios: Sequence[Vector], prior_weight: float, bounds: tuple[float, float]) -> float:
+def _factor(ratios: Sequence[Vector]) -> float:
     """Geometric mean over groups of the 90 % quantile of their ratios, drawn to 1."""
     found = [float(np.quantile(each, 0.9)) for each in ratios if len(each)]
-    logs = np.log(np.clip(found, *bounds))
-    return float(np.exp(np.sum(logs) / (len(found) + prior_weight)))
+    logs = np.log(np.clip(found, *_FACTORS))
+    return float(np.exp(np.sum(logs) / (len(found) + _PRIOR_PAIRS)))
