@@ -18,7 +18,7 @@ from .operator_kinds import Columns, WorkKind
 from .outliers import Refusal, refuse
 from .pools import PoolModel, Residual, fit_pool
 from .priors import DevicePrior, device_prior
-from .rate_priors import RatePrior, rates_prior
+from .rate_priors import RATE_SIGMA_LOG, RatePrior, rates_prior
 from .rates import Rates
 from .roofline import FittedLaw, fit_law
 
@@ -30,8 +30,6 @@ CARRIED_OPERATOR_SIGMA_LOG = 0.2
 """How far an operator as a whole lies from a moved model, in log time."""
 _ENOUGH_SHAPES = 8
 """Shapes of an operator from which its own residuals tell how wrong it may be."""
-_RATE_SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.9}
-"""How far the rates of a pool may lie from where all samples together put them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -262,7 +260,7 @@ def _fit(
     batch = next(iter(members.values())).batch
     costs = columns(batch, prior.num_units).costs
     start = np.median([law.log_units(name, costs) for name in members], axis=0)
-    sigma = np.array([_RATE_SIGMA_LOG[c] for c in costs])
+    sigma = np.array([RATE_SIGMA_LOG[c] for c in costs])
     known = _rates_prior(prior, batch, without)
     if known is not None:
         own, others = sigma**-2.0, np.array(known.sigma_log) ** -2.0

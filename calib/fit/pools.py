@@ -33,8 +33,7 @@ _FEWEST_FOR_FOREST = 12
 _SHARE_STEP = 0.6
 """Doubt of the law's constants: that of each column moves log time by its share times this."""
 _LEAST_FREEDOM = 0.1
-"""A law keeps a tenth of its doubt however few shapes there are. Halved or doubled, nothing moves
-(benchmarks/sensitivity.py)."""
+"""A law keeps a tenth of its doubt however few shapes there are."""
 _FREE_SHAPES = 8
 """Shapes from which a pool's rates are its own as far as their priors allow."""
 _GROWTH_LOG, _GROWTH_FRAC = 0.02, 0.12

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..records.files import read_package_json
-from ..regressors.intervals import Z_90
+from ..regressors.intervals import PRIOR_WEIGHT, Z_90
 from ..workload.operators import OperatorKind, Phase
 from .batches import ShapeBatch
 from .laws import Ceilings, OperatorFamily, columns, family
@@ -30,24 +30,18 @@ from .rates import Rates
 FILE = "priors.json"
 _LAUNCH_S = 1e-6
 """Launches have no data sheet: their factor is over a microsecond."""
-_USUAL_SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.5}
-"""How far two sources lie apart where few pairs of them tell."""
+RATE_SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.5}
+"""How far two sources lie apart where few pairs of them tell, and an operator's rates from where
+all samples of a machine put them."""
 BARE_LOG = {WorkKind.LAUNCH: 0.4, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.3}
 """Factors before anything was measured: 1.5 us a launch, 75 % of the data sheet."""
-_USUAL_PAIRS = 3.0
-"""Pairs of sources that the usual distance counts for beside those that were seen."""
 _WELL_KNOWN = 0.1
 """Doubt of a factor below which a source counts fully when sources are compared."""
 _YEARS_A_STEP = 2.0
-"""Between the generations that are compared, as a rule; doubt grows with the root of the steps."""
-_OTHER_VENDOR_YEARS = 4.0
-"""Another vendor's device counts as two generations away."""
+"""Between the generations that are compared, as a rule; doubt grows with the root of the steps.
+Another vendor's device and elements of another size count as one more."""
 _TF32_YEAR = 2020
 """The year of the first generation with TF32 (NVIDIA A100 Tensor Core GPU architecture, 2020)."""
-_OTHER_ELEMENT_YEARS = 1.0
-"""For memory: half a generation."""
-_OTHER_PRODUCT_YEARS = 4.0
-"""Element sizes of products have units of their own; for memory they only change the bytes."""
 
 Vector = NDArray[np.float64]
 
@@ -68,8 +62,8 @@ class Generation:
         return self.vendor == "nvidia" and self.year >= _TF32_YEAR
 
     def years_to(self, other: Generation) -> float:
-        """Years apart; another vendor counts as four more."""
-        apart = 0.0 if self.vendor == other.vendor else _OTHER_VENDOR_YEARS
+        """Years apart; another vendor counts as two more."""
+        apart = 0.0 if self.vendor == other.vendor else _YEARS_A_STEP
         return abs(self.year - other.year) + apart
 
 
@@ -329,7 +323,7 @@ def _prior(
             other = source.generation
             years = asked.years_to(other)
             if source.element_nbytes != element_nbytes:
-                years += _OTHER_PRODUCT_YEARS if is_product else _OTHER_ELEMENT_YEARS
+                years += _YEARS_A_STEP
             is_own = other.name == asked.name and source.element_nbytes == element_nbytes
             steps = 0.0 if is_own else max(years / _YEARS_A_STEP, 1.0)
             groups[steps, other.name, source.element_nbytes].append(source)
@@ -366,7 +360,7 @@ def _joined(
     weight = 1.0 / (np.array([s.sigma_log for s in sources]) ** 2 + apart)
     found = np.array([s.log_factor for s in sources])
     if not is_product:
-        weight = np.vstack([weight, [_USUAL_SIGMA_LOG[c] ** -2 for c in costs]])
+        weight = np.vstack([weight, [RATE_SIGMA_LOG[c] ** -2 for c in costs]])
         found = np.vstack([found, [BARE_LOG[c] for c in costs]])
     factor = (weight * found).sum(axis=0) / weight.sum(axis=0)
     sigma = np.sqrt(apart + moved + 1.0 / weight.sum(axis=0))
@@ -437,13 +431,13 @@ def _spread(pairs: Sequence[tuple[float, float]], cost: WorkKind) -> float:
     >>> _spread([], WorkKind.FLOP)
     0.3
     """
-    usual = _USUAL_SIGMA_LOG[cost]
+    usual = RATE_SIGMA_LOG[cost]
     if not pairs:
         return usual
     apart, trust = np.array(sorted(pairs)).T
     level = (np.cumsum(trust) - trust / 2) / trust.sum()
     sigma = max(float(np.interp(0.9, level, apart)) / (np.sqrt(2.0) * Z_90), _WELL_KNOWN / 2)
-    own = float(trust.sum() / (trust.sum() + _USUAL_PAIRS))
+    own = float(trust.sum() / (trust.sum() + PRIOR_WEIGHT))
     return float(np.exp(own * np.log(sigma) + (1 - own) * np.log(usual)))
 
 

@@ -12,16 +12,12 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors.robust import robust_minimum
+from ..regressors.robust import SAMPLE_SIGMA_LOG, robust_minimum
 from .batches import spread_rows
 from .operator_kinds import Columns
 
 _LEAST = 1e-30
 """Keeps logarithms of absent work finite."""
-_SAMPLE_SIGMA_LOG = 0.06
-"""How far one row lies from a pool's law. At 0.12 instead, 24 SimuMax shapes give 8.5 % instead of
-8.9 and eight 11.2 instead of 11.1; at 0.03 coverage of another device falls by 7 points
-(benchmarks/sensitivity.py)."""
 _MOST_ROWS = 160
 """Rows that constants are fitted on, spread over the sizes: more add nothing but time."""
 _POWER = (0.0, 0.2)
@@ -104,7 +100,7 @@ def fit_rates(
     seen, counted = log_time[rows], weight[rows]
     if form is Form.OVERLAP:
         counted = counted * min(1.0, _INDEPENDENT_PRODUCTS / max(len(rows), 1))
-    scale = np.sqrt(counted) / _SAMPLE_SIGMA_LOG
+    scale = np.sqrt(counted) / SAMPLE_SIGMA_LOG
     extra = np.array(_EXTRA[form])
     center, spread = np.concatenate([[start, sigma], extra.T], axis=1)
     number = len(start)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors.robust import robust_minimum
+from ..regressors.robust import SAMPLE_SIGMA_LOG, robust_minimum
 from ..workload.operators import OperatorKind, Phase
 from .batches import ShapeBatch, Timed, spread_rows
 from .laws import Ceilings, OperatorFamily, columns, family
@@ -28,9 +28,6 @@ _CHAIN_WORK_SIGMA_LOG = 2.0
 it only cuts its tensor, so that it identifies no rate of the machine."""
 # The same for its launches, whose relative numbers were counted.
 _LAUNCH_SIGMA_LOG = 0.3
-_SAMPLE_SIGMA_LOG = 0.1
-"""How far one operator lies from its ceilings. Halved 0.4 points worse on another device, doubled
-0.2 better with 4 points less coverage (benchmarks/sensitivity.py)."""
 _ENVELOPE_QUANTILE = 0.9
 """Nine tenths of the products run below the ceilings: the fastest few may be mistakes."""
 _MOST_ROWS = 8
@@ -135,7 +132,7 @@ def _problem(
         log_time=np.log(np.concatenate([t.time_s for t in kept])),
         group=np.repeat(np.arange(len(kept)), [len(t) for t in kept]),
         start=-np.log([assumed.launch_s, 1 / assumed.flop_per_s, 1 / assumed.bytes_per_s]),
-        weight=np.sqrt(np.concatenate([t.weight for t in kept])) / _SAMPLE_SIGMA_LOG,
+        weight=np.sqrt(np.concatenate([t.weight for t in kept])) / SAMPLE_SIGMA_LOG,
         rate_sigma=prior.sigma_log,
         work_sigma=np.array([_work_sigma_log(t.batch.kind) for t in kept]),
     )

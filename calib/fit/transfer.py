@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ..regressors.robust import robust_minimum
+from ..regressors.robust import SAMPLE_SIGMA_LOG, robust_minimum
 from .batches import Timed
 from .laws import Ceilings
 from .machine import CARRIED_OPERATOR_SIGMA_LOG, MachineModel
@@ -20,11 +20,6 @@ from .priors import device_prior
 Vector = NDArray[np.float64]
 _SHEET_SIGMA_LOG = {WorkKind.LAUNCH: 0.7, WorkKind.FLOP: 0.2, WorkKind.BYTES: 0.2}
 """How far the ratio of two devices' rates lies from that of their data sheets."""
-_FREE_SIGMA_LOG = dict.fromkeys(WorkKind, 1.5)
-"""Rates of a device without a data sheet: a factor of 4.5, so probes decide. Not asked for on
-public tables, where every device has one (benchmarks/sensitivity.py)."""
-_PROBE_SIGMA = 0.15
-"""How far one row of an operator lies from a moved model, in log time."""
 
 
 def transfer(
@@ -46,7 +41,8 @@ def transfer(
         for cost in WorkKind
     }
     is_known = bool(there.num_units and here.num_units)
-    sigma = _SHEET_SIGMA_LOG if is_known else _FREE_SIGMA_LOG
+    free = dict.fromkeys(WorkKind, max(there.sigma_log, here.sigma_log))
+    sigma = _SHEET_SIGMA_LOG if is_known else free
     known = {name: timed for name, timed in (probes or {}).items() if name in model.pools}
     with threadpool_limits(limits=1):
         shift, doubt = _probed(model, sheet, known, sigma)
@@ -110,7 +106,7 @@ def _probed(
         parts = [(theta - center) / spread]
         for i, (name, timed) in enumerate(known.items()):
             log_time = moved.moved_by(name, timed.batch) + theta[len(WorkKind) + i]
-            parts.append((left[name] - log_time) / _PROBE_SIGMA)
+            parts.append((left[name] - log_time) / SAMPLE_SIGMA_LOG)
         return np.concatenate(parts)
 
     def jacobian(theta: Vector) -> Vector:
@@ -120,7 +116,7 @@ def _probed(
             slopes = np.zeros((len(timed), len(theta)))
             slopes[:, : len(WorkKind)] = moved.slopes(name, timed.batch)
             slopes[:, len(WorkKind) + i] = 1.0
-            parts.append(-slopes / _PROBE_SIGMA)
+            parts.append(-slopes / SAMPLE_SIGMA_LOG)
         return np.vstack(parts)
 
     if not known:

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..regressors.choices import first_of_least
+from ..regressors.robust import SAMPLE_SIGMA_LOG
 
 Vector = NDArray[np.float64]
-_SAMPLE_SIGMA_LOG = 0.1
-"""Scatter of one measured transfer, before a curve's own is known: 10 %."""
 _ITERATIONS = 40
 """Most steps of the damped search; it ends before, where steps fall below a billionth."""
 _LARGEST_STEP_LOG, _LEAST_STEP_LOG = 1.0, 1e-9
@@ -213,15 +212,15 @@ def fit_law(
         """Deviations of the samples, shares of both constants, and the cost to be least."""
         costs = columns * np.exp(theta)[:, None]
         total = costs.sum(axis=0)
-        error = (log_time - np.log(total)) / _SAMPLE_SIGMA_LOG
+        error = (log_time - np.log(total)) / SAMPLE_SIGMA_LOG
         data = np.sum(weight * (np.sqrt(1.0 + error**2) - 1.0))
         return error, costs / total, float(data + 0.5 * np.sum(((theta - center) / sigma_log) ** 2))
 
     theta, (error, shares, cost) = center, errors(center)
     for _ in range(_ITERATIONS):
-        robust = weight / np.sqrt(1.0 + error**2) / _SAMPLE_SIGMA_LOG
+        robust = weight / np.sqrt(1.0 + error**2) / SAMPLE_SIGMA_LOG
         pull = (center - theta) / sigma_log**2
-        hessian = (shares * robust) @ shares.T / _SAMPLE_SIGMA_LOG + np.eye(2) / sigma_log**2
+        hessian = (shares * robust) @ shares.T / SAMPLE_SIGMA_LOG + np.eye(2) / sigma_log**2
         step = _solved(hessian, (shares * robust) @ error + pull)
         step = np.clip(step, -_LARGEST_STEP_LOG, _LARGEST_STEP_LOG)
         lower = errors(theta + step)
