@@ -39,12 +39,14 @@ def least_nbytes(cells: Cells) -> Floats:
 
 
 def overheads(cells: Cells) -> Floats:
-    """Bytes of context and communicators of each cell, which the allocator does not see."""
+    """Least bytes of context and communicators of each cell, which the allocator does not see: of
+    one instance of the optimizer, since several have groups of their own."""
     names = ("tp", "pp", "dp", "cp", "ep", "etp")
     keys, places = cells.distinct(*(cells.columns[name] for name in names))
+    layouts = (cells.layout(int(first)).parallelism for first in keys)
     of_keys = [
-        float(overhead_nbytes(cells.layout(int(first)).parallelism, cells.config.device))
-        for first in keys
+        float(overhead_nbytes(replace(par, num_optimizer_instances=1), cells.config.device))
+        for par in layouts
     ]
     return np.array(of_keys)[places] if of_keys else np.empty(0)
 

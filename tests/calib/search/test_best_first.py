@@ -99,7 +99,7 @@ def test_no_variant_needs_less_than_its_bounds(seed: int) -> None:
     own = [places[tuple(_key(layout))] for layout in layouts]
     needed, overhead = needed_nbytes(layouts)
     assert (needed >= least[0][own] * (1 - 1e-9)).all()
-    assert overhead == pytest.approx(least[1][own])
+    assert (overhead >= least[1][own]).all()
     times_s = steps.median_times(layouts)
     assert (times_s >= bounds[own]).all()
     # Of each by its own passes, and by the least of all that may be computed again.
