@@ -34,7 +34,6 @@ _WAYS: Mapping[str, Algorithm] = {
     "ring": Algorithm.RING,
     "tree": Algorithm.TREE,
     "nvls": Algorithm.NVLS,
-    "nvlstree": Algorithm.NVLS_TREE,
 }
 _PROTOCOLS: Mapping[str, Protocol] = {
     "ll": Protocol.LL,

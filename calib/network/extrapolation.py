@@ -44,10 +44,6 @@ _HOP_RANGE_S = (0.5e-6, 50e-6)
 _DIFFERS_WEIGHT = 0.5
 """Of what one step differed by from the law, so much is expected of the next: half is of the law's
 error and half of what was special to that step (with 0.2 to 0.8 public tables differ little)."""
-_DIFFERS = (-0.7, 0.7)
-"""A factor of two: more is another algorithm, and says nothing of the next step."""
-_NEAR_OCTAVES = (-2, -1, 0, 1, 2)
-"""Payloads within a factor of four, over which differences are averaged: one has its noise."""
 _PAIR_FRAC = 0.8
 """Of its card's rate what one pair of ranks reaches: sends and all-to-alls of two H100 on two nodes
 move 36 to 41 GB/s, those of more ranks 47 to 49 on each card (nccl-tests)."""
@@ -149,13 +145,11 @@ def grown_log_time(
 ) -> Vector:
     """Log seconds of ``wanted``, ``(rows,)``, from two groups on one side of it in size.
 
-    By how much the second differs from what the law makes of the first, around each payload, the
-    wanted one will differ from what it makes of the second.
+    By how much the second differs from what the law makes of the first, the wanted one will differ
+    from what it makes of the second.
     """
-    near = (nbytes * 2.0 ** np.array(_NEAR_OCTAVES)[:, None]).ravel()
-    priced = extrapolated_log_time(curves[0], seen[0], seen[1], near, prior)
-    differs = curves[1].log_time_of(near) - priced
-    differs = np.clip(differs.reshape(len(_NEAR_OCTAVES), len(nbytes)).mean(axis=0), *_DIFFERS)
+    priced = extrapolated_log_time(curves[0], seen[0], seen[1], nbytes, prior)
+    differs = curves[1].log_time_of(nbytes) - priced
     return extrapolated_log_time(
         *(curves[1], seen[1], wanted, nbytes, prior), differs_log=_DIFFERS_WEIGHT * differs
     )

@@ -50,7 +50,6 @@ class Algorithm(Enum):
     RING = "ring"
     TREE = "tree"
     NVLS = "nvls"
-    NVLS_TREE = "nvls_tree"
 
 
 class Protocol(Enum):
@@ -72,7 +71,6 @@ _BASE_US: Mapping[Option, float] = {
     (Algorithm.RING, Protocol.LL): 6.6,
     (Algorithm.RING, Protocol.SIMPLE): 8.4,
     (Algorithm.NVLS, Protocol.SIMPLE): 0.0,
-    (Algorithm.NVLS_TREE, Protocol.SIMPLE): 0.0,
 }
 """``baseLat`` of NCCL's tuning.cc: microseconds before the first hop."""
 _HOP_US: Mapping[tuple[Wire, Algorithm], tuple[float, float]] = {
@@ -83,7 +81,6 @@ _HOP_US: Mapping[tuple[Wire, Algorithm], tuple[float, float]] = {
     (Wire.PCIE, Algorithm.RING): (1.0, 5.7),
     (Wire.NETWORK, Algorithm.TREE): (5.0, 14.0),
     (Wire.NETWORK, Algorithm.RING): (2.7, 14.0),
-    (Wire.NETWORK, Algorithm.NVLS_TREE): (0.0, 20.9),
 }
 """LL, Simple."""
 _POST_US = 1.0
@@ -221,7 +218,7 @@ def tuner_time_s(group: Group, nbytes: Vector, link: LinkClass) -> Vector:
 
 def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, TunedCost]:
     """Cost of each pair that NCCL may pick for this collective and group."""
-    collective, is_tree = group.collective, group.num_nodes > 1
+    collective = group.collective
     simple = (Algorithm.RING, Protocol.SIMPLE)
     if collective in (Collective.SEND, Collective.RECV):
         return {simple: _send(group, link)}
@@ -231,18 +228,21 @@ def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, T
     if collective is Collective.ALL_REDUCE:
         costs |= {(Algorithm.TREE, p): _tree(group, link, p, nbytes) for p in Protocol}
     if switch := switch_cost(group, link):
-        costs[Algorithm.NVLS_TREE if is_tree else Algorithm.NVLS, Protocol.SIMPLE] = switch
+        costs[Algorithm.NVLS, Protocol.SIMPLE] = switch
     # NCCL goes back to what it has where its variables leave nothing.
     return {o: cost for o, cost in costs.items() if not set(link.without) & set(o)} or costs
 
 
 def switch_cost(group: Group, link: LinkClass) -> TunedCost | None:
-    """Cost of an all-reduce in the switches; None of what they do not reduce."""
-    held = group.num_ranks // group.num_nodes
-    way = Algorithm.NVLS_TREE if group.num_nodes > 1 else Algorithm.NVLS
-    is_reduced = group.collective is Collective.ALL_REDUCE and held >= _NVLS_LEAST_RANKS
-    is_reduced = is_reduced and way not in link.without
-    return _nvls(group, link) if is_reduced and link.nvls_bytes_per_s else None
+    """Cost of an all-reduce in the switch of a node; None of what it does not reduce."""
+    is_reduced = group.collective is Collective.ALL_REDUCE and group.num_nodes == 1
+    is_reduced = is_reduced and group.num_ranks >= _NVLS_LEAST_RANKS
+    if not is_reduced or Algorithm.NVLS in link.without or not link.nvls_bytes_per_s:
+        return None
+    return TunedCost(
+        latency_s=_US * (_hop_us(Wire.NVLINK, Algorithm.NVLS) + _NVLS_FILL_US),
+        bytes_per_s=link.nvls_bytes_per_s * group.num_ranks / _num_steps(group),
+    )
 
 
 def _num_steps(group: Group) -> int:
@@ -295,18 +295,6 @@ def _tree(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> 
     return TunedCost(
         latency_s=_US * (_BASE_US[Algorithm.TREE, protocol] + 2 * hops_us),
         bytes_per_s=0.5 * bus * share,
-    )
-
-
-def _nvls(group: Group, link: LinkClass) -> TunedCost:
-    """One hop through the switch; between nodes a tree of them."""
-    latency_us = _hop_us(Wire.NVLINK, Algorithm.NVLS) + _NVLS_FILL_US
-    bus = link.nvls_bytes_per_s
-    if group.num_nodes > 1:
-        latency_us += 2 * np.log2(group.num_nodes) * _hop_us(Wire.NETWORK, Algorithm.NVLS_TREE)
-        bus = min(bus, link.bus_bytes_per_s(group) * (2 if group.num_nodes == 2 else 1))
-    return TunedCost(
-        latency_s=_US * latency_us, bytes_per_s=bus * group.num_ranks / _num_steps(group)
     )
 
 
