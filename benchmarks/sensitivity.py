@@ -1,10 +1,12 @@
-"""What the chosen constants of the models do: errors with each halved and doubled, as Markdown.
+"""What the chosen numbers of the models do: errors on sources left out, each halved and doubled.
 
-    python benchmarks/sensitivity.py DATA_DIR [--only TEXT]
+    python benchmarks/sensitivity.py DATA_DIR [--only TEXT] [--sources TEXT,...] [--draws 1]
 
-DATA_DIR holds the public tables.  A constant is changed where it is defined; one that a class took
-as its default keeps it.  Percent: mean absolute error, and in brackets the share of rows within the
-90 % interval.
+Numbers are those of ``scoring/chosen_constants.py``, changed where they are defined; one that a
+class took as its default, or that another module imported, keeps its value there.  Sources are
+those of ``generalise.py``, from no row and from three random ones, and tables of operators and
+collectives, of which rows are left out.  Percent: mean absolute error, and in brackets the share of
+rows within the 90 % interval.  Numbers that change nothing are named at the end.
 """
 
 from __future__ import annotations
@@ -12,100 +14,130 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
+from forerun import calib
+from forerun.benchmarks.generalise import KNOWN, SOURCES, Task, scored
 from forerun.benchmarks.published.readers import read_published
+from forerun.benchmarks.scoring.chosen_constants import chosen
+from forerun.calib.fit import rate_priors
 from forerun.calib.validation.collectives import validate_collectives
 from forerun.calib.validation.operators import validate_operators
-from forerun.calib.validation.scores import score_rows
 
 OPERATORS = ("ops_simumax_gemm_attention", ("few_8", "few_24", "leave_gpu"))
 COLLECTIVES = ("coll_aceso", ("few_8", "leave_span"))
-FIT = (
-    ("regressors.gaussian", "CONSTANT"),
-    ("regressors.trees", "_NUM_TREES"),
-    ("regressors.gaussian", "_NUM_REWEIGHTS"),
-    ("regressors.intervals", "_LEAST_QUANTILE"),
-    ("fit.machine", "_FREE_SIGMA_LOG"),
-    ("fit.outliers", "_COPY_EXCESS"),
-    ("fit.outliers", "_LEAST_LEFT"),
-    ("fit.pools", "_FEWEST_FOR_FOREST"),
-    ("fit.pools", "_LEAST_FREEDOM"),
-    ("regressors.robust", "_WILD_DEVIATIONS"),
-    ("regressors.robust", "_LEAST_SIGMA"),
-    ("fit.rates", "_SAMPLE_SIGMA_LOG"),
-    ("fit.roofline", "_SAMPLE_SIGMA_LOG"),
-    ("fit.rate_priors", "_USUAL_PAIRS"),
-    ("fit.rate_priors", "_OTHER_VENDOR_YEARS"),
-    ("fit.rate_priors", "_OTHER_ELEMENT_YEARS"),
-)
-NETWORK = (
-    ("network.collective_times", "_MACHINE_SIGMA_LOG"),
-    ("network.collective_times", "_GROUP_SIGMA_LOG"),
-    ("network.collective_times", "_LEAST_OCTAVES"),
-    ("network.curves", "_SAMPLE_SIGMA_LOG"),
-    ("network.curves", "_LEAST_HALVED"),
-    ("network.extrapolation", "_TREE_BASE_S"),
-    ("network.extrapolation", "_LEAST_GROWTH_LOG"),
-    ("network.groups", "_OTHER_OCTAVES"),
-    ("network.transfer_widths", "_PRIOR_PAYLOADS"),
-    ("network.transfer_widths", "_PRIOR_RESIDUALS"),
-    ("network.transfer_widths", "_PRIOR_PAIRS"),
-    ("network.transfer_widths", "_BEYOND_LATENCY"),
-    ("network.transfer_widths", "_PRIOR_HALVES"),
-)
+QUICK = "vTrain,llm-foundry,mlcommons,sailor,nanotron,small tables,estimate-train-time"
+Cells = dict[str, str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Errors with each constant halved and doubled.")
+    """Score the models as they are, then with each number changed."""
+    parser = argparse.ArgumentParser(description="Errors with each number halved and doubled.")
     parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
-    parser.add_argument("--only", default="", metavar="TEXT", help="constants with this text")
+    parser.add_argument("--only", default="", metavar="TEXT", help="numbers with this text")
+    parser.add_argument("--sources", default=QUICK, help=f"sources with these texts ({QUICK})")
+    parser.add_argument("--draws", type=int, default=1, help="random calibrations (1)")
     arguments = parser.parse_args()
-    with threadpool_limits(1):
-        for constants, (name, protocols) in ((FIT, OPERATORS), (NETWORK, COLLECTIVES)):
-            asked = [one for one in constants if arguments.only in ".".join(one)]
-            if not asked:
-                continue
-            raw = pd.read_csv(arguments.data / f"{name}.csv.gz", low_memory=False)
-            frame = read_published(raw, name)
-            print(f"\n{name}\n\n| constant | factor | {' | '.join(protocols)} |")
-            print("| --- | ---: |" + " ---: |" * len(protocols))
-            print(_line("as it is", 1.0, frame, protocols), flush=True)
-            for module, constant in asked:
-                for factor in (0.5, 2.0):
-                    with changed(module, constant, factor):
-                        label = f"{module}.{constant}"
-                        print(_line(label, factor, frame, protocols), flush=True)
+    names = [one for one in arguments.sources.split(",") if one]
+    tasks = [
+        Task(data=arguments.data, place=place, num_known=known, draws=arguments.draws)
+        for place, source in enumerate(SOURCES)
+        if any(name in source.name for name in names)
+        for known in KNOWN
+    ]
+    numbers = [one for one in chosen(Path(calib.__path__[0])) if arguments.only in ".".join(one)]
+    idle = [".".join(one) for one in numbers if not _printed(*one, arguments.data, tasks)]
+    print(f"\nNo change: {', '.join(idle) or 'none'}.")
+
+
+def _printed(module: str, name: str, data: Path, tasks: list[Task]) -> bool:
+    """Whether halving or doubling a number changes anything; prints what it changes."""
+    before = _before(data, tuple(tasks))
+    is_printed = False
+    for factor in (0.5, 2.0):
+        with changed(module, name, factor):
+            found = _figures(data, tasks)
+        cells = [text if text != before[key] else "" for key, text in found.items()]
+        if any(cells):
+            print(f"| {module}.{name} | {factor:g} | {' | '.join(cells)} |", flush=True)
+            is_printed = True
+    return is_printed
+
+
+@cache
+def _before(data: Path, tasks: tuple[Task, ...]) -> Cells:
+    """The figures as they are, printed as the head of the table."""
+    found = _figures(data, list(tasks))
+    print(f"| number | factor | {' | '.join(found)} |")
+    print("| --- | ---: |" + " ---: |" * len(found))
+    print(f"| as it is | 1 | {' | '.join(found.values())} |", flush=True)
+    return found
 
 
 @contextmanager
-def changed(module: str, constant: str, factor: float) -> Iterator[None]:
-    """The constant times ``factor``; each value of a mapping; whole numbers stay whole."""
+def changed(module: str, name: str, factor: float) -> Iterator[None]:
+    """The number times ``factor``, or each of several; whole numbers stay whole."""
     home = import_module(f"forerun.calib.{module}")
-    old = getattr(home, constant)
-    if isinstance(old, dict):
-        new: object = {key: value * factor for key, value in old.items()}
-    else:
-        new = type(old)(old * factor)
-    setattr(home, constant, new)
+    old = getattr(home, name)
+    _put(home, name, _times(old, factor))
     try:
         yield
     finally:
-        setattr(home, constant, old)
+        _put(home, name, old)
 
 
-def _line(label: str, factor: float, frame: pd.DataFrame, protocols: tuple[str, ...]) -> str:
-    run = validate_operators if "kind" in frame.columns else validate_collectives
-    found = pd.DataFrame(score_rows(run(frame, seeds=range(1), protocols=protocols), "table"))
-    cells = {
-        row.protocol: f"{100 * row.mape_frac:.2f} ({100 * row.coverage_90_frac:.0f})"
-        for row in found[found["group"] == "all"].itertuples()
-    }
-    return f"| {label} | {factor:g} | {' | '.join(cells.get(p, '') for p in protocols)} |"
+def _put(home: ModuleType, name: str, value: object) -> None:
+    setattr(home, name, value)
+    for one in vars(rate_priors).values():
+        if hasattr(one, "cache_clear"):
+            one.cache_clear()
+
+
+def _times(value: Any, factor: float) -> Any:
+    if isinstance(value, dict):
+        return {key: _times(one, factor) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_times(one, factor) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{f.name: _times(getattr(value, f.name), factor) for f in fields(value)}
+        )
+    if isinstance(value, int) and not isinstance(value, bool):
+        return round(value * factor)
+    return value * factor if isinstance(value, (float, np.ndarray)) else value
+
+
+def _figures(data: Path, tasks: list[Task]) -> Cells:
+    """Text of each figure, by its name."""
+    found = {}
+    for line in scored(tasks, 1):
+        error = line.mape_frac("ours")
+        if error is not None and line.coverage_frac is not None:
+            found[f"{line.source}, {line.num_known}"] = _cell(error, line.coverage_frac)
+    with threadpool_limits(1):
+        for table, protocols in (OPERATORS, COLLECTIVES):
+            raw = pd.read_csv(data / f"{table}.csv.gz", low_memory=False)
+            frame = read_published(raw, table)
+            run = validate_operators if "kind" in frame.columns else validate_collectives
+            rows = run(frame, seeds=range(1), protocols=protocols)
+            for protocol, part in rows.groupby("protocol"):
+                held = part["measured_s"].between(part["low_s"], part["high_s"]).mean()
+                error = (part["predicted_s"] / part["measured_s"] - 1.0).abs().mean()
+                found[f"{table}, {protocol}"] = _cell(float(error), float(held))
+    return found
+
+
+def _cell(error_frac: float, held_frac: float) -> str:
+    return f"{100 * error_frac:.1f} ({100 * held_frac:.0f})"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""Numbers of the models that somebody chose: what a sensitivity run varies and a test counts.
+
+Every number at the top of a module of the rooms is one, but for those that are listed here with
+where they come from: data sheets and other people's sources, counts, units, and guards that keep
+sums finite or searches bounded.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOMS = ("network", "fit", "steps", "regressors")
+NOT_CHOSEN: Mapping[str, str] = {
+    "NCCL's tuning.cc and its search for channels": """
+        network.nccl_tuner: _BASE_US _HOP_US _POST_US _LL_BYTES_PER_S _LL_NETWORK_BYTES_PER_S
+        _TREE_CHANNEL _NVLS_LEAST_RANKS _SEND_CHANNELS _CHANNEL_SENDS
+        _CARD_CHANNELS
+        network.extrapolation: _TREE_BASE_S _TREE_LOCAL_HOP_S""",
+    "data sheets and specifications": """
+        network.host_link: SLOT_BYTES_PER_S _C2C _SHARED_C2C
+        network.cluster: _SLOT_GENERATIONS
+        network.systems: _VOLTA _AMPERE _HOPPER _CUT_HOPPER _BLACKWELL _CDNA3 _CDNA4 _FASTER_CARDS
+        _RACK _PRIORS
+        network.topology: _MESH_PEERS _CUBE_OCTAVES _CARDS _USUAL_GPUS
+        fit.priors: _GPUS _CPU _UNKNOWN _NVIDIA _AMD
+        fit.rate_priors: GENERATIONS _UNKNOWN _TF32_YEAR
+        fit.laws: _CACHE_NBYTES
+        steps.optimizer_times: _SERVERS _GRACE
+        steps.transfer_tables: _CARDS""",
+    "counts of what frameworks and kernels do": """
+        fit.operator_kinds: _FP32_NBYTES _TILE _HEAD_TILE _OPTIMIZER_PASSES _OPTIMIZER_FLOP
+        _OPTIMIZER_LAUNCHES SHARDED_CALL_LAUNCHES SHARD_UNIT_LAUNCHES HOST_UPDATE_NBYTES
+        _LINEAR_LAUNCHES _LINEAR_BACKWARD_LAUNCHES _SORTED_IDS _SORT_LAUNCHES _CACHED_NBYTES
+        _UNCACHED_NBYTES _UNCACHED_FACTOR _LAYER_PASSES _ATTENTION _LINEAR _HOST KINDS
+        fit.shapes: _TILES _ATTENTION_ROWS _HEAD_TILE
+        steps.memory_laws: _KERNEL_S _RATE_FRAC _PERMUTE_RATE_FRAC _FP32_NBYTES _COUNTED
+        steps.optimizer_times: OPTIMIZER_NBYTES ADAM_NBYTES COPIED_NBYTES""",
+    "measured by us, in benchmarks/RESULTS.md": """
+        steps.model: HOST_SCATTER_LOG""",
+    "units, names of versions, quantiles of known distributions": """
+        network.cluster: _GIGA
+        network.curves: _LOG_2
+        network.host_link: _GIGA
+        network.nccl_tuner: _US _GIGA
+        network.systems: _GIGA
+        fit.calibration: SCHEMA
+        fit.priors: _TERA _GIGA
+        fit.rate_priors: _LAUNCH_S
+        steps.live_times: IN_SITU
+        steps.base_times: _MEASURED_TRANSFERS
+        steps.model: ERROR_INFLATION
+        steps.transfer_tables: _GIGA
+        regressors.gaussian: _SQRT_3
+        regressors.intervals: Z_90 STUDENT_90
+        regressors.trees: _SEED _LEAF""",
+    "rounding, and bounds of searches": """
+        network.curves: _ITERATIONS _LARGEST_STEP_LOG _LEAST_STEP_LOG _FAR_LOG_NBYTES
+        network.collective_times: _MOST_COMPARED
+        fit.calibration: _LEAST_SIGMA_LOG _TOUCHING_OCTAVES
+        fit.pools: _DECIMALS
+        fit.rates: _LEAST _MOST_ROWS
+        fit.roofline: _MOST_ROWS
+        fit.sharded_host: _GRID
+        steps.base_times: _FASTEST_S
+        steps.design: _MAX_EXCHANGES _GAIN_FRAC
+        steps.estimate: _ROUNDING
+        steps.layer_profiles: _NO_TIME_S
+        steps.layouts: _LEAST_S _RUN
+        steps.model: _ROUNDING
+        steps.operator_tables: _MAX_ROWS
+        steps.posterior: SLOPE_STEP _MAX_ROUNDS _SETTLED_LOG _NUM_DISCREPANCIES _WILD_ROUNDS
+        _WIDE_SPREADS _WIDE_STEPS LEVEL_SIGMA_LOG
+        steps.priced_items: _FASTEST_S _INSIDE_S
+        steps.transfer_tables: _MAX_ROWS
+        regressors.choices: _ALIKE _ALIKE_FRAC _BITS
+        regressors.gaussian: _FARTHEST _ALIKE_LOG _JITTER_FRACS _SEARCH _MOST_TUNED
+        regressors.lines: _LEAST_DEVIATION
+        regressors.robust: _FARTHEST_LOG _INSIDE_LOG
+        regressors.trees: _ROUNDING _NUM_FOLDS""",
+}
+"""By where they come from: ``<room>.<module>: NAME NAME ...``."""
+
+
+def chosen(calib: Path) -> list[tuple[str, str]]:
+    """Module and name of every chosen number below the package's ``calib``."""
+    known = set(not_chosen())
+    return [one for one in numbers(calib) if one not in known]
+
+
+def not_chosen() -> Iterator[tuple[str, str]]:
+    """Module and name of every number that is listed with where it comes from."""
+    module = ""
+    for word in " ".join(NOT_CHOSEN.values()).split():
+        if word.endswith(":"):
+            module = word[:-1]
+        else:
+            yield module, word
+
+
+def numbers(calib: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of every constant of the rooms whose value holds a number."""
+    for room in ROOMS:
+        for path in sorted((calib / room).glob("*.py")):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                yield from ((f"{room}.{path.stem}", name) for name in _names(node))
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """Names in capitals that a statement gives to something with a number in it."""
+    if isinstance(node, ast.Assign):
+        targets: list[ast.expr] = list(node.targets)
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return []
+    if node.value is None or not any(map(_is_number, ast.walk(node.value))):
+        return []
+    found = [one for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+    return [one.id for one in found if one.id.isupper()]
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
