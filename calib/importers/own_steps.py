@@ -107,7 +107,7 @@ def _config(
     given: Mapping[str, Any], own: Mapping[str, str], traits: frozenset[Trait]
 ) -> RunConfig:
     """The layout of Megatron's arguments, with what our own columns say of it."""
-    # Of a mapping nothing would be told of what is left out.
+    # A mapping would not report the options that are left out.
     found = from_namespace(SimpleNamespace(**given))
     layout = as_stated(
         replace(

@@ -43,7 +43,7 @@ _ON, _OFF = ("true", "yes", "on"), ("", "false", "no", "off", "none", "0", "0.0"
 _DECIDES = re.compile(
     r"zero(?!s)|fsdp|hsdp|shard|(?<!lr.)schedule(?!r)|offload|interleav|virtual", re.IGNORECASE
 )
-"""What the name of a column holds that says how a model is split, or where it lies."""
+"""Names of columns that say how a model is split, or where it lies."""
 
 
 def as_stated(par: Parallelism, text: Text) -> Parallelism:
@@ -66,8 +66,8 @@ def as_stated(par: Parallelism, text: Text) -> Parallelism:
 
 
 def refuse_unread(cells: Mapping[str, str], read: Iterable[str]) -> None:
-    """``ConfigError`` by the name of a column that decides how the model is split and that nobody
-    has read, unless its cell is empty or switches it off."""
+    """Raises ``ConfigError`` by the name of a column that decides how the model is split and that
+    no reader has read, unless its cell is empty or switches it off."""
     for name in sorted(set(cells) - set(read)):
         if _DECIDES.search(name) and cells[name].strip().lower() not in (*_OFF, "nan"):
             raise ConfigError(

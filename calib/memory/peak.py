@@ -83,12 +83,12 @@ class MemoryEstimate:
 
     @property
     def reserved_nbytes(self) -> int:
-        """What the allocator has of the device (``torch.cuda.max_memory_reserved``)."""
+        """Bytes that the allocator has of the device (``torch.cuda.max_memory_reserved``)."""
         return round((1 + RESERVE_FRAC) * self.allocated_nbytes)
 
     @property
     def device_nbytes(self) -> int:
-        """What the driver says is in use (``nvidia-smi``)."""
+        """Bytes in use by the driver (``nvidia-smi``)."""
         return self.reserved_nbytes + self.overhead_nbytes
 
     @property

@@ -85,7 +85,7 @@ def stage_bytes(
 
 
 def _copies(modules: ModuleBytes, state: StateBytes, dense: Number, expert: Number) -> Number:
-    """Of weights in 8 bits, less what they replace."""
+    """Returns the bytes of copies of weights in 8 bits, less what they replace."""
     if state.keeps_layers_whole:
         return dense * modules.dense_weights_extra + expert * modules.expert_weights_extra
     # They are made of the layers in flight, and go with them.
@@ -94,7 +94,7 @@ def _copies(modules: ModuleBytes, state: StateBytes, dense: Number, expert: Numb
 
 
 def _scratch(modules: ModuleBytes, dense: Number, expert: Number, is_last: bool) -> Number:
-    """What stays for the whole run, whatever passes."""
+    """Returns the scratch bytes that stay for the whole run."""
     here = modules.scratch + (modules.head_scratch if is_last else 0.0)
     here = here + np.where(dense > 0, modules.dense_scratch, 0.0)
     return here + np.where(expert > 0, modules.expert_scratch, 0.0)

@@ -42,15 +42,16 @@ class StateBytes:
     kept: float = 0.0
     """Of every layer, where gathered weights stay to the end of the backward pass."""
     gathered: float = 0.0
-    """Of weights alone, gathered: what is there of a unit before any gradient."""
+    """Gathered weights alone: bytes of a unit before any gradient."""
     copied: float = 0.0
-    """Of what a gather writes before it is cut into weights (FSDP2), in a pool of its own."""
+    """Buffers that a gather writes before it is cut into weights (FSDP2), of a pool of their own:
+    per parameter."""
     live_numel: float = 0.0
     """Parameters that stay gathered between passes (ZeRO-3), where the model has as many."""
     buckets: float = 0.0
     """Bytes, not per parameter: buffers that gradients are reduced from (DeepSpeed)."""
     update: Number = 0.0
-    """What the optimizer works with beyond its states, once the passes are over."""
+    """Working memory of the optimizer beyond its states, once the passes are over."""
     expert_update: Number = 0.0
     most_update: float = math.inf
     """Bytes that this takes at most, where the optimizer goes through groups of parameters."""
