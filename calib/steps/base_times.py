@@ -258,7 +258,7 @@ def table_times(
         conditions=replace(
             found,
             network=transfers.carrying,
-            log_centers=_MEASURED_TRANSFERS if collectives else {},
+            log_centers={**found.log_centers, **(_MEASURED_TRANSFERS if collectives else {})},
             log_sigmas=found.log_sigmas or sigmas,
         ),
         has_fused_kernels=is_attention_fused,
@@ -275,9 +275,17 @@ def _alone(
     return Conditions(
         is_attention_fused=is_attention_fused,
         bytes_per_s=prior.ceilings.bytes_per_s,
+        log_centers=_misaligned(prior.name),
         log_sigmas={"compute": prior.sigma_log} if is_unknown else {},
         generic_attention=_generic_attention(prior.name, without),
     )
+
+
+def _misaligned(device: str) -> Mapping[str, float]:
+    """The centre of what rows cost that are no multiple of 16 bytes, where they cannot run in the
+    newest instructions."""
+    is_new = generation(device).name in _AFTER_FLASH_2
+    return {MISALIGNED: MISALIGNED_LOG - math.log(_MMA_FRAC)} if is_new else {}
 
 
 def _generic_attention(device: str, without: tuple[str, ...]) -> tuple[float, float]:
@@ -288,6 +296,13 @@ def _generic_attention(device: str, without: tuple[str, ...]) -> tuple[float, fl
     return -math.log(_FLASH_2_FRAC) - attention.flop_log_factor, attention.flop_sigma_log
 
 
+MISALIGNED = "misaligned"
+MISALIGNED_LOG = 0.5
+"""What a product costs more whose rows are odd: nanoGPT's step gained a quarter by padding 50,257
+tokens to 50,304 on A100."""
+_MMA_FRAC = 0.629
+"""Of the peak that Hopper's older instructions reach (Luo et al. 2024, arXiv:2402.13499): those for
+groups of warps want operands at multiples of 16 bytes (NVIDIA's performance guide of cuBLASDx)."""
 _MEASURED_TRANSFERS: Mapping[str, float] = dict.fromkeys(("tp", "dp", "pp", "network"), 0.0)
 """Collectives of the cluster itself need no allowance for what data sheets promise."""
 _TRANSFER_SIGMAS: Mapping[str, float] = {"tp": 0.1, "dp": 0.1, "pp": 0.3, "network": 0.1}

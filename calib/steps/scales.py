@@ -19,7 +19,7 @@ from ..workload.collectives import CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from ..workload.routing import RoutingSource, routing_source
-from .base_times import Conditions
+from .base_times import MISALIGNED, MISALIGNED_LOG, Conditions
 from .optimizer_times import OPTIMIZERS
 
 Kind = OperatorKind
@@ -80,8 +80,8 @@ def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
         Scale(name="head", log_sigma=0.3, weight=_of(_HEAD, both)),
         Scale(name="embedding", log_sigma=0.5, weight=_of({Kind.EMBEDDING}, both)),
         Scale(
-            name="misaligned",
-            log_center=0.5,
+            name=MISALIGNED,
+            log_center=MISALIGNED_LOG,
             log_sigma=0.5,
             weight=partial(misalignment, is_fused=known.is_attention_fused),
         ),
