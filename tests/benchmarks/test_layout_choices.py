@@ -207,9 +207,11 @@ def test_two_more_runs_of_each_kind_follow_each_running_layout() -> None:
     model = TableSteps()
     running, *others = job.rows
     steps = model.fit([running]).steps(running)
-    for pick in PICKS.values():
-        first, second = pick(steps, running, others)
-        assert first is not second and first in others and second in others
+    for name, pick in PICKS.items():
+        named = pick(steps, running, others)
+        assert all(one in others for one in named) and len({id(one) for one in named}) == len(named)
+        # A plan names none that cannot be faster than what runs.
+        assert 0 < len(named) <= 2 if name == "named by the plan" else len(named) == 2
     times_s = steps.predict([one.config for one in others]).time_s
     fastest = PICKS["predicted fastest"](steps, running, others)
     assert fastest[0] is others[int(np.argmin(times_s))]
