@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments.keep import Keep
-from ..workload.config import Batch, ContextComm, RunConfig
+from ..workload.config import Batch, ContextComm, Engine, RunConfig
 from ..workload.model_shape import at_least_one
 from .space import (
     MOST_CONTEXT,
@@ -220,8 +220,16 @@ class _Builder:
 
     def _is_dp_allowed(self, pp: int, dp: int) -> bool:
         layers, samples = self._config.model.num_layers, self._config.batch.global_batch_size
-        return self._passes(f"pp above {layers} layers", is_kept=pp <= layers) and self._passes(
-            f"dp does not divide the global batch of {samples}", is_kept=samples % dp == 0
+        own = self._config.parallelism
+        is_deep = own.engine is Engine.DEEPSPEED and own.shards_grads
+        return (
+            self._passes(f"pp above {layers} layers", is_kept=pp <= layers)
+            and self._passes(
+                "DeepSpeed's pipelines shard the optimizer alone", is_kept=pp == 1 or not is_deep
+            )
+            and self._passes(
+                f"dp does not divide the global batch of {samples}", is_kept=samples % dp == 0
+            )
         )
 
     def _is_split(self, tp: int, cp: int) -> list[bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,14 @@ from forerun.calib.arguments.keep import Keep
 from forerun.calib.errors import ConfigError
 from forerun.calib.search.cells import Cells, cells_of
 from forerun.calib.search.space import MOST_CONTEXT, MOST_VIRTUAL
-from forerun.calib.workload.config import Experts, Recompute, RunConfig, Schedule
+from forerun.calib.workload.config import (
+    Engine,
+    Experts,
+    Recompute,
+    RunConfig,
+    Schedule,
+    Sharding,
+)
 
 Layout = Callable[..., RunConfig]
 GPU = "NVIDIA H100 80GB HBM3"
@@ -187,3 +195,20 @@ def test_nodes_are_those_that_replicas_lie_on(layout: Layout, per_node: int) -> 
 def test_no_ranks_are_refused(layout: Layout) -> None:
     with pytest.raises(ConfigError, match="gpus 0 is below 1"):
         cells_of(layout(), 0)
+
+
+@pytest.mark.parametrize("sharding", [Sharding.OPTIMIZER, Sharding.GRADS, Sharding.WEIGHTS])
+def test_pipelines_of_deepspeed_shard_the_optimizer_alone(
+    layout: Layout, sharding: Sharding
+) -> None:
+    """Its engine refuses a pipeline beyond ZeRO-1 (``deepspeed/runtime/pipe/engine.py``)."""
+    plain = layout(dp=4)
+    par = replace(
+        plain.parallelism,
+        engine=Engine.DEEPSPEED,
+        is_optimizer_distributed=True,
+        sharding=sharding,
+    )
+    found = cells_of(replace(plain, parallelism=par), 4).plain_layouts()
+    is_deep = sharding is not Sharding.OPTIMIZER
+    assert any(one.parallelism.pp > 1 for one in found) is not is_deep
