@@ -216,13 +216,16 @@ class FittedSteps:
 
     def _host_scatter(self, layouts: Layouts, slopes: Floats) -> Floats:
         """Deviation of each log step that was not measured, by how much of it waits for the host,
-        shape (layouts,)."""
+        shape (layouts,); less where the known steps lie closer to the model than is usual."""
         waits_frac = np.maximum(slopes[:, layouts.constants.index((SCALE, FLOOR))], 0.0)
         is_blind = [
             self.posterior is None or not self.posterior.places(config)
             for config in layouts.compiled.configs
         ]
-        return HOST_SCATTER_LOG * waits_frac * is_blind
+        closer = 1.0
+        if self.posterior is not None:
+            closer = min(1.0, self.posterior.sigma_log / MODEL_SIGMA_LOG)
+        return HOST_SCATTER_LOG * closer * waits_frac * is_blind
 
     @property
     def _inflation(self) -> float:
