@@ -19,7 +19,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         _CARD_CHANNELS
         network.extrapolation: _TREE_BASE_S _TREE_LOCAL_HOP_S""",
     "data sheets, specifications and measurements of others": """
-        steps.base_times: MISALIGNED_LOG _MMA_FRAC
+        steps.base_times: _MMA_FRAC
         network.host_link: SLOT_BYTES_PER_S _C2C _SHARED_C2C
         network.cluster: _SLOT_GENERATIONS
         network.systems: _VOLTA _AMPERE _HOPPER _CUT_HOPPER _BLACKWELL _CDNA3 _CDNA4 _FASTER_CARDS

@@ -223,7 +223,7 @@ class Plan:
     @property
     def worth_measuring(self) -> tuple[Candidate, ...]:
         """The layouts whose measured step decides most: the fastest of those that fit, may be
-        faster than what runs, and are not known as well as a measurement would tell."""
+        faster than what runs, and are less sure than a measurement would make them."""
         able = [
             c
             for c in self.candidates

@@ -108,10 +108,10 @@ def _config(
 ) -> RunConfig:
     """The layout of Megatron's arguments, with what our own columns say of it."""
     # A mapping would not report the options that are left out.
-    found = from_namespace(SimpleNamespace(**given))
+    config = from_namespace(SimpleNamespace(**given))
     layout = as_stated(
         replace(
-            found.parallelism,
+            config.parallelism,
             engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
             prefetches_backward=Trait.LATE_GATHERS not in traits,
         ),
@@ -119,21 +119,21 @@ def _config(
     )
     is_narrow = holds_narrow_grads(layout)
     return replace(
-        found,
+        config,
         model=replace(
-            found.model,
+            config.model,
             is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits,
-            experts=_routed(found.model.experts, own["imbalance"]),
+            experts=_routed(config.model.experts, own["imbalance"]),
         ),
         parallelism=layout,
-        reduces_grads_in_bf16=found.reduces_grads_in_bf16
-        or (is_narrow and found.precision is not Precision.FP32),
+        reduces_grads_in_bf16=config.reduces_grads_in_bf16
+        or (is_narrow and config.precision is not Precision.FP32),
         is_compiled=Trait.COMPILED in traits,
         # Tables of other frameworks leave out whose layers theirs are.
-        fuses_norms=found.fuses_norms and given.get(_LAYERS) is not None,
+        fuses_norms=config.fuses_norms and given.get(_LAYERS) is not None,
         device=own["device"] or "unknown",
         framework=own["framework"],
-        has_open_widths=found.precision is Precision.BF16
+        has_open_widths=config.precision is Precision.BF16
         and not is_narrow
         and all(given.get(name) is None for name in _WIDTHS),
     )

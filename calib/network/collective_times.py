@@ -53,7 +53,7 @@ _MOST_COMPARED = 32
 _TELLING_SHARE = 0.5
 """Share of the full bandwidth from which a payload tells of links."""
 _MOVED_FRAC = 0.5
-"""Of what the other machine differs from its own device's prior so much is expected here: between
+"""Share of the other machine's difference from its own prior that is expected here: between
 34 pairs of device and fabric in public tables none, half, three quarters and all of it leave 1.2,
 1.0, 1.0 and 1.1 of log time in nine groups of ten inside a node, 2.3, 2.0, 1.8 and 1.9 between."""
 _NEAR_WIDTH, _FAR_WIDTH = 1.0, 2.0
@@ -402,7 +402,7 @@ def fitted_nodes(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkP
 
 
 def _rate(group: Group, curve: Curve) -> Rate | None:
-    """What the largest payload moves over the links of a rank or out of a node; None of a send,
+    """The rate of the largest payload over the links of a rank or out of a node; None of a send,
     which one channel may bound, and of what is passed on inside nodes as well."""
     nbytes = float(np.exp(curve.log_nbytes[-1]))
     if group.num_chosen or group.collective in PAIRS or curve.top_share() < _TELLING_SHARE:
@@ -421,7 +421,7 @@ def _rate(group: Group, curve: Curve) -> Rate | None:
 
 
 def _by_prior(group: Group, prior: NetworkPrior) -> Expected:
-    """What is expected of a group before any transfer of its machine was measured."""
+    """The time of a group that is expected before any transfer of its machine was measured."""
     return expected_time(group, prior) or _start(prior).law(group)
 
 

@@ -298,11 +298,11 @@ def _generic_attention(device: str, without: tuple[str, ...]) -> tuple[float, fl
 
 MISALIGNED = "misaligned"
 MISALIGNED_LOG = 0.5
-"""What a product costs more whose rows are odd: nanoGPT's step gained a quarter by padding 50,257
-tokens to 50,304 on A100."""
+"""Log of how much longer a product of odd rows takes.  It was chosen; that nanoGPT's step gained a
+quarter on A100 by padding 50,257 tokens to 50,304 agrees, at a head of a third of the step."""
 _MMA_FRAC = 0.629
-"""Of the peak that Hopper's older instructions reach (Luo et al. 2024, arXiv:2402.13499): those for
-groups of warps want operands at multiples of 16 bytes (NVIDIA's performance guide of cuBLASDx)."""
+"""Share of the peak that Hopper's older instructions reach (Luo et al. 2024, arXiv:2402.13499);
+those for groups of warps want operands at multiples of 16 bytes (NVIDIA's guide of cuBLASDx)."""
 _MEASURED_TRANSFERS: Mapping[str, float] = dict.fromkeys(("tp", "dp", "pp", "network"), 0.0)
 """Collectives of the cluster itself need no allowance for what data sheets promise."""
 _TRANSFER_SIGMAS: Mapping[str, float] = {"tp": 0.1, "dp": 0.1, "pp": 0.3, "network": 0.1}

@@ -95,7 +95,7 @@ class Attention(Enum):
 _WITH_TRANSFORMER_ENGINE = ("megatron-core", "megatron-lm", "megatron-bridge", "nemo")
 """How the names of frameworks begin that run on it by default."""
 _WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry")
-"""Of those that call the flash-attn package themselves."""
+"""Names of frameworks that call the flash-attn package themselves."""
 VOCAB_MULTIPLE = 128
 """Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times tp."""
 
