@@ -12,7 +12,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -40,6 +39,7 @@ from ...calib.records.record_kinds import (
     TraceRecord,
 )
 from ...calib.workload.operators import OperatorKind, Phase
+from ..process.pace import Pace
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
 from ..sensors.step_log import StepLog, Transfer
 from ..sensors.stopwatch import HostReadings
@@ -47,12 +47,9 @@ from .attribution import Attribution, OpenOperator, deepest
 
 MARK = "forerun"
 """Name of the events that are marks."""
-SLICE_S = 0.001
 SAID_FRAC = 0.05
 """Share of kernels' time without an operator from which it is said; sums between layers and
 gradients that the engine adds up are less."""
-PAUSE_S = 0.004
-"""Reading a trace takes the interpreter from training: a millisecond, then a pause."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +72,7 @@ class TracedStep:
 
         Reads in small slices with pauses between; the profiler's own events are let go.
         """
-        paced = partial(_paced, pause)
+        paced = Pace(pause).over
         raw, self.events = list(self.events()), tuple
         needed = _needed(raw, paced) if self.is_device else _all
         events = [_event(event) for event in paced(_let_go(raw)) if needed(event)]
@@ -98,15 +95,6 @@ class TracedStep:
             share = f"{reading.unowned_frac * 100:.0f} %"
             self.remark = f"{share} of the time of kernels in passes belongs to no operator"
         return found
-
-
-def _paced(pause: Callable[[float], None], items: Iterable[Any]) -> Iterator[Any]:
-    begin_s = time.perf_counter()
-    for item in items:
-        yield item
-        if time.perf_counter() - begin_s > SLICE_S:
-            pause(PAUSE_S)
-            begin_s = time.perf_counter()
 
 
 def _let_go(items: list[Any]) -> Iterator[Any]:

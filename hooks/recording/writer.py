@@ -14,7 +14,6 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from ...calib.records.record_kinds import CoverageRecord, Header, Record, Window
 from ...calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
 from ..process.cores import step_aside
 from ..process.guard import OWN_THREAD, Guard, is_failing
+from ..process.pace import Pace
 from ..sensors.step_log import StepLog
 from .bounded_window import BoundedWindow
 from .exchange import Exchange
@@ -35,8 +35,6 @@ from .window_records import WindowRecords
 
 _log = logging.getLogger(__name__)
 QUEUE_LENGTH = 4096
-SLICE_S = 0.001
-PAUSE_S = 0.004
 # Records that wait for the plan: the newest matter, and they must not fill memory.
 MAX_EARLY = 1000
 FAILING_S = 3.0
@@ -88,7 +86,7 @@ class RecordWriter:
         self._bounded: BoundedWindow | None = None
         self._is_file_off = False
         self._num_written = 0
-        self._slice_begin_s = 0.0
+        self._pace = Pace()
         self._is_closing = False
         self.is_broken = False
         self.num_dropped = 0
@@ -201,7 +199,7 @@ class RecordWriter:
 
     def _bound(self, plan: RecordingPlan) -> None:
         self._bounded = BoundedWindow(
-            plan, self._header().rank, pace=self._pace, on_fault=self._guard.fault
+            plan, self._header().rank, pace=self._keep_pace, on_fault=self._guard.fault
         )
 
     def _write_now(self, record: Record) -> None:
@@ -258,13 +256,12 @@ class RecordWriter:
             if self._file is None:
                 self._file = self._open()
             self._num_written += self._file.write(line)
-            self._pace()
+            self._keep_pace()
 
-    def _pace(self) -> None:
-        """Give the interpreter back every millisecond."""
-        if time.perf_counter() - self._slice_begin_s > SLICE_S and not self._is_closing:
-            time.sleep(PAUSE_S)
-            self._slice_begin_s = time.perf_counter()
+    def _keep_pace(self) -> None:
+        """Give the interpreter back every millisecond, while there is training."""
+        if not self._is_closing:
+            self._pace.keep()
 
     def _write_window(self, end: WindowEnd) -> None:
         window, self._window = self._window, WindowRecords()
