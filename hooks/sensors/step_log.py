@@ -336,12 +336,26 @@ class StepLog:
         self.readings = None
         return True
 
-    def drop(self) -> int:
-        """Give up what has not been read; how many marks that were."""
+    def settle(self) -> bool:
+        """Read no more: marks that were not read have no time; False where none was, or may be.
+
+        Those without a time are dropped, and counted.
+        """
+        if not isinstance(self.readings, DeviceReadings):
+            return False
+        num_read = self.readings.settle()
+        if num_read and self.resolve():
+            self.num_dropped += max(0, len(self.what) - num_read)
+            return True
+        self.drop()
+        return False
+
+    def drop(self) -> None:
+        """Let all that was not read go; it counts as dropped."""
         if isinstance(self.readings, DeviceReadings):
             self.readings.give_back()
         self.readings = None
-        return len(self.what)
+        self.num_dropped += len(self.what)
 
 
 def split(what: int) -> tuple[int, int]:

@@ -182,6 +182,13 @@ class DeviceReadings:
         """The number of the stream that each of the marks is on."""
         return array("h", [self._on[mark] if mark != NO_TIME else STEP_STREAM for mark in marks])
 
+    def settle(self) -> int:
+        """Read no more: what has no reading by now has no time; how many events have one."""
+        num_read = len(self._times)
+        self._last = []
+        self._times.extend([NO_TIME] * (len(self._events) - num_read))
+        return num_read
+
     def give_back(self) -> None:
         """Let the events go, read or not."""
         events, self._events, self._last = self._events, [], []

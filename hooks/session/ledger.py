@@ -33,8 +33,10 @@ LATE_READ_FRAC = 0.01
 """The same after the window's end, when nothing is measured and an answer is waited for."""
 LEAST_READ_S = 0.0002
 """What a short step gives at least: a hundred events."""
-MOST_LATE_STEPS = 5
-"""Steps after a window's end in which its events may still be read; then they are dropped."""
+MOST_LATE_STEPS, MOST_LATE_S = 5, 10.0
+"""What comes after a window's end in which its events may still be read, the longer of the two:
+steps of 60 ms leave 0.6 ms each, and a hooked one of a Llama has 2 ms to read.  Then what was not
+read is dropped."""
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ class Ledger:
         self._first: int | None = None
         self._num_dropped = 0
         self._num_dropped_before = 0
-        self._num_late_steps = 0
+        self._num_late_steps, self._late_s = 0, 0.0
         self.last = 0
         self.window = 0
 
@@ -166,21 +168,22 @@ class Ledger:
             ),
             flight=instruments.flight.close_window() if instruments else FlightWindow(),
         )
-        self._first, self._num_late_steps = None, 0
+        self._first = None
+        self._num_late_steps, self._late_s = 0, 0.0
 
     def drain(self, *, step_s: float = math.inf, is_held: bool = False) -> None:
         """Hand on the steps whose marks can be read by now, then the window's end.
 
-        Reading takes a share of a step of ``step_s``; where that does not do within a few steps of
-        the window's end, the rest is dropped and named.  ``is_held`` keeps the end back: something
-        of the window is still to come.
+        Reading takes a share of a step of ``step_s``; where that does not do within a few steps and
+        seconds of the window's end, the rest is dropped and named.  ``is_held`` keeps the end back:
+        something of the window is still to come.
         """
         frac = READ_FRAC if self._ending is None else LATE_READ_FRAC
         self._read(time.perf_counter() + max(LEAST_READ_S, frac * step_s))
         if self._ending is None:
             return
-        self._num_late_steps += 1
-        if self._pending and self._num_late_steps > MOST_LATE_STEPS:
+        self._num_late_steps, self._late_s = self._num_late_steps + 1, self._late_s + step_s
+        if self._num_late_steps > MOST_LATE_STEPS and self._late_s > MOST_LATE_S:
             self._drop_pending()
         if not self._pending and not is_held:
             ending, self._ending = self._ending, None
@@ -208,17 +211,21 @@ class Ledger:
     def _drop_pending(self) -> None:
         count = len(self._pending)
         self.give_up()
-        if self._ending is None:
+        if self._ending is None or not count:
             return
         record = self._ending.record
-        words = f"{count} hooked step{'s' * (count > 1)}: the device was not read in time"
+        words = f"some of {count} hooked step{'s' * (count > 1)}: the device was not read in time"
         _log.warning("[forerun] window %d is without %s", record.window, words)
         remark = CoverageRecord(window=record.window, name=words, installed=0, fired=0)
         self._ending = replace(self._ending, coverage=(*self._ending.coverage, remark))
 
     def give_up(self) -> None:
-        """What cannot be read by now is dropped and counted: waiting would be a synchronisation."""
-        self._num_dropped += sum(log.drop() for log in self._pending)
+        """What was not read by now is dropped and counted: waiting would be a synchronisation."""
+        for log in self._pending:
+            is_of_use = self._guard.protect(log.settle)()
+            self._num_dropped += log.num_dropped
+            if is_of_use:
+                self._writer.put(log)
         self._pending.clear()
 
     def forget(self) -> None:

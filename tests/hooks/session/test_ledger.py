@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from forerun.hooks.recording.writer import RecordWriter
 from forerun.hooks.sensors.recorder import FORWARD, Recorder
 from forerun.hooks.sensors.step_log import Site, StepLog
 from forerun.hooks.sensors.stopwatch import MAX_EVENTS, DeviceStopwatch
-from forerun.hooks.session.ledger import MOST_LATE_STEPS, Ledger
+from forerun.hooks.session.ledger import MOST_LATE_S, MOST_LATE_STEPS, Ledger
 from forerun.hooks.session.mark_budget import LEAST_MICROBATCHES, MARKS_PER_S, MarkBudget
 
 SITES = tuple(Site(kind=OperatorKind.LINEAR_FC1, layer=layer) for layer in range(10))
@@ -45,6 +46,11 @@ def play(recorder: Recorder, clock: Clock, device: Device, num_passes: int) -> N
             if span >= 0:
                 recorder.end_span(span, recorder.stopwatch.mark(), ((8, 1, 4), (8, 1, 6)), 2)
         recorder.end_phase(FORWARD)
+
+
+def most_late(step_s: float) -> int:
+    """Steps after a window's end in which its events are still read."""
+    return max(MOST_LATE_STEPS, math.ceil(MOST_LATE_S / step_s))
 
 
 def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunRecords, int]:
@@ -68,7 +74,7 @@ def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunReco
         )
     )
     plan, late = WindowPlan(steps=WINDOW, num_warmup=0), 0
-    for step in range(WINDOW + 2 * MOST_LATE_STEPS):
+    for step in range(WINDOW + 2 * most_late(step_s)):
         is_inside = step < WINDOW
         if is_inside and plan.at(step).is_hooked:
             log = recorder.open(
@@ -95,13 +101,16 @@ def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunReco
     return read_run(directory), late
 
 
-@pytest.mark.parametrize(("num_passes", "step_s"), [(20, 1.0), (1000, 0.05)])
-def test_a_window_ends_within_five_steps_and_loses_nothing_unsaid(
+@pytest.mark.parametrize(("num_passes", "step_s"), [(20, 1.0), (50, 0.06), (1000, 0.05)])
+def test_a_window_ends_in_time_and_loses_nothing_unsaid(
     tmp_path: Path, num_passes: int, step_s: float
 ) -> None:
-    """Of 22,000 marks a step and 2 us for each, a step of 50 ms can read few: those are named."""
+    """Of 22,000 marks a step and 2 us for each, a step of 50 ms can read few: those are named.
+
+    A Llama of twelve layers has 1,100 in 60 ms, and all of them are read.
+    """
     run, late = run_window(tmp_path, num_passes, step_s)
-    assert late <= MOST_LATE_STEPS
+    assert late <= most_late(step_s)
     records = run.records[0]
     operators = [r for r in records if isinstance(r, OperatorRecord)]
     assert all(
@@ -113,7 +122,7 @@ def test_a_window_ends_within_five_steps_and_loses_nothing_unsaid(
     remarks = [r.name for r in records if isinstance(r, CoverageRecord) and r.installed == 0]
     is_whole = with_detail == hooked
     assert len(ends) == 1 and (ends[0].num_dropped == 0) == is_whole
-    assert is_whole == bool(operators) == (num_passes == 20)
+    assert operators and is_whole == (num_passes < 1000)
     assert any("dropped" in name for name in remarks) != is_whole
     assert any("not read in time" in name for name in remarks) != is_whole
 
