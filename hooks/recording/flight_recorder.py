@@ -36,7 +36,10 @@ from ..sensors.group_roles import GroupRoles
 COLLECTIVES = "collectives"
 """How the names of what counts as one begin in the coverage."""
 _log = logging.getLogger(__name__)
-ENVIRONMENT = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
+NUM_CALLS = 5_000
+"""Calls that are remembered: a dump takes the interpreter from training for 35 us for each
+(``benchmarks/RESULTS.md``, On a GPU)."""
+ENVIRONMENT = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": str(NUM_CALLS)}
 """What makes it useful, to be set before the first group: timing, and room for a step."""
 _TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG")
 """Each of them makes PyTorch time its calls."""

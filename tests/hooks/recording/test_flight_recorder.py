@@ -205,7 +205,7 @@ def test_a_runtime_that_is_not_there_is_no_fault(monkeypatch, cuda, hip):
 def test_the_environment_is_prepared_where_the_user_said_nothing():
     environ: dict[str, str] = {}
     prepare(environ)
-    assert environ == {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
+    assert environ == {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "5000"}
     own = {"TORCH_NCCL_ENABLE_TIMING": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "10"}
     told = dict(own)
     prepare(told)
