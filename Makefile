@@ -72,7 +72,7 @@ bench: setup
 
 # What only a GPU can show, on a machine with one and nothing else: no set-up, no network.  On any
 # machine later, make gpu-page holds it against its bars.
-# GPU_OPTIONS='--half 1 --wheels FOLDER', or --cpu for a rehearsal.
+# GPU_OPTIONS='--part 1 --wheels FOLDER', or --cpu for a rehearsal.
 gpu-report:
 	$(GPU_PYTHON) benchmarks/gpu/collect.py --out $(GPU_OUT) $(GPU_OPTIONS)
 

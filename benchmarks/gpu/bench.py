@@ -56,7 +56,7 @@ class Bench:
         if table.exists():
             folder = self.out.parent / "samples"
             folder.mkdir(exist_ok=True)
-            (folder / f"{name}.parquet").write_bytes(table.read_bytes())
+            (folder / f"{name.replace(' ', '-')}.parquet").write_bytes(table.read_bytes())
 
     def begin_device(self, *, is_timed: bool = True) -> None:
         """CUDA, or its stand-in in virtual time, or without: Forerun then sees a CPU."""

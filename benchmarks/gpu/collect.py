@@ -1,9 +1,9 @@
 """What only a GPU can show, measured on a bare machine: one GPU, a torch that is there, no network.
 
-    python benchmarks/gpu/collect.py --out DIR [--half 1|2] [--wheels FOLDER] [--only NAME ...]
+    python benchmarks/gpu/collect.py --out DIR [--part 1|2|3] [--wheels FOLDER] [--only NAME ...]
                                      [--cpu]
 
-Ten measurements, each in a process of its own that ends at its time limit; each half takes nine
+Measurements, each in a process of its own that ends at its time limit; a part of them takes nine
 minutes at most.  What one has found is written at once, ``DIR.tar.gz`` holds all of it, and
 ``judge.py`` makes a page of that anywhere.  Nothing is installed: Forerun is found in this clone,
 and packages that the machine has not are taken out of wheels.  ``--cpu`` rehearses on a CPU what
@@ -30,8 +30,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 ROOT = Path(__file__).resolve().parents[2]
-HALF_S = 540.0
-"""What a half may take: machines are lent for ten minutes a command."""
+PART_S = 540.0
+"""What a part may take: machines are lent for ten minutes a command."""
 _TAIL = 20_000
 """Characters of a measurement's output that are kept."""
 _ENDING_S = 3.0
@@ -41,10 +41,10 @@ _MARK = "GPU_REPORT_RUN"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One of the ten, in the order in which they are worth having."""
+    """One of them, in the order in which they are worth having."""
 
     name: str
-    half: int
+    part: int
     limit_s: float
 
 
@@ -52,13 +52,15 @@ MEASUREMENTS = (
     Measurement("preflight", 1, 45.0),
     Measurement("events", 1, 55.0),
     Measurement("streams", 1, 40.0),
-    Measurement("recipe", 1, 130.0),
+    Measurement("recipe", 1, 110.0),
     Measurement("groups", 1, 130.0),
-    Measurement("trace", 1, 130.0),
+    Measurement("trace", 1, 90.0),
+    Measurement("pace", 1, 60.0),
     Measurement("capture", 2, 50.0),
     Measurement("fsdp", 2, 100.0),
     Measurement("probes", 2, 140.0),
     Measurement("overhead", 2, 240.0),
+    Measurement("shapes", 3, 300.0),
 )
 
 
@@ -66,7 +68,7 @@ def main() -> int:
     """Measure, and pack what was found; 0 where each measurement came to its end."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--half", type=int, choices=(1, 2), help="default: both")
+    parser.add_argument("--part", type=int, choices=(1, 2, 3), help="default: all")
     parser.add_argument("--wheels", type=Path, help="packages that this machine has not")
     parser.add_argument("--only", nargs="+", choices=[each.name for each in MEASUREMENTS])
     parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU in virtual time")
@@ -74,7 +76,7 @@ def main() -> int:
     chosen = [
         each
         for each in MEASUREMENTS
-        if (args.half in (None, each.half)) and (not args.only or each.name in args.only)
+        if (args.part in (None, each.part)) and (not args.only or each.name in args.only)
     ]
     args.out.mkdir(parents=True, exist_ok=True)
     is_whole = True

@@ -23,17 +23,18 @@ from forerun.calib.records.record_kinds import (
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.run_options import TraceChoice
 from forerun.hooks.process.settings import Settings
+from forerun.hooks.recording.flight_recorder import NUM_CALLS
 from forerun.hooks.session.attach import AttachedRun, current_rank
 from forerun.hooks.session.session import Session
 
 _CALLS, _CPU_CALLS = 40_000, 400
 _WINDOW, _BEFORE, _AFTER = 20, 3, 12
-_ENTRIES = (2_000, 20_000)
+_ENTRIES = {"default": 2_000, "ours": NUM_CALLS}
 
 
 def groups(bench: Bench) -> None:
     """Zero durations, steps to the first answer, what a dump takes and how long it stops Python."""
-    os.environ |= {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": str(_ENTRIES[-1])}
+    os.environ |= {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": str(NUM_CALLS)}
     bench.begin_device()
     # The device in virtual time has gloo's transfers, and gloo's calls are no events of its dump.
     backend = "gloo" if bench.is_cpu else "nccl"
@@ -55,7 +56,7 @@ def _measure_dumps(bench: Bench, value: torch.Tensor) -> None:
         bench.put(dump="none can be made here")
         return
     done = 0
-    for entries in (200,) if bench.is_cpu else _ENTRIES:
+    for name, entries in {"ours": 200}.items() if bench.is_cpu else _ENTRIES.items():
         for _ in range(entries - done):
             dist.all_reduce(value)
         done = entries
@@ -64,9 +65,9 @@ def _measure_dumps(bench: Bench, value: torch.Tensor) -> None:
         pause_s = _longest_pause_s(dump)
         bench.put(
             **{
-                f"dump_{entries}_s": alone_s,
-                f"dump_{entries}_nbytes": nbytes,
-                f"dump_{entries}_stops_python_s": pause_s,
+                f"dump_{name}_s": alone_s,
+                f"dump_{name}_nbytes": nbytes,
+                f"dump_{name}_stops_python_s": pause_s,
             }
         )
 

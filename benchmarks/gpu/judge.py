@@ -2,7 +2,7 @@
 
     python benchmarks/gpu/judge.py FOLDER|ARCHIVE... [--out FILE]
 
-Several archives are joined, as each half has one; of a measurement in both, the later one counts.
+Several archives are joined, as each part has one; of a measurement in both, the later one counts.
 Exit codes: 0 all bars met, 1 some missed, failed, or unseen.
 """
 
@@ -95,13 +95,14 @@ BARS = (
     _bar("groups.num_faults", "faults of hooks", most=0),
     _bar("groups.steps_to_answer", "steps from the window's end to its records", most=6),
     _bar("groups.num_steps_with_records", "hooked steps that have records", least=1),
-    _bar("groups.dump_20000_stops_python_s", "seconds that a dump stops Python", most=0.2),
+    _bar("groups.dump_ours_stops_python_s", "seconds that a dump stops Python", most=0.2),
     _bar("trace.num_traced", "traced operators", least=1),
     _bar("trace.start_s", "seconds to start the profiler", most=5.0),
     _bar("trace.stop_s", "seconds to stop it", most=5.0),
     _bar("trace.taken_mib", "MiB that it takes outside the allocator", most=1536),
     _bar("trace.after_frac", "the steps after it against those before", most=0.01),
     _bar("trace.users_kernels", "kernels in the user's own profile afterwards", least=1),
+    _bar("pace.beside_frac", "steps beside the making of records", most=0.05),
     *_capture_bars(),
     _bar("fsdp.all_frac", "all operators, sharded against not", most=0.03),
     _bar("fsdp.median_frac", "the median operator", most=0.05),
@@ -115,11 +116,11 @@ BARS = (
     _bar("overhead.compute_bound: after the window", "steps after, compute-bound", most=0.01),
     _bar("overhead.launch_bound_waiting_frac", "of operators, device waits", least=0.1),
     _bar("overhead.compute_bound_waiting_frac", "of operators, device waits", most=0.1),
-    _bar("overhead.kineto: all operators together", "events against kernels", most=0.03),
-    _bar("overhead.shapes: mean error of the step", "other shapes predicted", most=0.05),
-    _bar("overhead.shapes: largest error of the peak memory", "their memory", most=0.05),
-    _bar("overhead.fake: mean error of the work", "TP and PP shapes predicted", most=0.05),
-    _bar("overhead.two_ranks: layouts with other losses or counts", "two ranks", most=0),
+    _bar("shapes.kineto: all operators together", "events against kernels", most=0.03),
+    _bar("shapes.layouts: mean error of the step", "other shapes predicted", most=0.05),
+    _bar("shapes.layouts: largest error of the peak memory", "their memory", most=0.05),
+    _bar("shapes.fake: mean error of the work", "TP and PP shapes predicted", most=0.05),
+    _bar("shapes.two_ranks: layouts with other losses or counts", "two ranks", most=0),
 )
 
 

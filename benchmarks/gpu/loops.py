@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from forerun.calib.records.record_kinds import (
 )
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.run_options import TraceChoice
+from forerun.hooks.process.pace import PAUSE_S, SLICE_S, Pace
 from forerun.hooks.process.settings import Settings
 from forerun.hooks.recording import kineto
 from forerun.hooks.session.attach import AttachedRun, current_rank
@@ -160,6 +163,40 @@ def _profile_as_a_user(bench: Bench, loop: Llama) -> None:
     bench.put(last_step_s=statistics.median(loop.step() for _ in range(10)))
 
 
+def pace(bench: Bench) -> None:
+    """Steps beside a thread that makes records at our pace, against such without, in blocks."""
+    bench.begin_device(is_timed=False)
+    loop, around = Llama(bench), 4
+    for _ in range(2 * _WARMUP):
+        loop.step()
+    begun, ended = threading.Event(), threading.Event()
+    row = {"kind": "linear_fc1", "shape": [4096, 2048, 5632], "start_ns": 1 << 60, "step": 12}
+
+    def work() -> None:
+        own = Pace()
+        while not ended.is_set():
+            begun.wait()
+            json.dumps(row)
+            own.keep()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    alone, beside = [], []
+    for _ in range(10):
+        loop.step()
+        alone += [loop.step() for _ in range(around)]
+        begun.set()
+        beside += [loop.step() for _ in range(around)]
+        begun.clear()
+    ended.set()
+    begun.set()
+    thread.join()
+    frac = statistics.mean(beside) / statistics.mean(alone) - 1
+    bench.put(
+        alone_step_s=statistics.mean(alone), beside_frac=frac, slice_s=SLICE_S, pause_s=PAUSE_S
+    )
+
+
 def fsdp(bench: Bench) -> None:
     """Operators under FSDP2 on a mesh of one rank, against the same model unsharded."""
     import torch.distributed as dist
@@ -186,7 +223,7 @@ def fsdp(bench: Bench) -> None:
 
 
 def _operators(bench: Bench, name: str, *, is_sharded: bool) -> dict[str, float]:
-    """Median seconds by kind, phase and shape."""
+    """Median seconds by kind, phase and shape, without those in which the device waited."""
     loop = Llama(bench, is_sharded=is_sharded)
     folder, times_s = bench.work / name, []
     with loop.attached(folder, steps=12, trace=TraceChoice.OFF) as run:
@@ -199,7 +236,8 @@ def _operators(bench: Bench, name: str, *, is_sharded: bool) -> dict[str, float]
         for r in records:
             if isinstance(r, OperatorRecord):
                 shape = "x".join(map(str, r.shape))
-                found[f"{r.kind.value} {r.phase.value} {shape}"].append(r.duration_ns / 1e9)
+                own_ns = r.duration_ns - r.host_bound_ns
+                found[f"{r.kind.value} {r.phase.value} {shape}"].append(own_ns / 1e9)
     del loop
     torch.cuda.empty_cache()
     return {key: statistics.median(times) for key, times in found.items()}

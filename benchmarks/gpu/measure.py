@@ -19,10 +19,12 @@ HOMES = {
     "recipe": "recipe_runs",
     "groups": "groups",
     "trace": "loops",
+    "pace": "loops",
     "capture": "marks",
     "fsdp": "loops",
     "probes": "recipe_runs",
     "overhead": "recipe_runs",
+    "shapes": "recipe_runs",
 }
 """Module of each measurement, in which it is a function of that name."""
 

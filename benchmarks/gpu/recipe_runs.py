@@ -12,7 +12,6 @@ from typing import Any
 
 from forerun.benchmarks.gpu.bench import Bench, NotHere
 from forerun.benchmarks.runs.gpu_parts import (
-    BASE,
     Part,
     fake_part,
     kineto_part,
@@ -152,24 +151,29 @@ def _ballast(bench: Bench, needed_nbytes: int) -> Iterator[None]:
 
 
 def overhead(bench: Bench) -> None:
-    """Hooked against bare steps where launches bound and where products do; then what time allows.
-
-    Each part is begun only where as much time is left as it is known to take.
-    """
+    """Hooked against bare steps where launches bound and where products do."""
     base = CPU if bench.is_cpu else GPU
     sizes = {
-        "launch_bound": _sized(base, hidden=1024, layers=24, seq=512, micro=1),
-        "compute_bound": _sized(base, hidden=4096, layers=6, seq=2048, micro=2),
+        "launch_bound": _sized(base, hidden=1024, layers=12, seq=512, micro=1),
+        "compute_bound": _sized(base, hidden=4096, layers=3, seq=2048, micro=2),
     }
     for name, size in sizes.items():
         runner = _runner(bench, CPU if bench.is_cpu else size, name)
         _put_part(bench, name, overhead_part, runner)
         bench.put(**{f"{name}_waiting_frac": _waiting_frac(runner.known["overhead"])})
         bench.keep_samples(name, runner.known["overhead"].directory)
+
+
+def shapes(bench: Bench) -> None:
+    """Events against kernels, then other shapes and ranks predicted from one run and measured.
+
+    Each part is begun only where as much time is left as it is known to take.
+    """
+    base = CPU if bench.is_cpu else GPU
     runner = _runner(bench, base)
     more: dict[str, tuple[float, Callable[[Runner], Part]]] = {
         "kineto": (50.0, kineto_part),
-        "shapes": (150.0, layouts_part),
+        "layouts": (150.0, layouts_part),
         "fake": (90.0, fake_part),
         "two_ranks": (90.0, nccl_part),
     }
@@ -182,8 +186,8 @@ def overhead(bench: Bench) -> None:
             _put_part(bench, name, part, runner)
         except Exception as err:  # whatever is wrong with one, the others are worth having
             bench.put(**{name: f"failed: {type(err).__name__}: {err}"[-500:]})
-    if BASE in runner.known:
-        bench.keep_samples(BASE, runner.known[BASE].directory)
+        for known, run in runner.known.items():
+            bench.keep_samples(known, run.directory)
 
 
 def _waiting_frac(run: Run) -> float:
@@ -200,7 +204,7 @@ def _sized(base: Size, *, hidden: int, layers: int, seq: int, micro: int) -> Siz
     words[words.index("--num-attention-heads") + 1] = str(max(1, hidden // 128))
     return replace(
         base, model=tuple(words), layers=layers, seq_length=seq, micro_batch=micro,
-        overhead_steps=40, steps_after=20,
+        overhead_steps=40, steps_after=15,
     )  # fmt: skip
 
 
