@@ -113,6 +113,8 @@ def model_values(config: RunConfig) -> Values:
         values["add_bias_linear"] = False
     if not config.is_softmax_fused:
         values["masked_softmax_fusion"] = False
+    if config.is_softmax_wide:
+        values["attention_softmax_in_fp32"] = True
     return {
         **values,
         "hidden_dropout": config.hidden_dropout,

@@ -263,8 +263,8 @@ def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
         lse = 4 * size.tokens * heads
         return (Saved(name="log-sum-exp", nbytes=lse, modules=core), out)
     scores = size.tokens * model.seq_length * heads
-    # On the CPU softmax runs in fp32, and autograd keeps its result beside the cast one.
-    each = size.nbytes + (4 if config.device == "cpu" and size.nbytes < 4 else 0)
+    # Where softmax runs in fp32, autograd keeps its result beside the cast one.
+    each = size.nbytes + (4 if config.softmax_nbytes > size.nbytes else 0)
     # The dropped-out scores, which the next product keeps, and a mask of one byte.
     dropout = size.nbytes + 1 if config.attention_dropout else 0
     softmax = scores * (each + dropout)
@@ -414,11 +414,11 @@ def attention_working_nbytes(config: RunConfig) -> float:
     else:
         wide = (2 * heads + 2 * model.num_query_groups / par.tp) * model.kv_channels
     copies = 2 if par.cp > 1 else 1
-    scores = 0.0
+    scores_nbytes = 0.0
     if not config.is_attention_fused:
-        scores = 2 * size.tokens * model.seq_length * heads
+        scores_nbytes = 2 * config.softmax_nbytes * size.tokens * model.seq_length * heads
     residual = size.split_tokens * model.hidden_size
-    return (residual + copies * wide * size.tokens + scores) * size.nbytes
+    return (residual + copies * wide * size.tokens) * size.nbytes + scores_nbytes
 
 
 def _norm_nbytes(config: RunConfig, rows: float) -> float:

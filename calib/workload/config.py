@@ -7,6 +7,7 @@ micro-batch size or recompute.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -86,7 +87,7 @@ class Attention(Enum):
     """Which kernels run attention."""
 
     AUTO = "auto"
-    """Fused on an accelerator, unfused on the CPU."""
+    """Fused on an accelerator that has a kernel for it, unfused on the CPU."""
     FUSED = "fused"
     """No seq x seq matrix is kept."""
     UNFUSED = "unfused"
@@ -96,6 +97,9 @@ _WITH_TRANSFORMER_ENGINE = ("megatron-core", "megatron-lm", "megatron-bridge", "
 """How the names of frameworks begin that run on it by default."""
 _WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry")
 """Names of frameworks that call the flash-attn package themselves."""
+_OLD = re.compile(r"\b([vp]100|p40?|k80|t4|t40|gtx|titan|quadro|rtx[ -]?20\d\d)\b")
+"""NVIDIA's devices before Ampere, for which neither flash-attn 2 nor cuDNN has fused attention
+(flash-attn's README; TransformerEngine, attention/dot_product_attention/utils.py: sm80)."""
 VOCAB_MULTIPLE = 128
 """Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times tp."""
 
@@ -132,6 +136,8 @@ class RunConfig:
     """Probabilities; above 0 the backward phase needs a mask."""
     is_softmax_fused: bool = True
     """Scale, mask and softmax of unfused attention as one kernel."""
+    is_softmax_wide: bool = True
+    """Without that kernel softmax runs in fp32 (``--attention-softmax-in-fp32``)."""
     is_loss_fused: bool = False
     """Cross-entropy as one kernel (``--cross-entropy-loss-fusion``)."""
     keeps_fp32_logits: bool = True
@@ -222,8 +228,19 @@ class RunConfig:
     def is_attention_fused(self) -> bool:
         """True where no seq x seq matrix is kept."""
         if self.attention is Attention.AUTO:
-            return self.device != "cpu"
+            is_megatron = self.parallelism.engine is Engine.MEGATRON
+            is_old = is_megatron and _OLD.search(self.device.lower()) is not None
+            return self.device != "cpu" and not is_old
         return self.attention is Attention.FUSED
+
+    @property
+    def softmax_nbytes(self) -> int:
+        """Bytes of an element in which unfused attention computes its softmax.
+
+        No kernel for it runs on a CPU.
+        """
+        is_wide = self.is_softmax_wide and (self.device == "cpu" or not self.is_softmax_fused)
+        return 4 if is_wide or self.precision is Precision.FP32 else 2
 
     @property
     def is_attention_generic(self) -> bool:

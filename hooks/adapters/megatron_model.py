@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...calib.arguments.megatron_namespace import from_namespace
-from ...calib.workload.config import RunConfig
-from ..process.looking import attribute, class_names, tree
+from ...calib.workload.config import Attention, RunConfig
+from ..process.looking import attribute, class_names, classes, tree
 from ..process.settings import CadenceHint
 
 # Megatron nests three (data parallel, precision, virtual stage); a wrapper of itself must end.
@@ -81,16 +81,27 @@ def with_device(config: RunConfig, device: str, framework: str) -> RunConfig:
     return replace(config, device=device, framework=framework, parallelism=parallelism)
 
 
-def with_norms(config: RunConfig, models: tuple[Any, ...]) -> RunConfig:
-    """The config with norms inside products where the model has them so.
+def with_layers(config: RunConfig, models: tuple[Any, ...]) -> RunConfig:
+    """The config with norms inside products, and core's own attention, where the model has them.
 
     A spec that is given by hand may differ from what the arguments name, or leave at its default.
     """
     modules = tree(*models)
+    if any(map(_has_own_attention, modules)):
+        config = replace(config, attention=Attention.UNFUSED)
     if any(attribute(module, "layer_norm_weight") is not None for module in modules):
         return replace(config, fuses_norms=True)
     has_layers = any("TransformerLayer" in class_names(module) for module in modules)
     return replace(config, fuses_norms=False) if has_layers else config
+
+
+def _has_own_attention(module: Any) -> bool:
+    """True for the one kind that keeps a matrix of sequence x sequence; Transformer Engine's class
+    has the same name."""
+    return any(
+        cls.__name__ == "DotProductAttention" and cls.__module__.startswith("megatron.core.")
+        for cls in classes(module)
+    )
 
 
 def with_running_batch(config: RunConfig) -> RunConfig:
@@ -157,4 +168,4 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
     )
     version = f"megatron-core {megatron.core.__version__}"
     config = from_namespace(SimpleNamespace(**settings))
-    return with_norms(with_device(config, device_name(models), version), models)
+    return with_layers(with_device(config, device_name(models), version), models)

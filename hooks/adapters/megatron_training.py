@@ -25,7 +25,7 @@ from .megatron_model import (
     place,
     timer_holders,
     with_device,
-    with_norms,
+    with_layers,
     with_running_batch,
 )
 from .patches import Patches
@@ -215,4 +215,4 @@ def _run_config(models: tuple[Reference, ...]) -> RunConfig:
     version = f"Megatron-LM {megatron.core.__version__}"
     built = living(models)
     config = with_device(from_namespace(_arguments()), device_name(built), version)
-    return with_running_batch(with_norms(config, built))
+    return with_running_batch(with_layers(config, built))

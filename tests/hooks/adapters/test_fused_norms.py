@@ -1,4 +1,4 @@
-"""H6: the model itself says whether norms run inside its products, whatever the arguments say."""
+"""H6: the model says whether norms run inside its products, and which attention it has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny_shape import run_of
 
-from forerun.hooks.adapters.megatron_model import with_norms
+from forerun.calib.workload.config import Attention
+from forerun.hooks.adapters.megatron_model import with_layers
 
 
 class LayerNormLinear(torch.nn.Linear):
@@ -28,12 +29,23 @@ def test_h6_what_was_built_goes_before_what_was_said(is_said: bool) -> None:
     """``TransformerConfig.transformer_impl`` stays at its default where a spec is given by hand."""
     said = run_of(fuses_norms=is_said)
     fused, apart = TransformerLayer(LayerNormLinear()), TransformerLayer(torch.nn.Linear(8, 8))
-    assert with_norms(said, (torch.nn.Sequential(apart, fused),)).fuses_norms
-    assert not with_norms(said, (apart,)).fuses_norms
+    assert with_layers(said, (torch.nn.Sequential(apart, fused),)).fuses_norms
+    assert not with_layers(said, (apart,)).fuses_norms
+
+
+def test_cores_own_attention_is_unfused_whatever_was_said() -> None:
+    """It is what a spec of core's own has on a GPU, where ``auto`` means a fused kernel."""
+    places = ("megatron.core.transformer.dot_product_attention", "transformer_engine.pytorch")
+    core, other = (
+        type("DotProductAttention", (torch.nn.Module,), {"__module__": place})() for place in places
+    )
+    said = run_of(attention=Attention.AUTO)
+    assert with_layers(said, (torch.nn.Sequential(core),)).attention is Attention.UNFUSED
+    assert with_layers(said, (torch.nn.Sequential(other),)).attention is Attention.AUTO
 
 
 @pytest.mark.parametrize("is_said", [False, True])
 def test_h6_a_stage_without_layers_says_nothing(is_said: bool) -> None:
     said = run_of(fuses_norms=is_said)
-    assert with_norms(said, (torch.nn.Embedding(8, 8),)) == said
-    assert with_norms(said, ()) == said
+    assert with_layers(said, (torch.nn.Embedding(8, 8),)) == said
+    assert with_layers(said, ()) == said
