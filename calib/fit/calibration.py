@@ -152,12 +152,21 @@ class Calibration:
         )
 
     @property
+    def waiting_frac(self) -> float:
+        """Share of the kinds of operators and passes that waited for the host, 0 to 1."""
+        return len(self.host_bound) / max(1, len(self._timed))
+
+    @property
+    def _timed(self) -> set[Key]:
+        timed = {(one.kind, one.phase) for one in self.measured if one.phase is not Phase.STEP}
+        return timed | self.host_bound.keys()
+
+    @property
     def _ahead_frac(self) -> float:
         """How likely the host is ahead of an operator elsewhere, by how many waited here (the rule
         of succession, Laplace 1814)."""
-        timed = {(one.kind, one.phase) for one in self.measured if one.phase is not Phase.STEP}
-        timed |= self.host_bound.keys()
-        return (len(timed) - len(self.host_bound) + 1) / (len(timed) + 2)
+        timed = len(self._timed)
+        return (timed - len(self.host_bound) + 1) / (timed + 2)
 
     def _on_device(self, key: Key, operators: list[Operator]) -> Estimates:
         """Times on a device that need not wait for the host."""

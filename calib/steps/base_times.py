@@ -43,6 +43,8 @@ class Conditions:
     is_in_situ: bool = False
     """Sampled in training itself, launches and neighbours included, so that constants of the
     machine move only what was not sampled; tables time each operator alone."""
+    launched_frac: float = 1.0
+    """Share of the host's launches that no time of an operator holds, 0 to 1."""
     fp8: Fp8Recipe = Fp8Recipe.NONE
     """The recipe under which products were timed."""
     has_norms_inside: bool = False

@@ -254,7 +254,7 @@ def layouts_of(
     releases, has_release = _releases(configs)
     launched = np.array([[launched_frac(c, b.kind)] for b, c in compiled.block_pairs])
     is_called = np.array([[replayed_frac(c, b.kind) < 1.0] for b, c in compiled.block_pairs])
-    is_told = float(known.is_in_situ)
+    open_frac = known.launched_frac
     return Layouts(
         compiled=compiled,
         priced=priced,
@@ -262,13 +262,12 @@ def layouts_of(
         launch_effects=launches,
         work_effects=works,
         has_effect=_has_effect(of_all, effects),
-        # What was sampled in training holds its launches; a graph that is replayed has none, with
-        # its collectives where it is whole.
-        calls_s={p: _calls_s(compiled, p) * (1.0 - is_told) * is_called for p in _PASSES},
-        launched_frac=(1.0 - is_told) * launched,
+        # What was sampled in training holds its launches as far as it waited for them; a graph that
+        # is replayed has none, with its collectives where it is whole.
+        calls_s={p: _calls_s(compiled, p) * open_frac * is_called for p in _PASSES},
+        launched_frac=open_frac * launched,
         again_frac=np.array([[again_frac(b)] for b in compiled.blocks]),
-        checkpoints=(1.0 - is_told)
-        * np.array([[float(b.num_checkpoints)] for b in compiled.blocks]),
+        checkpoints=open_frac * np.array([[float(b.num_checkpoints)] for b in compiled.blocks]),
         releases=releases,
         has_release=has_release,
         doublings=np.array([[doublings(config)] for config in configs]),

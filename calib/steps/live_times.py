@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..fit.calibration import Calibration
 from ..fit.estimates import Estimates, Estimator
+from ..layers.stage_work import stage_operators
 from ..timeline.items import Item
 from ..workload.collectives import CollectiveCall
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import Conditions
+from .scales import FLOOR, floor_s
 
 IN_SITU: Mapping[str, float] = dict.fromkeys(
     ("misaligned", "tp", "dp", "pp", "network", "host_microbatch", "host_step"), 0.0
 )
-"""What samples of training itself hold already: launches as they were waited for, transfers as they
-ran beside other work."""
+"""What samples of training itself hold already: transfers as they ran beside other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +49,35 @@ class LiveTimes:
 
 def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
     """Those of the run that trained in this layout."""
+    is_host = config.device == "cpu"
     return LiveTimes(
         estimator=calibration,
         conditions=Conditions(
+            # On a device that had work to do the samples say nothing of what its host takes.
+            launched_frac=0.0 if is_host else 1.0 - calibration.waiting_frac,
             is_attention_fused=config.is_attention_fused,
             bytes_per_s=calibration.ceilings.bytes_per_s,
             is_in_situ=True,
             fp8=config.fp8,
             has_norms_inside=config.has_norms_inside and _has_live_products(calibration),
             weight_fracs=calibration.weight_fracs,
-            log_centers=IN_SITU,
+            log_centers={**IN_SITU, **_floor(calibration, config)},
             network=calibration.transfers.carrying,
         ),
     )
+
+
+def _floor(calibration: Calibration, config: RunConfig) -> Mapping[str, float]:
+    """The launch floor where a layer that did not wait shows that it lies lower: the log of its
+    forward pass in seconds."""
+    usual_s = floor_s(is_attention_fused=config.is_attention_fused)
+    counts = [(o, n) for o, n in stage_operators(config, 0).forward if o in calibration.measured]
+    if not counts:
+        return {}
+    found = calibration.operators([operator for operator, _ in counts])
+    layers = sum(len(config.layers_of(chunk)) for chunk in config.chunks_of(0))
+    layer_s = float(found.time_s @ [count for _, count in counts]) / max(1, layers)
+    return {FLOOR: math.log(layer_s)} if 0.0 < layer_s < usual_s else {}
 
 
 def _has_live_products(calibration: Calibration) -> bool:

@@ -60,9 +60,14 @@ def scales(known: Conditions) -> tuple[Scale, ...]:
         )
         for scale in (
             *_scales_of_items(known),
-            *_constants(0.4e-3 if known.is_attention_fused else 0.8e-3),
+            *_constants(floor_s(is_attention_fused=known.is_attention_fused)),
         )
     )
+
+
+def floor_s(*, is_attention_fused: bool) -> float:
+    """Seconds that a host takes for the forward launches of a layer, before any is measured."""
+    return 0.4e-3 if is_attention_fused else 0.8e-3
 
 
 def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
@@ -104,7 +109,7 @@ def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
     )
 
 
-def _constants(floor_s: float) -> tuple[Scale, ...]:
+def _constants(usual_s: float) -> tuple[Scale, ...]:
     """Of overlap, nodes and pipelines, then of the host."""
     return (
         # What work and transfer side by side take more than alone; Galvatron's 1.3 to start with.
@@ -132,9 +137,9 @@ def _constants(floor_s: float) -> tuple[Scale, ...]:
         # same host takes: three times as much on a usual one.  A host that is slow for reasons of
         # its own (deterministic mode, timers) is not as much slower here.  Where it waits for the
         # device, ``launched_frac`` has more of them.
-        Scale(name=EXPERT_LAUNCHES, log_center=math.log(3.0 * floor_s), log_sigma=0.5),
+        Scale(name=EXPERT_LAUNCHES, log_center=math.log(3.0 * usual_s), log_sigma=0.5),
         # Hosts and stacks differ by as much: 0.3 ms for a layer on one public cluster, 2 on others.
-        Scale(name=FLOOR, log_center=math.log(floor_s), log_sigma=0.6),
+        Scale(name=FLOOR, log_center=math.log(usual_s), log_sigma=0.6),
         Scale(name=FLOOR_RATIO, log_center=math.log(1.6), log_sigma=0.15),
     )
 
