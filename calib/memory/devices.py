@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -47,38 +48,71 @@ _DEVICES: Mapping[str, Device] = {
     "mi350x": Device(driver_name="AMD Instinct MI350X", memory_nbytes=288 * 10**9),
     "mi355x": Device(driver_name="AMD Instinct MI355X", memory_nbytes=288 * 10**9),
 }
+_OTHERS = tuple(
+    Device(driver_name=name, memory_nbytes=number * MIB)
+    for name, number in (
+        ("NVIDIA H100 NVL", 95830),
+        ("NVIDIA H200 NVL", 143771),
+        ("NVIDIA GH200 120GB", 97871),  # the name says the memory of its Grace host
+        ("NVIDIA RTX A6000", 49140),
+        ("NVIDIA RTX 6000 Ada Generation", 49140),
+        ("NVIDIA GeForce RTX 3090", 24576),
+        ("NVIDIA GeForce RTX 4090", 24564),
+        ("NVIDIA GeForce RTX 5090", 32607),
+        ("NVIDIA GeForce RTX 2080 Ti", 11264),
+        ("Quadro RTX 8000", 49152),
+    )
+)
+"""Of the same source, without a short name."""
 SHORT_NAMES = tuple(_DEVICES)
 """Every device that has one."""
 _CPU = "cpu"
 _USUAL = ("h100", "h200", "b200", "a100", "mi300x")
 """What is offered where a word is like none."""
-_VENDORS = ("nvidia ", "tesla ", "amd ", "accelerator")
+_VENDORS = ("nvidia ", "tesla ", "quadro ", "geforce ", "amd ", "accelerator")
 """What a driver's own name begins with, be the device known or not."""
+_MAKERS = re.compile(r"^(nvidia|tesla|amd|instinct|geforce)-")
+_SIZE = re.compile(r"-(?:mig-)?\dg\.(\d+)gb|-(\d+)gb?\b")
+"""Of a slice of a device, which comes last, or of the whole, as a driver's name says it."""
 
 
 def known_device(name: str) -> Device:
     """The device of a short name (``H100``, ``b200``) or of its driver's own.
 
-    A driver's name is kept as it is.  ``ConfigError`` with the nearest ones for any other word.
+    A driver's name is kept as it is, with the memory that it says.  ``ConfigError`` with the
+    nearest ones for any other word.
 
     >>> known_device("H100").driver_name, known_device("NVIDIA B200").memory_nbytes >> 30
     ('NVIDIA H100 80GB HBM3', 179)
+    >>> [known_device(n).memory_nbytes >> 30 for n in ("V100-PCIE-16GB", "A100 3g.20gb")]
+    [16, 20]
     """
-    low = name.strip().lower().replace("_", "-").replace(" ", "-")
+    low = _plain(name)
     if low == _CPU:
         return Device(driver_name=_CPU)
     if low in _DEVICES:
         return _DEVICES[low]
-    for device in _DEVICES.values():
-        if device.driver_name.lower().replace(" ", "-") == low:
+    for device in (*_DEVICES.values(), *_OTHERS):
+        if low in (_plain(device.driver_name), _plain(device.driver_name).removeprefix("rtx-")):
             return device
-    if name.lower().startswith(_VENDORS):
-        return Device(driver_name=name.strip())
+    sizes = _SIZE.findall(low)
+    is_named = any(low.startswith(f"{short}-") for short in _DEVICES)
+    if name.lower().startswith(_VENDORS) or (is_named and sizes):
+        nbytes = 1024 * MIB * int(next(filter(None, sizes[-1]))) if sizes else 0
+        return Device(driver_name=name.strip(), memory_nbytes=nbytes)
     near = difflib.get_close_matches(low, _DEVICES, n=3, cutoff=0.5) or _USUAL
     raise ConfigError(
         f"--device {shown(name)} is not known; give the name that its driver reports, or did you "
         f"mean {', '.join(word.upper() for word in near)}?"
     )
+
+
+def _plain(name: str) -> str:
+    """The name in lower case with hyphens, without its maker's."""
+    low = re.sub(r"[\s_]+", "-", name.strip().lower())
+    while (short := _MAKERS.sub("", low)) != low:
+        low = short
+    return low
 
 
 def known_nbytes(name: str) -> int | None:

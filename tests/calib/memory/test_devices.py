@@ -27,6 +27,30 @@ def test_memory_is_what_the_data_sheet_has(short: str, gb: int) -> None:
     assert 0.93 * gb * 1e9 < known_device(short).memory_nbytes < 1.02 * gb * GIB
 
 
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("Tesla V100-SXM2-16GB", 16),
+        ("Tesla V100-PCIE-32GB", 32),
+        ("V100-PCIE-32GB", 32),
+        ("NVIDIA A100-PCIE-40GB", 40),
+        ("A100-SXM4-40GB", 40),
+        ("NVIDIA A100 80GB PCIe", 80),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10),
+        ("NVIDIA H100 NVL", 94),
+        ("NVIDIA GH200 120GB", 96),
+        ("NVIDIA GeForce RTX 4090", 24),
+        ("GeForce RTX 4090", 24),
+        ("RTX 4090", 24),
+        ("Quadro RTX 8000", 48),
+    ],
+)
+def test_every_name_of_a_driver_says_its_memory(name: str, gib: int) -> None:
+    """With its maker's words or without, whole or a slice."""
+    assert 0.97 * gib * GIB < known_device(name).memory_nbytes <= gib * GIB
+
+
 def test_a_drivers_name_that_nobody_knows_is_taken() -> None:
     device = known_device("NVIDIA Next 9000")
     assert (device.driver_name, device.memory_nbytes) == ("NVIDIA Next 9000", 0)
