@@ -8,14 +8,13 @@ from pathlib import PurePath
 from types import SimpleNamespace
 
 from ..errors import ConfigError
-from ..workload.argument_values import Arguments
 from ..workload.config import RunConfig
+from .launchers import MODULES, ranks_of
 from .megatron_namespace import from_namespace
-from .megatron_options import ArgumentTable, options_of, read_mapping, read_words
+from .megatron_options import ArgumentTable, read_mapping, read_words
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
 """Defaults that only Megatron's parser knows."""
-_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +28,23 @@ class Described:
 
 
 def config_from_command(
-    argv: Sequence[str], *, num_ranks: int = 0, ranks_per_node: int = 0
+    argv: Sequence[str], *, num_ranks: int = 0, usual_ranks: int = 0, ranks_per_node: int = 0
 ) -> Described:
     """The run of a Megatron command line, with or without ``torchrun ... SCRIPT.py`` in front.
 
-    torchrun's ``--nproc-per-node`` and ``--nnodes`` give ranks and their nodes; without them
-    ``num_ranks`` does (0: as few as the layout has, dp 1).  Raises ``ConfigError`` where a size is
-    missing or the layout cannot run.
+    The launcher gives ranks and their nodes; where it does not, ``num_ranks`` does, and where there
+    is none ``usual_ranks`` (0: as few as the layout has, dp 1).  Raises ``ConfigError`` where a
+    launcher leaves the ranks open, a size is missing or the layout cannot run.
     """
     launcher, words = split_launcher(argv)
-    found = _launched(launcher)
+    said = ranks_of(launcher)
+    known = said.num_ranks or num_ranks
+    if not known and said.launcher:
+        raise ConfigError(
+            f"the command does not say how many ranks {said.launcher} starts; give --gpus N"
+        )
     table = read_words(words)
-    return _described(table, found[0] or num_ranks, found[1] or ranks_per_node)
+    return _described(table, known or usual_ranks, said.per_node or ranks_per_node)
 
 
 def config_from_mapping(
@@ -59,7 +63,7 @@ def split_launcher(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         if word.endswith(".py"):
             return argv[:place], argv[place + 1 :]
         is_module = word in ("-m", "--module") and place + 1 < len(argv)
-        if is_module and argv[place + 1] not in _LAUNCHERS:
+        if is_module and argv[place + 1] not in MODULES:
             return argv[:place], argv[place + 2 :]
     return (), argv
 
@@ -73,19 +77,6 @@ def program_of(argv: Sequence[str]) -> str:
     if not argv:
         return ""
     return argv[1] if argv[0] in ("-m", "--module") and argv[1:] else PurePath(argv[0]).name
-
-
-def _launched(launcher: Sequence[str]) -> tuple[int, int]:
-    """Ranks and ranks per node of torchrun's options; 0 where they are not given."""
-    values = {
-        option.lstrip("-").replace("-", "_"): words[0]
-        for option, words in options_of(launcher)
-        if words
-    }
-    # An elastic run (MIN:MAX) is taken at its full size.
-    given = Arguments({name: value.rpartition(":")[2] for name, value in values.items()})
-    per_node = given.number("nproc_per_node")
-    return per_node * given.number("nnodes", default=1), per_node
 
 
 def _described(table: ArgumentTable, num_ranks: int, ranks_per_node: int) -> Described:

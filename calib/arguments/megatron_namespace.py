@@ -42,6 +42,7 @@ LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_s
 _FP8 = ("fp8", "fp8_format")
 _FP8_NUMBERS = ("e4m3", "hybrid")
 _FP4 = ("fp4", "fp4_format")
+_WIDE_SOFTMAX = ("attention_softmax_in_fp32", "apply_query_key_layer_scaling")
 # All-to-all inside a node and point to point between nodes; the model has no such exchange.
 _MIXED = "a2a+p2p"
 _WHOLE_STEP = "full_iteration"
@@ -107,6 +108,7 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
         and any(given.is_on(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param")),
         "attention": _attention(given),
         "is_softmax_fused": given.is_on("masked_softmax_fusion", default=True),
+        "is_softmax_wide": any(given.is_on(name) for name in _WIDE_SOFTMAX),
         "is_loss_fused": given.is_on("cross_entropy_loss_fusion"),
         "keeps_fp32_logits": not (
             given.text("cross_entropy_fusion_impl") == "te"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..arguments.launchers import split_variables
 from ..arguments.megatron_command import split_launcher
 from ..arguments.megatron_options import options_of
 from ..arguments.taken_options import TRANSFORMER_ENGINE
 from ..workload.config import RunConfig
-
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_ENV = "env"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,26 +68,3 @@ def stated_launch(
         given={option: tuple(words) for option, words in options_of(arguments) if option},
         variables={**(variables or {}), **found, **inner},
     )
-
-
-def split_variables(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Variables that a command line sets, and the command without them.
-
-    They stand in front, or behind a word ``env``.  A value of an option may look like one.
-
-    >>> split_variables(["A=1", "srun", "env", "B=2", "torchrun", "--rdzv-conf", "timeout=3"])
-    ({'A': '1', 'B': '2'}, ('srun', 'torchrun', '--rdzv-conf', 'timeout=3'))
-    """
-    found: dict[str, str] = {}
-    rest: list[str] = []
-    is_place = True
-    for word in words:
-        assigned = _ASSIGNED.fullmatch(word)
-        if is_place and assigned is not None:
-            found[assigned[1]] = assigned[2]
-        elif word.rpartition("/")[2] == _ENV:
-            is_place = True
-        else:
-            is_place = False
-            rest.append(word)
-    return found, tuple(rest)

@@ -79,7 +79,9 @@ def _join(device: torch.device) -> None:
 def _config(args: argparse.Namespace, rank: RankInfo, device: str) -> RunConfig:
     """The layout that is asked for, or a GPT of the size that suits the device."""
     default = _default(rank, device)
-    told = described_run(args.config, args.command, default)
+    told = described_run(
+        args.config, args.command, default, usual_ranks=default.parallelism.num_ranks
+    )
     found = default if told is None else told.config
     per_node = found.parallelism.ranks_per_node or rank.local_world_size
     parallelism = replace(found.parallelism, ranks_per_node=per_node)

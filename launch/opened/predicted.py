@@ -118,14 +118,15 @@ def predicted(machine: Machine, words: Sequence[str], other: OtherRun) -> Predic
     Raises ``ConfigError`` for an option that is not known, and a layout that cannot be.
     """
     own = machine.own
-    base, notes = other.of(own, _num_ranks(words))
+    base, notes = other.of(machine, _num_ranks(words))
+    config = apply_options(base, words)
     (candidate,) = compare(
         own,
-        [apply_options(base, words)],
+        [config],
         machine.steps,
         memory_capacity_nbytes=machine.memory_capacity_nbytes,
         memory_offset_nbytes=machine.memory_offset_nbytes,
-        is_running=not machine.is_elsewhere,
+        is_running=machine.runs(config),
     )
     return Prediction(
         run_id=machine.name,

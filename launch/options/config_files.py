@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.arguments.hugging_face import from_hugging_face, in_its_precision
-from ...calib.arguments.megatron_command import Described, config_from_command, config_from_mapping
+from ...calib.arguments.launchers import ranks_of
+from ...calib.arguments.megatron_command import (
+    Described,
+    config_from_command,
+    config_from_mapping,
+    split_launcher,
+)
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
 from ...calib.workload.config import VOCAB_MULTIPLE, RunConfig
@@ -51,11 +57,17 @@ def read_config(path: Path, own: RunConfig, *, num_ranks: int = 0) -> Described:
 
 
 def described_run(
-    path: Path | None, command: Sequence[str], own: RunConfig, *, num_ranks: int = 0
+    path: Path | None,
+    command: Sequence[str],
+    own: RunConfig,
+    *,
+    num_ranks: int = 0,
+    usual_ranks: int = 0,
 ) -> Described | None:
     """The run that ``--config`` or a command behind ``--`` describes; None where neither is given.
 
-    On ``num_ranks`` ranks, 0: as many as ``own`` has.
+    On ``num_ranks`` ranks, 0: as many as a launcher says, or a file, or ``usual_ranks`` where there
+    is no launcher.  Raises ``ConfigError`` where nothing says it.
     """
     if path is not None and command:
         raise ConfigError("--config and a command after -- exclude each other; give one of them")
@@ -64,8 +76,13 @@ def described_run(
     if not command:
         return None
     par = own.parallelism
+    if not (num_ranks or usual_ranks or ranks_of(split_launcher(command)[0]).num_ranks):
+        raise ConfigError("the command does not say how many ranks it starts; give --gpus N")
     return config_from_command(
-        command, num_ranks=num_ranks or par.num_ranks, ranks_per_node=par.ranks_per_node
+        command,
+        num_ranks=num_ranks,
+        usual_ranks=usual_ranks,
+        ranks_per_node=par.ranks_per_node if usual_ranks else 0,
     )
 
 

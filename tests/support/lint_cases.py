@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from forerun.calib.arguments.launchers import split_variables
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.lint.rule import Remedy
-from forerun.calib.lint.stated_launch import StatedLaunch, split_variables, stated_launch
+from forerun.calib.lint.stated_launch import StatedLaunch, stated_launch
 
 GPU = "NVIDIA H100 80GB HBM3"
 _SIZES = (

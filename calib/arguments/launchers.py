@@ -1,0 +1,182 @@
+"""Ranks that a launch command says, whichever launcher starts them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ENV = "env"
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""Launchers that Python runs as modules, by the name that they have as programs."""
+MODULES = frozenset(_MODULES)
+_MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
+_ALL_RANKS = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_NODE_RANKS = (
+    "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+)  # fmt: skip
+"""Variables of torch, Slurm, Open MPI and PMI that say the ranks of a job, and those of a node."""
+_PPR = re.compile(r"ppr:(\d+):node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """What a launcher says of a job; 0 where it does not say it.
+
+    ``launcher`` is its name, empty where there is none.
+    """
+
+    launcher: str = ""
+    num_ranks: int = 0
+    per_node: int = 0
+
+
+def ranks_of(words: Sequence[str]) -> Ranks:
+    """The ranks that the words before a training script say.
+
+    The innermost launcher that starts processes decides; Slurm and MPI do where nothing stands
+    behind them, and variables in front of the command where there is no launcher.
+
+    >>> ranks_of("srun -N 4 --ntasks-per-node=8 python".split())
+    Ranks(launcher='srun', num_ranks=32, per_node=8)
+    >>> ranks_of("torchrun --nproc-per-node gpu".split())
+    Ranks(launcher='torchrun', num_ranks=0, per_node=0)
+    """
+    variables, rest = split_variables(words)
+    parts = _parts(rest)
+    for name, own in reversed(parts):
+        found = _READERS[name](own)
+        is_outer = name == "srun" or name in _MPI
+        if found.num_ranks or not is_outer:
+            return found
+    said = _of_variables(variables)
+    return Ranks(launcher=parts[-1][0]) if parts and not said.num_ranks else said
+
+
+def split_variables(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Variables that a command line sets, and the command without them.
+
+    They stand in front, or behind a word ``env``.  A value of an option may look like one.
+
+    >>> split_variables(["A=1", "srun", "env", "B=2", "torchrun", "--rdzv-conf", "timeout=3"])
+    ({'A': '1', 'B': '2'}, ('srun', 'torchrun', '--rdzv-conf', 'timeout=3'))
+    """
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    is_place = True
+    for word in words:
+        assigned = _ASSIGNED.fullmatch(word)
+        if is_place and assigned is not None:
+            found[assigned[1]] = assigned[2]
+        elif word.rpartition("/")[2] == _ENV:
+            is_place = True
+        else:
+            is_place = False
+            rest.append(word)
+    return found, tuple(rest)
+
+
+def _parts(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each launcher in order, with the words behind it."""
+    parts: list[tuple[str, list[str]]] = []
+    for place, word in enumerate(words):
+        is_module = place > 0 and words[place - 1] in ("-m", "--module")
+        name = _MODULES.get(word, "") if is_module else PurePath(word).name
+        if name in _READERS:
+            parts.append((name, []))
+        elif parts:
+            parts[-1][1].append(word)
+    return parts
+
+
+def _torchrun(words: Sequence[str]) -> Ranks:
+    # An elastic run (MIN:MAX) is taken at its full size; ``gpu`` and ``auto`` say no number.
+    nodes = _value(words, "--nnodes", default="1").rpartition(":")[2]
+    per_node = _number(_value(words, "--nproc-per-node"))
+    return Ranks(launcher="torchrun", num_ranks=per_node * _number(nodes), per_node=per_node)
+
+
+def _deepspeed(words: Sequence[str]) -> Ranks:
+    included = _value(words, "--include", "-i")
+    if included:
+        slots = [host.partition(":")[2] for host in included.split("@")]
+        counts = [len(one.split(",")) if one else 0 for one in slots]
+        is_said = all(counts)
+        return _job("deepspeed", sum(counts) if is_said else 0, max(counts) if is_said else 0)
+    is_open = _value(words, "--hostfile", "-H") and not _value(words, "--num-nodes")
+    per_node = _number(_value(words, "--num-gpus"))
+    nodes = 0 if is_open else _number(_value(words, "--num-nodes", default="1"))
+    return _job("deepspeed", per_node * nodes, per_node)
+
+
+def _accelerate(words: Sequence[str]) -> Ranks:
+    ranks = _number(_value(words, "--num-processes"))
+    nodes = _number(_value(words, "--num-machines", default="1"))
+    return _job("accelerate", ranks, ranks // nodes if nodes else 0)
+
+
+def _srun(words: Sequence[str]) -> Ranks:
+    nodes = _number(_value(words, "--nodes", "-N", default="1").rpartition("-")[2])
+    per_node = _number(_value(words, "--ntasks-per-node"))
+    ranks = _number(_value(words, "--ntasks", "-n")) or nodes * per_node
+    return _job("srun", ranks, per_node or (ranks // nodes if nodes else 0))
+
+
+def _mpi(words: Sequence[str]) -> Ranks:
+    mapped = _PPR.search(_value(words, "--map-by"))
+    names = ("--npernode", "-npernode", "-ppn", "--ppn", "-perhost", "-N")
+    per_node = int(mapped[1]) if mapped else _number(_value(words, *names))
+    hosts = [host for host in _value(words, "--host", "-host", "-H").split(",") if host]
+    slots = [_number(host.partition(":")[2]) for host in hosts]
+    ranks = _number(_value(words, "--np", "-np", "-n", "-c"))
+    if not ranks and hosts:
+        ranks = per_node * len(hosts) or (sum(slots) if all(slots) else 0)
+    return _job("mpirun", ranks, per_node or (max(slots) if slots and all(slots) else 0))
+
+
+def _job(launcher: str, num_ranks: int, per_node: int) -> Ranks:
+    """Nodes that hold more than all ranks say nothing."""
+    each = per_node if num_ranks and per_node <= num_ranks else 0
+    return Ranks(launcher=launcher, num_ranks=num_ranks, per_node=each)
+
+
+def _of_variables(variables: Mapping[str, str]) -> Ranks:
+    ranks, per_node = (
+        next((_number(variables[name]) for name in names if name in variables), 0)
+        for names in (_ALL_RANKS, _NODE_RANKS)
+    )
+    return _job("", ranks, per_node)
+
+
+def _value(words: Sequence[str], *names: str, default: str = "") -> str:
+    """The word behind one of the options, or joined to it; underscores and hyphens are one."""
+    for place, word in enumerate(words):
+        option, joined, value = word.partition("=")
+        is_long = option.startswith("--")
+        plain = option.replace("_", "-") if is_long else option
+        if plain in names:
+            return value if joined else next(iter(words[place + 1 :]), "")
+        short = next((n for n in names if len(n) == 2 and word.startswith(n)), "")
+        if short and not is_long and word[2:].isdecimal():
+            return word[2:]
+    return default
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+_READERS: Mapping[str, Callable[[Sequence[str]], Ranks]] = {
+    "torchrun": _torchrun,
+    "deepspeed": _deepspeed,
+    "accelerate": _accelerate,
+    "srun": _srun,
+    **dict.fromkeys(_MPI, _mpi),
+}

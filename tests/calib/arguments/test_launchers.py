@@ -1,0 +1,69 @@
+"""Ranks that launch lines say, by each launcher's own manual."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.calib.arguments.launchers import ranks_of
+from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.calib.errors import ConfigError
+
+SIZES = (
+    "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    "--max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 64 --vocab-size 128"
+)
+SAID = [
+    ("torchrun --nproc-per-node 8 --nnodes 4", 32, 8),
+    ("torchrun --nproc_per_node=8 --nnodes=2:4", 32, 8),
+    ("python -m torch.distributed.run --nproc-per-node 4", 4, 4),
+    ("python3 -u -m torch.distributed.launch --nproc_per_node 8 --nnodes 4", 32, 8),
+    ("deepspeed --num_nodes 4 --num_gpus 8 --hostfile hosts", 32, 8),
+    ("deepspeed --include a:0,1,2,3@b:0,1,2,3", 8, 4),
+    ("accelerate launch --num_processes 32 --num_machines 4", 32, 8),
+    ("srun -N 4 --ntasks-per-node 8 python", 32, 8),
+    ("srun -N4 -n32 --gpus-per-task=1 python", 32, 8),
+    ("srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes 2 --nproc-per-node 8", 16, 8),
+    ("mpirun -np 32 -npernode 8 -x PATH python", 32, 8),
+    ("mpirun -H a:8,b:8 python", 16, 8),
+    ("mpirun --map-by ppr:4:node -np 16 python", 16, 4),
+    ("mpiexec -n 16 -ppn 8 python", 16, 8),
+    ("env WORLD_SIZE=32 LOCAL_WORLD_SIZE=8 python", 32, 8),
+    ("OMPI_COMM_WORLD_SIZE=16 OMPI_COMM_WORLD_LOCAL_SIZE=8 python", 16, 8),
+]
+OPEN = (
+    "torchrun --nproc-per-node gpu", "torchrun --nproc-per-node auto --nnodes 2",
+    "torchrun --nproc-per-node $GPUS", "deepspeed --hostfile hosts", "deepspeed --num_nodes 2",
+    "accelerate launch --config_file c.yaml", "srun -N 4 python", "mpirun --hostfile h python",
+    "deepspeed --include a@b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "num_ranks", "per_node"), SAID)
+def test_a_launcher_says_the_ranks(line: str, num_ranks: int, per_node: int) -> None:
+    found = ranks_of(shlex.split(line))
+    assert (found.num_ranks, found.per_node) == (num_ranks, per_node)
+    par = config_from_command([*shlex.split(line), *SIZES.split()], usual_ranks=2).config
+    assert (par.parallelism.num_ranks, par.parallelism.ranks_per_node) == (num_ranks, per_node)
+
+
+@pytest.mark.parametrize("line", OPEN)
+def test_ranks_that_are_left_open_are_asked_for(line: str) -> None:
+    words = [*shlex.split(line), *SIZES.split()]
+    with pytest.raises(ConfigError, match="--gpus N"):
+        config_from_command(words, usual_ranks=2)
+    assert config_from_command(words, num_ranks=8).config.parallelism.num_ranks == 8
+
+
+def test_without_a_launcher_the_usual_ones_count() -> None:
+    assert config_from_command(SIZES.split(), usual_ranks=4).config.parallelism.num_ranks == 4
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.sampled_from(["--nproc-per-node", "="]))
+def test_nodes_times_ranks_of_a_node(nodes: int, per_node: int, way: str) -> None:
+    each = f"--nproc_per_node={per_node}" if way == "=" else f"{way} {per_node}"
+    found = ranks_of(f"torchrun --nnodes {nodes} {each} --rdzv-endpoint h:29500".split())
+    assert (found.num_ranks, found.per_node) == (nodes * per_node, per_node)
