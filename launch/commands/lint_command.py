@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ...calib.arguments.launchers import split_variables
 from ...calib.arguments.megatron_command import config_from_command, program_of, split_launcher
 from ...calib.errors import ConfigError
 from ...calib.lint.lint import Flaw, Lint, gain_text, lint
-from ...calib.lint.stated_launch import split_variables, stated_launch
+from ...calib.lint.stated_launch import stated_launch
 from ...calib.memory.devices import known_device
 from ...calib.units import HOUR_S
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
+from ..options.launch_scripts import launch_line
 from .outcome import ExitCode, print_json, tell
 
 if TYPE_CHECKING:
@@ -65,12 +67,13 @@ def lint_launch(args: argparse.Namespace) -> int:
 
 def _alone(args: argparse.Namespace) -> _Asked:
     """A command that no run stands behind."""
+    args.command = launch_line(args.command)
     _, command = split_variables(args.command)
     if not command:
         raise ConfigError(
             "these options belong to a launch; give its command after --, or a directory"
         )
-    described = config_from_command(command, num_ranks=args.gpus or 0)
+    described = config_from_command(args.command, num_ranks=args.gpus or 0)
     words = " ".join(command)
     if args.device is None:
         is_cpu = "--distributed-backend gloo" in words.replace("=", " ")
@@ -109,10 +112,14 @@ def _with_directory(args: argparse.Namespace) -> _Asked:
             machine=machine,
             variables=noted.environment,
         )
+    args.command = launch_line(args.command)
     _, command = split_variables(args.command)
     par = own.parallelism
     described = config_from_command(
-        command, num_ranks=args.gpus or par.num_ranks, ranks_per_node=par.ranks_per_node
+        args.command,
+        num_ranks=args.gpus or 0,
+        usual_ranks=par.num_ranks,
+        ranks_per_node=par.ranks_per_node,
     )
     program = _program(command)
     is_same = not program or program == own.program

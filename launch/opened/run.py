@@ -345,4 +345,6 @@ class Run(Told):
 
 
 def _other(config: Path | str | None, command: Sequence[str]) -> OtherRun:
-    return OtherRun(config=None if config is None else Path(config), command=tuple(command))
+    from ..options.launch_scripts import launch_line
+
+    return OtherRun(config=None if config is None else Path(config), command=launch_line(command))

@@ -1,0 +1,244 @@
+"""Commands of a shell script, as far as its text says them: nothing is run.
+
+Assignments, arrays, quotes and plain expansions (``$A``, ``${A}``, ``${A:-word}``, ``${A[@]}``,
+``$((A * 2))``) are followed in order.  What only a run can tell (a command's output, a branch, a
+loop, an argument of the script) stays in the text as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNED = re.compile(r"(?:(?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=")
+_DIRECTIVE = re.compile(r"^#(?:SBATCH|PBS|FLUX:)\s+(--?[\w-]+)[= ]?(\S*)")
+_OPENS, _CLOSES = ("if", "for", "while", "until", "case", "select"), ("fi", "done", "esac")
+_SEPARATORS = (";", "|", "&", "\n")
+_SLURM = {
+    "--nodes": "SLURM_NNODES", "-N": "SLURM_NNODES", "--ntasks": "SLURM_NTASKS",
+    "-n": "SLURM_NTASKS", "--ntasks-per-node": "SLURM_NTASKS_PER_NODE",
+    "--gpus-per-node": "SLURM_GPUS_PER_NODE", "--cpus-per-task": "SLURM_CPUS_PER_TASK",
+}  # fmt: skip
+"""The variables that Slurm sets from a directive (sbatch's manual, output environment)."""
+_ALSO = {"SLURM_NNODES": "SLURM_JOB_NUM_NODES"}
+_MOST_CHARACTERS = 1 << 20
+_MATHS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Div: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+Value = tuple[str, ...]
+"""Of a variable: one text, or the elements of an array."""
+
+
+def commands(text: str, variables: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
+    """The words of each command in order, outside of branches and loops.
+
+    ``variables`` are set before.  Raises ``ConfigError`` for a text without an end to its quotes.
+
+    >>> commands('N=4\\nARGS=(--lr 1 "$N")\\ntorchrun --nnodes $N t.py "${ARGS[@]}" --out $D')
+    [('torchrun', '--nnodes', '4', 't.py', '--lr', '1', '4', '--out', '$D')]
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigError("the script is larger than 1 MiB; give its launch line after --")
+    known = {name: (value,) for name, value in (variables or {}).items()}
+    known = {**_of_directives(text), **known}
+    reader = _Reader(text=text, known=known)
+    return list(reader.commands())
+
+
+def of_options(words: Sequence[str]) -> dict[str, str]:
+    """The variables that Slurm sets from the options of ``sbatch`` or of its directives.
+
+    >>> of_options(["--nodes=4", "-n", "32", "--gpus-per-node=a100:8"])["SLURM_GPUS_PER_NODE"]
+    '8'
+    """
+    found: dict[str, str] = {}
+    for place, word in enumerate(words):
+        option, joined, value = word.partition("=")
+        value = value if joined else next(iter(words[place + 1 :]), "")
+        if (name := _SLURM.get(option, "")) and value:
+            found[name] = found[_ALSO.get(name, name)] = value.rpartition(":")[2]
+    return found
+
+
+def _of_directives(text: str) -> dict[str, Value]:
+    said = filter(None, map(_DIRECTIVE.match, text.splitlines()))
+    words = [word for one in said for word in (f"{one[1]}={one[2]}" if one[2] else one[1],)]
+    return {name: (value,) for name, value in of_options(words).items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reader:
+    text: str
+    known: dict[str, Value]
+    place: int = 0
+    depth: int = 0
+    words: list[str] = field(default_factory=list)
+
+    def commands(self) -> Iterator[tuple[str, ...]]:
+        while self.place < len(self.text):
+            self._line()
+            words, self.words = self.words, []
+            first = words[0] if words else ""
+            if first in _OPENS or first.endswith("()") or words[1:2] == ["()"]:
+                self.depth += 1
+            elif first in (*_CLOSES, "}"):
+                self.depth = max(0, self.depth - 1)
+            elif words and not self.depth:
+                yield tuple(words)
+
+    def _line(self) -> None:
+        """Words up to the end of one command; assignments in front of it are taken."""
+        while self.place < len(self.text):
+            char = self.text[self.place]
+            if char in _SEPARATORS:
+                self.place += 1
+                if self.words or char == "\n":
+                    return
+            elif char in " \t\r" or self.text.startswith("\\\n", self.place):
+                self.place += 2 if char == "\\" else 1
+            elif char == "#":
+                end = self.text.find("\n", self.place)
+                self.place = len(self.text) if end < 0 else end
+            elif not self.words and (found := _ASSIGNED.match(self.text, self.place)):
+                self._assign(found)
+            else:
+                self.words += self._word(" \t\r\n;|&")
+                if self.words[:1] in (["then"], ["do"], ["else"], ["{"]):
+                    self.words.clear()
+
+    def _assign(self, found: re.Match[str]) -> None:
+        self.place = found.end()
+        name, is_more = found[1], bool(found[2])
+        before = self.known.get(name, ()) if is_more else ()
+        if self.text.startswith("(", self.place):
+            self.place += 1
+            value = (*before, *self._elements())
+        else:
+            value = ("".join(before) + " ".join(self._word(" \t\r\n;|&", is_split=False)),)
+        # A branch may not be taken: what it sets is not known.
+        self.known[name] = (f"${name}",) if self.depth else value
+
+    def _elements(self) -> Iterator[str]:
+        while self.place < len(self.text):
+            char = self.text[self.place]
+            if char == ")":
+                self.place += 1
+                return
+            if char in " \t\r\n" or self.text.startswith("\\\n", self.place):
+                self.place += 2 if char == "\\" else 1
+            elif char == "#":
+                end = self.text.find("\n", self.place)
+                self.place = len(self.text) if end < 0 else end
+            else:
+                yield from self._word(" \t\r\n)")
+        raise ConfigError("an array of the script has no end; correct it")
+
+    def _word(self, ends: str, *, is_split: bool = True) -> list[str]:
+        """One word, or those that an expansion outside of quotes makes of it."""
+        parts, quote = [""], ""
+        while self.place < len(self.text):
+            char = self.text[self.place]
+            if char == "'" and not quote:
+                end = self.text.find("'", self.place + 1)
+                if end < 0:
+                    raise ConfigError("a quote of the script has no end; correct it")
+                parts[-1] += self.text[self.place + 1 : end]
+                self.place = end + 1
+            elif char == '"':
+                quote = "" if quote else char
+                self.place += 1
+            elif char == "\\":
+                parts[-1] += self.text[self.place + 1 : self.place + 2].strip("\n")
+                self.place += 2
+            elif char in "$`":
+                self._expand(parts, is_split=is_split and not quote)
+            elif not quote and char in ends and not (char == "&" and parts[-1].endswith(">")):
+                break
+            else:
+                parts[-1] += char
+                self.place += 1
+        if quote:
+            raise ConfigError("a quote of the script has no end; correct it")
+        return [part for part in parts if part] if is_split else parts
+
+    def _expand(self, parts: list[str], *, is_split: bool) -> None:
+        written, value = self._expansion()
+        if value is None:
+            parts[-1] += written
+            return
+        pieces = [w for one in value for w in (one.split() if is_split else [one])]
+        if value and len(value) == 1 and not is_split:
+            parts[-1] += value[0]
+        elif pieces:
+            parts[-1] += pieces[0]
+            parts += pieces[1:]
+
+    def _expansion(self) -> tuple[str, Value | None]:
+        """The text of an expansion, and what it stands for; None where only a run can tell."""
+        begin = self.place
+        if self.text.startswith("$((", begin):
+            end = self.text.find("))", begin)
+            self.place = end + 2 if end >= 0 else len(self.text)
+            written = self.text[begin : self.place]
+            return written, self._sum(written[3:-2])
+        if self.text[begin] == "`" or self.text.startswith("$(", begin):
+            self.place = _closing(self.text, begin)
+            return self.text[begin : self.place], None
+        if self.text.startswith("${", begin):
+            end = self.text.find("}", begin)
+            self.place = end + 1 if end >= 0 else len(self.text)
+            written = self.text[begin : self.place]
+            return written, self._braced(written[2:-1])
+        found = _NAME.match(self.text, begin + 1)
+        self.place = found.end() if found else min(begin + 2, len(self.text))
+        return self.text[begin : self.place], self.known.get(found[0]) if found else None
+
+    def _braced(self, inner: str) -> Value | None:
+        found = _NAME.match(inner)
+        if found is None:
+            return None
+        rest, value = inner[found.end() :], self.known.get(found[0])
+        if rest in ("", "[@]", "[*]"):
+            return value
+        if rest[:2] in (":-", ":=") or rest[:1] in ("-", "="):
+            usual = rest.lstrip(":")[1:].strip("\"'")
+            nested = _Reader(text=usual, known=self.known)._word("") if usual else []
+            return value if value is not None else tuple(nested) or ("",)
+        return None
+
+    def _sum(self, inner: str) -> Value | None:
+        text = _NAME.sub(lambda m: "".join(self.known.get(m[0], ("?",))), inner.replace("$", ""))
+        text = re.sub(r"[{}]", "", text)
+        try:
+            return (str(_computed(ast.parse(text.strip(), mode="eval").body)),)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return None
+
+
+def _closing(text: str, begin: int) -> int:
+    """Behind the end of a command whose output is meant."""
+    if text[begin] == "`":
+        end = text.find("`", begin + 1)
+        return end + 1 if end >= 0 else len(text)
+    depth = 0
+    for place in range(begin + 1, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if not depth:
+            return place + 1
+    return len(text)
+
+
+def _computed(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return int(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in _MATHS:
+        return int(_MATHS[type(node.op)](_computed(node.left), _computed(node.right)))
+    raise ValueError("no whole numbers")

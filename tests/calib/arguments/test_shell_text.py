@@ -1,0 +1,81 @@
+"""Commands of scripts, against what bash itself hands to a program."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.calib.arguments.shell_text import commands
+from forerun.calib.errors import ConfigError
+
+PLAIN = {
+    "variables": 'N=2\nH=$((N * 64))\nprobe --layers $N --hidden "${H}" --heads ${HEADS:-4}',
+    "arrays": 'A=(\n  --lr 1e-4  # a rate\n  --path "a b"\n)\nA+=(--bf16)\nprobe "${A[@]}" ${A[@]}',
+    "text of options": 'O=" \\\n  --a 1 \\\n  --b 2"\nO+=" --c 3"\nprobe $O "$O" \'$O\'',
+    "continued lines": "probe --a \\\n  1 --b \\\n  2; probe second",
+    "defaults": 'X=${X:-7}\nY=${Z:-$X}\nexport W="${Y}0"\nprobe $X $Y $W',
+    "a text in a text": 'C="probe --a 1"\nB="$C --b 2"\n$B --c 3',
+    "arrays in a text": 'A=(--a 1)\nC="probe ${A[@]} --b"\n$C',
+    "arithmetic": "G=8\nM=4\nprobe $((G*M)) $(( $G / $M )) $((G-M))",
+    "comments": "# A=1\nA=2 # A=3\nprobe a#b $A # last",
+    "joined words": 'D=/data\nprobe --path=$D/x:${D}/y --q="$D z"',
+}
+
+
+def of_bash(script: str) -> list[tuple[str, ...]]:
+    """The words of each call of ``probe``, as bash expands them."""
+    shown = "probe() { printf '%s\\0' probe \"$@\"; printf '\\n'; }\n"
+    done = subprocess.run(
+        ["bash", "-c", shown + script], capture_output=True, text=True, check=True, env={}
+    )
+    return [tuple(line.split("\0")[:-1]) for line in done.stdout.splitlines()]
+
+
+def ours(script: str) -> list[tuple[str, ...]]:
+    return [one for one in commands(script) if one[0] == "probe"]
+
+
+@pytest.mark.parametrize("script", PLAIN.values(), ids=PLAIN)
+def test_plain_expansions_are_as_bash_makes_them(script: str) -> None:
+    expected = of_bash(script)
+    assert expected and ours(script) == expected
+
+
+_TEXT = st.text("abz019/-.= \"'$#", max_size=12)
+
+
+@given(st.lists(_TEXT, min_size=1, max_size=5))
+def test_quoted_words_come_back_as_they_are(words: list[str]) -> None:
+    quoted = ["'" + word.replace("'", "'\\''") + "'" for word in words]
+    found = ours(f'A=({" ".join(quoted)})\nprobe "${{A[@]}}"')
+    assert found == [("probe", *(word for word in words if word))]
+
+
+def test_what_only_a_run_can_tell_stays_as_it_is_written() -> None:
+    text = 'if [ $X = 1 ]; then\n  LR=1\nelse\n  LR=2\nfi\nprobe --lr $LR --at $(pwd) "$1" `date`'
+    assert ours(text) == [("probe", "--lr", "$LR", "--at", "$(pwd)", "$1", "`date`")]
+    loop = "for n in 1 2; do\n  probe $n\ndone\nprobe last"
+    assert ours(loop) == [("probe", "last")]
+
+
+def test_directives_of_slurm_are_its_variables() -> None:
+    text = "#SBATCH --nodes=8\n#SBATCH --gpus-per-node=4\nprobe $SLURM_NNODES $SLURM_JOB_NUM_NODES"
+    assert ours(text) == [("probe", "8", "8")]
+    assert commands(text, {"SLURM_NNODES": "2"})[-1] == ("probe", "2", "8")
+
+
+@pytest.mark.parametrize("text", ["probe 'a", 'probe "a', "A=(1 2"])
+def test_a_text_without_its_end_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no end"):
+        commands(text)
+
+
+@given(st.text("ab1 \n\"'$(){}[]=;&|#\\`*", max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        commands(text)
+    except ConfigError:
+        pass
