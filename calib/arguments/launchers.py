@@ -30,12 +30,14 @@ _PPR = re.compile(r"ppr:(\d+):node")
 class Ranks:
     """What a launcher says of a job; 0 where it does not say it.
 
-    ``launcher`` is its name, empty where there is none.
+    ``launcher`` is its name, empty where there is none; ``usual_ranks`` are those that it starts
+    where it is not told.
     """
 
     launcher: str = ""
     num_ranks: int = 0
     per_node: int = 0
+    usual_ranks: int = 0
 
 
 def ranks_of(words: Sequence[str]) -> Ranks:
@@ -45,9 +47,9 @@ def ranks_of(words: Sequence[str]) -> Ranks:
     behind them, and variables in front of the command where there is no launcher.
 
     >>> ranks_of("srun -N 4 --ntasks-per-node=8 python".split())
-    Ranks(launcher='srun', num_ranks=32, per_node=8)
-    >>> ranks_of("torchrun --nproc-per-node gpu".split())
-    Ranks(launcher='torchrun', num_ranks=0, per_node=0)
+    Ranks(launcher='srun', num_ranks=32, per_node=8, usual_ranks=0)
+    >>> ranks_of("torchrun --nproc-per-node gpu".split()).num_ranks
+    0
     """
     variables, rest = split_variables(words)
     parts = _parts(rest)
@@ -99,8 +101,14 @@ def _parts(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 def _torchrun(words: Sequence[str]) -> Ranks:
     # An elastic run (MIN:MAX) is taken at its full size; ``gpu`` and ``auto`` say no number.
     nodes = _value(words, "--nnodes", default="1").rpartition(":")[2]
-    per_node = _number(_value(words, "--nproc-per-node"))
-    return Ranks(launcher="torchrun", num_ranks=per_node * _number(nodes), per_node=per_node)
+    said = _value(words, "--nproc-per-node")
+    per_node = _number(said)
+    return Ranks(
+        launcher="torchrun",
+        num_ranks=per_node * _number(nodes),
+        per_node=per_node,
+        usual_ranks=0 if said else _number(nodes),  # one on each node
+    )
 
 
 def _deepspeed(words: Sequence[str]) -> Ranks:

@@ -38,7 +38,7 @@ def config_from_command(
     """
     launcher, words = split_launcher(argv)
     said = ranks_of(launcher)
-    known = said.num_ranks or num_ranks
+    known = said.num_ranks or num_ranks or said.usual_ranks
     if not known and said.launcher:
         raise ConfigError(
             f"the command does not say how many ranks {said.launcher} starts; give --gpus N"

@@ -49,27 +49,27 @@ class LiveTimes:
 
 def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
     """Those of the run that trained in this layout."""
-    is_host = config.device == "cpu"
+    # On a device that had work to do the samples say nothing of what its host takes.
+    launched_frac = 0.0 if config.device == "cpu" else 1.0 - calibration.waiting_frac
     return LiveTimes(
         estimator=calibration,
         conditions=Conditions(
-            # On a device that had work to do the samples say nothing of what its host takes.
-            launched_frac=0.0 if is_host else 1.0 - calibration.waiting_frac,
+            launched_frac=launched_frac,
             is_attention_fused=config.is_attention_fused,
             bytes_per_s=calibration.ceilings.bytes_per_s,
             is_in_situ=True,
             fp8=config.fp8,
             has_norms_inside=config.has_norms_inside and _has_live_products(calibration),
             weight_fracs=calibration.weight_fracs,
-            log_centers={**IN_SITU, **_floor(calibration, config)},
+            log_centers={**IN_SITU, **(_floor(calibration, config) if launched_frac else {})},
             network=calibration.transfers.carrying,
         ),
     )
 
 
 def _floor(calibration: Calibration, config: RunConfig) -> Mapping[str, float]:
-    """The launch floor where a layer that did not wait shows that it lies lower: the log of its
-    forward pass in seconds."""
+    """The launch floor where a layer that did not wait shows that it lies lower, log of seconds:
+    half of the layer's forward pass, since the host took any part of that."""
     usual_s = floor_s(is_attention_fused=config.is_attention_fused)
     counts = [(o, n) for o, n in stage_operators(config, 0).forward if o in calibration.measured]
     if not counts:
@@ -77,7 +77,7 @@ def _floor(calibration: Calibration, config: RunConfig) -> Mapping[str, float]:
     found = calibration.operators([operator for operator, _ in counts])
     layers = sum(len(config.layers_of(chunk)) for chunk in config.chunks_of(0))
     layer_s = float(found.time_s @ [count for _, count in counts]) / max(1, layers)
-    return {FLOOR: math.log(layer_s)} if 0.0 < layer_s < usual_s else {}
+    return {FLOOR: math.log(layer_s / 2)} if 0.0 < layer_s / 2 < usual_s else {}
 
 
 def _has_live_products(calibration: Calibration) -> bool:

@@ -16,7 +16,13 @@ from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.timeline.items import Floats
 from forerun.calib.workload.config import Recompute, RunConfig
 
-HERE = Conditions(is_attention_fused=True, bytes_per_s=1e11, is_in_situ=True, log_centers=IN_SITU)
+HERE = Conditions(
+    is_attention_fused=True,
+    bytes_per_s=1e11,
+    is_in_situ=True,
+    launched_frac=0.0,
+    log_centers=IN_SITU,
+)
 GPU = "NVIDIA H100 80GB HBM3"
 OVERLAP = {
     "is_optimizer_distributed": True,

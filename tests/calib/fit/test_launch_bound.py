@@ -235,8 +235,8 @@ def test_the_running_step_stays_and_other_layouts_widen(make_table: MakeTable) -
         fit_steps(live_times(calibrate(table, device=GPU), own)).estimates([own, other])
         for table in tables
     )
-    assert after[0].time_s == before[0].time_s
-    assert (after[0].low_s, after[0].high_s) == (before[0].low_s, before[0].high_s)
+    # Where the device was behind, its host took some of what a layer did, or next to nothing.
+    assert after[0].time_s == pytest.approx(before[0].time_s, rel=0.1)
 
     def width(one) -> float:
         return math.log(one.high_s / one.low_s)
@@ -252,3 +252,19 @@ def test_a_report_says_how_much_of_it_is_waiting(plain: SampleTable) -> None:
     assert launch_bound_remark(0.09) == ()
     (line,) = launch_bound_remark(0.62)
     assert "launch-bound: the GPU waited for the host in 62.0 %" in line
+
+
+def test_a_device_that_was_busy_says_nothing_of_its_host(make_table: MakeTable) -> None:
+    """An H200 whose layers of 5 ms hid their launches took 6.5 times what was said of a shape whose
+    kernels are short; what hosts take before one is measured lies inside now."""
+    own = replace(config(1), device=GPU)
+    work = stage_operators(own, 0)
+    table = make_table({o: 1e-3 if o.phase is not Phase.STEP else 2e-3 for o, _ in [
+        *work.forward, *work.backward, *work.step
+    ]})  # fmt: skip
+    steps = fit_steps(live_times(calibrate(table, device=GPU), own))
+    tiny = replace(own, model=replace(own.model, seq_length=8, max_position_embeddings=8))
+    (found,) = steps.estimates([tiny])
+    passes = own.model.num_layers * own.num_microbatches
+    assert found.high_s > passes * 2.5e-3
+    assert found.time_s > passes * 0.4e-3

@@ -68,6 +68,7 @@ def test_h6_only_training_times_products_with_their_norms(
         ceilings=SimpleNamespace(bytes_per_s=1e12),
         transfers=SimpleNamespace(carrying=None),
         weight_fracs={},
+        waiting_frac=1.0,
     )
     fused = layout(dp=1, device=GPU, fuses_norms=True)
     assert live_times(calibration, fused).conditions.has_norms_inside is is_inside

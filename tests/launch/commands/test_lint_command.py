@@ -86,7 +86,8 @@ def test_a_clean_launch_is_said_to_be(capsys: Out) -> None:
 
 def test_ranks_may_be_said_beside(capsys: Out) -> None:
     words = ["srun", *WORSE[WORSE.index("pretrain_gpt.py") :]]
-    assert "overlap-grad-reduce" not in rules(answer(capsys, "--", *words))
+    assert main(["doctor", "--", *words]) == ExitCode.USAGE
+    assert "give --gpus N" in capsys.readouterr().err
     assert "overlap-grad-reduce" in rules(answer(capsys, "--gpus", "8", "--", *words))
 
 
