@@ -8,13 +8,16 @@ from pathlib import PurePath
 from types import SimpleNamespace
 
 from ..errors import ConfigError
+from ..workload.argument_values import Arguments
 from ..workload.config import RunConfig
 from .launchers import MODULES, ranks_of
+from .megatron_model import usual_vocab_size
 from .megatron_namespace import from_namespace
 from .megatron_options import ArgumentTable, read_mapping, read_words
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
 """Defaults that only Megatron's parser knows."""
+_PATHS = ("merge_file",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,14 @@ def _described(table: ArgumentTable, num_ranks: int, ranks_per_node: int) -> Des
     if not values.get("data_parallel_size"):
         values.setdefault("world_size", num_ranks)
     values.setdefault("ranks_per_node", ranks_per_node)
-    if any(str(value).startswith("$") for value in values.values()):
-        names = [name for name, value in values.items() if str(value).startswith("$")]
+    # Of a path it only counts that it is given.
+    names = [n for n, value in values.items() if str(value).startswith("$") and n not in _PATHS]
+    if names:
         raise ConfigError(f"{', '.join(names)}: a variable of the shell; write its value")
-    return Described(config=from_namespace(SimpleNamespace(**values)), unknown=tuple(table.unknown))
+    config, given = from_namespace(SimpleNamespace(**values)), Arguments(values)
+    notes: tuple[str, ...] = ()
+    if not (given.get("padded_vocab_size", "vocab_size")) and (size := usual_vocab_size(given)):
+        notes = (
+            f"a vocabulary of {size:,} assumed, as the tokenizer's; --vocab-size says another",
+        )
+    return Described(config=config, unknown=tuple(table.unknown), notes=notes)

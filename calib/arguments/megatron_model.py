@@ -24,6 +24,7 @@ NUM_EXPERTS = ("num_experts", "num_moe_experts")
 _GATED = ("swiglu", "gated_linear_unit", "quick_geglu")
 # Entries of the vocabulary that GPT-2 was published with; its file need not be read.
 _GPT2_VOCAB = 50257
+_TIKTOKEN_VOCAB = 1 << 17
 # Ten times what MOST allows: an expression such as [1]*10**9 must not fill the memory.
 _MAX_LAYERS = 100_000
 
@@ -84,6 +85,17 @@ def _position_embedding(given: Arguments) -> PositionEmbedding:
     return PositionEmbedding(kind) if kind in known else PositionEmbedding.ROPE
 
 
+def usual_vocab_size(given: Arguments) -> int:
+    """The vocabulary of a tokenizer whose name settles it, 0 where none does: GPT-2's byte pairs,
+    which alone have a file of merges, and Megatron's default for tiktoken
+    (core/tokenizers/text/libraries/tiktoken_tokenizer.py, DEFAULT_TIKTOKEN_MAX_VOCAB)."""
+    tokenizer = given.text("tokenizer_type")
+    if tokenizer == "TikTokenizer":
+        return _TIKTOKEN_VOCAB
+    is_gpt2 = tokenizer == "GPT2BPETokenizer" or (not tokenizer and given.text("merge_file"))
+    return _GPT2_VOCAB if is_gpt2 else 0
+
+
 def _vocab_size(given: Arguments, tp: int) -> int:
     """Rows of the embedding: padded to ``make_vocab_size_divisible_by`` x tp."""
     padded = given.number("padded_vocab_size")
@@ -91,8 +103,8 @@ def _vocab_size(given: Arguments, tp: int) -> int:
         return padded
     tokenizer = given.text("tokenizer_type")
     size = given.number("vocab_size")
-    if not size and tokenizer == "GPT2BPETokenizer":
-        size = _GPT2_VOCAB
+    if not size:
+        size = usual_vocab_size(given)
     if not size:
         raise ConfigError(
             "vocab_size is missing, and the tokenizer's file is not read; give --vocab-size"

@@ -13,7 +13,8 @@ from ..workload.argument_values import ArgumentValue, is_true
 Values: TypeAlias = "dict[str, ArgumentValue]"
 """Values of arguments by their names in Megatron's namespace."""
 NAMES = read_package_json(__package__, "megatron_names.json")
-"""Word lists of Megatron-LM core_v0.16.1's arguments, by what is done with them.
+"""Word lists of Megatron-LM's arguments, by what is done with them; ``releases`` are those whose
+parsers were read (``benchmarks/option_table.py`` lists what a checkout has beyond).
 
 ``harmless`` ones touch no time (paths, learning rates, logging), or only choose among kernels of
 one operator (fusions, dropout), which the samples of a run show by themselves, or qualify an
@@ -57,6 +58,10 @@ LEFT_OUT: Mapping[str, Sequence[str]] = {
 }
 """Settings that touch time or memory and that the model leaves out, with the values beyond
 ``_OFF`` that put them out of use."""
+ASIDE = frozenset(NAMES["aside"])
+"""Those of them that log or stand between steps, and deterministic mode, under which most public
+steps of Megatron's own CI ran: named, wider by what they were off, and no reason to say no
+number."""
 HARMLESS = frozenset(NAMES["harmless"])
 _HARMLESS_WHEN_VALIDATED = frozenset(NAMES["harmless_when_validated"])
 # Words that leave a setting out of use, whoever wrote it: a shell, YAML or Python.
@@ -64,6 +69,7 @@ _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(LEFT_OUT) | set(SWITCHED_OFF)
 # A YAML file may hold a list as the text that a shell would be given.
 _BRACKETS = re.compile(r"[\[\],]")
+_SWITCHES = frozenset(NAMES["switches"])
 LISTS = (
     *("cp_comm_type", "cuda_graph_scope", "offload_modules", "rampup_batch_size"),
     "recompute_modules",
@@ -86,6 +92,8 @@ class ArgumentTable:
             if is_true(value):
                 self.values[target] = constant
         elif target in _READ:
+            if target in _SWITCHES and str(value).startswith("$"):
+                value = True  # what follows a switch is a variable that holds further options
             if target in LISTS and isinstance(value, str):
                 value = _BRACKETS.sub(" ", value).split()
             self.values[target] = value

@@ -45,4 +45,9 @@ def opened(args: argparse.Namespace) -> Run:
 
 def other_run(args: argparse.Namespace) -> dict[str, Any]:
     """What describes another run, by the names of a run's methods."""
-    return {"config": args.config, "command": args.command}
+    return {
+        "config": args.config,
+        "command": args.command,
+        "anyway": args.anyway,
+        "assume_no_effect": args.assume_no_effect or (),
+    }

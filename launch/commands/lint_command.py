@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...calib.arguments.launchers import split_variables
-from ...calib.arguments.megatron_command import config_from_command, program_of, split_launcher
+from ...calib.arguments.megatron_command import (
+    Described,
+    config_from_command,
+    program_of,
+    split_launcher,
+)
 from ...calib.errors import ConfigError
 from ...calib.lint.lint import Flaw, Lint, gain_text, lint
 from ...calib.lint.stated_launch import stated_launch
@@ -20,7 +25,8 @@ from ...calib.memory.devices import known_device
 from ...calib.units import HOUR_S
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
-from ..options.launch_scripts import launch_line
+from ..opened.other_run import OtherRun
+from ..options.launch_scripts import line_inside
 from .outcome import ExitCode, print_json, tell
 
 if TYPE_CHECKING:
@@ -67,7 +73,7 @@ def lint_launch(args: argparse.Namespace) -> int:
 
 def _alone(args: argparse.Namespace) -> _Asked:
     """A command that no run stands behind."""
-    args.command = launch_line(args.command)
+    args.command = line_inside(args.command)
     _, command = split_variables(args.command)
     if not command:
         raise ConfigError(
@@ -112,7 +118,7 @@ def _with_directory(args: argparse.Namespace) -> _Asked:
             machine=machine,
             variables=noted.environment,
         )
-    args.command = launch_line(args.command)
+    args.command = line_inside(args.command)
     _, command = split_variables(args.command)
     par = own.parallelism
     described = config_from_command(
@@ -150,6 +156,12 @@ def _pricing(args: argparse.Namespace, asked: _Asked) -> Pricing | None:
     machine = asked.machine
     if machine is None:
         return None
+    if args.command:
+        described = Described(config=asked.config, unknown=asked.unknown)
+        own = machine.own if args.directory else None
+        if why := OtherRun(command=tuple(args.command)).open_names(described, own):
+            tell(f"nothing is priced: {why.partition(', so there')[0]}")
+            return None
     from ...calib.lint.pricing import Pricing  # with a machine only
 
     return Pricing(

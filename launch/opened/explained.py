@@ -95,7 +95,7 @@ def explained(
         at_least_one("--gpus", num_ranks)
         at_most("--gpus", num_ranks)
     machine = machine_on()
-    running, notes = described.of(machine, num_ranks or 0)
+    machine, running, notes = described.of(machine, num_ranks or 0)
     names = _Names(machine, running, num_ranks or 0, searching)
     config = names.layout(one)
     against = None if other is None else names.layout(other)

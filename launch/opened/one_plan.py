@@ -62,10 +62,10 @@ def plans(
     for place, device in enumerate(question.devices or (None,)):
         machine = machine_on(device)
         for count in question.counts or (0,):
-            config, left_out = other.of(machine, count)
+            known, config, left_out = other.of(machine, count)
             num_ranks = count or config.parallelism.num_ranks
             asked = question.asked_of(config, num_ranks)
-            found = _one_plan(machine, asked, num_ranks, question, place, effort)
+            found = _one_plan(known, asked, num_ranks, question, place, effort)
             yield replace(found, left_out=left_out, left=_left(directory, found))
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...calib.arguments.megatron_command import Described, program_of, split_launcher
+from ...calib.arguments.megatron_options import ASIDE, NAMES
+from ...calib.errors import CalibrationError
+
 if TYPE_CHECKING:
     from ...calib.workload.config import RunConfig
     from ..known.kept_fits import Machine
+
+
+_RELEASES = f"{NAMES['releases'][0]} to {NAMES['releases'][-1]}"
+LEFT_OUT_FACTOR = 2.0
+"""What an option that is not modelled may change a step by, where nothing better is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,17 +28,23 @@ class OtherRun:
 
     config: Path | None = None
     command: tuple[str, ...] = ()
+    is_any_answer: bool = False
+    """What is not modelled is no reason to say no number."""
+    without_effect: tuple[str, ...] = ()
+    """Options of the script's own that change neither time nor memory."""
 
-    def of(self, machine: Machine, num_ranks: int) -> tuple[RunConfig, tuple[str, ...]]:
+    def of(self, machine: Machine, num_ranks: int) -> tuple[Machine, RunConfig, tuple[str, ...]]:
         """The described run on so many ranks (0: as it says) and on the machine's device, and what
         of it was left out, in words; the machine's own run where nothing describes another.
 
-        Raises ``ConfigError`` where a command does not say its ranks and those of a table, which
-        are of other runs, are all that is known.
+        The machine comes back with it, wider where something is left out.  Raises ``ConfigError``
+        where a command does not say its ranks and those of a table, which are of other runs, are
+        all that is known, and ``CalibrationError`` where something is left out that changes time or
+        memory, or may.
         """
         own = machine.own
         if self.config is None and not self.command:
-            return own, ()
+            return machine, own, ()
         from ..options.config_files import described_run  # no other question needs such files
 
         is_run = machine.steps.base.conditions.is_in_situ
@@ -39,11 +56,57 @@ class OtherRun:
             usual_ranks=own.parallelism.num_ranks if is_run else 0,
         )
         if found is None:
-            return own, ()
+            return machine, own, ()
+        open_names = self.open_names(found, own if is_run else None)
+        if open_names and not self.is_any_answer:
+            raise CalibrationError(open_names)
         left_out = {
             "not known and ignored": found.unknown,
             "left out by the model": found.config.unmodelled,
         }
-        told = (f"{what}: {', '.join(names)}" for what, names in left_out.items() if names)
+        told = [f"{what}: {', '.join(names)}" for what, names in left_out.items() if names]
+        if open_names:
+            told.append(f"answered all the same, and may be off by a factor of {LEFT_OUT_FACTOR:g}")
+            steps = replace(machine.steps, left_out_log=math.log(LEFT_OUT_FACTOR))
+            machine = replace(machine, steps=steps)
         config = replace(found.config, device=own.device, framework=own.framework)
-        return config, (*found.notes, *told)
+        return machine, config, (*found.notes, *told)
+
+    def open_names(self, found: Described, own: RunConfig | None) -> str:
+        """Why there is no number of a described run, in words; what ``own`` has too was measured.
+
+        Empty where there is one.
+        """
+        measured = own.unmodelled if own is not None else ()
+        left_out = [n for n in found.config.unmodelled if n not in (*measured, *ASIDE)]
+        if left_out:
+            return (
+                f"{_options(left_out)} not modelled and may change time or memory, so there is no "
+                "number; --anyway answers, and may be off by a factor of 2 more"
+            )
+        # A run of the same script has them in its measured steps.
+        is_same = own is not None and own.program and own.program == self._program
+        assumed = {_plain(name) for name in self.without_effect}
+        unknown = [n for n in found.unknown if n.startswith("-") and _plain(n) not in assumed]
+        if unknown and not is_same:
+            return (
+                f"{_options(unknown)} of no parser of Megatron-LM that is known ({_RELEASES}), so "
+                "there is no number; --assume-no-effect NAME answers where it changes neither time "
+                "nor memory, --anyway in any case"
+            )
+        return ""
+
+    @property
+    def _program(self) -> str:
+        launcher, rest = split_launcher(self.command)
+        end = len(self.command) - len(rest)
+        return program_of(self.command[len(launcher) : end]) if end else ""
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _options(names: Sequence[str]) -> str:
+    options = [f"--{_plain(name).replace('_', '-')}" for name in names]
+    return f"{', '.join(options)} {'is' if len(options) == 1 else 'are'}"

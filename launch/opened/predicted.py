@@ -92,7 +92,8 @@ class Prediction(Told):
 
     def to_json(self) -> dict[str, Any]:
         """As ``forerun predict --json``."""
-        return stamped({"run_id": self.run_id, **self.layout.to_json(), "network": self.network})
+        told = {"network": self.network, "left_out": list(self.left_out)}
+        return stamped({"run_id": self.run_id, **self.layout.to_json(), **told})
 
     def write_timeline(self, path: Path | str) -> None:
         """Write its step as a trace for Perfetto, beside that of the running layout."""
@@ -104,6 +105,8 @@ class Prediction(Told):
     def parts(self) -> Iterator[str]:
         """The sentence, and the options where there are any to give."""
         yield sentence(self.layout)
+        if self.steps.left_out_log:
+            yield "an option of this run is not modelled: the step may be off by a factor of 2 more"
         if self.layout.verdict is Verdict.DOES_NOT_FIT:
             yield "it does not fit in memory, so its options are not printed"
         elif clause := untaken(self.layout.config, self.running):
@@ -118,7 +121,7 @@ def predicted(machine: Machine, words: Sequence[str], other: OtherRun) -> Predic
     Raises ``ConfigError`` for an option that is not known, and a layout that cannot be.
     """
     own = machine.own
-    base, notes = other.of(machine, _num_ranks(words))
+    machine, base, notes = other.of(machine, _num_ranks(words))
     config = apply_options(base, words)
     (candidate,) = compare(
         own,

@@ -148,13 +148,17 @@ class Run(Told):
         *,
         config: Path | str | None = None,
         command: Sequence[str] = (),
+        anyway: bool = False,
+        assume_no_effect: Sequence[str] = (),
         **layout: AxisValue,
     ) -> Prediction:
         """The step of another layout: ``run.predict(tp=4, mbs=2)``.
 
         ``layout`` are short names (``run.layout`` shows all); ``options`` are Megatron's own, as
         words or by name.  ``config`` (Megatron's arguments, a Hugging Face ``config.json``, a
-        checkpoint) or ``command`` describe another run over this calibration.
+        checkpoint) or ``command`` describe another run over this calibration; ``anyway`` answers
+        where an option of it is not modelled, ``assume_no_effect`` names options of the script's
+        own that change neither time nor memory.
 
         Raises ``ConfigError`` for a name that is not known and a layout that cannot be, and
         ``CalibrationError`` where the layout of the run is not known.
@@ -162,7 +166,8 @@ class Run(Told):
         from .predicted import predicted, words_of
 
         words = words_of(options, layout)
-        return predicted(self.machine(), words, _other(config, command))
+        other = _other(config, command, anyway, assume_no_effect)
+        return predicted(self.machine(), words, other)
 
     def plan(
         self,
@@ -180,6 +185,8 @@ class Run(Told):
         top: int | str = 10,
         config: Path | str | None = None,
         command: Sequence[str] = (),
+        anyway: bool = False,
+        assume_no_effect: Sequence[str] = (),
         num_rows: int = 0,
     ) -> PlanAnswer:
         """The best layouts: ``run.plan(gpus=64)``, ``run.plan(gpus="8..1024", keep={"tp": 8})``.
@@ -207,7 +214,7 @@ class Run(Told):
             why=why,
             top=top,
         )
-        other = _other(config, command)
+        other = _other(config, command, anyway, assume_no_effect)
         return planned(self.machine, self.directory, question, other, self.searching, num_rows)
 
     def explain(
@@ -218,6 +225,8 @@ class Run(Told):
         gpus: int | None = None,
         config: Path | str | None = None,
         command: Sequence[str] = (),
+        anyway: bool = False,
+        assume_no_effect: Sequence[str] = (),
     ) -> ExplainAnswer:
         """Why a layout takes what it takes; with another, why not as long as that one's.
 
@@ -229,7 +238,8 @@ class Run(Told):
         """
         from .explained import explained
 
-        return explained(self.machine, layout, other, gpus, _other(config, command), self.searching)
+        described = _other(config, command, anyway, assume_no_effect)
+        return explained(self.machine, layout, other, gpus, described, self.searching)
 
     def report(self) -> ReportAnswer:
         """All that its records say, analysed anew.
@@ -344,7 +354,17 @@ class Run(Told):
             return None
 
 
-def _other(config: Path | str | None, command: Sequence[str]) -> OtherRun:
-    from ..options.launch_scripts import launch_line
+def _other(
+    config: Path | str | None,
+    command: Sequence[str],
+    anyway: bool,
+    assume_no_effect: Sequence[str],
+) -> OtherRun:
+    from ..options.launch_scripts import line_inside
 
-    return OtherRun(config=None if config is None else Path(config), command=launch_line(command))
+    return OtherRun(
+        config=None if config is None else Path(config),
+        command=line_inside(command),
+        is_any_answer=anyway,
+        without_effect=tuple(assume_no_effect),
+    )

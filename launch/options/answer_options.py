@@ -89,6 +89,22 @@ def _add_evidence(sub: argparse.ArgumentParser) -> None:
         ),
     )
     add(
+        "--anyway",
+        action="store_true",
+        help=(
+            "answer although an option of that run is not modelled; its steps may be off by a "
+            "factor of 2 more"
+        ),
+    )
+    add(
+        "--assume-no-effect",
+        action="append",
+        metavar="NAME",
+        help=(
+            "an option of that run's own script changes neither time nor memory (may be repeated)"
+        ),
+    )
+    add(
         "--also",
         type=Path,
         action="append",

@@ -20,7 +20,7 @@ _MOST_DEEP = 4
 _MOST_NBYTES = 1 << 20
 
 
-def launch_line(words: Sequence[str]) -> tuple[str, ...]:
+def line_inside(words: Sequence[str]) -> tuple[str, ...]:
     """The launch line that ``bash run.sh``, ``sbatch run.sh`` or ``srun bash -c TEXT`` comes to.
 
     Other lines are returned as they are.  Raises ``ConfigError`` where a script cannot be read, or

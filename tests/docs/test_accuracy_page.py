@@ -70,12 +70,13 @@ STANDS_IN = {
     "Operators carried to another GPU": [
         "| another GPU with 32 probes: bf16 products", "| with no probe | - | 23",
     ],
-    "| losses with hooks and without, with probes": ["| losses with hooks and without (recipe"],
-    "| hooked against bare steps, hidden 4096 |": ["| hooked against bare steps, hidden 4096 |"],
-    "| the same, launch-bound |": ["| the same, hidden 1024, launch-bound"],
-    "| a run predicted from one of half its width": ["**Predicted from one of the three runs"],
-    "| the same, to a shape whose steps wait": ["**Predicted from one of the three runs"],
-    "| peak memory, by the model alone": ["**Peak memory**, as told by the model alone"],
+    "One NVIDIA H200": [
+        "one NVIDIA H200 in a virtual machine", "| losses with hooks and without (recipe",
+        "| hooked against bare steps, hidden 4096 |", "| the same, hidden 1024, launch-bound",
+    ],
+    "A run predicted from one of half": [
+        "**Predicted from one of the three runs", "**Peak memory**, as told by the model alone",
+    ],
     "| hooks in the window, two runs on the CPU |": [
         "| one of four (as it is now) |", "| the same again | +1.2 %",
     ],

@@ -174,7 +174,9 @@ def test_a_command_that_says_the_running_layout_predicts_its_step(
 def test_plan_of_a_described_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "model_config.yaml"
     file.write_text(ARGUMENTS + "  --surprise: 1\n  --use-sharp: true\n")
-    assert main(["plan", str(GOLDEN), "--json", "--config", str(file), "--gpus", "4"]) == 0
+    assert (
+        main(["plan", str(GOLDEN), "--json", "--config", str(file), "--gpus", "4", "--anyway"]) == 0
+    )
     out, err = capsys.readouterr()
     value = json.loads(out)
     assert value["config"]["model"]["num_layers"] == 4

@@ -1,0 +1,62 @@
+"""One table of options: each name once, and the vocabularies that names settle."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from forerun.benchmarks.option_table import kind_of
+from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.calib.arguments.megatron_options import ASIDE, LEFT_OUT, NAMES
+
+LINE = (
+    "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    "--max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 8"
+)
+
+
+def test_a_name_is_in_one_list_alone() -> None:
+    kinds = ("modelled", "derived", "left_out", "left_out_unless", "switched_off", "harmless")
+    for one, other in combinations(kinds, 2):
+        assert not set(NAMES[one]) & set(NAMES[other]), (one, other)
+    assert ASIDE <= set(LEFT_OUT)
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [
+        ("--tensor-model-parallel-size", "modelled"),
+        ("--no-masked-softmax-fusion", "modelled"),
+        ("--data-path", "no effect"),
+        ("--deterministic-mode", "beside the step"),
+        ("--megatron-fsdp-version", "not modelled"),
+        ("--hybrid-layer-pattern", "not modelled"),
+        ("--enable-mhc-connections", "not modelled"),
+        ("--no-pad-vocab-size", "not modelled"),
+        ("--of-no-parser", "unknown"),
+    ],
+)
+def test_an_option_is_of_one_kind(option: str, kind: str) -> None:
+    assert kind_of(option) == kind
+
+
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [
+        ("--vocab-file v.json --merge-file $DATA/m.txt", 50257),
+        ("--tokenizer-type GPT2BPETokenizer", 50257),
+        ("--tokenizer-type TikTokenizer", 131072),
+    ],
+)
+def test_a_vocabulary_that_a_tokenizer_settles_is_said(more: str, size: int) -> None:
+    found = config_from_command([*LINE.split(), *more.split()])
+    assert 0 <= found.config.model.vocab_size - size < 128
+    assert f"{size:,}" in found.notes[0]
+    stated = config_from_command([*LINE.split(), *more.split(), "--vocab-size", "512"])
+    assert stated.config.model.vocab_size == 512 and not stated.notes
+
+
+def test_a_variable_behind_a_switch_holds_further_options() -> None:
+    words = [*LINE.split(), "--vocab-size", "512", "--sequence-parallel", "$MORE"]
+    assert config_from_command(words, num_ranks=2).config.model.num_layers == 2
