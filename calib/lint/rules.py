@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from . import environment_rules, host_rules, kernel_rules, overlap_rules, size_rules
+from . import (
+    environment_rules,
+    host_rules,
+    kernel_rules,
+    overlap_rules,
+    precision_rules,
+    size_rules,
+)
 
 RULES = (
+    *precision_rules.RULES,
     *overlap_rules.RULES,
     *kernel_rules.RULES,
     *size_rules.RULES,

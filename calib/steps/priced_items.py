@@ -16,7 +16,7 @@ from ..timeline.items import Floats, Ints, Item, family
 from ..workload.collectives import CollectiveCall, GroupRole
 from ..workload.config import Fp8Recipe, Normalization, PositionEmbedding, RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
-from .base_times import BaseTimes
+from .base_times import BaseTimes, decomposed
 from .optimizer_times import OPTIMIZERS, optimizer_s
 from .scales import HOP, Scale, scales, weights
 
@@ -203,14 +203,19 @@ def _stack_operators(
         heads, micro = model.num_attention_heads, config.batch.micro_batch_size
         shape = (model.seq_length, micro, heads // config.parallelism.tp, model.kv_channels)
         return (replace(operator, kind=Kind.ROTARY, phase=phase, shape=shape),)
+    # A base knows attention as the layouts have it that it was made for, a run's own as it ran.
+    known = base.conditions
+    is_other = known.is_attention_fused is not config.is_attention_fused and not known.is_in_situ
     if operator.kind is Kind.CORE_ATTENTION and config.is_attention_fused:
-        if not base.has(Kind.FLASH_ATTENTION, phase):
+        if not (is_other or base.has(Kind.FLASH_ATTENTION, phase)):
             return (operator,)
         shape = (*operator.shape, operator.shape[-1])
         return (replace(operator, kind=Kind.FLASH_ATTENTION, phase=phase, shape=shape),)
     is_apart = not (config.is_attention_fused or config.is_softmax_fused)
     if operator.kind is Kind.CORE_ATTENTION and is_apart and base.has(Kind.MASK, phase):
         return _unfused(replace(operator, phase=phase))
+    if operator.kind is Kind.CORE_ATTENTION and is_other:
+        return tuple(decomposed(replace(operator, phase=phase), is_fused=False))
     return (operator,)
 
 

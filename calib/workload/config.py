@@ -229,9 +229,13 @@ class RunConfig:
         """True where no seq x seq matrix is kept."""
         if self.attention is Attention.AUTO:
             is_megatron = self.parallelism.engine is Engine.MEGATRON
-            is_old = is_megatron and _OLD.search(self.device.lower()) is not None
-            return self.device != "cpu" and not is_old
+            return self.device != "cpu" and not (is_megatron and self.is_before_ampere)
         return self.attention is Attention.FUSED
+
+    @property
+    def is_before_ampere(self) -> bool:
+        """True on a device of NVIDIA's without bf16 and without fused attention of Megatron's."""
+        return _OLD.search(self.device.lower()) is not None
 
     @property
     def softmax_nbytes(self) -> int:

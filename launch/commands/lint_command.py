@@ -22,7 +22,7 @@ from ...calib.errors import ConfigError
 from ...calib.lint.lint import Flaw, Lint, gain_text, lint
 from ...calib.lint.stated_launch import stated_launch
 from ...calib.memory.devices import known_device
-from ...calib.units import HOUR_S
+from ...calib.units import HOUR_S, format_bytes
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
 from ..opened.other_run import OtherRun
@@ -59,14 +59,14 @@ def lint_launch(args: argparse.Namespace) -> int:
         raise ConfigError(f"--mtbf-hours {args.mtbf_hours} is not a time; give hours above 0")
     asked = _with_directory(args) if args.directory is not None else _alone(args)
     launch = stated_launch(asked.words, asked.config, asked.variables)
-    found = lint(launch, _pricing(args, asked))
+    pricing = _pricing(args, asked)
+    found, room = lint(launch, pricing), _room(pricing)
     _tell(asked)
     if args.json:
-        print_json(
-            {"run_id": asked.name or None, "unknown": list(asked.unknown), **found.to_json()}
-        )
+        said = {"unknown": list(asked.unknown), "does_not_fit": room or None}
+        print_json({"run_id": asked.name or None, **said, **found.to_json()})
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join([*filter(None, [room]), *_lines(found)]))
     is_over = args.fail_over is not None and found.sure_frac > args.fail_over
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 
@@ -171,6 +171,15 @@ def _pricing(args: argparse.Namespace, asked: _Asked) -> Pricing | None:
         memory_offset_nbytes=machine.memory_offset_nbytes,
         mtbf_s=args.mtbf_hours * HOUR_S if args.mtbf_hours else None,
     )
+
+
+def _room(pricing: Pricing | None) -> str:
+    """What the launch takes of the memory of its device where it does not fit; else empty."""
+    if pricing is None or pricing.own.verdict.value != "does not fit":
+        return ""
+    needed, there = pricing.own.memory.total_nbytes, pricing.memory_capacity_nbytes or 0
+    device = pricing.config.device
+    return f"it does not fit: {format_bytes(needed)} of the {format_bytes(there)} of {device}"
 
 
 def _tell(asked: _Asked) -> None:

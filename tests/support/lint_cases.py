@@ -66,6 +66,10 @@ class Case:
 
 
 CASES: Mapping[str, Case] = {
+    "precision": Case(drop=("--bf16",)),
+    "bf16-and-fp16": Case(put="--fp16"),
+    "param-gather": Case(drop=("--use-distributed-optimizer",)),
+    "cross-entropy-fusion-impl": Case(put="--cross-entropy-fusion-impl te"),
     "overlap-grad-reduce": Case(drop=("--overlap-grad-reduce", "--overlap-param-gather")),
     "overlap-param-gather": Case(drop=("--overlap-param-gather",)),
     "distributed-optimizer": Case(drop=("--use-distributed-optimizer", "--overlap-param-gather")),
