@@ -55,7 +55,6 @@ al. 1986, "Robust Statistics", section 1.2c), and of steps that somebody publish
 few."""
 _FEWEST_TO_DOUBT, _WILD_ROUNDS = 3, 8
 """Of two steps that disagree nobody can say which is off."""
-_WIDEST = 2.0
 LEVEL: Constant = ("level", "of the run")
 At = Callable[[Floats], tuple[Floats, Floats]]
 """Log times of the measured layouts and their slopes, at constants."""
@@ -150,9 +149,7 @@ def posterior_of(
         residuals=found.residuals,
         slopes=found.slopes,
         sigma_log=sigma,
-        spread_factor=min(
-            _WIDEST, _spread_factor(evidence, found, sigma) * _strain(evidence, found)
-        ),
+        spread_factor=_spread_factor(evidence, found, sigma),
         measured=measured_places(known),
     )
 
@@ -354,11 +351,3 @@ def _spread_factor(evidence: _Evidence, found: _Mode, sigma: float) -> float:
     squares = (inverse @ off) ** 2 / np.diag(inverse)
     number = len(squares) - (LEVEL in evidence.constants)  # a free level takes one of them whole
     return float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + number)))
-
-
-def _strain(evidence: _Evidence, found: _Mode) -> float:
-    """How far beyond two deviations of its prior the farthest constant had to go; at least 1.
-
-    The law that it belongs to does not hold here then.
-    """
-    return max(1.0, float(np.max(np.abs(found.theta) / evidence.sigma_log)) / 2.0)
