@@ -134,28 +134,20 @@ class Layouts:
         effects = self._effects(theta)
         return self._timed(theta, self.launch_effects @ effects, self.work_effects @ effects, run)
 
-    def slopes(
-        self, theta: Floats, step: float, *, over: Floats | None = None
-    ) -> tuple[list[GroupTimes], Floats]:
+    def slopes(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
         """The steps at ``theta``, first alternative, and the slopes of their logs.
 
-        Shape (layouts, constants).  Effects on the same layers have one slope between them.  With
-        ``over``, shape (constants,), those of the machine's constants and of families are the means
-        over as much.
+        Shape (layouts, constants).  Effects on the same layers have one slope between them.
         """
-        steps = np.full(self._num_global + 2, step)
-        if over is not None:
-            steps[:-2] = over[: self._num_global]
-        found, columns = self._moved(theta, steps)
+        found, columns = self._moved(theta, step)
         logs = np.log(step_times(self.compiled, found)) + self.growth_log(columns)
-        slopes = self._by_constant(logs, steps, self.has_effect)
+        slopes = self._by_constant(logs, step, self.has_effect)
         return found, np.hstack([slopes, self.has_release])
 
     def term_slopes(self, theta: Floats, step: float) -> list[TermSlopes]:
         """Each layout's step by terms, with their slopes: the step is that of ``slopes``, and so is
         the sum of the slopes."""
-        steps = np.full(self._num_global + 2, step)
-        found, columns = self._moved(theta, steps)
+        found, columns = self._moved(theta, step)
         growth, items_s = np.exp(self.growth_log(columns)), self.priced.time_s(columns)
         out: dict[int, TermSlopes] = {}
         for group in found:
@@ -165,7 +157,7 @@ class Layouts:
                 values = np.stack(list(times_s.values()))
                 grown_s = float(group.total_s[row, 0] * growth[place, 0])
                 releases = np.array([[term is Term.NODES] for term in times_s]) * grown_s
-                slopes = self._by_constant(values, steps, self.has_effect[place])
+                slopes = self._by_constant(values, step, self.has_effect[place])
                 out[place] = TermSlopes(
                     terms=tuple(times_s),
                     time_s=values[:, 0],
@@ -173,23 +165,23 @@ class Layouts:
                 )
         return [out[place] for place in range(len(out))]
 
-    def _moved(self, theta: Floats, steps: Floats) -> tuple[list[GroupTimes], Floats]:
+    def _moved(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
         """The steps at ``theta``, with each constant and with all effects moved; the constants."""
         number, effects = self._num_global, self._effects(theta)
         columns = np.repeat(theta[:, np.newaxis], number + 3, axis=1)
-        columns[:number, 1 : number + 1] += np.diag(steps[:number])
+        columns[:number, 1 : number + 1] += step * np.eye(number)
         moved = np.zeros((2, number + 3))
-        moved[:, number + 1 :] = np.diag(steps[number:])
+        moved[:, number + 1 :] = step * np.eye(2)
         launch, work = (
             (matrix @ effects)[:, np.newaxis] + matrix.max(axis=1, initial=0.0)[:, np.newaxis] * by
             for matrix, by in zip((self.launch_effects, self.work_effects), moved, strict=True)
         )
         return self._timed(columns, launch, work, _RUN), columns
 
-    def _by_constant(self, values: Floats, steps: Floats, has_effect: Floats) -> Floats:
+    def _by_constant(self, values: Floats, step: float, has_effect: Floats) -> Floats:
         """Slopes by all constants but the releases, shape (rows, constants), of values with each
         constant moved, shape (rows, alternatives)."""
-        slopes = (values[:, 1:] - values[:, :1]) / steps
+        slopes = (values[:, 1:] - values[:, :1]) / step
         is_launch = np.array([effect[0] == LAUNCH for effect in self.effects], dtype=bool)
         of_effects = np.where(is_launch, slopes[:, -2, np.newaxis], slopes[:, -1, np.newaxis])
         return np.hstack([slopes[:, : self._num_global], of_effects * has_effect])

@@ -43,9 +43,6 @@ may be off, and how many values of it are weighed.  That layouts miss by much is
 few which are known fit well may be chance, with as many constants to fit them."""
 # Each round is a fit of all constants; a tenth of a deviation moves no interval that is shown.
 _MAX_ROUNDS, _SETTLED_LOG = 3, 0.1
-_WIDE_SPREADS, _WIDE_STEPS = 2.0, 4
-"""Deviations of its prior over which a constant is moved to see what comes out from behind others,
-and how many steps are taken by such slopes before exact ones decide."""
 _WEIGHT = 5.0
 """Residuals that the prior of a deviation counts for."""
 _WILD_FRAC, _WILD_TIMES = 0.02, 4.0
@@ -131,7 +128,8 @@ def posterior_of(
     evidence = _Evidence.of(layouts, known, is_level_free=is_level_free)
     at = evidence.remembered()
     sigma = MODEL_SIGMA_LOG
-    found = _first_mode(evidence, at, evidence.covariance(sigma))
+    centre = np.zeros(len(evidence.constants))
+    found = _mode(evidence, at, centre, evidence.covariance(sigma))
     for _ in range(_MAX_ROUNDS):
         before, sigma = sigma, _discrepancy_sigma(evidence, found)
         found = _mode(evidence, at, found.theta, evidence.covariance(sigma))
@@ -159,8 +157,6 @@ class _Mode:
     """The greatest posterior and its neighbourhood."""
 
     theta: Floats
-    cost: float
-    """Squares of what steps and constants are off, in their deviations."""
     residuals: Floats
     """Measured minus found log times, shape (rows,)."""
     slopes: Floats
@@ -213,17 +209,15 @@ class _Evidence:
         """Of the steps where the constants are known, shape (rows, rows)."""
         return sigma**2 * self.alike + np.diag(self.own_sigma**2)
 
-    def at(self, theta: Floats, *, is_wide: bool = False) -> tuple[Floats, Floats]:
-        """Log times and their slopes: both cost hardly more than either.  ``is_wide``: over two
-        deviations of the priors, upwards."""
+    def at(self, theta: Floats) -> tuple[Floats, Floats]:
+        """Log times and their slopes: both cost hardly more than either."""
         number = len(self.layouts.constants)
-        over = _WIDE_SPREADS * self.layouts.sigma_log if is_wide else None
-        found, slopes = self.layouts.slopes(theta[:number], SLOPE_STEP, over=over)
+        found, slopes = self.layouts.slopes(theta[:number], SLOPE_STEP)
         logs = np.log(step_times(self.layouts.compiled, found)[:, 0])
         logs += self.layouts.growth_log(theta[:number, np.newaxis])[:, 0]
         return logs + self.is_at @ theta[number:], np.hstack([slopes, self.is_at])
 
-    def remembered(self, *, is_wide: bool = False) -> At:
+    def remembered(self) -> At:
         """``at``, which answers for the last point again without working it out."""
         newest: dict[bytes, tuple[Floats, Floats]] = {}
 
@@ -231,25 +225,13 @@ class _Evidence:
             key = theta.tobytes()
             if key not in newest:
                 newest.clear()
-                newest[key] = self.at(theta, is_wide=is_wide)
+                newest[key] = self.at(theta)
             return newest[key]
 
         return at
 
 
-def _first_mode(evidence: _Evidence, at: At, noise: Floats) -> _Mode:
-    """The likelier of two: from the centres of the priors, and from where slopes over their whole
-    width lead.  What hides behind something else at the centres has no slope there, and would never
-    come out."""
-    centre, wide = np.zeros(len(evidence.constants)), evidence.remembered(is_wide=True)
-    far = _mode(evidence, wide, centre, noise, most_steps=_WIDE_STEPS)
-    modes = [_mode(evidence, at, start, noise) for start in (centre, far.theta)]
-    return min(modes, key=lambda mode: mode.cost)
-
-
-def _mode(
-    evidence: _Evidence, at: At, start: Floats, noise: Floats, *, most_steps: int = 20
-) -> _Mode:
+def _mode(evidence: _Evidence, at: At, start: Floats, noise: Floats) -> _Mode:
     spread, measured = evidence.sigma_log, evidence.measured_log
     whiten = np.linalg.inv(np.linalg.cholesky(noise))
 
@@ -266,15 +248,13 @@ def _mode(
         spread=spread,
         loss="linear",
         tolerance=1e-5,
-        most_steps=most_steps,
+        most_steps=20,
     )
     log_time, slopes = at(theta)
     scaled = whiten @ slopes
     covariance = np.linalg.inv(scaled.T @ scaled + np.diag(spread**-2))
-    white = residuals(theta)
     return _Mode(
         theta=theta,
-        cost=float(white @ white),
         residuals=measured - log_time,
         slopes=slopes,
         covariance=0.5 * (covariance + covariance.T),
