@@ -71,8 +71,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         steps.layouts: _LEAST_S _RUN
         steps.model: _ROUNDING
         steps.operator_tables: _MAX_ROWS
-        steps.posterior: SLOPE_STEP _MAX_ROUNDS _SETTLED_LOG _NUM_DISCREPANCIES _WILD_ROUNDS
-        LEVEL_SIGMA_LOG
+        steps.posterior: SLOPE_STEP _NUM_DISCREPANCIES _WILD_ROUNDS LEVEL_SIGMA_LOG
         steps.priced_items: _FASTEST_S _INSIDE_S
         steps.transfer_tables: _MAX_ROWS
         regressors.choices: _ALIKE _ALIKE_FRAC _BITS

@@ -41,8 +41,6 @@ _DISCREPANCY_SPREADS_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = (0.3, 1.0), 4, 53
 """Prior deviation of the log of that distance below and above what is usual, how many of them it
 may be off, and how many values of it are weighed.  That layouts miss by much is evidence; that the
 few which are known fit well may be chance, with as many constants to fit them."""
-# Each round is a fit of all constants; a tenth of a deviation moves no interval that is shown.
-_MAX_ROUNDS, _SETTLED_LOG = 3, 0.1
 _WEIGHT = 5.0
 """Residuals that the prior of a deviation counts for."""
 _WILD_FRAC, _WILD_TIMES = 0.02, 4.0
@@ -127,14 +125,9 @@ def posterior_of(
     """
     evidence = _Evidence.of(layouts, known, is_level_free=is_level_free)
     at = evidence.remembered()
-    sigma = MODEL_SIGMA_LOG
     centre = np.zeros(len(evidence.constants))
-    found = _mode(evidence, at, centre, evidence.covariance(sigma))
-    for _ in range(_MAX_ROUNDS):
-        before, sigma = sigma, _discrepancy_sigma(evidence, found)
-        found = _mode(evidence, at, found.theta, evidence.covariance(sigma))
-        if abs(np.log(sigma / before)) < _SETTLED_LOG:
-            break
+    found = _mode(evidence, at, centre, evidence.covariance(MODEL_SIGMA_LOG))
+    sigma = _discrepancy_sigma(evidence, found)
     _, beside = _wild(*_marginal(evidence, found, sigma))
     noise = evidence.covariance(sigma) + np.diag(beside)
     found = _mode(evidence, at, found.theta, noise)
