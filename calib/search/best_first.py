@@ -72,15 +72,8 @@ class _Search:
         bounds = HalvedBounds(able, self._steps)
         with self._effort.pool(bounds.of) as mapped:
             self._effort.told("bounds", 0.0)
-            bare = bounds.bare(mapped)
-            self._least_s = bare.time_s
-            self._study = Study(
-                cells=able,
-                levels=bare.levels,
-                steps=self._steps,
-                room=self._room,
-                keep=self._keep,
-            )
+            self._least_s = bounds.bare(mapped)
+            self._study = Study(cells=able, steps=self._steps, room=self._room, keep=self._keep)
             self._evaluate(lambda members: bounds.whole(members, mapped))
 
     def _fitting(self) -> Cells:

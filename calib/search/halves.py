@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,16 +36,6 @@ def over_halves(cells: Cells, function: Callable[[Cells], Floats], pool: Pool) -
         return _joined(len(cells), parts, mapped(parts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BareTimes:
-    """Bounds of cells without the experts of their layers."""
-
-    time_s: Floats
-    """Shape (cells,)."""
-    levels: Floats
-    """What layouts alike leave of the log step time, by kind of recomputation, shape (cells, 3)."""
-
-
 class HalvedBounds:
     """``TimeBounds`` of both halves; a process keeps those of its own."""
 
@@ -56,21 +45,21 @@ class HalvedBounds:
         self._bounds: dict[int, TimeBounds] = {}
 
     def of(self, asked: _Asked) -> Floats:
-        """Of one half: bare times and levels, or the whole times of some of its cells."""
+        """Of one half: bare times, or the whole times of some of its cells."""
         place, members = asked
         if place not in self._bounds:
             part = self._cells.subset(self._parts[place])
             self._bounds[place] = TimeBounds(part, self._steps)
         found = self._bounds[place]
         if members is None:
-            return np.column_stack([found.bare(), found.levels])
+            return found.bare()
         return found.whole(members)
 
-    def bare(self, mapped: Mapped) -> BareTimes:
-        """Of all cells; ``mapped`` does ``of`` for several at once."""
+    def bare(self, mapped: Mapped) -> Floats:
+        """Of all cells, shape (cells,), without the experts of their layers; ``mapped`` does ``of``
+        for several at once."""
         rows = mapped([(place, None) for place in range(len(self._parts))])
-        found = _joined(len(self._cells), self._parts, rows)
-        return BareTimes(time_s=found[:, 0], levels=found[:, 1:])
+        return _joined(len(self._cells), self._parts, rows)
 
     def whole(self, members: Ints, mapped: Mapped) -> Floats:
         """Of some cells, shape (members,)."""

@@ -21,19 +21,17 @@ from ..layers.blocks import (
     chunk_variants,
     experts_part,
 )
-from ..steps.known import Features
+from ..steps.known import degrees_of_columns
 from ..steps.model import FittedSteps
 from ..steps.scales import CONTENTION
 from ..timeline.compiled import compile_blocks
 from ..timeline.costs import least_makespans
-from ..workload.config import Recompute, RunConfig
+from ..workload.config import RunConfig
 from ..workload.parallelism import SCHEDULES
 from .cells import Cells, Ints, groups
 from .space import block_kinds
 
 Floats = NDArray[np.float64]
-RECOMPUTES = tuple(Recompute)
-"""Columns of ``TimeBounds.levels``."""
 _ROUNDING = 1e-9
 _PARTS_KIND = BlockKind.EXPERT_LAYER
 
@@ -51,7 +49,7 @@ class TimeBounds:
         self._cells, self._steps = cells, steps
         self._has_experts = cells.config.model.experts is not None
         self.levels = _levels(cells, steps)
-        """What layouts alike leave of the log step time, shape (cells, kinds of recomputation)."""
+        """What layouts alike leave of the log step time, shape (cells,)."""
         self._pairs: list[tuple[Block, RunConfig]] = []
         names = ("tp", "cp", "micro", "is_split")
         columns = cells.columns
@@ -100,7 +98,7 @@ class TimeBounds:
         for alike in groups(shapes):
             beside = None if experts_s is None else experts_s[:, alike]
             time_s[alike] = self._pipelines(members[alike], beside)
-        return time_s * np.exp(self.levels[members].min(axis=1)) * (1 - _ROUNDING)
+        return time_s * np.exp(self.levels[members]) * (1 - _ROUNDING)
 
     def _pipelines(self, members: Ints, experts_s: Floats | None) -> Floats:
         """Bounds of cells whose pipelines are cut alike."""
@@ -185,30 +183,15 @@ def _whole(kind: BlockKind) -> Callable[[RunConfig], Block]:
 
 
 def _levels(cells: Cells, steps: FittedSteps) -> Floats:
-    """Shape (cells, kinds of recomputation)."""
-    out = np.zeros((len(cells), len(RECOMPUTES)))
-    if steps.posterior is None:
-        return out
-    config, columns = cells.config, cells.columns
-    model, par = config.model, config.parallelism
+    """Shape (cells,)."""
+    model, columns = cells.config.model, cells.columns
     names = ("tp", "pp", "cp", "ep", "micro", "vp", "dp")
     same = (model.hidden_size, model.num_layers, model.seq_length)
-    node = par.ranks_per_node or cells.num_ranks
     sizes = np.stack(
         [
             *(columns[name] for name in names),
             *(np.full(len(cells), size) for size in same),
-            columns["etp"],
-            np.full(len(cells), node),
         ],
         axis=1,
     )
-    for place, recompute in enumerate(RECOMPUTES):
-        for is_split in (False, True):
-            rows = columns["is_split"] == is_split
-            kind = (config.fp8, recompute, config.framework, model.experts is None, is_split)
-            kinds = np.empty((1, len(kind)), dtype=object)
-            kinds[0] = kind
-            shared = np.broadcast_to(kinds, (int(rows.sum()), len(kind)))
-            out[rows, place] = steps.level_log(Features.of_columns(sizes[rows], shared))
-    return out
+    return steps.level_log(degrees_of_columns(sizes))

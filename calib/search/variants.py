@@ -12,10 +12,9 @@ from ..layers.again import Again
 from ..memory.layout_table import LayoutMemory
 from ..steps.known import same_layout
 from ..steps.model import FittedSteps
-from ..workload.config import Recompute, RunConfig, Sharding
+from ..workload.config import RunConfig, Sharding
 from .cells import Cells, Ints
-from .found import Floats, Lacking, Ranked, Room, Tally
-from .least_time import RECOMPUTES
+from .found import Lacking, Ranked, Room, Tally
 from .recomputes import lightest, recomputes
 from .space import num_nodes, states
 
@@ -37,8 +36,6 @@ class Study:
     """Exact evaluation of the variants of cells."""
 
     cells: Cells
-    levels: Floats
-    """What layouts alike leave of the log step time, by kind of recomputation, shape (cells, 3)."""
     steps: FittedSteps
     room: Room
     keep: Keep
@@ -182,15 +179,12 @@ class _Variants:
         return [(kept, self._agains[:1]) for kept in self._open]
 
     def heavier(self) -> list[tuple[_Kept, tuple[Again, ...]]]:
-        """What has to be known beyond: where the lightest does not fit, may not be taken, or is of
-        a kind that may be slower than another."""
-        levels = self._study.levels[self._place]
-        is_sure = levels.min() >= levels[RECOMPUTES.index(Recompute.NONE)]
+        """What has to be known beyond: where the lightest does not fit, or may not be taken."""
         lightest = self._agains[0]
         return [
             (kept, self._agains)
             for kept in self._open
-            if not (is_sure and kept.fits[lightest] and self._is_asked(kept, lightest))
+            if not (kept.fits[lightest] and self._is_asked(kept, lightest))
         ]
 
     def passes(self) -> list[tuple[_Variants, Again]]:

@@ -80,9 +80,7 @@ def measured_places(known: Sequence[KnownStep]) -> dict[RunConfig, tuple[int, ..
 def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Floats:
     """Correlations of what the constants leave of two steps, shape (configs, others).
 
-    0.8 exp(-d / reach), d the distance in doublings of the degrees; another recipe, release or kind
-    of model counts as one doubling, and so does a kind of group that only one of them has or that
-    spans nodes in one of them.
+    0.8 exp(-d / reach), d the distance in doublings of the degrees.
 
     >>> from ..workload.config import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -90,11 +88,9 @@ def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Flo
     >>> one, other = (RunConfig(model=gpt, parallelism=Parallelism(tp=tp, dp=4),
     ...     batch=Batch(micro_batch_size=1, global_batch_size=8)) for tp in (1, 2))
     >>> similarity([one], [one, other]).round(3).tolist()
-    [[0.8, 0.562]]
+    [[0.8, 0.623]]
     """
-    if not configs or not others:
-        return np.zeros((len(configs), len(others)))
-    return Features.of(configs).similarity(Features.of(others))
+    return alike(degrees_of(configs), degrees_of(others))
 
 
 SPANNED = ("tp", "cp", "ep", "dp", "pp")
@@ -112,8 +108,19 @@ def unseen_across(configs: Sequence[RunConfig], known: Sequence[RunConfig]) -> N
     >>> dict(zip(SPANNED, unseen_across([other], [one])[0].tolist()))["pp"]
     True
     """
-    ours, theirs = Features.of(configs).spans, Features.of(known).spans
-    return (ours == 2) & ~(theirs == 2).any(axis=0)
+    return _across(configs) & ~_across(known).any(axis=0)
+
+
+def _across(configs: Sequence[RunConfig]) -> NDArray[np.bool_]:
+    """Which kinds of groups span nodes, shape (configs, 5)."""
+    found = []
+    for config in configs:
+        par = config.parallelism
+        block, num_local = par.tp * par.cp, par.ranks_per_node or par.num_ranks
+        extents = (par.tp, block, par.ep * par.expert_tp, block * par.dp, block * par.dp * par.pp)
+        degrees = (par.tp, par.cp, par.ep, par.dp, par.pp)
+        found.append([d > 1 and e > num_local for d, e in zip(degrees, extents, strict=True)])
+    return np.array(found, dtype=bool).reshape(-1, len(SPANNED))
 
 
 def correlations(configs: Sequence[RunConfig], running: RunConfig | None = None) -> Floats:
@@ -129,58 +136,27 @@ def correlations(configs: Sequence[RunConfig], running: RunConfig | None = None)
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Features:
-    """What tells layouts apart; a row for each."""
-
-    degrees: Floats
-    """Weighted logs of base 2."""
-    spans: Ints
-    """For each kind of group: 0 where there is none, 1 within a node, 2 across nodes."""
-    kinds: NDArray[np.object_]
-
-    @staticmethod
-    def of(configs: Sequence[RunConfig]) -> Features:
-        """Those of some layouts."""
-        sizes, kinds = [], []
-        for config in configs:
-            par, model = config.parallelism, config.model
-            sizes.append(
-                (
-                    *(par.tp, par.pp, par.cp, par.ep, config.batch.micro_batch_size, par.vp),
-                    *(par.dp, model.hidden_size, model.num_layers, model.seq_length),
-                    *(par.expert_tp, par.ranks_per_node or par.num_ranks),
-                )
+def degrees_of(configs: Sequence[RunConfig]) -> Floats:
+    """What tells layouts apart, a row for each: weighted logs of base 2."""
+    sizes = []
+    for config in configs:
+        par, model = config.parallelism, config.model
+        sizes.append(
+            (
+                *(par.tp, par.pp, par.cp, par.ep, config.batch.micro_batch_size, par.vp),
+                *(par.dp, model.hidden_size, model.num_layers, model.seq_length),
             )
-            kinds.append(
-                (
-                    *(config.fp8, config.recompute, config.framework),
-                    *(model.experts is None, par.is_sequence_parallel),
-                )
-            )
-        return Features.of_columns(np.array(sizes).reshape(-1, 12), np.array(kinds, dtype=object))
-
-    @staticmethod
-    def of_columns(sizes: Ints, kinds: NDArray[np.object_]) -> Features:
-        """Of layouts as columns: tp, pp, cp, ep, micro-batch, vp, dp, hidden size, layers,
-        sequence, expert tp and ranks of a node; and fp8, recompute, framework, whether the model
-        has no experts, and sequence parallelism."""
-        tp, pp, cp, ep, _, _, dp, _, _, _, etp, num_local = sizes.T
-        extents = (tp, tp * cp, ep * etp, tp * cp * dp, tp * cp * dp * pp)
-        spans = [
-            np.where(degree == 1, 0, 1 + (extent > num_local))
-            for degree, extent in zip((tp, cp, ep, dp, pp), extents, strict=True)
-        ]
-        return Features(
-            degrees=np.log2(sizes[:, : len(_WEIGHTS)]) * _WEIGHTS,
-            spans=np.stack(spans, axis=1),
-            kinds=kinds,
         )
+    return degrees_of_columns(np.array(sizes).reshape(-1, len(_WEIGHTS)))
 
-    def similarity(self, others: Features) -> Floats:
-        """Correlations of what the constants leave of two steps, shape (layouts, others)."""
-        apart = self.degrees[:, np.newaxis] - others.degrees[np.newaxis]
-        squares = np.einsum("cod,cod->co", apart, apart)
-        for mine, its in ((self.spans, others.spans), (self.kinds, others.kinds)):
-            squares += np.sum(mine[:, np.newaxis] != its[np.newaxis], axis=2)
-        return SHARED_FRAC * np.exp(-np.sqrt(squares) / _REACH)
+
+def degrees_of_columns(sizes: Ints) -> Floats:
+    """The same of layouts as columns: tp, pp, cp, ep, micro-batch, vp, dp, hidden size, layers and
+    sequence."""
+    return np.log2(sizes) * _WEIGHTS
+
+
+def alike(degrees: Floats, others: Floats) -> Floats:
+    """Correlations of what the constants leave of two steps, shape (layouts, others)."""
+    apart = degrees[:, np.newaxis] - others[np.newaxis]
+    return SHARED_FRAC * np.exp(-np.sqrt(np.einsum("cod,cod->co", apart, apart)) / _REACH)

@@ -26,7 +26,6 @@ from .base_times import BaseTimes
 from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
 from .known import (
     SPANNED,
-    Features,
     KnownStep,
     same_but_for_batch,
     same_layout,
@@ -151,11 +150,11 @@ class FittedSteps:
         found = [effect for effect in effects_of(config) if effect[0] != LAUNCH]
         return min(0.0, float(self._means(found).sum()))
 
-    def level_log(self, features: Features) -> Floats:
+    def level_log(self, degrees: Floats) -> Floats:
         """What layouts that are alike leave of each log step time, shape (layouts,)."""
         if self.posterior is None:
-            return np.zeros(len(features.degrees))
-        return self.posterior.discrepancy(features)[0]
+            return np.zeros(len(degrees))
+        return self.posterior.discrepancy(degrees)[0]
 
     def measured_s(self, config: RunConfig) -> float | None:
         """The measured step of a layout; None where there is none."""

@@ -19,11 +19,13 @@ from ..timeline.items import Floats
 from ..workload.config import RunConfig
 from .known import (
     SHARED_FRAC,
-    Features,
     KnownStep,
+    alike,
     correlations,
+    degrees_of,
     measured_places,
     same_layout,
+    similarity,
 )
 from .layouts import Layouts
 from .priced_items import Constant
@@ -81,7 +83,7 @@ class LayoutPosterior:
 
     def discrepancy_of(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
         """The same of layouts, of which those that were measured are their own measurement."""
-        correlation = Features.of(configs).similarity(Features.of(self.known))
+        correlation = similarity(configs, self.known)
         degrees = {_degrees(config) for config in self.known}
         for row, config in enumerate(configs):
             if _degrees(config) in degrees:  # few are, and looking each up costs more
@@ -93,15 +95,15 @@ class LayoutPosterior:
         """The places of the steps of a layout that were measured here."""
         return self.measured.get(same_layout(config), ())
 
-    def discrepancy(self, features: Features) -> tuple[Floats, Floats, Floats]:
+    def discrepancy(self, degrees: Floats) -> tuple[Floats, Floats, Floats]:
         """What layouts alike leave for these: logs, deviations, and pull on each constant."""
-        return self._discrepancy(features.similarity(Features.of(self.known)))
+        return self._discrepancy(alike(degrees, degrees_of(self.known)))
 
     def _discrepancy(self, correlation: Floats) -> tuple[Floats, Floats, Floats]:
         """The level, where the run has one, is among the logs and in the pull."""
-        alike = self.sigma_log**2 * correlation
-        weighed = alike @ self.weights
-        left = self.sigma_log**2 - np.einsum("ck,ck->c", weighed, alike)
+        shared = self.sigma_log**2 * correlation
+        weighed = shared @ self.weights
+        left = self.sigma_log**2 - np.einsum("ck,ck->c", weighed, shared)
         logs, pull = weighed @ self.residuals, weighed @ self.slopes
         if LEVEL in self.constants:
             place = self.constants.index(LEVEL)

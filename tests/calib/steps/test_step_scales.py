@@ -17,9 +17,9 @@ from forerun.calib.steps.base_times import Conditions, prior_times
 from forerun.calib.steps.design import design, expected_sigma_log
 from forerun.calib.steps.known import (
     MEASURED_SIGMA_LOG,
-    Features,
     KnownStep,
     correlations,
+    degrees_of,
     similarity,
 )
 from forerun.calib.steps.layouts import layouts_of
@@ -265,8 +265,8 @@ def test_what_one_layout_leaves_tells_of_another_as_far_as_they_are_alike() -> N
     known = planted(ROWS[:1], 1.0, 1.0)
     fit = fitted(known).posterior
     assert fit is not None
-    near, far = row(micro=4), row(tp=4, pp=2, micro=8, layers=24)
-    logs, sigmas, _ = fit.discrepancy(Features.of(configs([near, far])))
+    near, far = row(micro=4), row(tp=4, pp=4, micro=8, layers=24)
+    logs, sigmas, _ = fit.discrepancy(degrees_of(configs([near, far])))
     shared = similarity(configs([near, far]), configs(known))[:, 0]
     assert shared == pytest.approx([0.8 * math.exp(-1 / 4), shared[1]])
     assert shared[1] < 0.6 * shared[0]
@@ -330,5 +330,5 @@ def test_of_two_steps_that_disagree_both_count() -> None:
     one, other, rest = (planted([r], 1.0, 1.0)[0] for r in (ROWS[0], ROWS[8], ROWS[16]))
     higher = errors([replace(one, measured_s=1.5 * one.measured_s), other], [rest])[0]
     lower = errors([one, replace(other, measured_s=1.5 * other.measured_s)], [rest])[0]
-    assert higher == pytest.approx(lower, abs=0.05)
+    assert higher == pytest.approx(lower, abs=0.07)
     assert 0.1 < higher < 0.4
