@@ -28,8 +28,6 @@ _NO_TIME_S = 1e-9
 """Keeps logarithms finite where a profile has no time."""
 _TENSOR_FRAC = 0.5
 """Rate of TF32 products over that of two-byte elements on the data sheet."""
-_SAME_LOG = 0.02
-"""An edge was profiled where its vocabulary is the asked one up to padding."""
 _IN_LAYER = frozenset(
     {
         *(Kind.NORM, Kind.RMS_NORM, Kind.POSITION, Kind.ROTARY, Kind.CORE_ATTENTION),
@@ -49,34 +47,13 @@ _PROFILED: Mapping[str, float] = {"compute": 0.1, "backward": 0.05, "linear": 0.
 """What a layer timed as a whole leaves open: its neighbours and its launches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
-    """A profile of what stands before or after the layers: embedding, or head with loss."""
-
-    kind: OperatorKind
-    phase: Phase
-    tokens: int
-    hidden: int
-    vocab: int
-    time_s: float
-
-    def is_possible(self, prior: DevicePrior) -> bool:
-        """False where the product of a head is faster than the device's data sheet."""
-        if self.kind is not Kind.LOGITS:
-            return True
-        number = 2 if self.phase is Phase.BACKWARD else 1
-        flop = number * 2.0 * self.tokens * self.hidden * self.vocab
-        return flop / self.time_s < _TENSOR_FRAC * prior.peaks_for(2).flop_per_s
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTimes:
-    """Profiles of layers, embeddings and heads on one device; ``rest`` is asked for all else."""
+    """Profiles of layers on one device; ``rest`` is asked for all else."""
 
     layers: OperatorTables
     models: Mapping[int, tuple[int, int]]
     """Heads and sequence length of the profiled model of each hidden size."""
-    edges: tuple[Edge, ...]
     prior: DevicePrior
     rest: BaseTimes
     conditions: Conditions
@@ -105,8 +82,8 @@ class LayerTimes:
                 layers[place] = self._layer(item)
             elif item.kind in _IN_LAYER:
                 out[place] = _NO_TIME_S
-            elif item.kind in (Kind.EMBEDDING, Kind.LOGITS, Kind.LOSS):
-                out[place] = self._edge_s(item, out[place])
+            elif item.kind is Kind.LOGITS:
+                out[place] = self._head_s(item)
         if layers:
             out[list(layers)] = self.layers.times_s(list(layers.values()))
         return out
@@ -126,35 +103,17 @@ class LayerTimes:
             element_nbytes=product.element_nbytes,
         )
 
-    def _edge_s(self, item: Operator, otherwise_s: float) -> float:
-        """Seconds of an embedding or a head; the loss is in the head's where that was profiled."""
-        kind = Kind.LOGITS if item.kind is Kind.LOSS else item.kind
-        alike = [
-            edge
-            for edge in self.edges
-            if edge.kind is kind
-            and edge.phase is item.phase
-            and abs(math.log(edge.vocab / item.shape[-1])) < _SAME_LOG
-            and (item.kind is Kind.LOSS or edge.hidden == item.shape[1])
-        ]
-        if alike and item.kind is Kind.LOSS:
-            return _NO_TIME_S
-        if alike:
-            tokens = item.shape[0]
-            near = alike[first_of_least([abs(math.log(e.tokens / tokens)) for e in alike])]
-            return near.time_s * tokens / near.tokens
-        if item.kind is Kind.LOGITS:
-            number = 2 if item.phase is Phase.BACKWARD else 1
-            rate = _TENSOR_FRAC * self.prior.ceilings_for(2).flop_per_s
-            return number * 2.0 * math.prod(item.shape) / rate
-        return otherwise_s
+    def _head_s(self, item: Operator) -> float:
+        """Seconds of the product of a head, as TF32 runs it."""
+        number = 2 if item.phase is Phase.BACKWARD else 1
+        rate = _TENSOR_FRAC * self.prior.ceilings_for(2).flop_per_s
+        return number * 2.0 * math.prod(item.shape) / rate
 
 
 def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes) -> LayerTimes:
-    """Layers, embeddings and heads of canonical tables on one device.
+    """Layers of canonical tables on one device.
 
     Of several rows of one shape the last counts: the first layer of a model is profiled apart.
-    The heads of a model of which one is faster than the device's data sheet count as not profiled.
     """
     prior = device_prior(device)
     rows = pd.concat(list(frames), ignore_index=True)
@@ -163,34 +122,12 @@ def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes)
     rows = rows.groupby(identity, sort=False).last().reset_index()
     layers = rows[(rows["kind"] == Kind.LAYER.value) & (rows["flag"] == "")]
     sizes = shape_sizes(layers["shape"]).astype(int).tolist()
-    edges = _edges(rows)
-    wrong = {(edge.kind, edge.hidden) for edge in edges if not edge.is_possible(prior)}
     return LayerTimes(
         layers=operator_tables((layers,), device=device),
         models={hidden: (heads, seq) for _, heads, seq, hidden, _ in sizes},
-        edges=tuple(edge for edge in edges if (edge.kind, edge.hidden) not in wrong),
         prior=prior,
         rest=rest,
         conditions=replace(
             rest.conditions, log_centers=_STATED, log_sigmas=_PROFILED, has_tf32=False
         ),
     )
-
-
-def _edges(rows: pd.DataFrame) -> list[Edge]:
-    is_edge = rows["kind"].isin([Kind.EMBEDDING.value, Kind.LOGITS.value])
-    found = rows[is_edge & (rows["group"] != "layer")]
-    sizes = shape_sizes(found["shape"]).astype(int).tolist()
-    columns = zip(sizes, found["kind"], found["phase"], found["time_s"], strict=True)
-    return [
-        Edge(
-            kind=Kind(kind),
-            phase=Phase(phase),
-            tokens=tokens,
-            hidden=hidden,
-            vocab=vocab,
-            time_s=float(time_s),
-        )
-        for (tokens, hidden, vocab), kind, phase, time_s in columns
-        if tokens
-    ]

@@ -22,26 +22,17 @@ from forerun.calib.workload.config import (
 
 HIDDEN, HEADS, SEQ, VOCAB = 1024, 16, 512, 51200
 FORWARD_S, BACKWARD_S = {1: 3e-3, 2: 2e-3}, {1: 6e-3, 2: 4e-3}
-HEAD_S = {"forward": 5e-3, "backward": 7e-3}
-EMBEDDING_S = {"forward": 1e-3, "backward": 1e-5}
 
 
-def profiles(head_factor: float = 1.0) -> pd.DataFrame:
+def profiles() -> pd.DataFrame:
     rows = []
     for micro in (1, 2, 4):
         for tp in (1, 2):
             layer = f"{micro}x{HEADS}x{SEQ}x{HIDDEN}x{tp}"
-            edge = f"{micro * SEQ}x{HIDDEN}x{VOCAB // tp}"
             for phase, layer_s in (("forward", FORWARD_S), ("backward", BACKWARD_S)):
                 # The first layer of a model was slower; the rest follow in the table.
                 for factor in (1.5, 1.0):
                     rows.append(("layer", "layer", phase, layer, factor * micro * layer_s[tp], ""))
-                for kind, group, edge_s in (
-                    ("embedding", "embedding", EMBEDDING_S),
-                    ("logits", "head", head_factor * pd.Series(HEAD_S)),
-                ):
-                    time_s = micro * edge_s[phase] / tp
-                    rows.append((group, kind, phase, edge, time_s, "a whole one"))
     names = ["group", "kind", "phase", "shape", "time_s", "flag"]
     return pd.DataFrame(rows, columns=names).assign(device="GH-96", element_nbytes=4)
 
@@ -89,8 +80,8 @@ def passes_s(asked: StepRow, times: LayerTimes, kind: BlockKind) -> tuple[float,
     return found.forward_pass_s[place, 0], backward, again
 
 
-def times_of(asked: StepRow, head_factor: float = 1.0) -> LayerTimes:
-    times = row_times(asked, [profiles(head_factor)])
+def times_of(asked: StepRow) -> LayerTimes:
+    times = row_times(asked, [profiles()])
     assert isinstance(times, LayerTimes)
     return times
 
@@ -103,25 +94,6 @@ def test_a_layer_takes_what_was_profiled_with_its_transfers(tp: int, micro: int)
     assert forward == pytest.approx(micro * FORWARD_S[tp], rel=1e-4)
     assert backward == pytest.approx(micro * BACKWARD_S[tp], rel=1e-4)
     assert again == pytest.approx(micro * FORWARD_S[tp], rel=1e-4)
-
-
-@pytest.mark.parametrize("tp", [1, 2])
-def test_head_and_embedding_are_those_profiled(tp: int) -> None:
-    asked = row(tp=tp, micro=2)
-    times = times_of(asked)
-    head = passes_s(asked, times, BlockKind.HEAD)
-    assert head[:2] == pytest.approx((2 * 5e-3 / tp, 2 * 7e-3 / tp), rel=1e-4)
-    embedding = passes_s(asked, times, BlockKind.EMBEDDING)
-    assert embedding[:2] == pytest.approx((2 * 1e-3 / tp, 2 * 1e-5 / tp), rel=1e-3)
-
-
-def test_a_head_faster_than_the_device_does_not_count() -> None:
-    asked = row(micro=2)
-    forward, backward, _ = passes_s(asked, times_of(asked, head_factor=1e-3), BlockKind.HEAD)
-    # TF32 on Hopper: 494 TFLOP/s by the data sheet.
-    least = 2 * 2 * SEQ * HIDDEN * VOCAB / 494e12
-    assert forward > least
-    assert backward > 2 * least
 
 
 def test_a_layer_that_was_not_profiled_follows_its_work() -> None:
