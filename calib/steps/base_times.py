@@ -156,17 +156,10 @@ class FittedTimes:
                 phases.append((Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
             for found in phases:
                 if all(self.operators.has(kind, phase) for phase in found):
-                    parts = tuple(self._widened(operator, kind, phase) for phase in found)
+                    parts = tuple(replace(operator, kind=kind, phase=phase) for phase in found)
                     # Tables time one addition; a layer has two.
                     return parts * (2 if kind is OperatorKind.RESIDUAL else 1)
         return (operator,)
-
-    def _widened(self, operator: Operator, kind: OperatorKind, phase: Phase) -> Operator:
-        """With a head's key and value as wide as in the tables, where these are not alike."""
-        shape = operator.shape
-        if kind is OperatorKind.FLASH_ATTENTION:
-            shape = (*shape[:4], *(self.operators.channels(shape[4] + shape[5]) or shape[4:]))
-        return replace(operator, kind=kind, phase=phase, shape=shape)
 
     def _operator_times(self, operators: Sequence[Operator]) -> Floats:
         out = np.empty(len(operators))

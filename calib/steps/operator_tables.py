@@ -41,16 +41,6 @@ class OperatorTables:
         """Whether any table times it."""
         return (kind, phase) in self.names
 
-    def channels(self, total: int) -> tuple[int, int] | None:
-        """Widths of a head's key and value that were measured and add up to ``total``."""
-        key = (OperatorKind.FLASH_ATTENTION, Phase.FORWARD)
-        found = {
-            (shape[4], shape[5])
-            for name, shape, _ in self.measured_s
-            if name in self.names.get(key, ()) and shape[4] + shape[5] == total
-        }
-        return min(found, key=lambda pair: abs(pair[0] - pair[1]), default=None)
-
     def times_s(self, operators: Sequence[Operator]) -> Floats:
         """Seconds of operators of kinds that the tables have, shape (operators,)."""
         out = np.empty(len(operators))

@@ -188,8 +188,7 @@ def _stack_operators(
 ) -> tuple[Operator, ...]:
     """What was timed in place of an operator of a layout; itself where nothing else was.
 
-    Eager stacks run RMSNorm and rotation as chains of calls, and unfused attention with scale, mask
-    and softmax apart.
+    Eager stacks run RMSNorm and rotation as chains of calls.
     """
     model, phase = config.model, operator.phase
     phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
@@ -211,25 +210,9 @@ def _stack_operators(
             return (operator,)
         shape = (*operator.shape, operator.shape[-1])
         return (replace(operator, kind=Kind.FLASH_ATTENTION, phase=phase, shape=shape),)
-    is_apart = not (config.is_attention_fused or config.is_softmax_fused)
-    if operator.kind is Kind.CORE_ATTENTION and is_apart and base.has(Kind.MASK, phase):
-        return _unfused(replace(operator, phase=phase))
     if operator.kind is Kind.CORE_ATTENTION and is_other:
         return tuple(decomposed(replace(operator, phase=phase), is_fused=False))
     return (operator,)
-
-
-def _unfused(operator: Operator) -> tuple[Operator, ...]:
-    """Two batched products, and mask and softmax between them."""
-    micro, heads, _, seq, channels = operator.shape
-    matrices = micro * heads
-    parts = (
-        (Kind.BATCHED_PRODUCT, (matrices, seq, channels, seq)),
-        (Kind.MASK, (matrices * seq, seq)),
-        (Kind.SOFTMAX, (matrices * seq, seq)),
-        (Kind.BATCHED_PRODUCT, (matrices, seq, seq, channels)),
-    )
-    return tuple(replace(operator, kind=kind, shape=shape) for kind, shape in parts)
 
 
 _RENAMED = (Kind.NORM, Kind.FUSED_NORM, Kind.POSITION, Kind.CORE_ATTENTION)

@@ -91,17 +91,6 @@ def test_a_product_between_measured_ones_follows_their_rate(planted: FittedTimes
     assert found == pytest.approx(2 * 2048 * 6144**2 / RATE, rel=0.1)
 
 
-def test_heads_of_two_widths_are_found_by_their_sum(planted: FittedTimes) -> None:
-    found = planted.times_s(
-        [
-            asked(Kind.CORE_ATTENTION, phase, 1, heads, heads, 1024, 160)
-            for heads in (8, 16)
-            for phase in (Phase.FORWARD, Phase.BACKWARD)
-        ]
-    )
-    assert found == pytest.approx([8e-5, 24e-5, 16e-5, 48e-5], rel=1e-9)
-
-
 def test_what_no_table_has_moves_the_bytes_of_fused_kernels(planted: FittedTimes) -> None:
     norm = asked(Kind.NORM, Phase.FORWARD, 4096, 4096)
     (found,) = planted.times_s([norm])
