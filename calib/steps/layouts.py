@@ -32,7 +32,6 @@ from .scales import (
     FLOOR,
     FLOOR_RATIO,
     GROWTH,
-    LAUNCH,
     RELEASE_SIGMA_LOG,
     Effect,
     Release,
@@ -76,10 +75,8 @@ class Layouts:
     compiled: Compiled
     priced: PricedItems
     effects: tuple[Effect, ...]
-    launch_effects: Floats
-    """How far each effect moves the launches of each block, shape (blocks, effects)."""
-    work_effects: Floats
-    """The same of all that a block takes."""
+    block_effects: Floats
+    """How far each effect moves all that a block takes, shape (blocks, effects)."""
     has_effect: Floats
     """Which effects each layout has, shape (layouts, effects)."""
     calls_s: Mapping[Placement, Floats]
@@ -131,8 +128,7 @@ class Layouts:
 
     def timed(self, theta: Floats, run: Simulate = _RUN) -> list[GroupTimes]:
         """The steps of all groups of layouts."""
-        effects = self._effects(theta)
-        return self._timed(theta, self.launch_effects @ effects, self.work_effects @ effects, run)
+        return self._timed(theta, self.block_effects @ self._effects(theta), run)
 
     def slopes(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
         """The steps at ``theta``, first alternative, and the slopes of their logs.
@@ -167,24 +163,18 @@ class Layouts:
 
     def _moved(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
         """The steps at ``theta``, with each constant and with all effects moved; the constants."""
-        number, effects = self._num_global, self._effects(theta)
-        columns = np.repeat(theta[:, np.newaxis], number + 3, axis=1)
-        columns[:number, 1 : number + 1] += step * np.eye(number)
-        moved = np.zeros((2, number + 3))
-        moved[:, number + 1 :] = step * np.eye(2)
-        launch, work = (
-            (matrix @ effects)[:, np.newaxis] + matrix.max(axis=1, initial=0.0)[:, np.newaxis] * by
-            for matrix, by in zip((self.launch_effects, self.work_effects), moved, strict=True)
-        )
-        return self._timed(columns, launch, work, _RUN), columns
+        number = self._num_global
+        columns = np.repeat(theta[:, np.newaxis], number + 2, axis=1)
+        columns[:number, 1:-1] += step * np.eye(number)
+        work = np.repeat((self.block_effects @ self._effects(theta))[:, np.newaxis], number + 2, 1)
+        work[:, -1] += step * self.block_effects.max(axis=1, initial=0.0)
+        return self._timed(columns, work, _RUN), columns
 
     def _by_constant(self, values: Floats, step: float, has_effect: Floats) -> Floats:
         """Slopes by all constants but the releases, shape (rows, constants), of values with each
         constant moved, shape (rows, alternatives)."""
         slopes = (values[:, 1:] - values[:, :1]) / step
-        is_launch = np.array([effect[0] == LAUNCH for effect in self.effects], dtype=bool)
-        of_effects = np.where(is_launch, slopes[:, -2, np.newaxis], slopes[:, -1, np.newaxis])
-        return np.hstack([slopes[:, : self._num_global], of_effects * has_effect])
+        return np.hstack([slopes[:, :-1], slopes[:, -1:] * has_effect])
 
     def items_s(self, theta: Floats) -> Floats:
         """Seconds of each item, shape (items,), of one vector of constants."""
@@ -200,13 +190,10 @@ class Layouts:
     def _named(self, theta: Floats, name: str) -> Floats:
         return self.priced.named(theta, name)
 
-    def _timed(
-        self, theta: Floats, launch_log: Floats, work_log: Floats, run: Simulate
-    ) -> list[GroupTimes]:
-        launch = self.launched_frac * np.exp(launch_log)
+    def _timed(self, theta: Floats, work_log: Floats, run: Simulate) -> list[GroupTimes]:
         work = np.exp(work_log)
         of_experts_s = self.has_experts * self._named(theta, EXPERT_LAUNCHES)
-        floor_s = launch * (self._named(theta, FLOOR) + of_experts_s)
+        floor_s = self.launched_frac * (self._named(theta, FLOOR) + of_experts_s)
         forward_s = floor_s + self.calls_s[Placement.FORWARD]
         backward_s = floor_s * self._named(theta, FLOOR_RATIO) + self.calls_s[Placement.BACKWARD]
         # Each module that is started again takes the host as long as a dense layer: states of
@@ -242,7 +229,6 @@ def layouts_of(
     effects = tuple(dict.fromkeys(effect for own in of_all for effect in own))
     priced = priced_items(compiled, base)
     told_frac = np.array([_told_frac(source, known.is_in_situ) for source in priced.sources])
-    launches, works = _effects(compiled, effects, priced.base_s, told_frac)
     releases, has_release = _releases(configs)
     launched = np.array([[launched_frac(c, b.kind)] for b, c in compiled.block_pairs])
     is_called = np.array([[replayed_frac(c, b.kind) < 1.0] for b, c in compiled.block_pairs])
@@ -251,8 +237,7 @@ def layouts_of(
         compiled=compiled,
         priced=priced,
         effects=effects,
-        launch_effects=launches,
-        work_effects=works,
+        block_effects=_block_effects(compiled, effects, priced.base_s, told_frac),
         has_effect=_has_effect(of_all, effects),
         # What was sampled in training holds its launches as far as it waited for them; a graph that
         # is replayed has none, with its collectives where it is whole.
@@ -307,10 +292,10 @@ def _told_frac(source: Source, is_in_situ: bool) -> float:
     return 0.0 if source is Source.PRIOR else 1.0 - _TABLED_FRAC
 
 
-def _effects(
+def _block_effects(
     compiled: Compiled, effects: Sequence[Effect], base_s: Floats, told_frac: Floats
-) -> tuple[Floats, Floats]:
-    """Powers of the effects in launches and work of each block, shape (blocks, effects) each.
+) -> Floats:
+    """Powers of the effects in the work of each block, shape (blocks, effects).
 
     Work that was sampled leaves them less to say: ``told_frac`` of them for each item.
     """
@@ -322,9 +307,7 @@ def _effects(
         effects_of(config) if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) else ()
         for block, config in compiled.block_pairs
     ]
-    found = _has_effect(of_blocks, effects) * open_frac[:, np.newaxis]
-    is_launch = np.array([effect[0] == LAUNCH for effect in effects], dtype=np.float64)
-    return found * is_launch, found * (1 - is_launch)
+    return _has_effect(of_blocks, effects) * open_frac[:, np.newaxis]
 
 
 def _has_effect(of_all: Sequence[Sequence[Effect]], effects: Sequence[Effect]) -> Floats:

@@ -34,7 +34,7 @@ from .known import (
 from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
-from .scales import BOOST, FLOOR, GROWTH, LAUNCH, UNMODELLED, effects_of, releases_of
+from .scales import BOOST, FLOOR, GROWTH, UNMODELLED, effects_of, releases_of
 
 ERROR_INFLATION = 1.8124611228 / Z_90
 """Of a deviation, for 90 % of Student's distribution with 10 degrees to lie within ``Z_90`` of
@@ -147,8 +147,7 @@ class FittedSteps:
 
     def least_effect_log(self, config: RunConfig) -> float:
         """The least that the effects on layers of a layout may add to the log of their work."""
-        found = [effect for effect in effects_of(config) if effect[0] != LAUNCH]
-        return min(0.0, float(self._means(found).sum()))
+        return min(0.0, float(self._means(effects_of(config)).sum()))
 
     def level_log(self, degrees: Floats) -> Floats:
         """What layouts that are alike leave of each log step time, shape (layouts,)."""

@@ -209,21 +209,20 @@ def _role(*roles: GroupRole) -> Callable[[Item], float]:
     return weight
 
 
-LAUNCH, ROUTING = "launch", "routing"
+ROUTING = "routing"
 Effect = tuple[str, int, int, int, int]
 """What layers of some layouts share: its name, hidden size, sequence length, tp and micro-batch."""
 EFFECT_SIGMA_LOG: Mapping[str, float] = {
-    LAUNCH: 0.08,
     "width": 0.08,
     "tp": 0.05,
     "micro_batch": 0.03,
     "cell": 0.04,
     ROUTING: 0.15,
 }
-"""How far layers lie from the global constants, in logs: launches by tp and micro-batch, their
-work by hidden size and sequence, by tp, by micro-batch and by all of them.  Chosen on the public
-tables; the same for all.  Routing that nobody counted is its own: 1.3 to 3.1 times the time of even
-routing between workloads (Megatron-LM issue 6757)."""
+"""How far layers lie from the global constants, in logs: by hidden size and sequence, by tp, by
+micro-batch and by all of them.  Chosen on the public tables; the same for all.  Routing that nobody
+counted is its own: 1.3 to 3.1 times the time of even routing between workloads (Megatron-LM issue
+6757)."""
 
 
 def effects_of(config: RunConfig) -> tuple[Effect, ...]:
@@ -234,7 +233,6 @@ def effects_of(config: RunConfig) -> tuple[Effect, ...]:
     routing = ((ROUTING, *width, 0, 0),) if is_routing_open(config) else ()
     return (
         *routing,
-        (LAUNCH, *width, tp, micro),
         ("width", *width, 0, 0),
         ("tp", *width, tp, 0),
         ("micro_batch", *width, 0, micro),
