@@ -253,15 +253,13 @@ Release = tuple[str, str]
 UNMODELLED = "unmodelled"
 RELEASE_SIGMA_LOG: Mapping[str, float] = {
     "release": 0.03,
-    "release_experts": 0.06,
     UNMODELLED: 0.13,
 }
-"""How far the level of one release lies from that of all, in logs, and for layers of experts beyond
-that.  One configuration in two releases differs by 3.9 % (median of 71, Megatron-Bridge) and 1.5 %
-(of 79, DGX Cloud), which is 0.03 for each of the two; models of experts gained 1.2 to 1.5 times
-between two releases half a year apart.  Settings that are not modelled: of 490 recipes of
-Megatron-Bridge with equal degrees in consecutive releases 49 differ in a switch, and a switch of
-theirs is worth up to 1.5 times, ``sqrt(0.1) log(1.5)``."""
+"""How far the level of one release lies from that of all, in logs.  One configuration in two
+releases differs by 3.9 % (median of 71, Megatron-Bridge) and 1.5 % (of 79, DGX Cloud), which is
+0.03 for each of the two.  Settings that are not modelled: of 490 recipes of Megatron-Bridge with
+equal degrees in consecutive releases 49 differ in a switch, and a switch of theirs is worth up to
+1.5 times, ``sqrt(0.1) log(1.5)``."""
 
 
 def releases_of(config: RunConfig) -> tuple[Release, ...]:
@@ -269,8 +267,7 @@ def releases_of(config: RunConfig) -> tuple[Release, ...]:
     the model leaves out: they may be anything, and are the same for layouts that share them."""
     found: list[Release] = []
     if config.framework:
-        names = ("release",) if config.model.experts is None else ("release", "release_experts")
-        found += [(name, config.framework) for name in names]
+        found.append(("release", config.framework))
     if config.unmodelled:
         found.append((UNMODELLED, "; ".join(sorted(config.unmodelled))))
     return tuple(found)
