@@ -12,13 +12,12 @@ import numpy as np
 from ..fit.estimates import Estimates, Source
 from ..network.host_link import LINK_SIGMA_LOG, host_copy_s
 from ..timeline.compiled import Compiled
-from ..timeline.items import Floats, Ints, Item, family
-from ..workload.collectives import CollectiveCall, GroupRole
+from ..timeline.items import Floats, Item, family
 from ..workload.config import Fp8Recipe, Normalization, PositionEmbedding, RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import BaseTimes, decomposed
 from .optimizer_times import OPTIMIZERS, optimizer_s
-from .scales import HOP, Scale, scales, weights
+from .scales import Scale, scales, weights
 
 Kind = OperatorKind
 _FASTEST_S = 1e-7
@@ -46,8 +45,6 @@ class PricedItems:
     """Power of each scale and family in each item, shape (items, scales + families)."""
     scales: tuple[Scale, ...]
     families: tuple[str, ...]
-    hops: Ints
-    """Items that are messages between stages and hold no latency between sides yet."""
 
     @property
     def constants(self) -> tuple[Constant, ...]:
@@ -57,9 +54,7 @@ class PricedItems:
 
     def time_s(self, theta: Floats) -> Floats:
         """Seconds, shape (items, columns), of constants of shape (constants, columns)."""
-        times_s = self.base_s[:, np.newaxis] * np.exp(self.weights @ theta[: len(self.constants)])
-        times_s[self.hops] += self.named(theta, HOP)
-        return times_s
+        return self.base_s[:, np.newaxis] * np.exp(self.weights @ theta[: len(self.constants)])
 
     def named(self, theta: Floats, name: str) -> Floats:
         """Value of a constant that is a time or a ratio of its own, shape (columns,)."""
@@ -84,12 +79,7 @@ def priced_items(compiled: Compiled, base: BaseTimes) -> PricedItems:
         weights=np.hstack([powers_left, spreads]),
         scales=chosen,
         families=families,
-        hops=np.flatnonzero(is_new & [_is_message(item) for item in compiled.items]),
     )
-
-
-def _is_message(item: Item) -> bool:
-    return isinstance(item, CollectiveCall) and item.role is GroupRole.PP
 
 
 def _families(items: Sequence[Item], sigma_log: Floats) -> tuple[tuple[str, ...], Floats]:

@@ -26,7 +26,6 @@ Kind = OperatorKind
 HOST_MICROBATCH, HOST_STEP = "host_microbatch", "host_step"
 FLOOR, FLOOR_RATIO = "floor", "floor_backward_over_forward"
 EXPERT_LAUNCHES = "expert_launches"
-HOP = "hop"
 CONTENTION = "contention"
 GROWTH = "growth"
 BOOST = "boost"
@@ -120,7 +119,6 @@ def _constants(usual_s: float) -> tuple[Scale, ...]:
         # How much faster passes run for each share of the step that a stage waits: a device that
         # waits draws less power and clocks higher afterwards.
         Scale(name=BOOST, log_center=math.log(0.1), log_sigma=0.7),
-        Scale(name=HOP, log_center=math.log(0.1e-3), log_sigma=0.7),
         Scale(
             name=HOST_MICROBATCH,
             log_center=math.log(0.3e-3),
