@@ -2,7 +2,7 @@
 
 Counted from what each kernel reads and writes.  Rate and fixed cost of a kernel are those that
 SimuMax publishes with its system tables (v1.2, ``configs/system``): two thirds of the data sheet on
-B200, half for permutation, and 30 us (B200) to 40 us (A100) a kernel.  No constant was fitted here.
+B200, and 30 us (B200) to 40 us (A100) a kernel.  No constant was fitted here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from ..workload.operators import Operator, OperatorKind, Phase
 # B200's, for all devices.
 _KERNEL_S = 30e-6
 _RATE_FRAC = 0.666
-_PERMUTE_RATE_FRAC = 0.5
 _FP32_NBYTES = 4
 Passes = tuple[float, float]
 Kernels = tuple[int, int]
@@ -41,8 +40,7 @@ def is_law(kind: OperatorKind) -> bool:
 
 def law_time_s(operator: Operator, prior: DevicePrior) -> float:
     """Seconds of one operator on a device."""
-    frac = _PERMUTE_RATE_FRAC if operator.kind is OperatorKind.PERMUTE else _RATE_FRAC
-    rate = frac * prior.peaks_for(operator.element_nbytes).bytes_per_s
+    rate = _RATE_FRAC * prior.peaks_for(operator.element_nbytes).bytes_per_s
     _, kernels = _COUNTED.get(operator.kind, ((), (1, 1)))
     return kernels[operator.phase is Phase.BACKWARD] * _KERNEL_S + fused_nbytes(operator) / rate
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -87,7 +86,7 @@ def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
             name=MISALIGNED,
             log_center=MISALIGNED_LOG,
             log_sigma=0.5,
-            weight=partial(misalignment, is_fused=known.is_attention_fused),
+            weight=misalignment,
         ),
         Scale(name="optimizer", log_sigma=0.6, weight=_of(OPTIMIZERS, (Phase.STEP,))),
         Scale(name="tp", log_center=0.4, log_sigma=0.3, weight=_role(GroupRole.TP)),
@@ -157,15 +156,13 @@ def weights(items: Sequence[Item], chosen: Sequence[Scale]) -> Floats:
     return out
 
 
-def misalignment(item: Item, *, is_fused: bool = True) -> float:
+def misalignment(item: Item) -> float:
     """How far the rows of a product are from a multiple of 8: 0 where they are one, 1 where odd.
 
     Tensor cores want rows of 16 bytes; a vocabulary that is not a multiple of 8 costs up to
-    four times the time of logits and loss.  So it is with the channels of a head where the two
-    products of attention run apart; fused kernels pad them.
+    four times the time of logits and loss.
     """
-    kinds = (Kind.LOGITS, Kind.LOSS, *(() if is_fused else (Kind.CORE_ATTENTION,)))
-    if not isinstance(item, Operator) or item.kind not in kinds:
+    if not isinstance(item, Operator) or item.kind not in (Kind.LOGITS, Kind.LOSS):
         return 0.0
     return sum(item.shape[-1] % divisor != 0 for divisor in (2, 4, 8)) / 3
 

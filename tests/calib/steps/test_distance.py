@@ -18,16 +18,15 @@ from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import ERROR_INFLATION, fit_steps
 from forerun.calib.steps.priced_items import SCALE
-from forerun.calib.steps.scales import RELEASE_SIGMA_LOG, UNMODELLED, misalignment, scales
+from forerun.calib.steps.scales import RELEASE_SIGMA_LOG, UNMODELLED, scales
 from forerun.calib.steps.table_steps import machine_times
 from forerun.calib.workload.config import (
-    Attention,
     Batch,
     Parallelism,
     Precision,
     RunConfig,
 )
-from forerun.calib.workload.operators import Operator, OperatorKind, Phase
+from forerun.calib.workload.operators import OperatorKind, Phase
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -174,33 +173,6 @@ def test_grouped_products_are_as_much_slower_than_plain_ones_as_where_both_were_
     assert max(apart) - min(apart) < 0.01
     steps = [products(d, OperatorKind.GROUPED_LINEAR).flop_sigma_log for d in ("b200", "h100")]
     assert steps[0] < steps[1]
-
-
-@given(channels=st.integers(1, 512))
-def test_heads_that_tensor_cores_cannot_read_cost_more_where_products_run_apart(
-    channels: int,
-) -> None:
-    item = Operator(
-        kind=OperatorKind.CORE_ATTENTION,
-        phase=Phase.FORWARD,
-        shape=(1, 8, 8, 128, channels),
-        element_nbytes=2,
-    )
-    assert misalignment(item) == 0.0
-    assert (misalignment(item, is_fused=False) > 0) == (channels % 8 != 0)
-
-
-def test_a_head_of_108_channels_is_slower_than_its_work_says() -> None:
-    """Unfused attention of 108 channels a head against 112, which is more work."""
-    odd, even = (
-        config("A100", attention=Attention.UNFUSED, model=replace(one, seq_length=4096))
-        for one in (
-            replace(of_width(4096, num_layers=32, vocab_size=51200), kv_channels=channels)
-            for channels in (108, 112)
-        )
-    )
-    found = fit_steps(machine_times(odd)).predict([odd, even])
-    assert found.time_s[0] > found.time_s[1]
 
 
 @given(names=st.sets(st.text(min_size=1, max_size=5), min_size=1, max_size=3))
