@@ -81,7 +81,6 @@ def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
         Scale(name="attention", log_sigma=0.15, weight=_of(_ATTENTION, both)),
         Scale(name="memory", log_sigma=0.3, weight=_of(_MEMORY, both)),
         Scale(name="head", log_sigma=0.3, weight=_of(_HEAD, both)),
-        Scale(name="embedding", log_sigma=0.5, weight=_of({Kind.EMBEDDING}, both)),
         Scale(
             name=MISALIGNED,
             log_center=MISALIGNED_LOG,
@@ -175,7 +174,7 @@ _LINEARS = frozenset(kind for kind in Kind if kind.is_linear and kind is not Kin
 _ATTENTION = frozenset({Kind.CORE_ATTENTION, Kind.FLASH_ATTENTION})
 _HEAD = frozenset({Kind.LOGITS, Kind.LOSS})
 _HOSTS = frozenset({Kind.HOST_MICROBATCH, Kind.HOST_STEP, Kind.SHARD_UNIT})
-_APART = OPTIMIZERS | _HOSTS | {Kind.EMBEDDING}
+_APART = OPTIMIZERS | _HOSTS
 _MEMORY = frozenset(Kind) - _LINEARS - _ATTENTION - _HEAD - _APART
 _PASSES = frozenset(Kind) - _APART
 _TF32 = Scale(name="tf32", log_sigma=0.5 * math.log(8.0), weight=_in_fp32)
