@@ -306,7 +306,6 @@ table, so three times as much."""
 _OPERATOR_SIGMAS: Mapping[str, float] = {
     "compute": 0.055,
     "backward": 0.04,
-    "linear": 0.04,
     "attention": 0.1,
     "head": 0.1,
 }

@@ -43,7 +43,7 @@ _STATED: Mapping[str, float] = {
     "host_microbatch": math.log(1e-5),
 }
 """What a profile of layers as they were launched leaves nothing to say about."""
-_PROFILED: Mapping[str, float] = {"compute": 0.1, "backward": 0.05, "linear": 0.05}
+_PROFILED: Mapping[str, float] = {"compute": 0.1, "backward": 0.05}
 """What a layer timed as a whole leaves open: its neighbours and its launches."""
 
 

@@ -73,10 +73,9 @@ def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
     both = (*_FORWARD, *_BACKWARD)
     return (
         # Levels of 37 public calibrations (device, stack, precision) lie 0.10 apart, what they say
-        # of products and of attention beside that 0.06 and 0.1.
+        # of attention beside that 0.1.
         Scale(name="compute", log_sigma=0.12, weight=_of(_PASSES, both)),
         Scale(name="backward", log_sigma=0.1, weight=_of(_PASSES, _BACKWARD)),
-        Scale(name="linear", log_sigma=0.08, weight=_of(_LINEARS, both)),
         *((_TF32,) if known.has_tf32 else ()),
         Scale(name="attention", log_sigma=0.15, weight=_of(_ATTENTION, both)),
         Scale(name="memory", log_sigma=0.3, weight=_of(_MEMORY, both)),
