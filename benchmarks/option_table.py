@@ -3,7 +3,9 @@
     python benchmarks/option_table.py CLONE [CLONE ...]
 
 Each checkout's own parser is built and read, on a CPU; options that the table does not know are
-listed, and the exit code is 1 where there are any.  Checkouts of 0.19 and later want Python 3.12 or
+listed, and the exit code is 1 where there are any.  Then the launch lines of its functional tests
+of GPT that train, and of its examples' scripts, are asked for a number, on eight ranks where they
+say none; why some have none stands below.  Checkouts of 0.19 and later want Python 3.12 or
 typing_extensions.
 """
 
@@ -17,10 +19,16 @@ import sys
 import tempfile
 import typing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.calib.arguments.megatron_command import (
+    Described,
+    config_from_command,
+    config_from_mapping,
+)
 from forerun.calib.arguments.megatron_options import (
     ASIDE,
     DERIVED,
@@ -30,7 +38,11 @@ from forerun.calib.arguments.megatron_options import (
     SWITCHED_OFF,
     is_known,
 )
+from forerun.calib.errors import ForerunError
+from forerun.launch.opened.other_run import OtherRun
+from forerun.launch.options.launch_scripts import line_inside
 
+_USUAL_RANKS = 8
 KINDS = ("modelled", "no effect", "beside the step", "not modelled", "unknown")
 
 
@@ -50,8 +62,47 @@ def main() -> int:
         rows.append([clone.name, str(len(found)), *(str(counts[kind]) for kind in KINDS)])
         unknown |= {option for option, kind in found.items() if kind == "unknown"}
     print(markdown_table(["checkout", "options", *KINDS], rows))
-    print(f"\nUnknown: {', '.join(sorted(unknown)) or 'none'}.")
+    print(f"\nUnknown: {', '.join(sorted(unknown)) or 'none'}.\n")
+    for clone in args.clones:
+        _print_lines(clone)
     return int(bool(unknown))
+
+
+def _print_lines(clone: Path) -> None:
+    answers = [why_not(described) for described in (*_tests(clone), *_scripts(clone))]
+    number = sum(not answer for answer in answers)
+    print(f"{clone.name}: {number} of {len(answers)} launch lines have a number")
+    for answer, count in Counter(filter(None, answers)).most_common():
+        print(f"    {count}  {answer}")
+
+
+def why_not(described: Callable[[], Described]) -> str:
+    """Why a line has no number, in words; empty where it has one."""
+    try:
+        return OtherRun().open_names(described(), None).partition(", so there")[0]
+    except ForerunError as err:
+        return str(err)
+
+
+def _tests(clone: Path) -> Iterator[Callable[[], Described]]:
+    import yaml
+
+    place = clone / "tests" / "functional_tests" / "test_cases" / "gpt"
+    for path in sorted(place.glob("*/model_config.yaml")):
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        is_training = "--num-layers" in (value.get("MODEL_ARGS") or {})
+        if is_training and "inference" not in path.parent.name:
+            yield partial(config_from_mapping, value, num_ranks=_USUAL_RANKS)
+
+
+def _scripts(clone: Path) -> Iterator[Callable[[], Described]]:
+    for path in sorted((clone / "examples").rglob("*.sh")):
+        if "pretrain_gpt.py" in path.read_text(encoding="utf-8", errors="replace"):
+            yield partial(_of_script, path)
+
+
+def _of_script(path: Path) -> Described:
+    return config_from_command(line_inside(["bash", str(path)]), num_ranks=_USUAL_RANKS)
 
 
 def kind_of(option: str) -> str:
@@ -86,7 +137,7 @@ def _options(clone: Path) -> Iterator[str]:
     from forerun.recipes.stand_in_cuda import install
 
     if not hasattr(typing, "override"):
-        vars(typing)["override"] = typing_extensions.override
+        setattr(typing, "override", typing_extensions.override)  # noqa: B010
     install.install()
     with tempfile.TemporaryDirectory() as folder:
         _put_triton(Path(folder))
