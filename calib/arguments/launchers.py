@@ -31,7 +31,7 @@ class Ranks:
     """What a launcher says of a job; 0 where it does not say it.
 
     ``launcher`` is its name, empty where there is none; ``usual_ranks`` are those that it starts
-    where it is not told.
+    where the command does not say.
     """
 
     launcher: str = ""
@@ -54,10 +54,10 @@ def ranks_of(words: Sequence[str]) -> Ranks:
     variables, rest = split_variables(words)
     parts = _parts(rest)
     for name, own in reversed(parts):
-        found = _READERS[name](own)
+        ranks = _READERS[name](own)
         is_outer = name == "srun" or name in _MPI
-        if found.num_ranks or not is_outer:
-            return found
+        if ranks.num_ranks or not is_outer:
+            return ranks
     said = _of_variables(variables)
     return Ranks(launcher=parts[-1][0]) if parts and not said.num_ranks else said
 
@@ -70,19 +70,19 @@ def split_variables(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ..
     >>> split_variables(["A=1", "srun", "env", "B=2", "torchrun", "--rdzv-conf", "timeout=3"])
     ({'A': '1', 'B': '2'}, ('srun', 'torchrun', '--rdzv-conf', 'timeout=3'))
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     rest: list[str] = []
     is_place = True
     for word in words:
         assigned = _ASSIGNED.fullmatch(word)
         if is_place and assigned is not None:
-            found[assigned[1]] = assigned[2]
+            variables[assigned[1]] = assigned[2]
         elif word.rpartition("/")[2] == _ENV:
             is_place = True
         else:
             is_place = False
             rest.append(word)
-    return found, tuple(rest)
+    return variables, tuple(rest)
 
 
 def _parts(words: Sequence[str]) -> list[tuple[str, list[str]]]:

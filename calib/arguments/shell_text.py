@@ -1,7 +1,7 @@
 """Commands of a shell script, as far as its text says them: nothing is run.
 
 Assignments, arrays, quotes and plain expansions (``$A``, ``${A}``, ``${A:-word}``, ``${A[@]}``,
-``$((A * 2))``) are followed in order.  What only a run can tell (a command's output, a branch, a
+``$((A * 2))``) are followed in order.  What only a run can say (a command's output, a branch, a
 loop, an argument of the script) stays in the text as it is written.
 """
 
@@ -59,13 +59,13 @@ def of_options(words: Sequence[str]) -> dict[str, str]:
     >>> of_options(["--nodes=4", "-n", "32", "--gpus-per-node=a100:8"])["SLURM_GPUS_PER_NODE"]
     '8'
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for place, word in enumerate(words):
         option, joined, value = word.partition("=")
         value = value if joined else next(iter(words[place + 1 :]), "")
         if (name := _SLURM.get(option, "")) and value:
-            found[name] = found[_ALSO.get(name, name)] = value.rpartition(":")[2]
-    return found
+            variables[name] = variables[_ALSO.get(name, name)] = value.rpartition(":")[2]
+    return variables
 
 
 def _of_directives(text: str) -> dict[str, Value]:
@@ -107,16 +107,16 @@ class _Reader:
             elif char == "#":
                 end = self.text.find("\n", self.place)
                 self.place = len(self.text) if end < 0 else end
-            elif not self.words and (found := _ASSIGNED.match(self.text, self.place)):
-                self._assign(found)
+            elif not self.words and (assigned := _ASSIGNED.match(self.text, self.place)):
+                self._assign(assigned)
             else:
                 self.words += self._word(" \t\r\n;|&")
                 if self.words[:1] in (["then"], ["do"], ["else"], ["{"]):
                     self.words.clear()
 
-    def _assign(self, found: re.Match[str]) -> None:
-        self.place = found.end()
-        name, is_more = found[1], bool(found[2])
+    def _assign(self, assigned: re.Match[str]) -> None:
+        self.place = assigned.end()
+        name, is_more = assigned[1], bool(assigned[2])
         before = self.known.get(name, ()) if is_more else ()
         if self.text.startswith("(", self.place):
             self.place += 1
@@ -182,7 +182,7 @@ class _Reader:
             parts += pieces[1:]
 
     def _expansion(self) -> tuple[str, Value | None]:
-        """The text of an expansion, and what it stands for; None where only a run can tell."""
+        """The text of an expansion, and what it stands for; None where only a run can say."""
         begin = self.place
         if self.text.startswith("$((", begin):
             end = self.text.find("))", begin)
@@ -197,15 +197,15 @@ class _Reader:
             self.place = end + 1 if end >= 0 else len(self.text)
             written = self.text[begin : self.place]
             return written, self._braced(written[2:-1])
-        found = _NAME.match(self.text, begin + 1)
-        self.place = found.end() if found else min(begin + 2, len(self.text))
-        return self.text[begin : self.place], self.known.get(found[0]) if found else None
+        name = _NAME.match(self.text, begin + 1)
+        self.place = name.end() if name else min(begin + 2, len(self.text))
+        return self.text[begin : self.place], self.known.get(name[0]) if name else None
 
     def _braced(self, inner: str) -> Value | None:
-        found = _NAME.match(inner)
-        if found is None:
+        name = _NAME.match(inner)
+        if name is None:
             return None
-        rest, value = inner[found.end() :], self.known.get(found[0])
+        rest, value = inner[name.end() :], self.known.get(name[0])
         if rest in ("", "[@]", "[*]"):
             return value
         if rest[:2] in (":-", ":=") or rest[:1] in ("-", "="):

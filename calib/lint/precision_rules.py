@@ -1,4 +1,4 @@
-"""Numbers that a device is slow with, and options that Megatron refuses beside each other."""
+"""Numbers that a device is slow with, and options that Megatron refuses together."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ def _floor(calibration: Calibration, config: RunConfig) -> Mapping[str, float]:
     counts = [(o, n) for o, n in stage_operators(config, 0).forward if o in calibration.measured]
     if not counts:
         return {}
-    found = calibration.operators([operator for operator, _ in counts])
+    estimates = calibration.operators([operator for operator, _ in counts])
     layers = sum(len(config.layers_of(chunk)) for chunk in config.chunks_of(0))
-    layer_s = float(found.time_s @ [count for _, count in counts]) / max(1, layers)
+    layer_s = float(estimates.time_s @ [count for _, count in counts]) / max(1, layers)
     return {FLOOR: math.log(layer_s / 2)} if 0.0 < layer_s / 2 < usual_s else {}
 
 

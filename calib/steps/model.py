@@ -84,13 +84,13 @@ class FittedSteps:
 
     def estimates(self, configs: Sequence[RunConfig]) -> list[StepEstimate]:
         """The steps of many layouts, in their order."""
-        found: dict[int, StepEstimate] = {}
+        estimates: dict[int, StepEstimate] = {}
         # Layouts share operators, and an operator of attention has one time in them.
         for is_fused in dict.fromkeys(config.is_attention_fused for config in configs):
             places = [n for n, one in enumerate(configs) if one.is_attention_fused is is_fused]
             layouts, theta = self._layouts([configs[place] for place in places])
-            found.update(zip(places, self._estimates(layouts, theta), strict=True))
-        return [found[place] for place in range(len(configs))]
+            estimates.update(zip(places, self._estimates(layouts, theta), strict=True))
+        return [estimates[place] for place in range(len(configs))]
 
     def predict(self, configs: Sequence[RunConfig]) -> StepPredictions:
         """Medians and 90 % intervals."""
