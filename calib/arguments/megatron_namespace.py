@@ -373,6 +373,11 @@ def _unmodelled(args: object, given: Arguments, layout: PipelineLayout | None) -
         found.append("fp8_recipe")
     if set(_offloaded(given)) - OFFLOADED_MODULES:
         found.append("offload_modules")
+    is_uniform = given.text("recompute_method") == "uniform"
+    if is_uniform and given.number("recompute_num_layers") > 1:
+        # One input for several layers stays, and all of them are there at once when it is their
+        # turn: what is modelled is one layer at a time.
+        found.append("recompute_num_layers")
     if layout is not None and not layout.is_plain:
         found.append("pipeline_model_parallel_layout")
     return tuple(found)

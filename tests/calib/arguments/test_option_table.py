@@ -57,6 +57,14 @@ def test_a_vocabulary_that_a_tokenizer_settles_is_said(more: str, size: int) -> 
     assert stated.config.model.vocab_size == 512 and not stated.notes
 
 
+@pytest.mark.parametrize(("num_layers", "is_modelled"), [("1", True), ("5", False)])
+def test_chunks_of_several_layers_are_not_taken_for_one(num_layers: str, is_modelled: bool) -> None:
+    words = "--vocab-size 512 --recompute-granularity full --recompute-method uniform"
+    more = [*words.split(), "--recompute-num-layers", num_layers]
+    found = config_from_command([*LINE.split(), *more]).config.unmodelled
+    assert ("recompute_num_layers" not in found) is is_modelled
+
+
 def test_a_variable_behind_a_switch_holds_further_options() -> None:
     words = [*LINE.split(), "--vocab-size", "512", "--sequence-parallel", "$MORE"]
     assert config_from_command(words, num_ranks=2).config.model.num_layers == 2
