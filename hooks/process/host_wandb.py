@@ -23,6 +23,8 @@ _FORECAST_KEYS = (
     *("finish_p50_unix_s", "finish_p95_unix_s"),
     *("overhead_frac", "overhead_below_frac"),
 )
+_BAND = ("single_low_s", "single_high_s")
+"""Interval of 90 % in which a forecast says that a single step lies."""
 _RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac")
 """Of the forecast's step; those of another are as much higher as it is shorter."""
 
@@ -68,7 +70,7 @@ class ForecastFile:
         if isinstance(value, dict) and value.get("launch_id") == name:
             self.values = {
                 key: number
-                for key in ("step_time_s", *_FORECAST_KEYS, *_RATES)
+                for key in ("step_time_s", *_BAND, *_FORECAST_KEYS, *_RATES)
                 if (number := _number(value.get(key))) is not None
             }
 
@@ -105,13 +107,24 @@ class HostWandb:
         if predicted is not None:
             values["step_time_predicted_s"] = predicted
             values["step_time_error_frac"] = predicted / time_s - 1.0
-            values |= self._ahead(unix_s) | self._rates(time_s)
+            values |= self._band(time_s) | self._ahead(unix_s) | self._rates(time_s)
         found = {ITERATION: step + 1, **self._unsent.of(values)}
         row = {PREFIX + name: value for name, value in found.items()}
         if self._is_stepped:
             run.log(row, step=max(step, run.step) + 1)
         else:
             run.log(row, commit=False)
+
+    def _band(self, time_s: float) -> dict[str, float]:
+        known = self._forecast.values
+        if any(name not in known for name in _BAND):
+            return {}
+        low_s, high_s = (known[name] for name in _BAND)
+        return {
+            "step_time_predicted_low_s": low_s,
+            "step_time_predicted_high_s": high_s,
+            "is_in_interval": float(low_s <= time_s <= high_s),
+        }
 
     def _ahead(self, unix_s: float) -> dict[str, float]:
         known = self._forecast.values

@@ -124,6 +124,24 @@ def test_rates_of_the_forecast_become_those_of_the_step(run: HostRun, tmp_path: 
     assert run.rows[1][1] == {"calib/iteration": 7, "calib/step_time_s": 0.0}
 
 
+def test_the_band_of_a_step_stands_beside_it(run: HostRun, tmp_path: Path) -> None:
+    """By the keys of our own run, and only where the forecast has both of its ends."""
+    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
+    wandb = HostWandb(forecast)
+    write_forecast(tmp_path, {"step_time_s": 3.0, "single_low_s": 2.5})
+    forecast.poll()
+    wandb.log(step=5, time_s=4.0, is_after_window=True)
+    write_forecast(tmp_path, {"step_time_s": 3.0, "single_low_s": 2.5, "single_high_s": 3.5})
+    forecast.poll()
+    wandb.log(step=6, time_s=4.0, is_after_window=True)
+    wandb.log(step=7, time_s=3.4, is_after_window=True)
+    first, second, third = (row for _, row in run.rows)
+    assert "calib/step_time_predicted_low_s" not in first
+    ends = [second[f"calib/step_time_predicted_{end}_s"] for end in ("low", "high")]
+    assert ends == [2.5, 3.5]
+    assert [row["calib/is_in_interval"] for row in (second, third)] == [0.0, 1.0]
+
+
 def test_what_is_defined_in_the_hosts_run_is_ours_alone(run: HostRun, tmp_path: Path) -> None:
     wandb = HostWandb(ForecastFile(tmp_path, lambda: LAUNCH))
     for step in range(3):
