@@ -24,6 +24,7 @@ from ...calib.arguments.megatron_command import (
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
 from ...calib.workload.config import VOCAB_MULTIPLE, RunConfig
+from .nested_files import joined
 
 MAX_NBYTES = 1 << 20
 """Of a file of arguments; real ones have a few kB."""
@@ -100,7 +101,7 @@ def _parsed(path: Path) -> Mapping[str, Any]:
     value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path} holds no mapping of names to values; write NAME: VALUE lines")
-    return value
+    return joined(path, value, _parsed) if "modules" in value else value
 
 
 def _json(path: Path, text: str) -> Any:
