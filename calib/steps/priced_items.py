@@ -131,7 +131,8 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
         out[inside], sigma_log[inside] = _INSIDE_S, 0.0
     for places, factor in _quantized(compiled, base.conditions.fp8):
         narrow = [replace(cast(Operator, compiled.items[p]), element_nbytes=1) for p in places]
-        out[places] = factor * base.estimates(narrow).time_s
+        casts = np.array([_cast_nbytes(operator) for operator in narrow]) / bytes_per_s
+        out[places] = factor * base.estimates(narrow).time_s + casts
     return replace(found, time_s=out, sigma_log=sigma_log)
 
 
@@ -223,6 +224,15 @@ def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], fl
             if operator.kind.is_quantized:
                 places[index[operator]] = None
     return [(list(places), factor) for factor, places in found.items()]
+
+
+def _cast_nbytes(operator: Operator) -> float:
+    """Traffic of quantising what a product reads: 2 bytes in, the values and their transpose out.
+
+    Forwards that is the input, backwards the gradient of the output; weights are kept.
+    """
+    tokens, num_in, num_out = operator.shape[-3:]
+    return 4.0 * tokens * (num_out if operator.phase is Phase.BACKWARD else num_in)
 
 
 def _splits(compiled: Compiled) -> set[Operator]:
