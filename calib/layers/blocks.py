@@ -52,6 +52,8 @@ class Block:
     backward: tuple[OperatorCount, ...]
     recompute: tuple[OperatorCount, ...]
     """Forward operators that run again within the backward pass."""
+    num_checkpoints: int
+    """Modules whose forward is started again, each with an autograd pass of its own."""
     uses: tuple[CollectiveUse, ...]
     tensors: tuple[ParameterTensor, ...]
     numel: BlockNumel
@@ -181,6 +183,7 @@ def _made(
         forward=(*_counted(whole, Phase.FORWARD, nbytes), *_units(config, kind, Phase.FORWARD)),
         backward=(*_counted(whole, Phase.BACKWARD, nbytes), *_units(config, kind, Phase.BACKWARD)),
         recompute=_counted(again, Phase.RECOMPUTE, nbytes),
+        num_checkpoints=_num_checkpoints(config, parts, is_whole=is_recomputed),
         uses=_joined(
             [
                 *uses,
@@ -347,6 +350,15 @@ def _recomputed(
             if OperatorKind.CORE_ATTENTION in kinds:
                 uses += [use for use in forward if use.call.role is GroupRole.CP]
     return operators, uses
+
+
+def _num_checkpoints(config: RunConfig, parts: tuple[LayerModule, ...], *, is_whole: bool) -> int:
+    if is_whole:
+        return 1
+    names = Again.own(config).names
+    kinds = {_KINDS_OF_MODULE[name] for name in names if name in _KINDS_OF_MODULE}
+    of_parts = sum(one.module in names for one in parts)
+    return of_parts + sum(shaped[0] in kinds for one in parts for shaped in one.operators)
 
 
 def _counted(shaped: Iterable[Shaped], phase: Phase, nbytes: int) -> tuple[OperatorCount, ...]:

@@ -85,6 +85,8 @@ class Layouts:
     """Share of a layer's kernels that the host launches for each block, shape (blocks, 1)."""
     again_frac: Floats
     """Share of them that recomputation repeats, shape (blocks, 1)."""
+    checkpoints: Floats
+    """Modules that are started again, shape (blocks, 1)."""
     has_experts: NDArray[np.bool_]
     """Which blocks launch the kernels of experts, shape (blocks, 1)."""
     releases: tuple[Release, ...]
@@ -194,7 +196,10 @@ class Layouts:
         floor_s = self.launched_frac * (self._named(theta, FLOOR) + of_experts_s)
         forward_s = floor_s + self.calls_s[Placement.FORWARD]
         backward_s = floor_s * self._named(theta, FLOOR_RATIO) + self.calls_s[Placement.BACKWARD]
-        again_s = self.again_frac * floor_s + self.calls_s[Placement.RECOMPUTE]
+        # Each module that is started again takes the host as long as a dense layer: states of
+        # random numbers are put back and kept, and autograd is entered once more.
+        restarts_s = self.checkpoints * self._named(theta, FLOOR)
+        again_s = self.again_frac * floor_s + restarts_s + self.calls_s[Placement.RECOMPUTE]
 
         def adjust(blocks: BlockTimes) -> BlockTimes:
             # Recomputation and backward launch into one queue: what one waits, the other works.
@@ -239,6 +244,7 @@ def layouts_of(
         calls_s={p: _calls_s(compiled, p) * open_frac * is_called for p in _PASSES},
         launched_frac=open_frac * launched,
         again_frac=np.array([[again_frac(b)] for b in compiled.blocks]),
+        checkpoints=open_frac * np.array([[float(b.num_checkpoints)] for b in compiled.blocks]),
         releases=releases,
         has_release=has_release,
         doublings=np.array([[doublings(config)] for config in configs]),

@@ -162,6 +162,7 @@ def test_h6_a_norm_runs_again_with_its_product(module: str, inside: int) -> None
     found = block(llama(**modules), BlockKind.LAYER)
     assert counts(found.recompute)[OperatorKind.FUSED_NORM] == inside
     assert counts(found.recompute)[OperatorKind.NORM] == 0
+    assert found.num_checkpoints == (module != "layernorm")
 
 
 def test_h6_whole_layers_run_norms_again() -> None:
