@@ -121,7 +121,7 @@ def test_doctor_says_what_answers_lack_and_where_they_can_be(home: Path) -> None
 
 def test_doctor_looks_at_words_alone(home: Path) -> None:
     sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
-    words = f"torchrun --nproc-per-node 2 t.py {sizes} --micro-batch-size 1 --vocab-size 128"
+    words = f"torchrun --nproc-per-node 2 t.py {sizes} --bf16 --micro-batch-size 1 --vocab-size 128"
     done = bare(home, "doctor", "--", *words.split())
     assert done.returncode == 0, done.stderr
     assert "1. --overlap-grad-reduce is not given" in done.stdout

