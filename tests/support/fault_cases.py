@@ -31,6 +31,7 @@ from fault_injections import (
     handler_raises,
     in_turn,
     jump,
+    let_write,
     no_more_files,
     no_space,
     no_thread,
@@ -193,6 +194,7 @@ HOOKS = (
         name="the exit handler fails",
         rows=ALL,
         arrange=fails(f"{_SESSION}._at_exit", RuntimeError("late")),
+        act=at(9, "end", let_write),  # at its own pace: nothing waits for it at the exit
     ),
     Fault(
         name="a fault, and the user's log handler fails on it",
