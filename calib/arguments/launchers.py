@@ -28,7 +28,7 @@ _PPR = re.compile(r"ppr:(\d+):node")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """What a launcher says of a job; 0 where it does not say it.
+    """The ranks of a job as its launcher says them; 0 where it does not.
 
     ``launcher`` is its name, empty where there is none; ``usual_ranks`` are those that it starts
     where the command does not say.

@@ -87,7 +87,7 @@ def _described(table: ArgumentTable, num_ranks: int, ranks_per_node: int) -> Des
     if not values.get("data_parallel_size"):
         values.setdefault("world_size", num_ranks)
     values.setdefault("ranks_per_node", ranks_per_node)
-    # Of a path it only counts that it is given.
+    # A path counts by being given alone.
     names = [n for n, value in values.items() if str(value).startswith("$") and n not in _PATHS]
     if names:
         raise ConfigError(f"{', '.join(names)}: a variable of the shell; write its value")

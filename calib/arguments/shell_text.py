@@ -34,7 +34,7 @@ _MATHS = {
 }  # fmt: skip
 
 Value = tuple[str, ...]
-"""Of a variable: one text, or the elements of an array."""
+"""The value of a variable: one text, or the elements of an array."""
 
 
 def commands(text: str, variables: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:

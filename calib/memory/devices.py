@@ -63,7 +63,7 @@ _OTHERS = tuple(
         ("Quadro RTX 8000", 49152),
     )
 )
-"""Of the same source, without a short name."""
+"""Devices of the same source that have no short name."""
 SHORT_NAMES = tuple(_DEVICES)
 """Every device that has one."""
 _CPU = "cpu"
@@ -73,7 +73,7 @@ _VENDORS = ("nvidia ", "tesla ", "quadro ", "geforce ", "amd ", "accelerator")
 """What a driver's own name begins with, be the device known or not."""
 _MAKERS = re.compile(r"^(nvidia|tesla|amd|instinct|geforce)-")
 _SIZE = re.compile(r"-(?:mig-)?\dg\.(\d+)gb|-(\d+)gb?\b")
-"""Of a slice of a device, which comes last, or of the whole, as a driver's name says it."""
+"""The size of a slice of a device, which comes last, or of the whole, in a driver's name."""
 
 
 def known_device(name: str) -> Device:

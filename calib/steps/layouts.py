@@ -239,7 +239,7 @@ def layouts_of(
         effects=effects,
         block_effects=_block_effects(compiled, effects, priced.base_s, told_frac),
         has_effect=_has_effect(of_all, effects),
-        # What was sampled in training holds its launches as far as it waited for them; a graph that
+        # Samples of training hold its launches as far as it waited for them; a graph that
         # is replayed has none, with its collectives where it is whole.
         calls_s={p: _calls_s(compiled, p) * open_frac * is_called for p in _PASSES},
         launched_frac=open_frac * launched,
