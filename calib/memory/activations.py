@@ -263,7 +263,7 @@ def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
         lse = 4 * size.tokens * heads
         return (Saved(name="log-sum-exp", nbytes=lse, modules=core), out)
     scores = size.tokens * model.seq_length * heads
-    # Where softmax runs in fp32, autograd keeps its result beside the cast one.
+    # Autograd saves the result of a softmax in fp32 and the cast one.
     each = size.nbytes + (4 if config.softmax_nbytes > size.nbytes else 0)
     # The dropped-out scores, which the next product keeps, and a mask of one byte.
     dropout = size.nbytes + 1 if config.attention_dropout else 0

@@ -19,7 +19,7 @@ from .scales import FLOOR, floor_s
 IN_SITU: Mapping[str, float] = dict.fromkeys(
     ("misaligned", "tp", "dp", "pp", "network", "host_microbatch", "host_step"), 0.0
 )
-"""What samples of training itself hold already: transfers as they ran beside other work."""
+"""Centres of what samples of training hold already: transfers as they ran during other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

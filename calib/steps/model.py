@@ -68,7 +68,7 @@ class FittedSteps:
     """Measured over modelled step of the running layout, log, where that lies outside what the
     model says of it unseen; 0 inside.  Layouts that were not measured may be off by as much."""
     left_out_log: float = 0.0
-    """By how much what a run's description leaves out may move its steps, log, with 90 %; 0:
+    """The log by which what a description leaves out may move a run's steps, with 90 %; 0:
     nothing is left out, or measured steps hold it."""
 
     def estimate(self, config: RunConfig) -> StepEstimate:

@@ -97,7 +97,7 @@ _WITH_TRANSFORMER_ENGINE = ("megatron-core", "megatron-lm", "megatron-bridge", "
 """How the names of frameworks begin that run on it by default."""
 _WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry")
 """Names of frameworks that call the flash-attn package themselves."""
-_OLD = re.compile(r"\b([vp]100|p40?|k80|t4|t40|gtx|titan|quadro|rtx[ -]?20\d\d)\b")
+_OLD = re.compile(r"\b([vp]100|p40?|k80|t4|t40|gtx|titan|quadro|rtx[ -]?20[678]0)\b")
 """NVIDIA's devices before Ampere, for which neither flash-attn 2 nor cuDNN has fused attention
 (flash-attn's README; TransformerEngine, attention/dot_product_attention/utils.py: sm80)."""
 VOCAB_MULTIPLE = 128

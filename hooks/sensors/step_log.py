@@ -341,9 +341,9 @@ class StepLog:
 
         Those without a time are dropped, and counted.
         """
-        if not isinstance(self.readings, DeviceReadings):
-            return False
-        num_read = self.readings.settle()
+        num_read = 0
+        if isinstance(self.readings, DeviceReadings):
+            num_read = self.readings.settle()
         if num_read and self.resolve():
             self.num_dropped += max(0, len(self.what) - num_read)
             return True

@@ -34,7 +34,7 @@ LATE_READ_FRAC = 0.01
 LEAST_READ_S = 0.0002
 """What a short step gives at least: a hundred events."""
 MOST_LATE_STEPS, MOST_LATE_S = 5, 10.0
-"""What comes after a window's end in which its events may still be read, the longer of the two:
+"""Steps and seconds after a window's end in which its events may be read, the longer of the two:
 steps of 60 ms leave 0.6 ms each, and a hooked one of a Llama has 2 ms to read.  Then what was not
 read is dropped."""
 
@@ -220,7 +220,7 @@ class Ledger:
         self._ending = replace(self._ending, coverage=(*self._ending.coverage, remark))
 
     def give_up(self) -> None:
-        """What was not read by now is dropped and counted: waiting would be a synchronisation."""
+        """Drop and count the marks that were not read by now: waiting would be a synchronisation."""
         for log in self._pending:
             is_of_use = self._guard.protect(log.settle)()
             self._num_dropped += log.num_dropped

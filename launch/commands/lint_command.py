@@ -174,7 +174,7 @@ def _pricing(args: argparse.Namespace, asked: _Asked) -> Pricing | None:
 
 
 def _room(pricing: Pricing | None) -> str:
-    """What the launch takes of the memory of its device where it does not fit; else empty."""
+    """The memory that the launch takes of its device where it does not fit; else empty."""
     if pricing is None or pricing.own.verdict.value != "does not fit":
         return ""
     needed, there = pricing.own.memory.total_nbytes, pricing.memory_capacity_nbytes or 0

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _RELEASES = f"{NAMES['releases'][0]} to {NAMES['releases'][-1]}"
 LEFT_OUT_FACTOR = 2.0
-"""What an option that is not modelled may change a step by, where nothing better is known."""
+"""The factor by which an option that is not modelled may change a step, as long as nothing better
+is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from pathlib import Path, PurePath
 
 from ...calib.arguments.launchers import split_variables
+from ...calib.arguments.megatron_command import split_launcher
 from ...calib.arguments.shell_text import commands, of_options
 from ...calib.errors import ConfigError
 
@@ -36,7 +37,9 @@ def line_inside(words: Sequence[str]) -> tuple[str, ...]:
 
 def _wrapper(words: Sequence[str]) -> int | None:
     """Place of a shell, of a batch command or of a script, in front of any training script."""
-    front = takewhile(lambda word: not word.endswith(".py"), words)
+    launcher, arguments = split_launcher(words)
+    is_script = bool(launcher) or len(arguments) < len(words)
+    front = launcher if is_script else words
     names = (*_SHELLS, *_BATCH)
     places = (n for n, w in enumerate(front) if PurePath(w).name in names or w.endswith(_SCRIPTS))
     return next(places, None)
@@ -49,12 +52,13 @@ def _inside(words: Sequence[str], place: int) -> tuple[str, ...]:
     if PurePath(rest[0]).name in _SHELLS and (text := _said(rest[1:])) is not None:
         return (*outer, *_launch(commands(text, variables), f"{rest[0]} -c"))
     behind = rest if rest[0].endswith(_SCRIPTS) else rest[1:]
-    path = next((Path(word) for word in behind if Path(word).is_file()), None)
-    if path is None:
+    word = next((one for one in behind if os.path.isfile(one)), None)
+    if word is None:
         shown = " ".join(rest[:3])
         raise ConfigError(f"{shown}: no script that can be read; give the launch line itself")
     if is_batch:
-        variables = {**of_options(rest[1 : rest.index(str(path))]), **variables}
+        variables = {**of_options(rest[1 : rest.index(word)]), **variables}
+    path = Path(word)
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_NBYTES).decode()

@@ -53,6 +53,14 @@ def test_options_of_sbatch_go_before_directives(script: Path) -> None:
 def test_a_line_without_a_script_is_left_alone() -> None:
     words = ("torchrun", "--nproc-per-node", "2", "t.py", "--data", "run.sh", "bash")
     assert line_inside(words) == words
+    module = ("torchrun", "--nproc-per-node", "2", "-m", "pkg.train", "--hook", "run.sh")
+    assert line_inside(module) == module
+
+
+def test_a_script_may_be_named_from_here(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(script.parent)
+    for words in (["sbatch", "./run.sh"], ["bash", "./run.sh"], ["./run.sh"]):
+        assert config_from_command(line_inside(words)).config.parallelism.num_ranks == 8
 
 
 def test_what_cannot_be_read_says_how_to_give_the_line(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def test_an_unfused_matrix_costs_what_it_moves_whoever_stands_beside() -> None:
         ("V100", False),
         ("T4", False),
         ("GeForce RTX 2080 Ti", False),
+        ("NVIDIA RTX 2000 Ada Generation", True),
     ],
 )
 def test_no_kernel_for_it_runs_before_ampere(device: str, is_fused: bool) -> None:
