@@ -220,7 +220,7 @@ class Ledger:
         self._ending = replace(self._ending, coverage=(*self._ending.coverage, remark))
 
     def give_up(self) -> None:
-        """Drop and count the marks that were not read by now: waiting would be a synchronisation."""
+        """Drop and count the marks that were not read by now: waiting would synchronise."""
         for log in self._pending:
             is_of_use = self._guard.protect(log.settle)()
             self._num_dropped += log.num_dropped
