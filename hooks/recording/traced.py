@@ -7,6 +7,7 @@ an operator is decided as in every other step.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from bisect import bisect_left
@@ -20,6 +21,7 @@ from ...calib.records.kineto_trace import (
     KERNEL,
     MESSAGE_OP,
     SHAPES,
+    USER_RANGE,
     Paced,
     TracedCollective,
     TracedWork,
@@ -45,6 +47,11 @@ from ..sensors.step_log import StepLog, Transfer
 from ..sensors.stopwatch import HostReadings
 from .attribution import Attribution, OpenOperator, deepest
 
+_LAUNCH = re.compile(r"(cu|cuda|hip)[A-Z]")
+"""Calls of CUDA's driver (cuBLAS launches by it on Hopper), of its runtime and of HIP.
+
+Their numbers are of another series than those of operations, and both begin at 1.
+"""
 MARK = "forerun"
 """Name of the events that are marks."""
 SAID_FRAC = 0.05
@@ -157,12 +164,16 @@ def _event(event: Any) -> TraceEvent:
 
 
 def _category(event: Any, is_host: bool) -> str:
+    """The category; by its name where the profiler, PyTorch's before 2.12, has none."""
     kind = getattr(event, "activity_type", None)
     if kind is not None:
         return str(kind())
+    if getattr(event, "is_user_annotation", bool)():
+        # Its span on the device is around kernels and none of them.
+        return USER_RANGE
     if not is_host:
         return KERNEL
-    return "cuda_runtime" if event.name().startswith("cuda") else CPU_OP
+    return "cuda_runtime" if _LAUNCH.match(event.name()) else CPU_OP
 
 
 def _shapes(event: Any, name: str) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import gc
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.calib.records.kineto_trace import DEVICE_WORK
 from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, TraceRecord
@@ -24,6 +26,7 @@ from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
 from forerun.hooks.sensors.stopwatch import HostReadings
 from forerun.hooks.session.trace_turns import Tracing
 
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "hipLaunchKernel")
 GROUP = "DATA_PARALLEL_GROUP#2"
 TOKENS, IN, OUT = 8, 4, 16
 
@@ -70,6 +73,17 @@ class Event:
 
     def metadata_json(self) -> str:
         return json.dumps(self.meta)[1:-1]
+
+
+class OlderEvent(Event):
+    """One of a profiler that has no category, as PyTorch's before 2.12."""
+
+    @property
+    def activity_type(self) -> Any:
+        raise AttributeError
+
+    def is_user_annotation(self) -> bool:
+        return self.kind.endswith("user_annotation")
 
 
 class CountingStopwatch:
@@ -218,6 +232,32 @@ def step_of(*events: Event, **kind: Any) -> TracedStep:
         first_transfer=1,
         is_device=True,
     )
+
+
+@pytest.mark.parametrize("call", LAUNCHES)
+@pytest.mark.parametrize("kind", [Event, OlderEvent])
+@given(numbers=st.permutations((20, 30, 31)))
+def test_numbers_of_launches_are_not_those_of_operations(kind, call, numbers):
+    first, second, third = numbers
+    traced = step_of(
+        Event("aten::linear", 2100, 400, number=20),
+        Event("Optimizer.step", 2200, 90, "user_annotation", 40),
+        Event(call, 2210, 5, "cuda_driver", first, 20),
+        kernel("nvjet_tst_128x64", 40, first, 20),
+        Event("Optimizer.step", 90_000, 99_999, "gpu_user_annotation", 40, 40),
+        Event("aten::mm", 6100, 100, number=30, dims=[[TOKENS, OUT], [OUT, IN]]),
+        Event(call, 6150, 5, "cuda_driver", second, 30),
+        kernel("nvjet_tst_64x64", 41, second, 30),
+        Event("aten::mm", 6300, 100, number=31, dims=[[OUT, TOKENS], [TOKENS, IN]]),
+        Event(call, 6350, 5, "cuda_driver", third, 31),
+        kernel("nvjet_tst_64x64", 50, third, 31),
+    )
+    events = [kind(**vars(event)) for event in traced.events()]
+    assert times(replace(traced, events=lambda: events)) == {
+        Phase.FORWARD: (40, 1),
+        Phase.INPUT_GRADIENT: (41, 1),
+        Phase.WEIGHT_GRADIENT: (50, 1),
+    }
 
 
 def node(number: int, at_ns: int, *kernels: Event) -> list[Event]:
