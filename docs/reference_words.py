@@ -129,7 +129,8 @@ LEFT_FILES = {
     "reported-*.json": "the same for `report`",
     "forecasts.jsonl": "DIR alone: every forecast that was made and how each run ended, for `compare`",
     "owner.json": "DIR alone: whose answers lie at its top",
-    "runs/*": "DIR alone: a folder for each launch; in it `launch.json`, and `stop-request.json` while a "
+    "runs/*": "DIR alone: a folder for each launch; in it `launch.json`, `host_values.json` and "
+    "`host_tables.jsonl` where W&B has a run of training's own, and `stop-request.json` while a "
     "wrapper asks for a stop",
     "records/*": "DIR alone: what the hooks wrote, one file per rank, and `command.json`, how the run "
     "was launched",

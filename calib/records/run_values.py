@@ -57,14 +57,24 @@ RUN_VALUES: Mapping[str, RunValue] = {
     "num_steps": _once("Steps of the whole run."),
     "overhead_frac": _once("What hooks cost a step of the window, as a share of it."),
     "overhead_below_frac": _once("Bound of that cost, where noise hides it."),
-    "window_next_step_error_before_frac": _of(
+    "window_next_step_error_before_frac": _once(
         "Error of the next window's step as predicted before a window was learned from."
     ),
-    "window_next_step_error_after_frac": _of(
+    "window_next_step_error_after_frac": _once(
         "Error of the next window's step as predicted after a window was learned from."
     ),
 }
 """All that is sent for steps."""
+RATES = (
+    *("tokens_per_s", "tokens_per_s_per_gpu"),
+    *("samples_per_s", "samples_per_s_per_gpu"),
+    "mfu_frac",
+)
+"""Those in inverse proportion to the time of the step."""
+LEVELS = frozenset(
+    {"level_s", "drift_frac", *(name for name, one in RUN_VALUES.items() if one.is_constant)}
+)
+"""Those that hold for steps of a window too."""
 SUMMARY_VALUES: Mapping[str, str] = {
     "num_scored_steps": "Steps that had a prediction before they ran.",
     "step_time_error_median_frac": "Predicted over measured step time, less 1, median.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...calib.records.record_kinds import StepFlag
 from ...calib.workload.config_json import encode_fields
 from ...calib.workload.run_options import WandbMode
 from ..process.host import Host
-from ..process.host_wandb import ForecastFile, HostWandb, host_run
+from ..process.host_wandb import CompanionFiles, HostWandb, host_run
 from ..process.interpreter import waiting
 from ..process.launch_identity import LaunchIdentity
 from ..process.launch_note import LaunchNote
@@ -36,7 +36,7 @@ class Live:
         self._environment: dict[str, str] = {}
         self._identity = LaunchIdentity(settings)
         self._note = LaunchNote(settings)
-        self._forecast = ForecastFile(settings.directory, self.launch_id)
+        self._files = CompanionFiles(settings.directory, self.launch_id)
         self._wandb: HostWandb | None = None
         self._is_after_window = False
         self._has_said_where = False
@@ -47,13 +47,12 @@ class Live:
         The companion itself is started by ``poll``, once its launch has a name.
         """
         has_host_wandb = host_run() is not None
-        if has_host_wandb and self._settings.wandb is not WandbMode.OFF:
-            self._wandb = HostWandb(
-                self._forecast, is_stepped=host is None or host.is_wandb_stepped
-            )
         is_home = self._settings.rank.is_last
         if host is not None and host.is_home is not None:
             is_home = host.is_home
+        if has_host_wandb and self._settings.wandb is not WandbMode.OFF:
+            is_stepped = host is None or host.is_wandb_stepped
+            self._wandb = HostWandb(self._files, is_stepped=is_stepped, is_home=is_home)
         has_program = bool(self._settings.companion_command)
         if is_home and has_program and self._pipe is None:
             self._environment = dict(os.environ)
@@ -94,28 +93,34 @@ class Live:
         if self._wandb is not None:
             if plan.window is not None and not plan.is_hooked and not plan.is_warmup:
                 self._wandb.note_bare(time_s)
-            try:
-                self._wandb.log(
+            self._log(
+                lambda wandb: wandb.log(
                     step=number, time_s=time_s, is_after_window=is_after_window, unix_s=unix_s
                 )
-            except Exception as err:  # W&B raises its own, network and service errors alike.
-                self._wandb = None
-                _log.warning("[forerun] W&B is off: %s; records are written", str(err))
+            )
+
+    def _log(self, act: Callable[[HostWandb], object]) -> None:
+        """Log into the host's run, as long as that takes it."""
+        try:
+            if (wandb := self._wandb) is not None:
+                act(wandb)
+        except Exception as err:  # W&B raises its own, network and service errors alike.
+            self._wandb = None
+            _log.warning("[forerun] W&B is off: %s; records are written", str(err))
 
     def orders(self) -> list[dict[str, Any]]:
         """What the companion has asked of this run since the last call; elsewhere nothing."""
         return [] if self._pipe is None else self._pipe.receive()
 
     def poll(self) -> None:
-        """Start the companion once the launch has a name, look for a new forecast.
+        """Start the companion once the launch has a name, hand on what it has said since.
 
         From the writer's thread.
         """
         self._identity.poll()
         self._note.poll()
         self._start_companion()
-        if self._wandb is not None:
-            self._forecast.poll()
+        self._log(HostWandb.poll)
 
     def settle(self) -> None:
         """The process ends: a companion that is not there yet is started, for its last words."""
@@ -131,6 +136,7 @@ class Live:
         """Wait for the companion's last words, at most its patience."""
         if self._pipe is not None:
             self._pipe.close()
+            self._log(lambda wandb: wandb.poll(is_final=True))
 
     def _start_companion(self) -> None:
         pipe, name, told = self._pipe, self._identity.name, self._told

@@ -1,32 +1,49 @@
-"""Predicted against actual in the host's own W&B run, always with the host's step."""
+"""What our own W&B run would have, in the host's run, always with the host's step.
+
+The companion writes it into files of its launch's folder, since W&B lets one process log into a
+run; the training process derives each step's values, and hands on tables, score and report.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import stat
 import sys
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ...calib.plain_json import parse_json
-from ...calib.records.run_values import ITERATION, PREFIX, Unsent, hours_left
+from ...calib.records.run_values import (
+    ITERATION,
+    LEVELS,
+    PREFIX,
+    RATES,
+    TIME,
+    Unsent,
+    hours_left,
+    progress,
+)
 from .launch_identity import launch_folder
+from .pace import Pace
 
 FORECAST = "forecast.json"
-# A forecast has some kilobytes; what somebody else put there is not read whole.
-_MOST_NBYTES = 1 << 20
-_FORECAST_KEYS = (
-    *("finish_p50_unix_s", "finish_p95_unix_s"),
-    *("overhead_frac", "overhead_below_frac"),
-)
-_BAND = ("single_low_s", "single_high_s")
-"""Interval of 90 % in which a forecast says that a single step lies."""
-_RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac")
-"""Of the forecast's step; those of another are as much higher as it is shorter."""
+HOST_VALUES, HOST_TABLES = "host_values.json", "host_tables.jsonl"
+"""The newest values, summary and alerts; and the tables, each row on a line."""
+ATTACHED = ("report.html", "timeline.json.gz")
+"""Files of the answer that become an artifact of the run."""
+# What somebody else put there is not read whole.
+_MOST_NBYTES, _MOST_TABLE_NBYTES = 1 << 20, 1 << 25
+_REPORT_EVERY_S = 3600.0
+"""How far reports that are handed on while the run goes on lie apart, at least."""
+_OF_THE_STEP = frozenset({ITERATION, TIME, "step_time_s", "eta_h", "progress_frac"})
+"""Values that the training process knows itself for the step that it logs."""
 
 
 def host_run() -> Any | None:
@@ -42,51 +59,121 @@ def define_steps(run: Any) -> None:
     run.define_metric(f"{PREFIX}*", step_metric=PREFIX + ITERATION)
 
 
-class ForecastFile:
-    """The newest forecast of this launch's companion; read off the training thread."""
+def wandb_table(wandb: Any, rows: Iterable[Mapping[str, Any]]) -> Any:
+    """A W&B table of rows that all have the columns of the first one."""
+    table: Any = None
+    for row in rows:
+        table = table or wandb.Table(columns=list(row))
+        table.add_data(*(row.get(column) for column in table.columns))
+    return table
+
+
+def attach_report(wandb: Any, run: Any, folder: Path) -> bool:
+    """Log the report of a folder as an artifact of the run; False where there is none."""
+    artifact = wandb.Artifact(f"forerun-{run.id}", type="forerun")
+    for name in ATTACHED:
+        path = (folder / name).absolute()
+        if path.is_file():
+            artifact.add_file(str(path), name=name, skip_cache=True)
+    if artifact.manifest.entries:
+        run.log_artifact(artifact)
+    return bool(artifact.manifest.entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What the companion has said so far; ``num_tables`` counts the times that it sent tables."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    summary: Mapping[str, float] = field(default_factory=dict)
+    alerts: Sequence[tuple[str, str]] = ()
+    num_tables: int = 0
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Said:
+        """The same from the file's object; raises ``ValueError`` and the like where it is none."""
+        return Said(
+            values=_numbers(value["values"]),
+            summary=_numbers(value["summary"]),
+            alerts=[(str(title), str(text)) for title, text in value["alerts"]],
+            num_tables=int(value["num_tables"]),
+        )
+
+
+class CompanionFiles:
+    """What this launch's companion has for the host's run; read off the training thread."""
 
     def __init__(self, directory: Path, launch_id: Callable[[], str]) -> None:
         self._directory = directory
         self._launch_id = launch_id
-        self._modified_ns = 0
-        self.values: dict[str, float] = {}
+        self._version: tuple[int, ...] = ()
+        self.said = Said()
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the launch, once that has a name."""
+        name = self._launch_id()
+        return launch_folder(self._directory, name) if name else None
 
     def poll(self) -> None:
-        """Read the file where it has changed; a missing, damaged or foreign one changes nothing."""
-        name = self._launch_id()
-        if not name:
+        """Read the values where they have changed; a file that is missing, damaged or another
+        launch's changes nothing."""
+        if (folder := self.folder) is None:
             return
-        path = launch_folder(self._directory, name) / FORECAST
-        try:
-            found = path.lstat()
-            if found.st_mtime_ns == self._modified_ns or found.st_size > _MOST_NBYTES:
+        path = folder / HOST_VALUES
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            status = path.lstat()
+            # A pipe would wait for its writer.
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_NBYTES:
                 return
-            if not stat.S_ISREG(found.st_mode):  # a pipe would wait for its writer
+            version = (status.st_mtime_ns, status.st_ino, status.st_size)
+            if version == self._version:
                 return
             value = parse_json(path.read_bytes())
-        except (OSError, ValueError):
-            return
-        self._modified_ns = found.st_mtime_ns
-        if isinstance(value, dict) and value.get("launch_id") == name:
-            self.values = {
-                key: number
-                for key in ("step_time_s", *_BAND, *_FORECAST_KEYS, *_RATES)
-                if (number := _number(value.get(key))) is not None
-            }
+            self._version = version
+            if isinstance(value, dict) and value.get("launch_id") == self._launch_id():
+                self.said = Said.from_json(value)
+
+    def tables(self, since: int) -> dict[str, list[dict[str, Any]]]:
+        """The tables that were sent after ``since`` others; damaged lines are passed over."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for line in Pace().over(self._lines()):
+            with suppress(ValueError, TypeError, KeyError):
+                row = json.loads(line)
+                if int(row["number"]) > since:
+                    found.setdefault(str(row["table"]), []).append(dict(row["row"]))
+        return found
+
+    def _lines(self) -> Iterator[str]:
+        folder = self.folder
+        path = folder / HOST_TABLES if folder is not None else None
+        with suppress(OSError, UnicodeError):
+            if path is not None and path.is_file() and path.stat().st_size <= _MOST_TABLE_NBYTES:
+                with path.open(encoding="utf-8") as file:
+                    yield from file
 
 
 class HostWandb:
-    """Logs ``calib/*`` of each step into the host's run."""
+    """Logs ``calib/*`` of each step into the host's run, and what else our own run would have.
 
-    def __init__(self, forecast: ForecastFile, *, is_stepped: bool = True) -> None:
-        self._forecast = forecast
+    Where ``is_home`` is false, that is on another rank than the one that has the companion, the
+    values of steps alone.
+    """
+
+    def __init__(
+        self, files: CompanionFiles, *, is_stepped: bool = True, is_home: bool = True
+    ) -> None:
+        self._files = files
         self._is_stepped = is_stepped
+        self._is_home = is_home
         self._bare_s: deque[float] = deque(maxlen=64)
         self._unsent = Unsent()
         self._is_defined = False
+        self._handed = Said()
+        self._next_report_s = -math.inf
 
     def note_bare(self, time_s: float) -> None:
-        """A bare step of a window: the prediction until there is a forecast."""
+        """A bare step of a window: the prediction until there is an answer."""
         self._bare_s.append(time_s)
 
     def log(self, *, step: int, time_s: float, is_after_window: bool, unix_s: float = 0.0) -> None:
@@ -102,12 +189,7 @@ class HostWandb:
         if not self._is_defined:
             self._is_defined = True
             define_steps(run)
-        values = {"step_time_s": time_s}
-        predicted = self._predicted_s() if is_after_window else None
-        if predicted is not None:
-            values["step_time_predicted_s"] = predicted
-            values["step_time_error_frac"] = predicted / time_s - 1.0
-            values |= self._band(time_s) | self._ahead(unix_s) | self._rates(time_s)
+        values = self._values(step + 1, time_s, unix_s, is_after_window=is_after_window)
         found = {ITERATION: step + 1, **self._unsent.of(values)}
         row = {PREFIX + name: value for name, value in found.items()}
         if self._is_stepped:
@@ -115,39 +197,79 @@ class HostWandb:
         else:
             run.log(row, commit=False)
 
-    def _band(self, time_s: float) -> dict[str, float]:
-        known = self._forecast.values
-        if any(name not in known for name in _BAND):
-            return {}
-        low_s, high_s = (known[name] for name in _BAND)
-        return {
-            "step_time_predicted_low_s": low_s,
-            "step_time_predicted_high_s": high_s,
-            "is_in_interval": float(low_s <= time_s <= high_s),
-        }
+    def poll(self, *, is_final: bool = False) -> None:
+        """Read what the companion has said, and hand on what is no value of a step.
 
-    def _ahead(self, unix_s: float) -> dict[str, float]:
-        known = self._forecast.values
-        found = {name: known[name] for name in _FORECAST_KEYS if name in known}
-        if unix_s and (finish := found.get("finish_p50_unix_s")):
-            found["eta_h"] = hours_left(finish, unix_s)
+        Never from the training thread: a table takes milliseconds.
+        """
+        self._files.poll()
+        run, wandb = host_run(), sys.modules.get("wandb")
+        if run is None or not self._is_home:
+            return
+        said, handed = self._files.said, self._handed
+        self._handed = said
+        for name, value in said.summary.items():
+            if handed.summary.get(name) != value:
+                run.summary[PREFIX + name] = value
+        for title, text in said.alerts[len(handed.alerts) :]:
+            run.alert(title=title, text=text)
+        if said.num_tables > handed.num_tables:
+            for name, rows in self._files.tables(handed.num_tables).items():
+                run.log({PREFIX + name: wandb_table(wandb, Pace().over(rows))}, commit=False)
+        if said.num_tables and (is_final or said.num_tables > handed.num_tables):
+            self._attach(wandb, run, is_final=is_final)
+
+    def _attach(self, wandb: Any, run: Any, *, is_final: bool) -> None:
+        now_s = time.monotonic()
+        if (folder := self._files.folder) is None or not (is_final or now_s >= self._next_report_s):
+            return
+        if attach_report(wandb, run, folder):
+            self._next_report_s = now_s + _REPORT_EVERY_S
+
+    def _values(
+        self, iteration: int, time_s: float, unix_s: float, *, is_after_window: bool
+    ) -> dict[str, float]:
+        said = self._files.said.values
+        values = {"step_time_s": time_s, **({TIME: unix_s} if unix_s else {})}
+        values |= progress(iteration, int(said.get("num_steps", 0)))
+        names = (n for n in said if n not in _OF_THE_STEP and (is_after_window or n in LEVELS))
+        values |= {name: said[name] for name in names}
+        if is_after_window:
+            values |= self._predicted(values, time_s)
+            values |= _rates(said, time_s)
+            if unix_s and (finish_unix_s := said.get("finish_p50_unix_s")):
+                values["eta_h"] = hours_left(finish_unix_s, unix_s)
+        return values
+
+    def _predicted(self, known: Mapping[str, float], time_s: float) -> dict[str, float]:
+        """The prediction, its error, and whether the step lies in the band where there is one."""
+        predicted_s = known.get("step_time_predicted_s")
+        if predicted_s is None and self._bare_s:
+            predicted_s = median(self._bare_s)
+        if predicted_s is None or time_s <= 0.0:
+            return {}
+        found = {
+            "step_time_predicted_s": predicted_s,
+            "step_time_error_frac": predicted_s / time_s - 1.0,
+        }
+        ends = (known.get(f"step_time_predicted_{end}_s") for end in ("low", "high"))
+        low_s, high_s = ends
+        if low_s is not None and high_s is not None:
+            found["is_in_interval"] = float(low_s <= time_s <= high_s)
         return found
 
-    def _rates(self, time_s: float) -> dict[str, float]:
-        known = self._forecast.values
-        faster = known.get("step_time_s", 0.0) / time_s if time_s > 0 else 0.0
-        return {name: faster * known[name] for name in _RATES if faster and name in known}
 
-    def _predicted_s(self) -> float | None:
-        predicted = self._forecast.values.get("step_time_s")
-        if predicted is None and self._bare_s:
-            predicted = median(self._bare_s)
-        return predicted
+def _rates(said: Mapping[str, float], time_s: float) -> dict[str, float]:
+    """Rates of a step: they are as much higher as it is shorter than the companion's last one."""
+    faster = said.get("step_time_s", 0.0) / time_s if time_s > 0.0 else 0.0
+    return {name: faster * said[name] for name in RATES if faster and name in said}
 
 
-def _number(value: object) -> float | None:
-    """A finite number, else None."""
-    with suppress(OverflowError):
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            return float(value)
-    return None
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among the values."""
+    found = {}
+    for name, value in values.items():
+        with suppress(OverflowError):
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                found[str(name)] = float(value)
+    return found

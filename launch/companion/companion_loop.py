@@ -145,6 +145,7 @@ class CompanionLoop:
         self._requests.look()
         self._run.read_energy(now_unix_s)
         self._next_look_unix_s = now_unix_s + LOOK_EVERY_S
+        self._sink.score(self._summary())
         closed = self._closed.waiting
         if closed is None:
             self._forecast_again(now_unix_s)
@@ -192,21 +193,24 @@ class CompanionLoop:
         place = self._place
         end_unix_s = self._end_unix_s or now_unix_s
         track = self._writing(lambda: self._steps.close(place, end_unix_s))
-        summary = self._steps.score.summary()
         if self._answer is not None:
             ended_unix_s = end_of_run(place.directory, place.run_id)
             self._answer = replace(self._answer, ended_unix_s=ended_unix_s)
             # Once more: the end tells what the finishes that windows predicted were worth.
             windows = wandb_tables(windows_tables(self._answer))
             self._sink.tables(self._run.last_iteration, windows)
-            summary |= summary_values(self._answer)
         if self._publisher.is_newest():
             self._write_last(place, track)
             self._publish()
         self._publisher.end()
         say(self._steps.score.line())
         say(finish_line(track) if track else "")
-        self._sink.close(summary)
+        self._sink.close(self._summary())
+
+    def _summary(self) -> dict[str, Any]:
+        """What predictions were worth so far, and the throughput of the measured step."""
+        score = self._steps.score.summary()
+        return score if self._answer is None else score | summary_values(self._answer)
 
     def _write_last(self, place: Place, track: Evaluation | None) -> None:
         answer, shown = self._answer, self._shown

@@ -52,6 +52,10 @@ class AllSinks(Sink):
         """To all of them."""
         self._each(lambda sink: sink.tables(step, tables))
 
+    def score(self, summary: Mapping[str, Any]) -> None:
+        """To all of them."""
+        self._each(lambda sink: sink.score(summary))
+
     def alert(self, title: str, text: str) -> None:
         """To all of them."""
         self._each(lambda sink: sink.alert(title, text))

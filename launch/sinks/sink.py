@@ -48,6 +48,9 @@ class Sink:
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """The tables of an answer, one mapping per row: numbers, text, and None for nothing."""
 
+    def score(self, summary: Mapping[str, Any]) -> None:
+        """What the predictions are worth so far, every few seconds."""
+
     def alert(self, title: str, text: str) -> None:
         """Tell the user now."""
 

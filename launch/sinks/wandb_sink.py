@@ -15,14 +15,13 @@ from urllib.parse import urlparse
 
 from ...calib.records.run_values import ITERATION, PREFIX, TIME
 from ...calib.workload.run_options import WandbMode
-from ...hooks.process.host_wandb import define_steps
+from ...hooks.process.host_wandb import attach_report, define_steps, wandb_table
 from ...hooks.process.interpreter import is_installed
 from ...hooks.process.settings import CompanionSettings
 from ..directory.publishing import place_of
+from .host_run_sink import HostRun
 from .sink import NO_ROOM, Sink, has_room
 
-ATTACHED = ("report.html", "timeline.json.gz")
-"""Files of the answer that become an artifact of the run."""
 _MOMENT = "_timestamp"
 Mode = Literal["online", "offline", "disabled", "shared"]
 _QUIET: dict[str, Any] = {
@@ -79,12 +78,7 @@ class OwnRun(Sink):
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Log each non-empty table at this step."""
-        made: dict[str, Any] = {}
-        for name, rows in tables.items():
-            if rows:
-                columns: list[Any] = list(rows[0])
-                data: list[Any] = [[row[column] for column in columns] for row in rows]
-                made[name] = self._wandb.Table(columns=columns, data=data)
+        made = {name: wandb_table(self._wandb, rows) for name, rows in tables.items() if rows}
         if made:
             self._log(step, made)
 
@@ -96,21 +90,12 @@ class OwnRun(Sink):
         """Write the summary, attach the report, and finish."""
         for key, value in summary.items():
             self._run.summary[PREFIX + key] = value
-        self._attach()
+        attach_report(self._wandb, self._run, self._folder)
         self._run.finish()
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         row = {PREFIX + name: value for name, value in values.items()}
         self._run.log({**row, _MOMENT: self._unix_s} if self._unix_s else row, step=step)
-
-    def _attach(self) -> None:
-        artifact = self._wandb.Artifact(f"forerun-{self._run.id}", type="forerun")
-        for name in ATTACHED:
-            path = (self._folder / name).absolute()
-            if path.is_file():
-                artifact.add_file(str(path), name=name, skip_cache=True)
-        if artifact.manifest.entries:
-            self._run.log_artifact(artifact)
 
 
 def open_wandb(told: CompanionSettings) -> Sink:
@@ -119,7 +104,7 @@ def open_wandb(told: CompanionSettings) -> Sink:
     if wanted is WandbMode.OFF:
         return Sink()
     if told.has_host_wandb:
-        return Sink(f"{PREFIX}* in the host's run")
+        return HostRun(told)
     mode = run_mode(wanted, os.environ)
     if mode == "disabled":
         return Sink("off (WANDB_MODE)")

@@ -14,7 +14,13 @@ import pytest
 from forerun.calib.workload.config_json import encode
 from forerun.hooks.control.companion_link import SETTINGS_FD
 from forerun.hooks.control.live import Live, companion_settings
-from forerun.hooks.process.host_wandb import ForecastFile, HostWandb, host_run
+from forerun.hooks.process.host_wandb import (
+    HOST_TABLES,
+    HOST_VALUES,
+    CompanionFiles,
+    HostWandb,
+    host_run,
+)
 from forerun.hooks.process.launch_identity import launch_folder
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.window import StepPlan
@@ -22,10 +28,11 @@ from forerun.hooks.recording.window import StepPlan
 LAUNCH = "launch-1"
 
 
-def write_forecast(directory: Path, values: dict[str, object]) -> Path:
-    path = launch_folder(directory, LAUNCH) / "forecast.json"
+def write_values(directory: Path, values: dict[str, object], **more: object) -> Path:
+    path = launch_folder(directory, LAUNCH) / HOST_VALUES
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"launch_id": LAUNCH, **values}))
+    whole = {"launch_id": LAUNCH, "summary": {}, "alerts": [], "num_tables": 0, "values": values}
+    path.write_text(json.dumps({**whole, **more}))
     return path
 
 
@@ -65,7 +72,7 @@ def test_without_a_host_run_there_is_none(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_steps_are_logged_under_the_number_that_the_host_uses(run: HostRun, tmp_path: Path) -> None:
-    wandb = HostWandb(ForecastFile(tmp_path, lambda: LAUNCH))
+    wandb = HostWandb(CompanionFiles(tmp_path, lambda: LAUNCH))
     for step in range(3):
         wandb.log(step=step, time_s=1.0, is_after_window=False)
         run.log({"lm loss": 2.0}, step=step + 1)
@@ -73,7 +80,7 @@ def test_steps_are_logged_under_the_number_that_the_host_uses(run: HostRun, tmp_
 
 
 def test_in_a_resumed_host_the_numbers_follow_the_hosts(run: HostRun, tmp_path: Path) -> None:
-    wandb = HostWandb(ForecastFile(tmp_path, lambda: LAUNCH))
+    wandb = HostWandb(CompanionFiles(tmp_path, lambda: LAUNCH))
     wandb.log(step=0, time_s=1.0, is_after_window=False)
     run.log({"lm loss": 2.0}, step=101)
     wandb.log(step=1, time_s=1.0, is_after_window=False)
@@ -81,21 +88,25 @@ def test_in_a_resumed_host_the_numbers_follow_the_hosts(run: HostRun, tmp_path: 
     assert [row[0] for row in run.rows] == [1, 101, 102, 102]
 
 
-def test_the_median_of_bare_steps_stands_in_until_there_is_a_forecast(
+def test_the_median_of_bare_steps_stands_in_until_there_is_an_answer(
     run: HostRun, tmp_path: Path
 ) -> None:
-    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
-    wandb = HostWandb(forecast)
+    files = CompanionFiles(tmp_path, lambda: LAUNCH)
+    wandb = HostWandb(files)
     for time_s in (1.0, 2.0, 9.0):
         wandb.note_bare(time_s)
-    forecast.poll()
+    files.poll()
     wandb.log(step=4, time_s=4.0, is_after_window=True)
-    write_forecast(
+    write_values(
         tmp_path,
-        {"step_time_s": 3.0, "finish_p50_unix_s": 7.0, "overhead_frac": "damaged", "other": 1},
-    )
-    forecast.poll()
+        {
+            "step_time_predicted_s": 3.0, "step_time_modelled_s": 3.5, "level_s": 3.0,
+            "finish_p50_unix_s": 7.0, "overhead_frac": "damaged", "num_steps": 60,
+        },
+    )  # fmt: skip
+    files.poll()
     wandb.log(step=5, time_s=4.0, is_after_window=True)
+    wandb.log(step=6, time_s=4.0, is_after_window=False)
     assert run.rows[0][1] == {
         "calib/iteration": 5,
         "calib/step_time_s": 4.0,
@@ -106,16 +117,23 @@ def test_the_median_of_bare_steps_stands_in_until_there_is_a_forecast(
         "calib/iteration": 6,
         "calib/step_time_s": 4.0,
         "calib/step_time_predicted_s": 3.0,
+        "calib/step_time_modelled_s": 3.5,
         "calib/step_time_error_frac": -0.25,
+        "calib/level_s": 3.0,
         "calib/finish_p50_unix_s": 7.0,
+        "calib/num_steps": 60.0,
+        "calib/progress_frac": 0.1,
     }
+    assert run.rows[2][1].keys() == {
+        "calib/iteration", "calib/step_time_s", "calib/level_s", "calib/progress_frac",
+    }  # fmt: skip
 
 
-def test_rates_of_the_forecast_become_those_of_the_step(run: HostRun, tmp_path: Path) -> None:
-    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
-    wandb = HostWandb(forecast)
-    write_forecast(tmp_path, {"step_time_s": 3.0, "tokens_per_s": 800.0, "mfu_frac": 0.4})
-    forecast.poll()
+def test_rates_of_the_newest_step_become_those_of_the_step(run: HostRun, tmp_path: Path) -> None:
+    files = CompanionFiles(tmp_path, lambda: LAUNCH)
+    wandb = HostWandb(files)
+    write_values(tmp_path, {"step_time_s": 3.0, "tokens_per_s": 800.0, "mfu_frac": 0.4})
+    files.poll()
     wandb.log(step=5, time_s=4.0, is_after_window=True)
     wandb.log(step=6, time_s=0.0, is_after_window=False)
     assert run.rows[0][1]["calib/tokens_per_s"] == pytest.approx(600.0)
@@ -125,25 +143,26 @@ def test_rates_of_the_forecast_become_those_of_the_step(run: HostRun, tmp_path: 
 
 
 def test_the_band_of_a_step_stands_beside_it(run: HostRun, tmp_path: Path) -> None:
-    """By the keys of our own run, and only where the forecast has both of its ends."""
-    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
-    wandb = HostWandb(forecast)
-    write_forecast(tmp_path, {"step_time_s": 3.0, "single_low_s": 2.5})
-    forecast.poll()
+    """By the keys of our own run, and judged only where both of its ends are there."""
+    files = CompanionFiles(tmp_path, lambda: LAUNCH)
+    wandb = HostWandb(files)
+    low = {"step_time_predicted_s": 3.0, "step_time_predicted_low_s": 2.5}
+    write_values(tmp_path, {**low})
+    files.poll()
     wandb.log(step=5, time_s=4.0, is_after_window=True)
-    write_forecast(tmp_path, {"step_time_s": 3.0, "single_low_s": 2.5, "single_high_s": 3.5})
-    forecast.poll()
+    write_values(tmp_path, {**low, "step_time_predicted_high_s": 3.5})
+    files.poll()
     wandb.log(step=6, time_s=4.0, is_after_window=True)
     wandb.log(step=7, time_s=3.4, is_after_window=True)
     first, second, third = (row for _, row in run.rows)
-    assert "calib/step_time_predicted_low_s" not in first
+    assert "calib/is_in_interval" not in first
     ends = [second[f"calib/step_time_predicted_{end}_s"] for end in ("low", "high")]
     assert ends == [2.5, 3.5]
     assert [row["calib/is_in_interval"] for row in (second, third)] == [0.0, 1.0]
 
 
 def test_what_is_defined_in_the_hosts_run_is_ours_alone(run: HostRun, tmp_path: Path) -> None:
-    wandb = HostWandb(ForecastFile(tmp_path, lambda: LAUNCH))
+    wandb = HostWandb(CompanionFiles(tmp_path, lambda: LAUNCH))
     for step in range(3):
         wandb.log(step=step, time_s=1.0, is_after_window=False)
     assert [name for name, _ in run.defined] == ["calib/iteration", "calib/*"]
@@ -151,11 +170,11 @@ def test_what_is_defined_in_the_hosts_run_is_ours_alone(run: HostRun, tmp_path: 
 
 
 def test_a_constant_is_logged_once_and_the_end_counts_down(run: HostRun, tmp_path: Path) -> None:
-    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
-    wandb = HostWandb(forecast)
-    values = {"step_time_s": 2.0, "finish_p50_unix_s": 9000.0, "overhead_frac": 0.01}
-    write_forecast(tmp_path, {**values})
-    forecast.poll()
+    files = CompanionFiles(tmp_path, lambda: LAUNCH)
+    wandb = HostWandb(files)
+    values = {"step_time_predicted_s": 2.0, "finish_p50_unix_s": 9000.0, "overhead_frac": 0.01}
+    write_values(tmp_path, {**values})
+    files.poll()
     for step in range(3):
         wandb.log(step=step, time_s=2.0, is_after_window=True, unix_s=1800.0 * (step + 1))
     rows = [row for _, row in run.rows]
@@ -163,29 +182,38 @@ def test_a_constant_is_logged_once_and_the_end_counts_down(run: HostRun, tmp_pat
     assert [row["calib/eta_h"] for row in rows] == [2.0, 1.5, 1.0]
 
 
-def test_a_damaged_forecast_changes_nothing(tmp_path: Path) -> None:
-    path = write_forecast(tmp_path, {"step_time_s": 3.0})
-    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
-    forecast.poll()
-    for text in ("{", "[1]", "[" * 200_000, "x" * (1 << 21)):
+def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
+    path = write_values(tmp_path, {"step_time_s": 3.0})
+    files = CompanionFiles(tmp_path, lambda: LAUNCH)
+    files.poll()
+    for text in ("{", "[1]", "[" * 200_000, "x" * (1 << 21), "{}"):
         path.write_text(text)
-        forecast.poll()
-    assert forecast.values == {"step_time_s": 3.0}
-    write_forecast(tmp_path, {"step_time_s": 10**400, "overhead_frac": 0.5})
-    forecast.poll()
-    assert forecast.values == {"step_time_s": 3.0}
-    write_forecast(tmp_path, {"step_time_s": "x", "overhead_frac": 0.5})
-    forecast.poll()
-    assert forecast.values == {"overhead_frac": 0.5}
+        files.poll()
+    write_values(tmp_path, {}, summary=3)
+    files.poll()
+    write_values(tmp_path, {}, alerts=["x", 1])
+    files.poll()
+    assert files.said.values == {"step_time_s": 3.0}
+    write_values(tmp_path, {"step_time_s": 10**400})
+    files.poll()
+    assert files.said.values == {"step_time_s": 3.0}
+    write_values(tmp_path, {"step_time_s": None, "level_s": "x", "overhead_frac": 0.5})
+    files.poll()
+    assert files.said.values == {"overhead_frac": 0.5}
+    rows = [{"number": 1, "table": "t", "row": {"a": 1}}, {"number": 2, "table": "t", "row": [3]}]
+    lines = ["{", "[]", *map(json.dumps, rows), json.dumps({**rows[0], "number": 2})]
+    path.with_name(HOST_TABLES).write_text("\n".join(lines))
+    assert files.tables(1) == {"t": [{"a": 1}]}
 
 
-def test_a_forecast_of_another_launch_is_none(tmp_path: Path) -> None:
-    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
-    write_forecast(tmp_path, {"step_time_s": 3.0, "launch_id": "another"})
-    forecast.poll()
-    (tmp_path / "forecast.json").write_text(json.dumps({"step_time_s": 3.0, "launch_id": LAUNCH}))
-    forecast.poll()
-    assert forecast.values == {}
+def test_values_of_another_launch_are_none(tmp_path: Path) -> None:
+    files = CompanionFiles(tmp_path, lambda: LAUNCH)
+    write_values(tmp_path, {"step_time_s": 3.0}, launch_id="another")
+    files.poll()
+    text = json.dumps({"values": {"step_time_s": 3.0}, "launch_id": LAUNCH})
+    (tmp_path / HOST_VALUES).write_text(text)
+    files.poll()
+    assert files.said.values == {}
 
 
 def test_the_companion_is_told_what_it_needs_over_a_descriptor(tmp_path: Path) -> None:

@@ -13,18 +13,18 @@ from companion_settings import companion_settings, started
 
 from forerun.calib.workload.run_options import OnAdvice
 from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
+from forerun.launch.sinks.sink import Sink
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 WINDOW_END = 11
 
 
-class Notes:
+class Notes(Sink):
     """A sink that remembers."""
 
-    where = "notes"
-
     def __init__(self) -> None:
+        super().__init__("notes")
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.summary: dict[str, Any] | None = None
         self.alerts: list[str] = []

@@ -6,9 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from companion_settings import companion_settings
@@ -20,21 +18,11 @@ from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.directory.forecast_log import FORECASTS
 from forerun.launch.report.page import PAGE
+from forerun.launch.sinks.sink import Sink
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 WINDOW_END, NUM_STEPS, STEP_S = 11, 20, 0.15
-
-
-class Silent:
-    """A sink that keeps nothing."""
-
-    where = "nowhere"
-
-    def step(self, step: int, values: Mapping[str, float]) -> None: ...
-    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None: ...
-    def alert(self, title: str, text: str) -> None: ...
-    def close(self, summary: Mapping[str, Any]) -> None: ...
 
 
 def run_to(directory: Path, last: int) -> None:
@@ -42,7 +30,7 @@ def run_to(directory: Path, last: int) -> None:
     shutil.copytree(GOLDEN / "records", directory / "records")
     start = float(build_table(read_run(directory)).runs["started_unix_s"].min())
     options = companion_settings(directory)
-    beside = CompanionLoop(options, open_sink=lambda _: Silent())
+    beside = CompanionLoop(options, open_sink=lambda _: Sink("nowhere"))
     for step in range(last):
         at = start + STEP_S * (step + 1)
         is_inside = 3 <= step < WINDOW_END

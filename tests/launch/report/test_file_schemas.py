@@ -22,6 +22,7 @@ from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.directory.launch_files import LaunchFiles
 from forerun.launch.directory.publishing import Publisher, place_of
 from forerun.launch.options.file_schemas import FILE_NAMES, file_schema
+from forerun.launch.sinks.sink import Sink
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 WINDOW_END, TRAIN_ITERS, DRIFT_AT = 11, 90, 50
@@ -30,15 +31,6 @@ OF_A_RUN = {
     *("owner", "launch", "command", "forecasts", "stop-request"),
 }
 Found = dict[str, list[dict[str, Any]]]
-
-
-class Nowhere:
-    """A sink that takes nothing."""
-
-    where = "nowhere"
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *values: None
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +49,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     publisher = Publisher(place_of(told))
     publisher.begin(1000.0)
-    beside = CompanionLoop(told, publisher=publisher, open_sink=lambda _: Nowhere())
+    beside = CompanionLoop(told, publisher=publisher, open_sink=lambda _: Sink("nowhere"))
     for step in range(TRAIN_ITERS):
         time_s = 0.15 if step < DRIFT_AT else 0.3
         beside.handle(_step(step, time_s), 1000.0 + step)

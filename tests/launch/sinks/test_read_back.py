@@ -6,7 +6,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from status_server import has_openssl, status_server
 
 from forerun.calib.records.run_values import RUN_VALUES
 from forerun.calib.workload.run_options import Switch
+from forerun.hooks.process.host_wandb import ATTACHED, CompanionFiles, HostWandb
 from forerun.hooks.process.settings import CompanionSettings
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks.prometheus_sink import prometheus_name
@@ -106,7 +108,10 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Read]:
         yield Read(home, told, "\n".join(lines), server.taken, comments)
 
 
-def run_through(told: CompanionSettings) -> None:
+def run_through(
+    told: CompanionSettings, trained: Callable[[dict[str, Any]], object] = lambda _: None
+) -> None:
+    """The recorded run's events, in the order of training; ``trained`` has each step's first."""
     beside = CompanionLoop(told)
 
     def steps(first: int, last: int) -> None:
@@ -116,6 +121,7 @@ def run_through(told: CompanionSettings) -> None:
                 "is_hooked": False, "flags": [], "window": 0 if step < WINDOW_END else None,
                 "is_after_window": step >= WINDOW_END, "unix_s": moment(step + 1),
             }  # fmt: skip
+            trained(event)
             beside.handle(event, moment(step + 1))
 
     steps(0, WINDOW_END + 1)
@@ -146,7 +152,8 @@ def test_the_end_comes_nearer_and_progress_grows(read: Read) -> None:
 
 
 def test_a_constant_is_sent_once(read: Read) -> None:
-    assert {"num_steps", "overhead_frac", "overhead_below_frac"} == CONSTANTS
+    windows = {f"window_next_step_error_{when}_frac" for when in ("before", "after")}
+    assert {"num_steps", "overhead_frac", "overhead_below_frac"} | windows == CONSTANTS
     rows = [row for _, row in sorted(read.values.items())]
     sent = {name: [row[name] for row in rows if name in row] for name in CONSTANTS}
     # What hooks cost is a value or a bound.
@@ -259,3 +266,63 @@ def test_the_log_says_where_and_nothing_failed(read: Read) -> None:
     for where in ("TensorBoard: ", "Prometheus: ", "TrainJob: status by localhost", "Slurm: "):
         assert where in line
     assert "is off" not in read.said and "tried again" not in read.said
+
+
+def keys_of(directory: Path) -> dict[str, set[str]]:
+    """What an offline run holds: names in rows, in the summary, and types of artifacts."""
+    found: dict[str, set[str]] = {"rows": set(), "summary": set(), "artifacts": set()}
+    for record in wandb_file.records(directory):
+        kind = record.WhichOneof("record_type")
+        if kind == "history":
+            found["rows"] |= {i.key or ".".join(i.nested_key) for i in record.history.item}
+        elif kind == "summary":
+            found["summary"] |= {i.key or i.nested_key[0] for i in record.summary.update}
+        elif kind == "artifact" and record.artifact.type == "forerun":
+            found["artifacts"] |= {entry.path for entry in record.artifact.manifest.contents}
+    names = {name for name in found["rows"] if name.startswith("calib/")}
+    ours = {name for name in found["summary"] if name.startswith("calib/")}
+    return found | {"rows": names, "summary": ours}
+
+
+def test_the_hosts_run_has_all_that_ours_has(
+    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every value, table, number of the score and file of the report; the host closes its run last.
+
+    The host's run is W&B's own, offline, in this process, and logs its loss in between.
+    """
+    import wandb
+
+    out = tmp_path / "out"
+    shutil.copytree(GOLDEN / "records", out / "records")
+    told = replace(read.told, settings=replace(read.told.settings, directory=out))
+    told = replace(told, has_host_wandb=True, launch_id="launch-1")
+    monkeypatch.setattr("forerun.launch.companion.companion_loop.say", lambda _: None)
+    with wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
+        files = CompanionFiles(out, lambda: told.launch_id)
+        host = HostWandb(files)
+
+        def newest() -> float:
+            return files.said.values.get("unix_s", 0.0)
+
+        def trained(event: dict[str, Any]) -> None:
+            run.log({"loss": 1.0}, step=event["step"] + 1)
+            until = time.monotonic() + 30.0
+            while event["step"] > WINDOW_END and newest() < moment(event["step"]) - 1e-3:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+                host.poll()
+            host.log(
+                step=event["step"],
+                time_s=event["time_s"],
+                is_after_window=event["is_after_window"],
+                unix_s=event["unix_s"],
+            )
+
+        run_through(told, trained)
+        host.poll(is_final=True)
+    ours, theirs = keys_of(read.told.settings.directory), keys_of(tmp_path)
+    assert ours["artifacts"] == set(ATTACHED)
+    assert {"calib/operators.nrows", "calib/step_time_modelled_s"} <= ours["rows"]
+    assert {"calib/num_scored_steps", "calib/interval_coverage_frac"} <= ours["summary"]
+    assert theirs == ours
