@@ -134,7 +134,8 @@ def decide(
     if gaps and not confirmed:
         return _abstain(goals, [*gaps, *reasons], forecast.now_unix_s)
     command: tuple[str, ...] = ()
-    absent = _command_absent(candidate, host_argv, is_worth=Rule.RESTART in met or bool(confirmed))
+    is_worth = Rule.RESTART in met or bool(confirmed)
+    absent = _command_absent(candidate, plan, host_argv, is_worth=is_worth)
     if not absent and candidate is not None:
         running = plan.own.config if plan else None
         command = resumed_command(rewrite_command(host_argv, candidate.config, running=running))
@@ -150,11 +151,11 @@ def decide(
 
 
 def _command_absent(
-    candidate: Candidate | None, host_argv: Sequence[str], *, is_worth: bool
+    candidate: Candidate | None, plan: Plan | None, host_argv: Sequence[str], *, is_worth: bool
 ) -> str:
     """Why no command is given; empty where one is."""
     if candidate is None:
-        return "no other layout is faster and fits"
+        return _none_offered(plan)
     if not host_argv:
         return "the command line of the run is not known"
     return (
@@ -266,6 +267,12 @@ def _limit(rule: Rule, forecast: Forecast, end_unix_s: float, confidence: float)
     )
 
 
+def _none_offered(plan: Plan | None) -> str:
+    if plan is not None and plan.by_code is not None:
+        return "what is faster takes a change of the code"
+    return "no other layout is faster and fits"
+
+
 def _restart_reason(
     cost_s: float,
     confidence: float,
@@ -274,7 +281,7 @@ def _restart_reason(
     plan: Plan | None,
 ) -> Reason:
     if best is None or plan is None:
-        return Reason(rule=Rule.RESTART, is_met=False, text="no other layout is faster and fits")
+        return Reason(rule=Rule.RESTART, is_met=False, text=_none_offered(plan))
     rivals = [c for c in plan.candidates if c.verdict is best.verdict]
     bias_log = selection_bias_log(best, rivals)
     chance = saving_probability(forecast, best, cost_s, bias_log=bias_log)

@@ -181,6 +181,20 @@ class Plan:
         return next((c for c in self.candidates if not self.obstacle(c)), None)
 
     @property
+    def by_code(self) -> Candidate | None:
+        """The fastest layout that is surely faster and that no option of the running program sets,
+        only its code; None where one may be offered, and without such a layout."""
+        running = self.own.config
+        if self.best is not None or takes_options(running) or not self.own.is_comparable:
+            return None
+        surely = (
+            c
+            for c in self.candidates
+            if c.verdict is not Verdict.DOES_NOT_FIT and c.time_frac < 0 and not c.is_unsure
+        )
+        return next((c for c in surely if not self.conversion(c.config)), None)
+
+    @property
     def nearest(self) -> Candidate | None:
         """The layout that comes nearest to an offer: the fastest that fits, else the one that lacks
         the least memory; None without others."""

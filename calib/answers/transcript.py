@@ -82,6 +82,10 @@ def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) 
     best = decision.candidate if decision and decision.candidate else plan.best
     if plan.doubt and (best is None or best.is_unsure):
         return f"faster: {CANNOT_TELL}{_SEPARATOR}{plan.doubt}"
+    if best is None and (coded := plan.by_code) is not None:
+        words = [f"faster by a change of the code: {layout_words(coded.config)}"]
+        words += [coded.change_text, _memory(coded, plan.memory_capacity_nbytes)]
+        return _SEPARATOR.join(filter(None, [*words, plan.obstacle(coded)]))
     if best is None:
         count = max(plan.num_layouts, len(plan.candidates))
         words = [f"faster: nothing to offer among {count:,} layouts"]

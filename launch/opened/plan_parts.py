@@ -50,6 +50,10 @@ def _offer(plan: Plan) -> Iterator[str]:
     if plan.doubt:
         yield plan.doubt
     best = plan.best
+    if best is None and (coded := plan.by_code) is not None:
+        row = plan.candidates.index(coded) + 1
+        yield f"row {row}, {coded.label}, takes a change of the code: {plan.obstacle(coded)}"
+        return
     if best is None:
         nothing = "nothing faster to offer" if plan.own.is_comparable else "nothing to offer"
         yield " · ".join(filter(None, [nothing, plan.nearest_miss]))

@@ -111,6 +111,9 @@ def _gain(answer: Answer) -> Iterator[str]:
     if answer.plan.doubt and (best is None or best.is_unsure):
         yield "the model cannot rank layouts"
         return
+    if best is None and (coded := answer.plan.by_code) is not None:
+        yield f"{format_frac(-coded.time_frac)} less per step by a change of the code"
+        return
     if best is None:
         yield "nothing faster to offer"
         return

@@ -218,6 +218,21 @@ def test_a_gain_that_may_be_a_loss_is_none(faster: Plan) -> None:
     assert "cannot tell (8 % more to 30 % less per step)" in line
 
 
+def test_what_only_the_code_can_set_is_said_with_its_gain(faster: Plan, run: Forecast) -> None:
+    loop = replace(faster.own.config, framework="PyTorch 2.13.0")
+    best = faster.candidates[0]
+    other = replace(best, config=replace(best.config, framework="PyTorch 2.13.0"))
+    plan = replace(faster, own=replace(faster.own, config=loop), candidates=(other,))
+    assert plan.best is None and plan.by_code is other
+    line = faster_line(plan, None)
+    assert line.startswith(f"faster by a change of the code: {layout_words(other.config)}")
+    assert other.change_text in line and "no option of PyTorch sets it" in line
+    decision = decide(Goals(), forecast=run, plan=plan)
+    assert "what is faster takes a change of the code" in [r.text for r in decision.reasons]
+    unsure = replace(other, time_frac_low=-0.3, time_frac_high=0.08)
+    assert replace(plan, candidates=(unsure,)).by_code is None
+
+
 def test_where_nothing_is_faster_the_nearest_is_named_with_its_obstacle(faster: Plan) -> None:
     slower = replace(faster.candidates[0], time_frac=0.03)
     line = faster_line(replace(faster, candidates=(slower,)), None)
