@@ -30,6 +30,13 @@ _READ_ALONE = frozenset(
 )
 """Other spellings, which are understood and never printed."""
 _BESIDE = ("ckpt_format", "moe_pad_experts_for_cuda_graph_inference")
+TRAINER_OPTIONS = (
+    *("--per-device-train-batch-size", "--gradient-accumulation-steps"),
+    *("--gradient-checkpointing", "--fsdp"),
+)
+"""Fields of ``TrainingArguments`` that a layout may be asked for by (transformers 5.23)."""
+_READS_FIELDS = re.compile(r"HfArgumentParser|TrlParser|parse_args_into_dataclasses")
+"""Parsers that make an option of each field of ``TrainingArguments``."""
 _QUOTED = re.compile(r"""["']--([a-z][\w-]*)["']""")
 
 
@@ -67,6 +74,20 @@ def options_named(*texts: str) -> frozenset[str] | None:
     if not {word.replace("_", "-") for word in words} & {name[2:] for name in LAYOUT_OPTIONS}:
         return None
     return frozenset(option for option in LAYOUT_OPTIONS if option[2:] in words)
+
+
+def absent_of_trainer(*texts: str) -> tuple[str, ...]:
+    """Those of ``TRAINER_OPTIONS`` that a program of these sources has no option for.
+
+    >>> absent_of_trainer("parser.add_argument('--fsdp')")[-1]
+    '--gradient-checkpointing'
+    >>> absent_of_trainer("HfArgumentParser(TrainingArguments)"), absent_of_trainer()
+    ((), ())
+    """
+    if not texts or any(_READS_FIELDS.search(text) for text in texts):
+        return ()
+    words = {word.replace("_", "-") for text in texts for word in _QUOTED.findall(text)}
+    return tuple(option for option in TRAINER_OPTIONS if option[2:] not in words)
 
 
 def absent_options(taken: Collection[str]) -> tuple[str, ...]:

@@ -30,11 +30,15 @@ def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig)
     found = list(phrases(argv))
     named = {phrase.name for phrase in found}
     wanted = _trainer_values(running, config)
+    reads_any = bool(named & _OFTEN_SAID)
+    in_code = {n: v for n, v in wanted.items() if not reads_any or n in running.absent}
     notes = []
-    if wanted and not named & _OFTEN_SAID:
-        told = ", ".join(f"{name[2:].replace('-', '_')}={v}" for name, v in wanted.items())
-        return Noted(words=tuple(argv), notes=(f"set in TrainingArguments: {told}",))
+    if in_code:
+        values = ", ".join(f"{n[2:].replace('-', '_')}={v}" for n, v in in_code.items())
+        notes.append(f"set in TrainingArguments, in the code: {values}")
     for name, value in wanted.items():
+        if name in in_code:
+            continue
         if value:
             found = put(found, name, Word(text=value), "_")
         else:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...calib.arguments.taken_options import (
     TRANSFORMER_ENGINE,
+    absent_of_trainer,
     absent_options,
     options_in,
     options_named,
@@ -27,11 +28,13 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 def absent_of(program: str, modules: Mapping[str, object]) -> tuple[str, ...]:
     """Options of layouts that the program does not take, and ``transformer_engine`` where it was
-    not imported; empty for hosts other than Megatron's, and options are left out where nothing
-    tells of them.
+    not imported; options are left out where nothing tells of them.
+
+    Of hosts other than Megatron's that is known of a program on transformers alone.
     """
     if "megatron.core" not in modules:
-        return ()
+        is_trained = "transformers.trainer" in modules
+        return absent_of_trainer(*_texts(program, modules)) if is_trained else ()
     engine = () if TRANSFORMER_ENGINE in modules else (TRANSFORMER_ENGINE,)
     if "megatron.bridge" in modules:
         return engine

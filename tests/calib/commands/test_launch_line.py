@@ -306,6 +306,12 @@ def test_a_trainer_takes_its_own_arguments() -> None:
     assert "--fsdp" not in back.command and "--gradient_checkpointing False" in back.command
     told = launch_line(launched("t.py"), running, wanted)
     assert told.command.endswith(" t.py") and "per_device_train_batch_size=4" in told.notes[0]
+    absent = ("--per-device-train-batch-size", "--fsdp")
+    part = launch_line(
+        launched(*words, "--output-dir", "o"), replace(running, absent=absent), wanted
+    )
+    assert "--per_device_train_batch_size 1 " in part.command and "--fsdp" not in part.command
+    assert part.notes[0].endswith("per_device_train_batch_size=4, fsdp=full_shard auto_wrap")
 
 
 def test_a_loop_is_told_in_words_what_no_option_says() -> None:

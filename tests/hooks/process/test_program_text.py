@@ -12,7 +12,11 @@ from types import ModuleType
 
 import pytest
 
-from forerun.calib.arguments.taken_options import LAYOUT_OPTIONS, TRANSFORMER_ENGINE
+from forerun.calib.arguments.taken_options import (
+    LAYOUT_OPTIONS,
+    TRAINER_OPTIONS,
+    TRANSFORMER_ENGINE,
+)
 from forerun.hooks.process import program_text
 from forerun.hooks.process.program_text import absent_of
 
@@ -97,3 +101,11 @@ def test_a_lazy_module_stays_unloaded(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "later", module)
     spec.loader.exec_module(module)
     assert set(absent_of(str(script), {**CORE, "later": module})) == LAYOUT_OPTIONS.keys() - {MICRO}
+
+
+def test_a_trainers_script_takes_what_its_sources_name(tmp_path: Path) -> None:
+    script, trainer = tmp_path / "train.py", {"transformers.trainer": ModuleType("t")}
+    script.write_text('parser.add_argument("--max-steps")\nparser.add_argument("--fsdp")\n')
+    assert absent_of(str(script), trainer) == TRAINER_OPTIONS[:-1]
+    script.write_text("(arguments,) = HfArgumentParser(TrainingArguments).parse_args()\n")
+    assert absent_of(str(script), trainer) == ()
