@@ -63,7 +63,8 @@ class Explained:
     def sentence(self) -> str:
         """Where most of the step goes."""
         total_s = self.estimate.time_s
-        named = _named([t for t in self.terms if t.term not in _SIGNED], total_s)
+        spent = [t for t in self.terms if t.time_s > 0 or t.term not in _SIGNED]
+        named = _named(spent, total_s)
         parts = [f"{TERM_TEXTS[t.term]} {format_frac(t.time_s / total_s)}" for t in named]
         return f"{self.label} takes {format_time(total_s)}: {', '.join(parts)}"
 

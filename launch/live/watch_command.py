@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from ...calib.errors import RecordError
 from ...calib.records.iso_times import with_iso_times
 from ...hooks.process.interpreter import is_installed
 from ..commands.outcome import ExitCode, tell
@@ -23,9 +24,13 @@ Show: TypeAlias = Callable[[Sequence[RunStatus]], object]
 
 
 def watch(args: argparse.Namespace) -> int:
-    """Show what has changed until no run is live; Ctrl-C ends it as well, and is no error."""
+    """Show what has changed until no run is live; a run that has not begun is waited for.
+
+    Ctrl-C ends it as well, and is no error once there is a run.
+    """
     found: list[RunStatus] = []
     try:
+        _await_run(args)
         with _screen() if _is_screen(args) else _lines() as show:
             while True:
                 now_unix_s = time.time()
@@ -43,7 +48,22 @@ def watch(args: argparse.Namespace) -> int:
                     return exit_code(found)
                 time.sleep(EVERY_S)
     except KeyboardInterrupt:
-        return ExitCode.ANSWER
+        return ExitCode.ANSWER if found else ExitCode.NO_DATA
+
+
+def _await_run(args: argparse.Namespace) -> None:
+    """Return once the directory holds a run that says something."""
+    is_waiting = False
+    while True:
+        try:
+            run_statuses(args.directory, time.time(), args.run_id)
+        except RecordError as err:
+            if not is_waiting:
+                tell(f"{err}; waiting for a run, until Ctrl-C")
+            is_waiting = True
+            time.sleep(EVERY_S)
+        else:
+            return
 
 
 def _watched(seen: Sequence[RunStatus], before: Sequence[RunStatus]) -> list[RunStatus]:

@@ -125,8 +125,10 @@ class _Names:
         if not text.strip().isdecimal():
             return named_layout(text, self._running, self._num_ranks)
         number, rows = int(text), self._planned()
+        if number == 0:  # as tables of layouts number the one that runs
+            return self._running
         if not 1 <= number <= len(rows):
-            raise ConfigError(f"row {number} is not in the plan; give one from 1 to {len(rows)}")
+            raise ConfigError(f"row {number} is not in the plan; give one from 0 to {len(rows)}")
         return rows[number - 1]
 
     def _planned(self) -> tuple[RunConfig, ...]:

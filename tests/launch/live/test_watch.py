@@ -18,6 +18,7 @@ import pytest
 from companion_settings import started
 from json_schema import check
 
+from forerun.launch.commands.outcome import ExitCode
 from forerun.launch.companion import status_writer
 from forerun.launch.options.progress_options import SCHEMA_FILE
 
@@ -93,6 +94,32 @@ def test_a_watch_ends_with_the_run(
     assert (runs[-1]["state"], runs[-1]["iteration"]) == ("ended" if has_word else "lost", 3)
     told = [{name: held for name, held in run.items() if name != "age_s"} for run in runs]
     assert all(one != two for one, two in pairwise(told))
+
+
+@pytest.mark.parametrize("has_directory", [False, True])
+def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path, has_directory: bool) -> None:
+    home = tmp_path / "later"
+    if has_directory:
+        home.mkdir()
+    watching, other = (
+        subprocess.Popen(
+            [*WATCH, str(home)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    )
+    assert watching.stderr is not None and other.stderr is not None
+    assert "waiting for a run" in watching.stderr.readline()
+    assert "waiting for a run" in other.stderr.readline()
+    other.send_signal(signal.SIGINT)
+    assert other.communicate() == ("", "") and other.returncode == ExitCode.NO_DATA
+    home.mkdir(exist_ok=True)
+    companion = started(home, launch_id="ours", before=FASTER)
+    tell(companion, step(0))
+    await_steps(home, 1)
+    tell(companion, '{"event": "end", "step": 0}\n')
+    companion.communicate()
+    out, err = watching.communicate()
+    assert (watching.returncode, err) == (ExitCode.ANSWER, "") and "ours: ended" in out
 
 
 def test_ctrl_c_ends_a_watch_in_peace(companion: subprocess.Popen[str], tmp_path: Path) -> None:
