@@ -1,24 +1,31 @@
 """Commands of a shell script, as far as its text says them: nothing is run.
 
-Assignments, arrays, quotes and plain expansions (``$A``, ``${A}``, ``${A:-word}``, ``${A[@]}``,
-``$((A * 2))``) are followed in order.  What only a run can say (a command's output, a branch, a
-loop, an argument of the script) stays in the text as it is written.
+Assignments, arrays, quotes, plain expansions (``$A``, ``${A}``, ``${A:-word}``, ``${A[@]}``,
+``$((A * 2))``) and branches whose conditions they settle are followed in order.  What only a run
+can say (a command's output, another branch, a loop) stays in the text as it is written.
 """
 
 from __future__ import annotations
 
 import ast
+import enum
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
+from .shell_tests import holds, joined
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_PARAMETER = re.compile(rf"{_NAME.pattern}|\d+|#")
 _ASSIGNED = re.compile(r"(?:(?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=")
 _DIRECTIVE = re.compile(r"^#(?:SBATCH|PBS|FLUX:)\s+(--?[\w-]+)[= ]?(\S*)")
-_OPENS, _CLOSES = ("if", "for", "while", "until", "case", "select"), ("fi", "done", "esac")
+_LOOPS = {"while": False, "until": True}
+"""Loops that their condition, settled so, leaves without a first pass."""
+_OPENS, _CLOSES = ("for", "case", "select"), ("fi", "done", "esac", "}")
+_ALONE = ("then", "do", "else", "{")
+"""Words behind which a command begins without a separator."""
 _SEPARATORS = (";", "|", "&", "\n")
 _SLURM = {
     "--nodes": "SLURM_NNODES", "-N": "SLURM_NNODES", "--ntasks": "SLURM_NTASKS",
@@ -38,9 +45,10 @@ Value = tuple[str, ...]
 
 
 def commands(text: str, variables: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
-    """The words of each command in order, outside of branches and loops.
+    """The words of each command in order, outside of loops and of branches that may not be taken.
 
-    ``variables`` are set before.  Raises ``ConfigError`` for a text without an end to its quotes.
+    ``variables`` are set before, the script's arguments by their number.  Raises ``ConfigError``
+    for a text without an end to its quotes.
 
     >>> commands('N=4\\nARGS=(--lr 1 "$N")\\ntorchrun --nnodes $N t.py "${ARGS[@]}" --out $D')
     [('torchrun', '--nnodes', '4', 't.py', '--lr', '1', '4', '--out', '$D')]
@@ -74,34 +82,109 @@ def _of_directives(text: str) -> dict[str, Value]:
     return {name: (value,) for name, value in of_options(words).items()}
 
 
+class _Branch(enum.Enum):
+    """How it stands with what is read."""
+
+    TAKEN = "taken"
+    NOT_YET = "not yet"
+    """Neither this branch nor one before it."""
+    OVER = "over"
+    """One before it was."""
+    UNSETTLED = "unsettled"
+    """Only a run can say."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Reader:
     text: str
     known: dict[str, Value]
     place: int = 0
-    depth: int = 0
+    branches: list[_Branch] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
+    sign: str = "\n"
+    """What stood behind the last command."""
+    guard: bool | None = True
+    """Whether ``&&`` or ``||`` lets the next command run; None: only a run can say."""
+    status: bool | None = True
+    """Whether what has run of such a list has succeeded."""
 
     def commands(self) -> Iterator[tuple[str, ...]]:
         while self.place < len(self.text):
             self._line()
-            words, self.words = self.words, []
+            words, self.words = tuple(self.words), []
             first = words[0] if words else ""
-            if first in _OPENS or first.endswith("()") or words[1:2] == ["()"]:
-                self.depth += 1
-            elif first in (*_CLOSES, "}"):
-                self.depth = max(0, self.depth - 1)
-            elif words and not self.depth:
-                yield tuple(words)
+            if first in ("if", "elif"):
+                self._choose(words[1:], is_first=first == "if")
+            elif first in _LOOPS:
+                is_left = self._condition(words[1:], "do") is _LOOPS[first]
+                self.branches.append(_Branch.OVER if is_left else _Branch.UNSETTLED)
+            elif first == "else" and self.branches:
+                self.branches[-1] = _otherwise(self.branches[-1])
+            elif first in _OPENS or first.endswith("()") or words[1:2] == ("()",):
+                self.branches.append(_Branch.UNSETTLED)
+            elif first in _CLOSES:
+                self.branches = self.branches[:-1]
+            elif words and first not in _ALONE and self._is_taken(is_read=True):
+                yield words
+            self._let_next(words)
+
+    def _let_next(self, words: Sequence[str]) -> None:
+        """What ``&&`` and ``||`` behind a command say of the next one."""
+        if words and self.guard is not False:
+            found = holds(words)
+            self.status = found if self.guard or found == self.status else None
+        if self.sign not in ("&&", "||"):
+            self.guard = True
+        elif words:
+            is_and = self.sign == "&&"
+            self.guard = None if self.status is None else self.status == is_and
+
+    def _choose(self, words: Sequence[str], *, is_first: bool) -> None:
+        """Begin a branch whose condition starts with these words."""
+        found = self._condition(words, "then")
+        chosen = {True: _Branch.TAKEN, False: _Branch.NOT_YET, None: _Branch.UNSETTLED}[found]
+        if is_first:
+            self.branches.append(chosen)
+        elif self.branches:
+            is_open = self.branches[-1] is _Branch.NOT_YET
+            self.branches[-1] = chosen if is_open else _closed(self.branches[-1])
+
+    def _condition(self, words: Sequence[str], end: str) -> bool | None:
+        """What a list of commands up to the word ``end`` comes to."""
+        conditions, sign = [("", holds(words))], self.sign
+        while self.place < len(self.text):
+            self._line()
+            words, self.words = tuple(self.words), []
+            if words[:1] == (end,):
+                break
+            if words:
+                conditions.append((sign, holds(words)))
+            sign = self.sign
+        return joined(conditions)
+
+    def _is_taken(self, *, is_read: bool) -> bool:
+        """True where what is read surely runs, or with ``is_read`` may, but for branches."""
+        is_inside = all(branch is _Branch.TAKEN for branch in self.branches)
+        return is_inside and (self.guard is not False if is_read else self.guard is True)
+
+    def _is_passed_over(self) -> bool:
+        skipped = (_Branch.NOT_YET, _Branch.OVER)
+        return self.guard is False or any(branch in skipped for branch in self.branches)
 
     def _line(self) -> None:
         """Words up to the end of one command; assignments in front of it are taken."""
         while self.place < len(self.text):
             char = self.text[self.place]
             if char in _SEPARATORS:
-                self.place += 1
-                if self.words or char == "\n":
+                pair = self.text[self.place : self.place + 2]
+                sign = pair if pair in ("&&", "||") else char
+                self.place += len(sign)
+                is_going_on = not self.words and self.sign in ("&&", "||") and char == "\n"
+                if self.words or (char == "\n" and not is_going_on):
+                    self.sign = sign
                     return
+                if sign == ";":  # behind an assignment
+                    self.guard = True
             elif char in " \t\r" or self.text.startswith("\\\n", self.place):
                 self.place += 2 if char == "\\" else 1
             elif char == "#":
@@ -111,11 +194,12 @@ class _Reader:
                 self._assign(assigned)
             else:
                 self.words += self._word(" \t\r\n;|&")
-                if self.words[:1] in (["then"], ["do"], ["else"], ["{"]):
-                    self.words.clear()
+                if self.words[-1:] and self.words[0] in _ALONE and len(self.words) == 1:
+                    self.sign = "\n"
+                    return
 
     def _assign(self, assigned: re.Match[str]) -> None:
-        self.place = assigned.end()
+        self.place, self.sign = assigned.end(), ""
         name, is_more = assigned[1], bool(assigned[2])
         before = self.known.get(name, ()) if is_more else ()
         if self.text.startswith("(", self.place):
@@ -123,8 +207,10 @@ class _Reader:
             value = (*before, *self._elements())
         else:
             value = ("".join(before) + " ".join(self._word(" \t\r\n;|&", is_split=False)),)
+        if self._is_passed_over():
+            return
         # A branch may not be taken: what it sets is not known.
-        self.known[name] = (f"${name}",) if self.depth else value
+        self.known[name] = value if self._is_taken(is_read=False) else (f"${name}",)
 
     def _elements(self) -> Iterator[str]:
         while self.place < len(self.text):
@@ -197,12 +283,15 @@ class _Reader:
             self.place = end + 1 if end >= 0 else len(self.text)
             written = self.text[begin : self.place]
             return written, self._braced(written[2:-1])
-        name = _NAME.match(self.text, begin + 1)
+        name = _PARAMETER.match(self.text, begin + 1)
+        if name and name[0].isdecimal():
+            self.place = begin + 2
+            return self.text[begin : self.place], self.known.get(name[0][0])
         self.place = name.end() if name else min(begin + 2, len(self.text))
         return self.text[begin : self.place], self.known.get(name[0]) if name else None
 
     def _braced(self, inner: str) -> Value | None:
-        name = _NAME.match(inner)
+        name = _PARAMETER.match(inner)
         if name is None:
             return None
         rest, value = inner[name.end() :], self.known.get(name[0])
@@ -221,6 +310,15 @@ class _Reader:
             return (str(_computed(ast.parse(text.strip(), mode="eval").body)),)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
             return None
+
+
+def _otherwise(branch: _Branch) -> _Branch:
+    return _Branch.TAKEN if branch is _Branch.NOT_YET else _closed(branch)
+
+
+def _closed(branch: _Branch) -> _Branch:
+    """What comes after this branch of a choice."""
+    return _Branch.OVER if branch is _Branch.TAKEN else branch
 
 
 def _closing(text: str, begin: int) -> int:

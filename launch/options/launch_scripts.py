@@ -58,6 +58,8 @@ def _inside(words: Sequence[str], place: int) -> tuple[str, ...]:
         raise ConfigError(f"{shown}: no script that can be read; give the launch line itself")
     if is_batch:
         variables = {**of_options(rest[1 : rest.index(word)]), **variables}
+    given = behind[behind.index(word) + 1 :]
+    variables |= {"#": str(len(given)), **{str(n): one for n, one in enumerate(given, 1)}}
     path = Path(word)
     try:
         with path.open("rb") as file:

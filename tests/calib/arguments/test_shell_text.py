@@ -68,6 +68,60 @@ def test_directives_of_slurm_are_its_variables() -> None:
     assert commands(text, {"SLURM_NNODES": "2"})[-1] == ("probe", "2", "8")
 
 
+def test_a_branch_that_the_text_settles_is_followed() -> None:
+    """As in Megatron-LM's own examples/llama/train_llama3_8b_h100_fp8.sh."""
+    text = (
+        'ARG=${3:-"MOCK"}\nOTHER="${4:-MOCK}"\nLIST=()\n'
+        'if [[ "$ARG" == "MOCK" ]] || [[ "$OTHER" == "MOCK" ]] || [[ -z "$ARG" ]]; then\n'
+        '  LIST+=("--mock-data" --vocab 8)\nelse\n  LIST+=(--tokenizer "$ARG")\nfi\n'
+        "probe ${LIST[@]} $1"
+    )
+    assert ours(text) == [("probe", "--mock-data", "--vocab", "8", "$1")]
+    given = {"1": "a", "3": "path", "4": "data"}
+    assert [one for one in commands(text, given) if one[0] == "probe"] == [
+        ("probe", "--tokenizer", "path", "a")
+    ]
+    assert ours("X=1\n[[ -f a ]] && X=2\nprobe $X") == [("probe", "$X")]
+    assert ours("X=1\n[[ $X == 1 ]] &&\n  X=2\nprobe $X") == [("probe", "2")]
+    assert ours("cd dir && probe a || exit 1\nprobe b") == [("probe", "a"), ("probe", "b")]
+
+
+_VALUES = st.sampled_from(["a", "b", "7", "10", ""])
+_SIGNS = st.sampled_from(["=", "==", "!="])
+_TESTS = st.one_of(
+    st.builds('[[ "${}" {} "{}" ]]'.format, st.sampled_from("XY"), _SIGNS, _VALUES),
+    st.builds('[ {} "${}" ]'.format, st.sampled_from(["-z", "-n", "! -z"]), st.sampled_from("XY")),
+    st.builds(
+        "[ 8 {} {} ]".format, st.sampled_from(["-eq", "-ne", "-lt", "-ge"]), st.integers(7, 9)
+    ),
+    st.sampled_from(["true", "false", "! true"]),
+)
+_CONDITIONS = st.lists(_TESTS, min_size=1, max_size=3).flatmap(
+    lambda tests: st.lists(
+        st.sampled_from([" && ", " || "]), min_size=len(tests) - 1, max_size=len(tests) - 1
+    ).map(lambda signs: tests[0] + "".join(s + t for s, t in zip(signs, tests[1:], strict=True)))
+)
+_BODIES = st.sampled_from(["probe a", 'X="b"', "Y=7; probe $X", "L+=(--l $Y)"])
+
+
+@st.composite
+def _chosen(draw: st.DrawFn, depth: int = 2) -> str:
+    body = _BODIES if depth == 0 else st.one_of(_BODIES, _chosen(depth=depth - 1))
+    text = f"if {draw(_CONDITIONS)}; then\n{draw(body)}\n"
+    for _ in range(draw(st.integers(0, 2))):
+        text += f"elif {draw(_CONDITIONS)}\nthen\n  {draw(body)}\n"
+    text += f"else\n{draw(body)}\n" if draw(st.booleans()) else ""
+    return f"{text}fi\n{draw(_CONDITIONS)} && X=10\n{draw(_TESTS)} || {draw(_BODIES)}"
+
+
+@given(st.lists(_chosen(), min_size=1, max_size=3), _VALUES, _VALUES)
+def test_branches_are_taken_as_bash_takes_them(parts: list[str], x: str, y: str) -> None:
+    body = "\n".join(parts)
+    script = f'X="{x}"\nY="{y}"\nL=()\n{body}\nprobe end "$X" "$Y" "${{L[@]}}"\ntrue'
+    expected = [tuple(word for word in call if word) for call in of_bash(script)]
+    assert ours(script) == expected
+
+
 @pytest.mark.parametrize("text", ["probe 'a", 'probe "a', "A=(1 2"])
 def test_a_text_without_its_end_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no end"):
