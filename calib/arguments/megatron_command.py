@@ -17,7 +17,7 @@ from .megatron_options import ArgumentTable, read_mapping, read_words
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
 """Defaults that only Megatron's parser knows."""
-_PATHS = ("merge_file",)
+_PATHS = ("merge_file", "tokenizer_model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

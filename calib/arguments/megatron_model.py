@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 from ..errors import ConfigError
@@ -25,6 +26,21 @@ _GATED = ("swiglu", "gated_linear_unit", "quick_geglu")
 # Entries of the vocabulary that GPT-2 was published with; its file need not be read.
 _GPT2_VOCAB = 50257
 _TIKTOKEN_VOCAB = 1 << 17
+_FAMILIES = tuple(
+    (re.compile(name, re.IGNORECASE), size)
+    for name, size in (
+        (r"qwen-?[23]", 151_936),
+        (r"llama-?3", 128_256),
+        (r"mistral-7b[\w-]*v0\.3", 32_768),
+        (r"llama-?2|mistral-7b|mixtral-8x7b", 32_000),
+        (r"deepseek-(v3|r1)", 129_280),
+        (r"deepseek-v2", 102_400),
+        (r"gpt-oss", 201_088),
+        (r"nemotron\w*_256k", 256_000),
+    )
+)
+"""Rows of the embedding by ``vocab_size`` of each model's published config.json; of Nemotron-4
+arXiv:2402.16819, table 1."""
 # Ten times what MOST allows: an expression such as [1]*10**9 must not fill the memory.
 _MAX_LAYERS = 100_000
 
@@ -87,13 +103,17 @@ def _position_embedding(given: Arguments) -> PositionEmbedding:
 
 def usual_vocab_size(given: Arguments) -> int:
     """The vocabulary of a tokenizer whose name settles it, 0 where none does: GPT-2's byte pairs,
-    which alone have a file of merges, and Megatron's default for tiktoken
-    (core/tokenizers/text/libraries/tiktoken_tokenizer.py, DEFAULT_TIKTOKEN_MAX_VOCAB)."""
+    which alone have a file of merges, Megatron's default for tiktoken
+    (core/tokenizers/text/libraries/tiktoken_tokenizer.py, DEFAULT_TIKTOKEN_MAX_VOCAB), and that of
+    a published family whose name the tokenizer's path has."""
     tokenizer = given.text("tokenizer_type")
     if tokenizer == "TikTokenizer":
         return _TIKTOKEN_VOCAB
     is_gpt2 = tokenizer == "GPT2BPETokenizer" or (not tokenizer and given.text("merge_file"))
-    return _GPT2_VOCAB if is_gpt2 else 0
+    if is_gpt2:
+        return _GPT2_VOCAB
+    path = given.text("tokenizer_model")
+    return next((size for name, size in _FAMILIES if path and name.search(path)), 0)
 
 
 def _vocab_size(given: Arguments, tp: int) -> int:

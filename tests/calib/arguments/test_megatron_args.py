@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
+from forerun.calib.arguments.megatron_model import usual_vocab_size
 from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.arguments.megatron_options import (
     DERIVED,
@@ -16,6 +17,7 @@ from forerun.calib.arguments.megatron_options import (
     SWITCHED_OFF,
 )
 from forerun.calib.errors import ConfigError
+from forerun.calib.workload.argument_values import Arguments
 from forerun.calib.workload.config import (
     Normalization,
     PositionEmbedding,
@@ -286,6 +288,7 @@ def test_what_is_called_modelled_is_read() -> None:
         {"use_torch_fsdp2": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5},
         {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}
         | {"global_batch_size": 16},
+        {"vocab_size": None, "tokenizer_model": "Qwen/Qwen3-30B-A3B"},
         {"seq_length": None, "encoder_seq_length": 16, "num_layers": None, "encoder_num_layers": 2},
     ):
         values = {**dict.fromkeys(sizes, 16), "micro_batch_size": 1, **switches}
@@ -295,6 +298,20 @@ def test_what_is_called_modelled_is_read() -> None:
     assert read >= MODELLED
     cadence = {"save", "exit_interval", "full_batch_size", "num_final_evals"}
     assert read - MODELLED - DERIVED - cadence <= {*LEFT_OUT, *SWITCHED_OFF, "fp8_format"}
+
+
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [
+        ("Qwen/Qwen3-30B-A3B", 151_936), ("unsloth/Meta-Llama-3.1-8B-Instruct", 128_256),
+        ("mistralai/Mistral-7B-Instruct-v0.3", 32_768), ("mistralai/Mixtral-8x7B-v0.1", 32_000),
+        ("$DATA/utils/nemotron_2_256k.model", 256_000), ("unsloth/gpt-oss-20b-BF16", 201_088),
+        ("deepseek-ai/DeepSeek-V3", 129_280), ("/data/own.model", 0),
+    ],
+)  # fmt: skip
+def test_a_published_tokenizers_name_is_a_vocabulary(path: str, size: int) -> None:
+    given = Arguments({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": path})
+    assert usual_vocab_size(given) == size
 
 
 def test_no_argument_is_in_two_tables() -> None:
