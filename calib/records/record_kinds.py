@@ -109,13 +109,15 @@ class OperatorRecord(_OfOperator):
 
     A probe ran between steps and belongs to none; its ``microbatch`` counts repeats.
     ``host_bound_ns`` is the part of it in which a device had nothing to do but what the host asked
-    for meanwhile: the host's time, whatever the shape.
+    for meanwhile: the host's time, whatever the shape.  ``host_ns`` is what the host took to launch
+    it, by its own clock and without our hooks; 0 on a CPU, and where it may have waited.
     """
 
     start_ns: int
     duration_ns: int
     is_probe: bool = False
     host_bound_ns: int = 0
+    host_ns: int = 0
     rows: tuple[int, ...] = ()
     """Of a grouped product the rows of each expert, where the host knows them."""
 
@@ -279,7 +281,7 @@ _ENUMS: dict[str, Callable[[Any], Any]] = {
 _MOST = 2**63 - 1
 """Whole numbers become columns of 64 bits."""
 _SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
-_SELDOM = frozenset({"rows", "host_bound_ns"})
+_SELDOM = frozenset({"rows", "host_bound_ns", "host_ns"})
 """Not written where they say nothing."""
 
 

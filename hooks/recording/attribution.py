@@ -9,7 +9,8 @@ another is known by its marks there, and exposed as long as the step's stream st
 operator there is none of the step's, and named.
 
 Where a device waits for its host, our hooks hold it up as they do a host: their time belongs to no
-operator, as far as it was idle for them.  The rest between two such marks is the host's.
+operator, as far as it was idle for them.  The rest between two such marks is the host's.  What the
+host takes by its own clock, also beside a busy device, goes to the same operators.
 
 Where the clock jumps back, or a mark has no time, what it touches has no duration: it is dropped
 and counted.
@@ -30,6 +31,7 @@ from ..sensors.shapes import Shape, canonical_shape
 from ..sensors.step_log import NO_SHAPE, NO_SPAN, WAITING, Code, StepLog, TransferKind, split
 from ..sensors.stopwatch import NO_TIME, STEP_STREAM
 from ..sensors.waits import TransferTimes, Waits, exposures
+from .host_pace import host_times
 from .lags import lags_of, waits_for_host
 
 
@@ -49,6 +51,8 @@ class OpenOperator:
     num_breaks: int
     own_ns: int = 0
     host_bound_ns: int = 0
+    host_ns: int = 0
+    """``NO_TIME`` where it is not known of all parts."""
 
 
 _BROKEN = -1
@@ -96,6 +100,7 @@ class Attribution:
         self._stalled_ns = NO_TIME
         self._lag_ns, self._ours_ns = NO_TIME, 0
         self._owed_ns, self._is_idle = 0, False
+        self._host_ns = NO_TIME
         self._spans_aside: set[int] = set()
         self._incomplete: set[int] = set()
         self._waits = Waits(len(log.transfer_kinds), is_host=log.is_host)
@@ -110,9 +115,10 @@ class Attribution:
         log = self.log
         streams: Sequence[int] = log.streams or (STEP_STREAM,) * len(log.what)
         lags: Sequence[int] = lags_of(log) or (NO_TIME,) * len(log.what)
-        own_ns = chain(log.own_ns, repeat(0))
+        own_ns, hosts = chain(log.own_ns, repeat(0)), host_times(log, lags)
         before = -1
         for what, mark, stream, lag_ns in zip(log.what, log.marks, streams, lags, strict=True):
+            self._host_ns = next(hosts)
             code, number = split(what)
             ours_ns = next(own_ns)
             if code == Code.REFUSED:
@@ -223,6 +229,8 @@ class Attribution:
             span = deepest(self._open)
             span.own_ns += spent - held_ns
             span.host_bound_ns += self._is_idle * (spent - held_ns)
+            is_known = NO_TIME not in (span.host_ns, self._host_ns)
+            span.host_ns = span.host_ns + self._host_ns if is_known else NO_TIME
 
     def _mark_span(self, code: int, number: int) -> Iterator[Record]:
         if number in self._spans_aside:
@@ -323,6 +331,7 @@ class Attribution:
                 start_ns=span.start_ns,
                 duration_ns=span.own_ns,
                 host_bound_ns=span.host_bound_ns,
+                host_ns=max(0, span.host_ns),
                 rows=self._rows(span) if site.kind is OperatorKind.GROUPED_LINEAR else (),
             )
 
