@@ -140,6 +140,7 @@ def _join(group: pd.DataFrame) -> Measured:
     center = float(np.average(logs, weights=weights))
     between = float(np.average((logs - center) ** 2, weights=weights))
     within = float(np.average(group["error_log"] ** 2, weights=weights))
+    host_s, host_sigma_log = _host(group)
     # Rows that differ do not become more certain by being joined.
     return Measured(
         time_s=math.exp(center),
@@ -148,4 +149,19 @@ def _join(group: pd.DataFrame) -> Measured:
         num_rows=len(group),
         is_probe=bool(group["is_probe"].all()),
         host_bound_frac=float(np.average(group["host_bound_frac"], weights=weights)),
+        host_s=host_s,
+        host_sigma_log=host_sigma_log,
     )
+
+
+def _host(group: pd.DataFrame) -> tuple[float, float]:
+    """What the host took to launch it, and its deviation from step to step; 0 where not known."""
+    rows = group[group["host_s"] > 0.0]
+    if rows.empty:
+        return 0.0, 0.0
+    weights = rows["weight"].to_numpy(dtype=np.float64)
+    logs = np.log(rows["host_s"].to_numpy(dtype=np.float64))
+    center = float(np.average(logs, weights=weights))
+    between = float(np.average((logs - center) ** 2, weights=weights))
+    within = float(np.average(rows["host_spread_log"] ** 2, weights=weights))
+    return math.exp(center), math.sqrt(REPEAT_SIGMA_LOG**2 + within + between)

@@ -46,6 +46,10 @@ class Measured:
     kernel_s: float = 0.0
     """Time of its kernels in a traced step, where it was host-bound; 0 where that is not known.
     """
+    host_s: float = 0.0
+    """What the host of a device takes to launch it; 0 where that is not known."""
+    host_sigma_log: float = 0.0
+    """How far that lies from step to step, as a standard deviation of its logarithm."""
 
     @property
     def is_host_bound(self) -> bool:

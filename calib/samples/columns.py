@@ -16,7 +16,7 @@ _COLUMNS = {
     "samples": """
         *run_id *window *row *kind *phase *shape *element_nbytes *stage *role *num_ranks *span
         *num_nodes *nbytes is_bound time_s count num_steps num_seen spread_log host_bound_frac
-        *is_probe
+        host_s host_spread_log *is_probe
     """,
     "steps": "*run_id *window *rank *step time_s gap_s hook_s is_hooked is_clean flags",
     "phases": "*run_id *window *rank *step *name count time_s wait_s hook_s",
@@ -71,7 +71,9 @@ FRAMES: Mapping[str, Mapping[str, str]] = {
 within a step, ``spread_log`` the scaled median deviation of its logarithm over steps, ``count`` the
 events, ``num_steps`` the steps, ``num_seen`` the ranks that recorded it, ``span`` the ranks from
 the group's first to its last, ``num_nodes`` the nodes that it touches, 0 where not known.
-``host_bound_frac`` is the share of an operator's time in which a device waited for the host.
+``host_bound_frac`` is the share of an operator's time in which a device waited for the host,
+``host_s`` what its host took to launch it where nothing held it up, and ``host_spread_log`` the
+deviation of that over steps, by the median within a step; 0 where it is not known, as on a CPU.
 ``wait_s`` and ``transfer_s`` in ``skew`` add up to how long a rank stands still per step.
 ``skew.py`` documents ``arrivals`` and ``links``, ``clocks.py`` ``clocks``, ``operator_rows.py``
 ``traced``, ``routing.py`` ``routing`` and ``loads``; ``ranks`` is the small

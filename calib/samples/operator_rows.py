@@ -31,7 +31,21 @@ def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
     rows = median_over_steps(operators, _KEYS)
     sums = operators.groupby(_KEYS, sort=True)[["host_bound_s", "time_s"]].sum()
     share = (sums["host_bound_s"] / sums["time_s"]).fillna(0.0)
-    return rows.assign(host_bound_frac=share.to_numpy())
+    rows = rows.assign(host_bound_frac=share.to_numpy())
+    host = _host_times(operators).reindex(pd.MultiIndex.from_frame(rows[_KEYS])).fillna(0.0)
+    return rows.assign(
+        host_s=host["time_s"].to_numpy(), host_spread_log=host["spread_log"].to_numpy()
+    )
+
+
+def _host_times(operators: pd.DataFrame) -> pd.DataFrame:
+    """What the host took for each operator, by its keys, of the events that know it.
+
+    Those are the first of a pass, where a host is slower for a layer or two: a step has the median.
+    """
+    known = operators[operators["host_s"] > 0.0]
+    steps = known.groupby([*_KEYS, "rank", "step"], sort=True)["host_s"].median()
+    return median_over_steps(steps.rename("time_s").reset_index(), _KEYS).set_index(_KEYS)
 
 
 def probed_operator_rows(

@@ -49,6 +49,8 @@ from .transfers import collective_rows, match_ranks, probed_collective_rows, ske
 
 _READINGS = ("start_ns", "issue_ns")
 """Of a clock: as floats of seconds they would lose their last digits."""
+_OF_HOSTS = ("host_bound_frac", "host_s", "host_spread_log")
+"""What is known of the host of a device: columns that older tables have not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,8 +97,9 @@ class SampleTable:
     def sha256(self) -> str:
         """Hash of the samples that models are fitted on."""
         rows = self.samples
-        if not rows["host_bound_frac"].any():  # as tables were written before there was a share
-            rows = rows.drop(columns="host_bound_frac")
+        # As tables were written before there were such columns.
+        empty = [name for name in _OF_HOSTS if not rows[name].any()]
+        rows = rows.drop(columns=empty)
         text = rows.to_csv(index=False, float_format="%.17g")
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The share of an operator in which a device waited for the host, from records to the table."""
+"""What is known of a device's host, from records to the table: waiting for it, its own times."""
 
 from __future__ import annotations
 
@@ -48,3 +48,33 @@ def test_a_row_has_the_share_of_its_events(write_run) -> None:
     assert (shares.drop("linear_fc1") == 0.0).all()
     columns = plain.samples.columns.drop("host_bound_frac")
     assert table.samples[columns].equals(plain.samples[columns])
+
+
+def test_a_row_has_the_median_time_of_the_host_over_the_events_that_know_it(write_run) -> None:
+    run = read_run(write_run())
+    plain = build_table(run)
+    assert not plain.samples[["host_s", "host_spread_log"]].any().any()
+
+    def launches(record):
+        """The first micro-batch knows it, and one step is slow."""
+        if not isinstance(record, OperatorRecord) or record.microbatch:
+            return record
+        return replace(record, host_ns=9000 if record.step == 0 else 1000 + record.step)
+
+    records = {rank: tuple(map(launches, rows)) for rank, rows in run.records.items()}
+    table = build_table(replace(run, records=records))
+    rows = table.samples.set_index("kind")
+    assert rows["host_s"]["linear_fc1"] == pytest.approx(1.005e-6, rel=0.004)
+    assert 0.0 < rows["host_spread_log"]["linear_fc1"] < 0.01
+    assert not rows["host_s"].drop("linear_fc1").any()
+    columns = plain.samples.columns.drop(["host_s", "host_spread_log"])
+    assert table.samples[columns].equals(plain.samples[columns])
+    assert table.sha256 != plain.sha256
+
+
+def test_a_line_has_the_hosts_time_only_where_it_is_known() -> None:
+    assert "host_ns" not in to_dict(RECORD)
+    timed = replace(RECORD, host_ns=400)
+    assert to_dict(timed)["host_ns"] == 400 and from_dict(to_dict(timed)) == timed
+    with pytest.raises(RecordError):
+        from_dict({**to_dict(timed), "host_ns": -1})
