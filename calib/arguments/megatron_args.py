@@ -13,6 +13,7 @@ from ..workload.config import RunConfig
 from ..workload.model_shape import Experts, RankLoad
 from ..workload.pipeline_layout import write_layout
 from .megatron_command import split_launcher
+from .megatron_model import default_ffn
 from .megatron_namespace import from_namespace
 from .megatron_options import LISTS, MODELLED, NAMES, SPELLED, options_of, read_words
 from .megatron_rules import beside, misplaced
@@ -183,6 +184,7 @@ def _kept(config: RunConfig, given: Values) -> Values:
         void |= _SPLIT
         pp = whole(_PP, given.get(_PP, par.pp))
         values["virtual_pipeline_model_parallel_size"] = par.vp if pp > 1 else 1
+    void |= _following(config, given)
     granularity = given.get("recompute_granularity")
     if granularity is not None and granularity != config.recompute.value:
         void |= _RECOMPUTE
@@ -193,6 +195,19 @@ def _kept(config: RunConfig, given: Values) -> Values:
         if name in given:
             void |= others
     return {name: value for name, value in values.items() if name not in void}
+
+
+def _following(config: RunConfig, given: Values) -> set[str]:
+    """Sizes that follow from a given one by Megatron's defaults, as they do in the run."""
+    model = config.model
+    found: set[str] = set()
+    if given.keys() & {"hidden_size", "swiglu"}:
+        is_usual = model.ffn_hidden_size == default_ffn(model.hidden_size, model.is_gated)
+        found |= {"ffn_hidden_size"} if is_usual else set()
+    if given.keys() & {"hidden_size", "num_attention_heads"}:
+        is_usual = model.kv_channels * model.num_attention_heads == model.hidden_size
+        found |= {"kv_channels"} if is_usual else set()
+    return found
 
 
 def _own_values(config: RunConfig) -> Values:

@@ -57,7 +57,7 @@ def model_shape(given: Arguments, tp: int) -> ModelShape:
             f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "
             f"give --kv-channels"
         )
-    ffn = given.number("ffn_hidden_size") or _default_ffn(hidden, given.is_on("swiglu"))
+    ffn = given.number("ffn_hidden_size") or default_ffn(hidden, given.is_on("swiglu"))
     has_bias = given.is_on("add_bias_linear", default=True)
     is_latent = given.is_on("multi_latent_attention")
     num_layers = given.number("num_layers", "encoder_num_layers") or given.required("num_layers")
@@ -87,7 +87,7 @@ def model_shape(given: Arguments, tp: int) -> ModelShape:
     )
 
 
-def _default_ffn(hidden: int, is_swiglu: bool) -> int:
+def default_ffn(hidden: int, is_swiglu: bool) -> int:
     """4 x hidden; with SwiGLU 2/3 of it, rounded down to 64 (``validate_args``)."""
     return int((4 * hidden * 2 / 3) / 64) * 64 if is_swiglu else 4 * hidden
 

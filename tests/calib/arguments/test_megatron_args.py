@@ -300,6 +300,25 @@ def test_what_is_called_modelled_is_read() -> None:
     assert read - MODELLED - DERIVED - cadence <= {*LEFT_OUT, *SWITCHED_OFF, "fp8_format"}
 
 
+def test_sizes_that_follow_from_another_go_with_it() -> None:
+    """As Megatron's defaults: another width has its own MLP and heads, unless the run said them."""
+    sizes = {"num_layers": 4, "num_attention_heads": 16, "seq_length": 64, "vocab_size": 512}
+    usual = from_namespace(SimpleNamespace(hidden_size=1024, micro_batch_size=1, **sizes))
+    wide = apply_options(usual, ["--hidden-size", "2048"]).model
+    assert (wide.ffn_hidden_size, wide.kv_channels) == (8192, 128)
+    gated = apply_options(usual, ["--hidden-size", "2048", "--swiglu"]).model
+    assert gated.ffn_hidden_size == 5440
+    own = from_namespace(
+        SimpleNamespace(
+            hidden_size=1024, micro_batch_size=1, ffn_hidden_size=3000, kv_channels=32, **sizes
+        )
+    )
+    kept = apply_options(own, ["--hidden-size", "2048"]).model
+    assert (kept.ffn_hidden_size, kept.kv_channels) == (3000, 32)
+    asked = apply_options(usual, ["--hidden-size", "2048", "--ffn-hidden-size", "6144"]).model
+    assert (asked.ffn_hidden_size, asked.kv_channels) == (6144, 128)
+
+
 @pytest.mark.parametrize(
     ("path", "size"),
     [
