@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..arguments.megatron_options import ASIDE, LEFT_OUT_FACTOR
 from ..fit.calibration import calibrate, carried_over, on_device
 from ..fit.priors import is_processor
 from ..forecast.batch_ratios import PredictedStep
@@ -119,7 +120,11 @@ def fit_run(
     return RunFit(
         blind=blind,
         unseen=unseen,
-        steps=replace(steps, misfit_log=_misfit_log(own, modelled)),
+        steps=replace(
+            steps,
+            misfit_log=_misfit_log(own, modelled),
+            unrun_log=math.log(LEFT_OUT_FACTOR) if {*config.unmodelled} - ASIDE else 0.0,
+        ),
         modelled_step=modelled,
         overhead=overhead,
         waiting_s=waiting_s,

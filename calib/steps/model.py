@@ -70,6 +70,8 @@ class FittedSteps:
     left_out_log: float = 0.0
     """The log by which what a description leaves out may move a run's steps, with 90 %; 0:
     nothing is left out, or measured steps hold it."""
+    unrun_log: float = 0.0
+    """The same for layouts that were not measured, where the measured ones hold it."""
 
     def estimate(self, config: RunConfig) -> StepEstimate:
         """The step of one layout, with spans and slices for a trace."""
@@ -255,13 +257,17 @@ class FittedSteps:
     def _errors(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
         """Independent errors of log step times, one deviation each."""
         along = self._along(layouts, slopes, pull)
-        of_all = np.full(len(along.logs), self.left_out_log / Z_90)
-        found = _Errors(names=(*along.names, LEFT_OUT), logs=np.column_stack([along.logs, of_all]))
+        configs = layouts.compiled.configs
+        is_open = bool(self.misfit_log or self.unrun_log)
+        is_unrun = np.array([is_open and not self._has_run(one) for one in configs], float)
+        left_out = np.maximum(self.left_out_log, self.unrun_log * is_unrun) / Z_90
+        found = _Errors(
+            names=(*along.names, LEFT_OUT), logs=np.column_stack([along.logs, left_out])
+        )
         if self.posterior is None:
             return found
         passing = np.full(len(found.logs), self.passing_sigma_log)
-        configs = layouts.compiled.configs
-        misfit = [self.misfit_log and self.misfit_log * (not self._has_run(c)) for c in configs]
+        misfit = self.misfit_log * is_unrun
         return _Errors(
             names=(*found.names, *(_unseen(name) for name in SPANNED), _PASSING, MISFIT),
             logs=np.column_stack([found.logs, self._unseen(layouts, slopes), passing, misfit]),

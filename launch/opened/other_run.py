@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...calib.arguments.megatron_command import Described, program_of, split_launcher
-from ...calib.arguments.megatron_options import ASIDE, NAMES
+from ...calib.arguments.megatron_options import ASIDE, LEFT_OUT_FACTOR, NAMES
 from ...calib.errors import CalibrationError
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 
 _RELEASES = f"{NAMES['releases'][0]} to {NAMES['releases'][-1]}"
-LEFT_OUT_FACTOR = 2.0
-"""The factor by which an option that is not modelled may change a step, as long as nothing better
-is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

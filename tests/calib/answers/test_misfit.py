@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import cache
@@ -21,6 +22,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.model import MISFIT
+from forerun.calib.workload.config_json import encode
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 TABLE = build_table(read_run(GOLDEN))
@@ -108,3 +110,24 @@ def test_the_running_layout_is_known_at_any_batch_and_however_its_node_is_stated
     assert steps.misfit_log
     assert not any(MISFIT in one.error_log for one in steps.estimates(alike))
     assert all(MISFIT in one.error_log for one in steps.estimates(others))
+
+
+@pytest.mark.parametrize("name", ["window_size", "deterministic_mode"])
+def test_an_option_that_is_not_modelled_widens_what_was_not_measured(name: str) -> None:
+    """The measured steps hold it; of other layouts it may change a factor of two, but for what is
+    known to stand beside the step."""
+    with_option = replace(OWN, unmodelled=(name,))
+    config = json.dumps(encode(with_option))
+    table = replace(TABLE, runs=TABLE.runs.assign(config=config))
+    bare, found = run_steps(TABLE), run_steps(table)
+    other = replace(LARGER, unmodelled=(name,))
+    (own,), (before,) = found.estimates([with_option]), bare.estimates([OWN])
+    assert own.high_s / own.low_s == pytest.approx(before.high_s / before.low_s, rel=0.05)
+    (row,) = compare(with_option, [other], found)
+    (usual,) = compare(OWN, [LARGER], bare)
+    widths = [math.log((1 + one.time_frac_high) / (1 + one.time_frac_low)) for one in (row, usual)]
+    if name == "window_size":
+        assert widths[0] == pytest.approx(math.hypot(widths[1], 2 * math.log(2)), rel=0.1)
+        assert row.is_unsure
+    else:
+        assert widths[0] == pytest.approx(widths[1], rel=0.05)
