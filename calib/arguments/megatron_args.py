@@ -15,21 +15,31 @@ from ..workload.pipeline_layout import write_layout
 from .megatron_command import split_launcher
 from .megatron_model import default_ffn
 from .megatron_namespace import from_namespace
-from .megatron_options import LISTS, MODELLED, NAMES, SPELLED, options_of, read_words
+from .megatron_options import (
+    GROUPS,
+    LISTS,
+    MODELLED,
+    NAMES,
+    SPELLED,
+    SWITCHES,
+    TOGETHER,
+    options_of,
+    read_words,
+)
 from .megatron_rules import beside, misplaced
-from .megatron_values import Values, as_options, layout_values, model_values
+from .megatron_values import Values, as_given, as_options, layout_values, model_values
 from .short_names import LAYOUT_NAMES, expand
 
 _GPUS = "--gpus"
 _PP = "pipeline_model_parallel_size"
 _REPLICAS = "--data-parallel-size"
-_TOGETHER = {kind: frozenset(names) for kind, names in NAMES["said_together"].items()}
-"""Arguments that mean something only together; several spellings of each mean the same."""
 _PADDED = frozenset({"padded_vocab_size"})
 """What follows from the vocabulary and tp, and has no option."""
-_SPLIT, _RECOMPUTE = _TOGETHER["split"], _TOGETHER["recompute"]
-_SWITCHES = frozenset(NAMES["switches"])
-_LAYOUT = frozenset(NAMES["layout"]).union(*_TOGETHER.values())
+_SPLIT, _RECOMPUTE = TOGETHER["split"], TOGETHER["recompute"]
+_LAYOUT = frozenset().union(*GROUPS)
+_ALONE = frozenset(NAMES["layout"]).difference(*TOGETHER.values())
+_NOT_TAKEN = ["allgather"]
+"""Words of Megatron's help that Transformer Engine does not take; ours stand in their place."""
 _NOT_RESUMED = ("--finetune", "--ckpt-step", "--pretrained-checkpoint")
 _EXCLUSIVE = {
     "attention_backend": {"transformer_impl"},
@@ -55,7 +65,7 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
     if "recompute_num_layers" in given:
         values.setdefault("recompute_method", "block")
     said = from_namespace(SimpleNamespace(**values))
-    found = _with_own(said, config)
+    found = as_given(_with_own(said, config), values)
     if "transformer_impl" in given:
         found = replace(found, fuses_norms=said.fuses_norms)
     unmodelled = dict.fromkeys((*config.unmodelled, *found.unmodelled))
@@ -66,9 +76,9 @@ def options(config: RunConfig) -> tuple[str, ...]:
     """Megatron's options that give this layout (the number of ranks is the launcher's).
 
     Options that are Megatron's default are left out, but for the sizes; so are those that the
-    program does not take, whose values are its own.
+    program does not take, whose values are its own.  Words that were given stay where they mean it.
     """
-    values = as_options(layout_values(config))
+    values = as_options(_said_values(config))
     said = ((option, *words) for option, words in values if option not in config.absent)
     return tuple(word for words in said for word in words)
 
@@ -84,21 +94,24 @@ def rewrite_command(
     differs from it in the model (a longer sequence, an overlap of experts) is changed as well, and
     so is what Megatron asks for beside such a layout (``megatron_rules``).
     """
-    kept = _said_already(host_argv, config)
     arguments = split_launcher(host_argv)[1]
     given = read_words(arguments).values
+    unsaid = {} if running is None else layout_values(running)
+    values = layout_values(config)
+    # What is void in this layout and was not before may be refused in it.
+    changed = {name for name in _ALONE if values.get(name) != unsaid.get(name)}
+    kept = _said_already({n: v for n, v in given.items() if n not in changed}, config)
     said = {_target(name): words[0] if words else True for name, words in options_of(arguments)}
     if "use_torch_fsdp2" not in kept:
         said.pop("use_torch_fsdp2", None)
     said_anew = _said_in_part(given.keys()) - kept
-    unsaid = {} if running is None else layout_values(running)
     said_anew |= given.keys()
     if running is not None and _passes(config) != _passes(running) == unsaid["global_batch_size"]:
         said_anew |= {"global_batch_size"}  # as Megatron's default, which follows the passes
     unsaid = {name: value for name, value in unsaid.items() if name not in said_anew}
     needed = {
         name: value
-        for name, value in layout_values(config).items()
+        for name, value in values.items()
         if name not in kept and (name not in unsaid or unsaid[name] != value)
     }
     needed |= {n: value for n, value in beside(config, said).items() if n not in kept & said.keys()}
@@ -176,7 +189,7 @@ def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 def _kept(config: RunConfig, given: Values) -> Values:
     """The config's own values, without those that the given ones make void."""
-    values, par = _own_values(config), config.parallelism
+    values, par = _own_values(config, _said_values(config)), config.parallelism
     void: set[str] = set()
     if given.keys() & _SPLIT:
         void |= _SPLIT
@@ -210,11 +223,24 @@ def _following(config: RunConfig, given: Values) -> set[str]:
     return found
 
 
-def _own_values(config: RunConfig) -> Values:
-    """All that Megatron's arguments can say of a run, and its ranks."""
+def _said_values(config: RunConfig) -> Values:
+    """The layout as it was given, as far as that is what it still is; else in our words."""
+    ours = layout_values(config)
+    if not config.given:
+        return ours
+    given = read_words(config.given).values
+    kept = _said_already(given, config)
+    return {
+        **{name: value for name, value in ours.items() if name not in kept},
+        **{name: value for name, value in given.items() if name in kept},
+    }
+
+
+def _own_values(config: RunConfig, layout: Values) -> Values:
+    """All that Megatron's arguments can say of a run of this layout, and its ranks."""
     ranks = {name: getattr(config.parallelism, name) for name in ("num_ranks", "ranks_per_node")}
     ranks["world_size"] = ranks.pop("num_ranks")
-    return {**model_values(config), **layout_values(config), **ranks}
+    return {**model_values(config), **layout, **ranks}
 
 
 def _parsed(argv: Sequence[str]) -> Values:
@@ -225,12 +251,12 @@ def _parsed(argv: Sequence[str]) -> Values:
         negated = option[5:].replace("-", "_") if option.startswith("--no-") else ""
         if option in (_GPUS, _REPLICAS):
             target = "world_size" if option == _GPUS else "data_parallel_size"
-        if constant is not None or (target in _SWITCHES and not words):
+        if constant is not None or (target in SWITCHES and not words):
             given[target] = True if constant is None else constant
-        elif negated in _SWITCHES:
+        elif negated in SWITCHES:
             given[negated] = False
         elif target in MODELLED or option in (_GPUS, _REPLICAS):
-            given[target] = _value(option, words, is_switch=target in _SWITCHES)
+            given[target] = _value(option, words, is_switch=target in SWITCHES)
         else:
             raise ConfigError(
                 f"{option or words[0]} is not an option of a layout; "
@@ -257,12 +283,12 @@ def _nearest(option: str) -> list[str]:
     return difflib.get_close_matches(option, names, n=3, cutoff=0.4) or sorted(names)[:3]
 
 
-def _said_already(host_argv: Sequence[str], config: RunConfig) -> frozenset[str]:
-    """Names of the groups whose options in the user's command already mean this layout."""
-    host = read_words(split_launcher(host_argv)[1]).values
-    own = _own_values(config)
+def _said_already(host: Values, config: RunConfig) -> frozenset[str]:
+    """Names of the groups whose given values already mean this layout."""
+    own = _own_values(config, layout_values(config))
+    host = {name: value for name, value in host.items() if value != _NOT_TAKEN}
     found: frozenset[str] = frozenset()
-    for group in _TOGETHER.values():
+    for group in GROUPS:
         values = {name: value for name, value in own.items() if name not in group}
         values |= {name: value for name, value in host.items() if name in group}
         if host.keys() & group and _means(values, config):
@@ -278,7 +304,7 @@ def _passes(config: RunConfig) -> int:
 def _said_in_part(names: Iterable[str]) -> frozenset[str]:
     """All names of the groups of which some are among these."""
     said = frozenset(names)
-    return frozenset().union(*(group for group in _TOGETHER.values() if group & said))
+    return frozenset().union(*(group for group in TOGETHER.values() if group & said))
 
 
 def _means(values: Values, config: RunConfig) -> bool:
@@ -309,6 +335,7 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
         framework=config.framework,
         program=config.program,
         absent=config.absent,
+        given=config.given,
     )
 
 

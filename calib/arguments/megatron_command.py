@@ -14,6 +14,7 @@ from .launchers import MODULES, ranks_of
 from .megatron_model import usual_vocab_size
 from .megatron_namespace import from_namespace
 from .megatron_options import ArgumentTable, read_mapping, read_words
+from .megatron_values import as_given
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
 """Defaults that only Megatron's parser knows."""
@@ -91,7 +92,8 @@ def _described(table: ArgumentTable, num_ranks: int, ranks_per_node: int) -> Des
     names = [n for n, value in values.items() if str(value).startswith("$") and n not in _PATHS]
     if names:
         raise ConfigError(f"{', '.join(names)}: a variable of the shell; write its value")
-    config, given = from_namespace(SimpleNamespace(**values)), Arguments(values)
+    config = as_given(from_namespace(SimpleNamespace(**values)), table.values)
+    given = Arguments(values)
     notes: tuple[str, ...] = ()
     if not (given.get("padded_vocab_size", "vocab_size")) and (size := usual_vocab_size(given)):
         notes = (

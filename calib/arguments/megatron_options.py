@@ -71,7 +71,14 @@ _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(LEFT_OUT) | set(SWITCHED_OFF)
 # A YAML file may hold a list as the text that a shell would be given.
 _BRACKETS = re.compile(r"[\[\],]")
-_SWITCHES = frozenset(NAMES["switches"])
+SWITCHES = frozenset(NAMES["switches"])
+TOGETHER = {kind: frozenset(names) for kind, names in NAMES["said_together"].items()}
+"""Arguments that mean something only together; several spellings of each mean the same."""
+GROUPS = (
+    *TOGETHER.values(),
+    *(frozenset((n,)) for n in NAMES["layout"] if not any(n in g for g in TOGETHER.values())),
+)
+"""All arguments of a layout, with each what means something only beside it."""
 LISTS = (
     *("cp_comm_type", "cuda_graph_scope", "offload_modules", "rampup_batch_size"),
     "recompute_modules",
@@ -94,7 +101,7 @@ class ArgumentTable:
             if is_true(value):
                 self.values[target] = constant
         elif target in _READ:
-            if target in _SWITCHES and str(value).startswith("$"):
+            if target in SWITCHES and str(value).startswith("$"):
                 value = True  # what follows a switch is a variable that holds further options
             if target in LISTS and isinstance(value, str):
                 value = _BRACKETS.sub(" ", value).split()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from ..workload.config import (
     Attention,
@@ -16,7 +18,7 @@ from ..workload.config import (
     RunConfig,
 )
 from ..workload.pipeline_layout import write_layout
-from .megatron_options import EXPERT_SWITCHES, PARALLEL_SWITCHES, SPELLED, Values
+from .megatron_options import EXPERT_SWITCHES, GROUPS, PARALLEL_SWITCHES, SPELLED, SWITCHES, Values
 from .megatron_sharding import optimizer_values, sharding_values
 
 _SIZES = (
@@ -134,6 +136,17 @@ def as_options(values: Values) -> Iterator[tuple[str, list[str]]]:
             yield option, [str(v) for v in value] if isinstance(value, list) else [str(value)]
 
 
+def as_given(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """The config with the options of its description that ours would say in other words."""
+    ours, words = layout_values(config), []
+    for group in GROUPS:
+        own = {name: value for name, value in ours.items() if name in group}
+        said = {n: v for n, v in values.items() if n in group and _can_be_said(n, v)}
+        if said and dict(as_options(own)) != (options := dict(as_options(said))):
+            words += [word for option, rest in options.items() for word in (option, *rest)]
+    return replace(config, given=tuple(words))
+
+
 def _graph_values(config: RunConfig) -> Values:
     """Modules are replayed by Transformer Engine's graphs, whole layers and steps by Megatron's."""
     if not config.uses_cuda_graphs:
@@ -141,6 +154,14 @@ def _graph_values(config: RunConfig) -> Values:
     is_cut = bool(config.cuda_graph_scope) and not config.is_step_replayed
     impl = "transformer_engine" if is_cut else "local"
     return {"cuda_graph_impl": impl, "cuda_graph_scope": list(config.cuda_graph_scope)}
+
+
+def _can_be_said(target: str, value: object) -> bool:
+    """False for what has no option: nothing, a switch at its default, an object of a library."""
+    constant = _OPTIONS.get(target, (target, None))[1]
+    if isinstance(value, bool) or constant is not None or target in SWITCHES:
+        return value is (constant is not False)
+    return isinstance(value, str | int | float | list)
 
 
 def _chunk_values(config: RunConfig) -> Values:

@@ -189,6 +189,8 @@ class RunConfig:
     absent: tuple[str, ...] = field(default=(), compare=False)
     """Options of layouts that the program does not take, and ``transformer_engine`` where that is
     not there; empty: all are, or nothing is known.  No part of what runs."""
+    given: tuple[str, ...] = field(default=(), compare=False)
+    """Options of layouts as a description gave them, where ours say the same in other words."""
 
     def __post_init__(self) -> None:
         not_negative("recompute_num_layers", self.recompute_num_layers)

@@ -1,0 +1,260 @@
+"""What a command gives is kept, whatever it is: read, printed for the same layout, read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from model_options import model_options
+
+from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
+from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.calib.arguments.megatron_options import MODELLED, SPELLED, options_of
+from forerun.calib.arguments.megatron_rules import beside
+from forerun.calib.arguments.megatron_values import as_options
+from forerun.calib.errors import ConfigError
+from forerun.calib.workload.config import RunConfig
+
+FRONT = ("torchrun", "--nproc-per-node=8", "--nnodes", "4", "pretrain_gpt.py")
+SIZES: Mapping[str, str] = {
+    "--num-layers": "16",
+    "--hidden-size": "256",
+    "--num-attention-heads": "16",
+    "--seq-length": "128",
+    "--micro-batch-size": "2",
+    "--vocab-size": "32000",
+}
+"""What every line needs."""
+SWITCH = ("",)
+VALUES: Mapping[str, tuple[str, ...]] = {
+    "--account-for-embedding-in-pipeline-split": SWITCH,
+    "--account-for-loss-in-pipeline-split": SWITCH,
+    "--accumulate-allreduce-grads-in-fp32": SWITCH,
+    "--disable-bias-linear": SWITCH,
+    "--add-qkv-bias": SWITCH,
+    "--apply-query-key-layer-scaling": SWITCH,
+    "--attention-backend": ("auto", "flash", "fused", "unfused", "local"),
+    "--attention-dropout": ("0", "0.0", "0.1"),
+    "--attention-softmax-in-fp32": SWITCH,
+    "--bf16": SWITCH,
+    "--context-parallel-size": ("1", "2"),
+    "--cp-comm-type": ("p2p", "a2a", "all_gather", "a2a+p2p", "p2p a2a"),
+    "--cross-entropy-fusion-impl": ("native", "te"),
+    "--cross-entropy-loss-fusion": SWITCH,
+    "--cuda-graph-impl": ("none", "local", "transformer_engine"),
+    "--cuda-graph-scope": ("full", "attn", "attn mlp", "full_iteration"),
+    "--data-parallel-sharding-strategy": ("no_shard", "optim", "optim_grads_params"),
+    "--ddp-bucket-size": ("1000000", "40000000"),
+    "--ddp-pad-buckets-for-high-nccl-busbw": SWITCH,
+    "--decoder-first-pipeline-num-layers": ("2", "4"),
+    "--decoder-last-pipeline-num-layers": ("2", "4"),
+    "--delay-wgrad-compute": SWITCH,
+    "--distribute-saved-activations": SWITCH,
+    "--enable-cuda-graph": SWITCH,
+    "--encoder-num-layers": ("16",),
+    "--encoder-seq-length": ("128",),
+    "--eval-interval": ("100", "1000"),
+    "--eval-iters": ("0", "10", "100"),
+    "--exp-avg-dtype": ("fp32", "fp16", "bf16", "fp8"),
+    "--exp-avg-sq-dtype": ("fp32", "fp16", "bf16", "fp8"),
+    "--expert-model-parallel-size": ("1", "2"),
+    "--expert-tensor-parallel-size": ("1", "2"),
+    "--external-cuda-graph": SWITCH,
+    "--ffn-hidden-size": ("512", "1024"),
+    "--fine-grained-activation-offloading": SWITCH,
+    "--fp16": SWITCH,
+    "--fp4-format": ("e2m1",),
+    "--fp4-param-gather": SWITCH,
+    "--fp8-format": ("e4m3", "hybrid"),
+    "--fp8-param-gather": SWITCH,
+    "--fp8-recipe": ("delayed", "tensorwise", "mxfp8", "blockwise", "custom"),
+    "--global-batch-size": ("64", "128"),
+    "--grad-reduce-in-bf16": SWITCH,
+    "--no-gradient-accumulation-fusion": SWITCH,
+    "--group-query-attention": SWITCH,
+    "--hidden-dropout": ("0", "0.0", "0.1"),
+    "--kv-channels": ("16", "32"),
+    "--kv-lora-rank": ("32", "512"),
+    "--main-grads-dtype": ("fp32", "bf16"),
+    "--main-params-dtype": ("fp32", "fp16"),
+    "--make-vocab-size-divisible-by": ("1", "128", "256"),
+    "--no-masked-softmax-fusion": SWITCH,
+    "--max-position-embeddings": ("128", "256"),
+    "--microbatch-group-size-per-virtual-pipeline-stage": ("4", "8"),
+    "--moe-expert-capacity-factor": ("1", "1.0", "1.25"),
+    "--moe-expert-rank-capacity-factor": ("1.5",),
+    "--moe-ffn-hidden-size": ("64", "128"),
+    "--moe-grouped-gemm": SWITCH,
+    "--moe-layer-freq": ("1", "2", "([0]*2+[1]*14)"),
+    "--moe-layer-recompute": SWITCH,
+    "--moe-pad-expert-input-to-capacity": SWITCH,
+    "--moe-paged-stash": SWITCH,
+    "--moe-paged-stash-buffer-size-factor-cuda": ("1.1", "1.10"),
+    "--moe-router-dtype": ("fp32", "fp64"),
+    "--moe-router-force-load-balancing": SWITCH,
+    "--moe-router-topk": ("1", "2"),
+    "--moe-shared-expert-gate": SWITCH,
+    "--moe-shared-expert-intermediate-size": ("64", "128"),
+    "--moe-shared-expert-overlap": SWITCH,
+    "--moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
+    "--mtp-num-layers": ("1", "2"),
+    "--multi-latent-attention": SWITCH,
+    "--normalization": ("LayerNorm", "RMSNorm"),
+    "--num-distributed-optimizer-instances": ("1", "2"),
+    "--num-experts": ("4", "8"),
+    "--num-layers-per-virtual-pipeline-stage": ("1", "2", "4"),
+    "--num-query-groups": ("2", "16"),
+    "--num-virtual-stages-per-pipeline-rank": ("1", "2"),
+    "--offload-modules": ("core_attn", "core_attn attn_proj", "expert_fc1"),
+    "--optimizer-cpu-offload": SWITCH,
+    "--optimizer-offload-fraction": ("0.5", "1.0", "1"),
+    "--overlap-cpu-optimizer-d2h-h2d": SWITCH,
+    "--overlap-grad-reduce": SWITCH,
+    "--overlap-moe-expert-parallel-comm": SWITCH,
+    "--no-overlap-p2p-communication": SWITCH,
+    "--overlap-p2p-communication-warmup-flush": SWITCH,
+    "--overlap-param-gather": SWITCH,
+    "--pipeline-model-parallel-layout": ("Et*8|t*8L", "Et*4|t*4|t*4|t*4,L"),
+    "--pipeline-model-parallel-size": ("1", "2", "4"),
+    "--position-embedding-type": ("learned_absolute", "rope", "none"),
+    "--q-lora-rank": ("96", "128"),
+    "--qk-head-dim": ("32", "128"),
+    "--qk-layernorm": SWITCH,
+    "--qk-pos-emb-head-dim": ("16", "64"),
+    "--quick-geglu": SWITCH,
+    "--rampup-batch-size": ("16 16 1000", "32 32 10000"),
+    "--recompute-activations": SWITCH,
+    "--recompute-granularity": ("full", "selective"),
+    "--recompute-method": ("uniform", "block"),
+    "--recompute-modules": ("core_attn", "mlp", "layernorm core_attn", "moe_act"),
+    "--recompute-num-layers": ("1", "2", "5"),
+    "--save-interval": ("100", "1000"),
+    "--persistent-save-interval": ("500",),
+    "--sequence-parallel": SWITCH,
+    "--swiglu": SWITCH,
+    "--tensor-model-parallel-size": ("1", "2", "4"),
+    "--tokenizer-type": ("GPT2BPETokenizer", "NullTokenizer"),
+    "--torch-fsdp2-no-reshard-after-forward": SWITCH,
+    "--tp-comm-overlap": SWITCH,
+    "--train-iters": ("100", "500000"),
+    "--train-samples": ("640000",),
+    "--transformer-impl": ("local", "transformer_engine"),
+    "--untie-embeddings-and-output-weights": SWITCH,
+    "--use-custom-fsdp": SWITCH,
+    "--use-distributed-optimizer": SWITCH,
+    "--use-megatron-fsdp": SWITCH,
+    "--use-precision-aware-optimizer": SWITCH,
+    "--use-rotary-position-embeddings": SWITCH,
+    "--use-torch-fsdp2": SWITCH,
+    "--use-tp-pp-dp-mapping": SWITCH,
+    "--v-head-dim": ("32", "128"),
+}
+"""What may stand behind each option, words apart by spaces."""
+_NO_OPTION = {"padded_vocab_size"}
+FEW = 8
+
+USUAL = ("--pipeline-model-parallel-size", "--num-experts", "--use-distributed-optimizer", "--bf16")
+"""What many other options need."""
+BESIDE = {
+    "--optimizer-cpu-offload": "--use-precision-aware-optimizer",
+    "--use-torch-fsdp2": "--no-gradient-accumulation-fusion",
+}
+"""What Megatron asks for beside an option."""
+
+
+def target(option: str) -> str:
+    name = option[2:].replace("-", "_")
+    return SPELLED.get(name, (name, None))[0]
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> tuple[str, ...]:
+    """A launch line: sizes, and some of all options in any order."""
+    chosen = draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=FEW, unique=True))
+    chosen += draw(st.lists(st.sampled_from(USUAL), unique=True))
+    chosen += [BESIDE[option] for option in chosen if option in BESIDE]
+    said = {**SIZES, **{option: draw(st.sampled_from(VALUES[option])) for option in chosen}}
+    order = draw(st.permutations(sorted(said)))
+    return (*FRONT, *(word for option in order for word in (option, *said[option].split())))
+
+
+def read(words: Sequence[str]) -> RunConfig:
+    """The run of a line; lines that cannot run are drawn anew."""
+    try:
+        found = config_from_command(words)
+    except ConfigError:
+        assume(False)
+        raise
+    assert not found.unknown
+    return found.config
+
+
+def said(words: Sequence[str]) -> dict[str, list[str]]:
+    """Options with the words behind them."""
+    return dict(options_of(words[len(FRONT) :]))
+
+
+def test_every_modelled_option_is_drawn() -> None:
+    assert {target(option) for option in (*VALUES, *SIZES)} == MODELLED - _NO_OPTION
+
+
+@settings(max_examples=300, deadline=None)
+@given(line=lines())
+def test_the_same_layout_is_printed_as_it_was_given(line: tuple[str, ...]) -> None:
+    config = read(line)
+    printed = rewrite_command(line, config, running=config)
+    asked = dict(as_options(beside(config, {})))
+    before = said(line)
+    kept = {o: words for o, words in said(printed).items() if o in before or o not in asked}
+    assert kept == before
+    assert config_from_command(printed).config == config
+
+
+@settings(max_examples=300, deadline=None)
+@given(line=lines())
+def test_options_of_a_layout_keep_values_that_were_given(line: tuple[str, ...]) -> None:
+    config = read(line)
+    printed = (*FRONT, *model_options(config), *options(config))
+    again = config_from_command(printed).config
+    assert again == config and options(again) == options(config)
+    layout, before = said((*FRONT, *options(config))), said(line)
+    assert all(layout[o] == words for o, words in before.items() if words and o in layout)
+    assert apply_options(config, []) == config
+    assert RunConfig.from_json(config.to_json()).given == config.given
+
+
+@settings(max_examples=200, deadline=None)
+@given(line=lines(), option=st.sampled_from(["--micro-batch-size 1", "--ddp-bucket-size 7000000"]))
+def test_another_layout_changes_its_own_options_alone(line: tuple[str, ...], option: str) -> None:
+    config = read(line)
+    try:
+        other = apply_options(config, option.split())
+    except ConfigError:
+        assume(False)
+        raise
+    printed = rewrite_command(line, other, running=config)
+    assert config_from_command(printed).config == other
+    changed, *words = option.split()
+    after, before = said(printed), said(line)
+    assert after[changed] == words
+    assert all(after[o] == words for o, words in before.items() if o != changed)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--fp8-format e4m3",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 5",
+        "--cp-comm-type a2a+p2p",
+        "--use-precision-aware-optimizer --exp-avg-dtype fp16 --exp-avg-sq-dtype fp8",
+    ],
+)
+def test_words_that_the_model_does_not_tell_apart_are_kept(words: str) -> None:
+    line = (*FRONT, *(word for pair in SIZES.items() for word in pair), *words.split())
+    config = config_from_command(line).config
+    wider = apply_options(config, ["--tp", "2"])
+    for one in (config, wider):
+        printed = said((*FRONT, *options(one)))
+        assert printed | said((*FRONT, *words.split())) == printed
