@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from ..arguments.megatron_args import apply_options
 from ..arguments.megatron_rules import is_fsdp
 from ..workload.config import Precision
 from .rule import Harm, Remedy, StatedRule, missing
@@ -19,8 +19,16 @@ def _wide(launch: StatedLaunch) -> Iterator[Remedy]:
     if launch.is_on_gpu and config.precision is Precision.FP32:
         narrow = Precision.FP16 if config.is_before_ampere else Precision.BF16
         option = f"--{narrow.value}"
-        layout = replace(config, precision=narrow)
+        layout = apply_options(config, [option])  # with the width of gradients that follows
         yield Remedy(what=missing(option), put=((option,),), layout=layout)
+
+
+def _emulated(launch: StatedLaunch) -> Iterator[Remedy]:
+    config = launch.config
+    if config.is_without_tensor_cores:
+        what = f"--bf16 on {config.device}, which has no tensor cores for it"
+        layout = apply_options(config, ["--fp16"])
+        yield Remedy(what=what, put=(("--fp16",),), drop=("--bf16",), layout=layout)
 
 
 def _both(launch: StatedLaunch) -> Iterator[Remedy]:
@@ -50,6 +58,15 @@ RULES = (
         "the memory",
         source=_ARGUMENTS,
         find=_wide,
+    ),
+    StatedRule(
+        name="bf16-before-ampere",
+        harm=Harm.WASTES,
+        when="`--bf16` on a device before Ampere (V100, T4)",
+        why="tensor cores there take fp16 alone, so that products in bf16 run at the rate of fp32 "
+        "at best",
+        source="NVIDIA A100 Tensor Core GPU Architecture; TransformerEngine: sm80",
+        find=_emulated,
     ),
     StatedRule(
         name="bf16-and-fp16",

@@ -87,9 +87,10 @@ class FittedSteps:
     def estimates(self, configs: Sequence[RunConfig]) -> list[StepEstimate]:
         """The steps of many layouts, in their order."""
         estimates: dict[int, StepEstimate] = {}
-        # Layouts share operators, and an operator of attention has one time in them.
-        for is_fused in dict.fromkeys(config.is_attention_fused for config in configs):
-            places = [n for n, one in enumerate(configs) if one.is_attention_fused is is_fused]
+        # Layouts share operators, and an operator of attention or a product has one time in them.
+        kernels = [(c.is_attention_fused, c.is_without_tensor_cores, c.fp8) for c in configs]
+        for kernel in dict.fromkeys(kernels):
+            places = [place for place, one in enumerate(kernels) if one == kernel]
             layouts, theta = self._layouts([configs[place] for place in places])
             estimates.update(zip(places, self._estimates(layouts, theta), strict=True))
         return [estimates[place] for place in range(len(configs))]

@@ -129,6 +129,10 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
         # Their products hold them.
         inside = [place for place, item in enumerate(compiled.items) if _is_fused_norm(item)]
         out[inside], sigma_log[inside] = _INSIDE_S, 0.0
+    for place in _emulated(compiled):
+        if found.sources[place] is Source.PRIOR:
+            wide = replace(cast(Operator, compiled.items[place]), element_nbytes=4)
+            out[place] = base.estimates([wide]).time_s[0]
     for places, factor in _quantized(compiled, base.conditions.fp8):
         narrow = [replace(cast(Operator, compiled.items[p]), element_nbytes=1) for p in places]
         casts = np.array([_cast_nbytes(operator) for operator in narrow]) / bytes_per_s
@@ -206,6 +210,18 @@ def _stack_operators(
 
 
 _RENAMED = (Kind.NORM, Kind.FUSED_NORM, Kind.POSITION, Kind.CORE_ATTENTION)
+
+
+def _emulated(compiled: Compiled) -> set[int]:
+    """Places of products in 16 bits for which the device has no tensor cores."""
+    index = {item: place for place, item in enumerate(compiled.items)}
+    return {
+        index[operator]
+        for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)
+        if config.is_without_tensor_cores
+        for operator, _ in block.operators
+        if operator.kind.is_product
+    }
 
 
 def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], float]]:

@@ -240,6 +240,11 @@ class RunConfig:
         return _OLD.search(self.device.lower()) is not None
 
     @property
+    def is_without_tensor_cores(self) -> bool:
+        """True where products in 16 bits run at the rate of fp32 at best: bf16 before Ampere."""
+        return self.precision is Precision.BF16 and self.is_before_ampere
+
+    @property
     def softmax_nbytes(self) -> int:
         """Bytes of an element in which unfused attention computes its softmax.
 

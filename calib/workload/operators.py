@@ -74,11 +74,15 @@ class OperatorKind(QuickEnum):
         return self in _LINEARS
 
     @property
+    def is_product(self) -> bool:
+        """True where the work is products of weights, of one matrix or of several."""
+        return self.is_linear or self is OperatorKind.GROUPED_LINEAR
+
+    @property
     def is_quantized(self) -> bool:
         """True where the work runs in 8 or 4 bits under such a recipe, which Megatron leaves the
         logits and the router out of."""
-        is_product = self.is_linear or self is OperatorKind.GROUPED_LINEAR
-        return is_product and self is not OperatorKind.LOGITS
+        return self.is_product and self is not OperatorKind.LOGITS
 
 
 _LINEARS = frozenset(

@@ -51,6 +51,11 @@ class Case:
     drop: tuple[str, ...] = ()
     put: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    device: str = GPU
+
+    @property
+    def launch(self) -> StatedLaunch:
+        return launch_of(self.words, device=self.device)
 
     @property
     def words(self) -> list[str]:
@@ -67,6 +72,7 @@ class Case:
 
 CASES: Mapping[str, Case] = {
     "precision": Case(drop=("--bf16",)),
+    "bf16-before-ampere": Case(device="Tesla V100-SXM2-32GB"),
     "bf16-and-fp16": Case(put="--fp16"),
     "param-gather": Case(drop=("--use-distributed-optimizer",)),
     "cross-entropy-fusion-impl": Case(put="--cross-entropy-fusion-impl te"),

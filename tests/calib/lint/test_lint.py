@@ -16,9 +16,10 @@ from forerun.calib.lint.rules import RULES
 NAMES = [rule.name for rule in RULES]
 
 
-def found(words: list[str]) -> dict[str, str]:
+def found(words: list[str], device: str = GPU) -> dict[str, str]:
     """What is found, by rule."""
-    return {flaw.rule.name: flaw.remedy.instead for flaw in lint(launch_of(words)).flaws}
+    launch = launch_of(words, device=device)
+    return {flaw.rule.name: flaw.remedy.instead for flaw in lint(launch).flaws}
 
 
 @pytest.mark.parametrize("name", CLEAN)
@@ -33,29 +34,29 @@ def test_every_rule_has_a_case_and_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rule_speaks_and_is_silent_after_its_remedy(name: str) -> None:
-    words = CASES[name].words
-    flaws = {flaw.rule.name: flaw for flaw in lint(launch_of(words)).flaws}
+    case = CASES[name]
+    flaws = {flaw.rule.name: flaw for flaw in lint(case.launch).flaws}
     assert name in flaws
     remedy = flaws[name].remedy
-    after = remedied(words, remedy)
-    assert name not in found(after)
+    after = remedied(case.words, remedy)
+    assert name not in found(after, case.device)
     if remedy.layout is not None:  # what the model is asked for is what the words then mean
-        assert launch_of(after).config == remedy.layout
+        assert launch_of(after, device=case.device).config == remedy.layout
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_remedies_together_leave_nothing(name: str) -> None:
-    words = CASES[name].words
+    words, device = CASES[name].words, CASES[name].device
     for _ in range(4):
-        flaws = lint(launch_of(words)).flaws
+        flaws = lint(launch_of(words, device=device)).flaws
         for flaw in flaws:
             words = remedied(words, flaw.remedy)
-    assert not lint(launch_of(words)).flaws
+    assert not lint(launch_of(words, device=device)).flaws
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_the_program_does_not_take_is_not_offered(name: str) -> None:
-    launch = launch_of(CASES[name].words)
+    launch = CASES[name].launch
     flaws = {flaw.rule.name: flaw for flaw in lint(launch).flaws}
     put = [phrase[0] for phrase in flaws[name].remedy.put]
     absent = replace(launch.config, absent=tuple(put), program="t.py")
@@ -65,7 +66,7 @@ def test_what_the_program_does_not_take_is_not_offered(name: str) -> None:
 
 def test_without_a_model_no_number_is_made_up() -> None:
     for case in CASES.values():
-        for flaw in lint(launch_of(case.words)).flaws:
+        for flaw in lint(case.launch).flaws:
             assert flaw.gain is None and flaw.unpriced == (flaw.rule.unpriced or UNASKED)
 
 

@@ -65,7 +65,7 @@ def test_a_rule_of_the_model_speaks_and_is_silent_after_its_remedy(
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_gain_is_the_ratio_of_two_steps(name: str, planted: Planted) -> None:
-    launch = launch_of(CASES[name].words)
+    launch = CASES[name].launch
     pricing = pricing_of(launch, planted)
     own_s = pricing.steps.estimate(launch.config).time_s
     for flaw in lint(launch, pricing).flaws:
@@ -95,7 +95,7 @@ def test_a_gain_is_the_ratio_of_two_steps(name: str, planted: Planted) -> None:
 def test_nothing_slower_and_nothing_that_does_not_fit_is_offered(
     planted: Planted, name: str, rate: float, launch_s: float, room_frac: float
 ) -> None:
-    launch = launch_of(CASES[name].words)
+    launch = CASES[name].launch
     own = memory(launch.config).total_nbytes
     capacity = round(room_frac * own)
     machine = planted(bytes_per_s=rate, launch_s=launch_s)

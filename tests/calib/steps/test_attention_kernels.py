@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.memory.devices import known_device
 from forerun.calib.memory.peak import memory
-from forerun.calib.workload.config import Attention, RunConfig
+from forerun.calib.workload.config import Attention, Fp8Recipe, Precision, RunConfig
 from forerun.launch.known.machine_fits import device_machine
 
 LINE = (
@@ -35,6 +36,21 @@ def test_an_unfused_matrix_costs_what_it_moves_whoever_stands_beside() -> None:
     assert both == [one.time_s for one in reversed(steps.estimates([unfused, fused]))]
     assert both == pytest.approx([steps.estimates([one])[0].time_s for one in (fused, unfused)])
     assert 1.4 < both[1] / both[0] < 3.0
+
+
+@pytest.mark.parametrize(
+    ("device", "other"),
+    [("V100", {"precision": Precision.FP16}), ("H100", {"fp8": Fp8Recipe.DELAYED})],
+)
+def test_products_of_another_precision_have_their_own_time(
+    device: str, other: dict[str, Any]
+) -> None:
+    config = on(device)
+    configs = [config, replace(config, **other)]
+    steps = device_machine(config).steps
+    alone = [steps.estimates([one])[0].time_s for one in configs]
+    assert [one.time_s for one in steps.estimates(configs)] == pytest.approx(alone)
+    assert alone[1] < 0.9 * alone[0]
 
 
 @pytest.mark.parametrize(
