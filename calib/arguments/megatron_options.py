@@ -63,7 +63,8 @@ LEFT_OUT_FACTOR = 2.0
 ASIDE = frozenset(NAMES["aside"])
 """Those of them that log or stand between steps, and deterministic mode, under which most public
 steps of Megatron's own CI ran: named, wider by what they were off, and no reason to say no
-number."""
+number.  Beside them keys of trainers' files that are no options of training: who runs where, what
+is logged and kept."""
 HARMLESS = frozenset(NAMES["harmless"])
 _HARMLESS_WHEN_VALIDATED = frozenset(NAMES["harmless_when_validated"])
 # Words that leave a setting out of use, whoever wrote it: a shell, YAML or Python.
@@ -132,6 +133,8 @@ def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
     for key, value in _flat(inner if isinstance(inner, Mapping) else mapping):
         if value is None or (key.startswith("-") and value is False):
             continue
+        if str(value) in _OFF and not is_known(key.lstrip("-").replace("-", "_")):
+            continue  # what is not in use is no reason for anything
         # Functional tests escape what a shell would take for its own.
         table.put(key, value.replace("\\", "").strip("'\"") if isinstance(value, str) else value)
     if str(mapping.get("activation_func", "")).lower() == "swiglu":

@@ -144,7 +144,7 @@ def _leaves(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
 def _inside(way: tuple[str, ...], value: Json) -> Iterator[tuple[tuple[str, ...], str]]:
     if isinstance(value, dict):
         for name, inner in value.items():
-            if name not in ("cadence", "program", "absent", "unmodelled"):
+            if name not in ("cadence", "program", "absent", "given", "unmodelled"):
                 yield from _inside((*way, name), inner)
     elif value not in (None, [], ""):
         yield way, _shown(value)

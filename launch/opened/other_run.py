@@ -84,8 +84,10 @@ class OtherRun:
             )
         # A run of the same script has them in its measured steps.
         is_same = own is not None and own.program and own.program == self._program
-        assumed = {_plain(name) for name in self.without_effect}
-        unknown = [n for n in found.unknown if n.startswith("-") and _plain(n) not in assumed]
+        is_file = self.config is not None  # of keys alone; a command may have stray words
+        assumed = {*map(_plain, self.without_effect), *(ASIDE if is_file else ())}
+        said = [n for n in found.unknown if is_file or n.startswith("-")]
+        unknown = [name for name in said if _plain(name) not in assumed]
         if unknown and not is_same:
             return (
                 f"{_options(unknown)} of no parser of Megatron-LM that is known ({_RELEASES}), so "

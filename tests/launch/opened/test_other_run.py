@@ -83,6 +83,47 @@ def test_an_option_of_no_parser_is_the_scripts_own(home: Path, capsys: Out) -> N
     assert asked(home, "--my-flag", "3") == ExitCode.ANSWER
 
 
+FILE = (
+    "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\nseq_length: 32\n"
+    "max_position_embeddings: 32\nmicro_batch_size: 1\nglobal_batch_size: 8\nvocab_size: 128\n"
+)
+NESTED = "modules:\n  pre_trainer:\n    framework: megatron\n    overrides:\n"
+
+
+def file_of(folder: Path, line: str, *, is_nested: bool) -> Path:
+    path, text = folder / "run.yaml", FILE + line + "\n"
+    indented = "".join(f"      {one}\n" for one in text.splitlines())
+    path.write_text("work_group: amd\n" + (NESTED + indented if is_nested else text))
+    return path
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize(
+    ("line", "is_answered"),
+    [
+        ("my_flag: 3", False),
+        ("use_turbo_attention: true", False),
+        ("use_turbo_attention: false", True),
+        ("my_flag: null", True),
+        ("stderr_sink_level: DEBUG", True),
+        ("activation_func: swiglu", True),
+        ("optimizer: muon", False),
+    ],
+)
+def test_a_key_of_no_parser_is_as_an_option_of_none(
+    home: Path, tmp_path: Path, capsys: Out, line: str, is_answered: bool, is_nested: bool
+) -> None:
+    path = file_of(tmp_path, line, is_nested=is_nested)
+    words = ["predict", str(home), "--config", str(path)]
+    assert main(words) == (ExitCode.ANSWER if is_answered else ExitCode.NO_DATA)
+    name = line.partition(":")[0]
+    if not is_answered:
+        assert f"--{name.replace('_', '-')} is" in capsys.readouterr().err
+        assert main([*words, "--anyway"]) == ExitCode.ANSWER
+    if "muon" not in line:
+        assert main([*words, "--assume-no-effect", name]) == ExitCode.ANSWER
+
+
 @pytest.mark.parametrize("option", ["--log-params-norm", "--timing-log-level=2"])
 def test_what_only_logs_is_named(home: Path, capsys: Out, option: str) -> None:
     assert asked(home, option) == ExitCode.ANSWER
