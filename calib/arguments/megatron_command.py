@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from types import SimpleNamespace
 
@@ -15,6 +15,7 @@ from .megatron_model import usual_vocab_size
 from .megatron_namespace import from_namespace
 from .megatron_options import ArgumentTable, read_mapping, read_words
 from .megatron_values import as_given
+from .variables import attention_values, left_out_variables, unknown_variables, variables_of
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
 """Defaults that only Megatron's parser knows."""
@@ -38,7 +39,8 @@ def config_from_command(
 
     The launcher gives ranks and their nodes; where it does not, ``num_ranks`` does, and where there
     is none ``usual_ranks`` (0: as few as the layout has, dp 1).  Raises ``ConfigError`` where a
-    launcher leaves the ranks open, a size is missing or the layout cannot run.
+    launcher leaves the ranks open, a size is missing or the layout cannot run.  Variables that the
+    launcher sets are read as options are.
     """
     launcher, words = split_launcher(argv)
     said = ranks_of(launcher)
@@ -47,8 +49,10 @@ def config_from_command(
         raise ConfigError(
             f"the command does not say how many ranks {said.launcher} starts; give --gpus N"
         )
-    table = read_words(words)
-    return _described(table, known or usual_ranks, said.per_node or ranks_per_node)
+    table, variables = read_words(words), variables_of(launcher)
+    table.unknown += unknown_variables(variables)
+    per_node = said.per_node or ranks_per_node
+    return _described(table, known or usual_ranks, per_node, variables)
 
 
 def config_from_mapping(
@@ -83,8 +87,14 @@ def program_of(argv: Sequence[str]) -> str:
     return argv[1] if argv[0] in ("-m", "--module") and argv[1:] else PurePath(argv[0]).name
 
 
-def _described(table: ArgumentTable, num_ranks: int, ranks_per_node: int) -> Described:
-    values = {**_DEFAULTS, **table.values}
+def _described(
+    table: ArgumentTable,
+    num_ranks: int,
+    ranks_per_node: int,
+    variables: Mapping[str, str] | None = None,
+) -> Described:
+    variables = variables or {}
+    values = {**_DEFAULTS, **attention_values(variables), **table.values}
     if not values.get("data_parallel_size"):
         values.setdefault("world_size", num_ranks)
     values.setdefault("ranks_per_node", ranks_per_node)
@@ -93,6 +103,8 @@ def _described(table: ArgumentTable, num_ranks: int, ranks_per_node: int) -> Des
     if names:
         raise ConfigError(f"{', '.join(names)}: a variable of the shell; write its value")
     config = as_given(from_namespace(SimpleNamespace(**values)), table.values)
+    left_out = left_out_variables(variables, config.parallelism)
+    config = replace(config, unmodelled=(*config.unmodelled, *left_out))
     given = Arguments(values)
     notes: tuple[str, ...] = ()
     if not (given.get("padded_vocab_size", "vocab_size")) and (size := usual_vocab_size(given)):

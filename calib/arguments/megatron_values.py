@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from ..workload.config import (
     Attention,
@@ -136,7 +135,7 @@ def as_options(values: Values) -> Iterator[tuple[str, list[str]]]:
             yield option, [str(v) for v in value] if isinstance(value, list) else [str(value)]
 
 
-def as_given(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+def as_given(config: RunConfig, values: Values) -> RunConfig:
     """The config with the options of its description that ours would say in other words."""
     ours, words = layout_values(config), []
     for group in GROUPS:

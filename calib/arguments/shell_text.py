@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 
 from ..errors import ConfigError
 from .shell_tests import holds, joined
+from .variables import is_of_library
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARAMETER = re.compile(rf"{_NAME.pattern}|\d+|#")
-_ASSIGNED = re.compile(r"(?:(?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=")
+_ASSIGNED = re.compile(r"((?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=")
 _DIRECTIVE = re.compile(r"^#(?:SBATCH|PBS|FLUX:)\s+(--?[\w-]+)[= ]?(\S*)")
 _LOOPS = {"while": False, "until": True}
 """Loops that their condition, settled so, leaves without a first pass."""
@@ -47,11 +48,14 @@ Value = tuple[str, ...]
 def commands(text: str, variables: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
     """The words of each command in order, outside of loops and of branches that may not be taken.
 
-    ``variables`` are set before, the script's arguments by their number.  Raises ``ConfigError``
-    for a text without an end to its quotes.
+    ``variables`` are set before, the script's arguments by their number.  In front of a command
+    stand the variables of libraries (``variables.is_of_library``) that the script has set for it or
+    exported.  Raises ``ConfigError`` for a text without an end to its quotes.
 
     >>> commands('N=4\\nARGS=(--lr 1 "$N")\\ntorchrun --nnodes $N t.py "${ARGS[@]}" --out $D')
     [('torchrun', '--nnodes', '4', 't.py', '--lr', '1', '4', '--out', '$D')]
+    >>> commands('export NCCL_ALGO=Ring A=1\\nNCCL_PROTO=LL python a.py\\npython b.py')
+    [('NCCL_ALGO=Ring', 'NCCL_PROTO=LL', 'python', 'a.py'), ('NCCL_ALGO=Ring', 'python', 'b.py')]
     """
     if len(text) > _MOST_CHARACTERS:
         raise ConfigError("the script is larger than 1 MiB; give its launch line after --")
@@ -107,11 +111,17 @@ class _Reader:
     """Whether ``&&`` or ``||`` lets the next command run; None: only a run can say."""
     status: bool | None = True
     """Whether what has run of such a list has succeeded."""
+    front: dict[str, str] = field(default_factory=dict)
+    """Variables that are set in front of the command."""
+    exported: dict[str, str] = field(default_factory=dict)
+    is_export: bool = False
+    """Whether the assignments of the command are for all that follow."""
 
     def commands(self) -> Iterator[tuple[str, ...]]:
         while self.place < len(self.text):
             self._line()
             words, self.words = tuple(self.words), []
+            front = self._front(words)
             first = words[0] if words else ""
             if first in ("if", "elif"):
                 self._choose(words[1:], is_first=first == "if")
@@ -125,7 +135,7 @@ class _Reader:
             elif first in _CLOSES:
                 self.branches = self.branches[:-1]
             elif words and first not in _ALONE and self._is_taken(is_read=True):
-                yield words
+                yield (*front, *words)
             self._let_next(words)
 
     def _let_next(self, words: Sequence[str]) -> None:
@@ -171,6 +181,19 @@ class _Reader:
         skipped = (_Branch.NOT_YET, _Branch.OVER)
         return self.guard is False or any(branch in skipped for branch in self.branches)
 
+    def _front(self, words: Sequence[str]) -> list[str]:
+        """Variables of libraries that a command has, as words; exports are kept for the next."""
+        if words[:1] == ("export",):
+            self.front = {n: "".join(self.known[n]) for n in words[1:] if n in self.known}
+        if words[:1] == ("unset",):
+            self.exported = {n: v for n, v in self.exported.items() if n not in words[1:]}
+        is_export = self.is_export or words[:1] == ("export",)
+        found = {name: value for name, value in self.front.items() if is_of_library(name)}
+        if is_export and self._is_taken(is_read=False):
+            self.exported |= found
+        self.front, self.is_export = {}, False
+        return [f"{name}={value}" for name, value in (self.exported | found).items()]
+
     def _line(self) -> None:
         """Words up to the end of one command; assignments in front of it are taken."""
         while self.place < len(self.text):
@@ -183,6 +206,7 @@ class _Reader:
                 if self.words or (char == "\n" and not is_going_on):
                     self.sign = sign
                     return
+                self._front(())
                 if sign == ";":  # behind an assignment
                     self.guard = True
             elif char in " \t\r" or self.text.startswith("\\\n", self.place):
@@ -200,7 +224,8 @@ class _Reader:
 
     def _assign(self, assigned: re.Match[str]) -> None:
         self.place, self.sign = assigned.end(), ""
-        name, is_more = assigned[1], bool(assigned[2])
+        name, is_more = assigned[2], bool(assigned[3])
+        self.is_export |= (assigned[1] or "").startswith(("export", "declare -x"))
         before = self.known.get(name, ()) if is_more else ()
         if self.text.startswith("(", self.place):
             self.place += 1
@@ -211,6 +236,7 @@ class _Reader:
             return
         # A branch may not be taken: what it sets is not known.
         self.known[name] = value if self._is_taken(is_read=False) else (f"${name}",)
+        self.front[name] = "".join(value)
 
     def _elements(self) -> Iterator[str]:
         while self.place < len(self.text):

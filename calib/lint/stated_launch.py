@@ -9,6 +9,7 @@ from ..arguments.launchers import split_variables
 from ..arguments.megatron_command import split_launcher
 from ..arguments.megatron_options import options_of
 from ..arguments.taken_options import TRANSFORMER_ENGINE
+from ..arguments.variables import variables_of
 from ..workload.config import RunConfig
 
 
@@ -62,9 +63,8 @@ def stated_launch(
     """
     found, rest = split_variables(words)
     launcher, arguments = split_launcher(rest)
-    inner, _ = split_variables(launcher)
     return StatedLaunch(
         config=config,
         given={option: tuple(words) for option, words in options_of(arguments) if option},
-        variables={**(variables or {}), **found, **inner},
+        variables={**(variables or {}), **found, **variables_of(launcher)},
     )

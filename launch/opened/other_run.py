@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from ...calib.arguments.megatron_command import Described, program_of, split_launcher
 from ...calib.arguments.megatron_options import ASIDE, LEFT_OUT_FACTOR, NAMES
+from ...calib.arguments.variables import ASIDE_VARIABLES, is_of_library, reason
 from ...calib.errors import CalibrationError
+from ...calib.workload.argument_values import option_of
 
 if TYPE_CHECKING:
     from ...calib.workload.config import RunConfig
@@ -76,7 +78,8 @@ class OtherRun:
         Empty where there is one.
         """
         measured = own.unmodelled if own is not None else ()
-        left_out = [n for n in found.config.unmodelled if n not in (*measured, *ASIDE)]
+        known = {*measured, *ASIDE, *ASIDE_VARIABLES}
+        left_out = [name for name in found.config.unmodelled if name not in known]
         if left_out:
             return (
                 f"{_options(left_out)} not modelled and may change time or memory, so there is no "
@@ -86,7 +89,7 @@ class OtherRun:
         is_same = own is not None and own.program and own.program == self._program
         is_file = self.config is not None  # of keys alone; a command may have stray words
         assumed = {*map(_plain, self.without_effect), *(ASIDE if is_file else ())}
-        said = [n for n in found.unknown if is_file or n.startswith("-")]
+        said = [n for n in found.unknown if is_file or n.startswith("-") or is_of_library(n)]
         unknown = [name for name in said if _plain(name) not in assumed]
         if unknown and not is_same:
             return (
@@ -108,5 +111,6 @@ def _plain(name: str) -> str:
 
 
 def _options(names: Sequence[str]) -> str:
-    options = [f"--{_plain(name).replace('_', '-')}" for name in names]
-    return f"{', '.join(options)} {'is' if len(options) == 1 else 'are'}"
+    words = [name if is_of_library(name) else option_of(_plain(name)) for name in names]
+    told = [f"{word} ({why})" if (why := reason(word)) else word for word in words]
+    return f"{', '.join(told)} {'is' if len(told) == 1 else 'are'}"

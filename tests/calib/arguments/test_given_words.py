@@ -135,6 +135,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--sequence-parallel": SWITCH,
     "--swiglu": SWITCH,
     "--tensor-model-parallel-size": ("1", "2", "4"),
+    "--tokenizer-model": ("Qwen/Qwen3-8B", "own.model"),
     "--tokenizer-type": ("GPT2BPETokenizer", "NullTokenizer"),
     "--torch-fsdp2-no-reshard-after-forward": SWITCH,
     "--tp-comm-overlap": SWITCH,

@@ -130,6 +130,22 @@ def test_what_only_logs_is_named(home: Path, capsys: Out, option: str) -> None:
     assert option.lstrip("-").partition("=")[0].replace("-", "_") in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [("NCCL_PROTO=LL", "NCCL_PROTO (NCCL may"), ("NCCL_OF_TOMORROW=1", "NCCL_OF_TOMORROW is")],
+)
+def test_a_variable_that_is_not_modelled_has_no_number(
+    home: Path, tmp_path: Path, capsys: Out, variable: str, said: str
+) -> None:
+    other, script = LINE.replace("pretrain_gpt.py", "train.py"), tmp_path / "run.sh"
+    script.write_text(f"export {variable}\n{other}\n")
+    for line in (f"{variable} {other}", f"env {variable} {other}", f"bash {script}"):
+        assert asked(home, line=line) == ExitCode.NO_DATA
+        assert said in capsys.readouterr().err
+        assert asked(home, line=line, own=("--anyway",)) == ExitCode.ANSWER
+    assert asked(home, line=f"NCCL_DEBUG=INFO {LINE}") == ExitCode.ANSWER
+
+
 def test_doctor_prices_nothing_there(capsys: Out) -> None:
     words = ["doctor", "--device", "H100", "--", *LINE.split(), "--bf16", "--optimizer", "muon"]
     assert main(words) == ExitCode.ANSWER
