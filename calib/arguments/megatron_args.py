@@ -98,7 +98,7 @@ def rewrite_command(
     given = read_words(arguments).values
     unsaid = {} if running is None else layout_values(running)
     values = layout_values(config)
-    # What is void in this layout and was not before may be refused in it.
+    # An option that is void in this layout and was not before may be refused in it.
     changed = {name for name in _ALONE if values.get(name) != unsaid.get(name)}
     kept = _said_already({n: v for n, v in given.items() if n not in changed}, config)
     said = {_target(name): words[0] if words else True for name, words in options_of(arguments)}

@@ -59,7 +59,8 @@ LEFT_OUT: Mapping[str, Sequence[str]] = {
 """Settings that touch time or memory and that the model leaves out, with the values beyond
 ``_OFF`` that put them out of use."""
 LEFT_OUT_FACTOR = 2.0
-"""What an option that is not modelled may change, where nothing better is known."""
+"""The factor by which an option that is not modelled may change a step, as long as nothing better
+is known."""
 ASIDE = frozenset(NAMES["aside"])
 """Those of them that log or stand between steps, and deterministic mode, under which most public
 steps of Megatron's own CI ran: named, wider by what they were off, and no reason to say no

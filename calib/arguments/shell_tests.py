@@ -11,12 +11,12 @@ _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 _EQUAL, _OTHER = ("=", "=="), "!="
 _UNSETTLED = frozenset("$`*?[\\")
-"""What an expansion that only a run can do, or a pattern, holds."""
+"""Characters of an expansion that only a run can do, or of a pattern."""
 _BRACKETS = {"[": "]", "[[": "]]"}
 
 
 def holds(words: Sequence[str]) -> bool | None:
-    """Whether a command succeeds; None where only a run can say.
+    """Return True where a command succeeds, None where only a run can say.
 
     Empty words are not among ``words``, as the reader of scripts leaves them out.
 
@@ -52,7 +52,7 @@ def _settled(words: list[str]) -> bool | None:
 
 
 def joined(conditions: Sequence[tuple[str, bool | None]]) -> bool | None:
-    """What a list of conditions comes to, each with ``&&`` or ``||`` in front, from the left.
+    """Return the value of a list of conditions, each with its ``&&`` or ``||``, from the left.
 
     >>> joined([("", None), ("||", True)]), joined([("", False), ("&&", None), ("||", None)])
     (True, None)

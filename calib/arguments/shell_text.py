@@ -106,16 +106,16 @@ class _Reader:
     branches: list[_Branch] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     sign: str = "\n"
-    """What stood behind the last command."""
+    """The separator behind the last command."""
     guard: bool | None = True
-    """Whether ``&&`` or ``||`` lets the next command run; None: only a run can say."""
+    """True where ``&&`` or ``||`` lets the next command run; None: only a run can say."""
     status: bool | None = True
-    """Whether what has run of such a list has succeeded."""
+    """True where the last command that has run of such a list has succeeded."""
     front: dict[str, str] = field(default_factory=dict)
     """Variables that are set in front of the command."""
     exported: dict[str, str] = field(default_factory=dict)
     is_export: bool = False
-    """Whether the assignments of the command are for all that follow."""
+    """True where the assignments of the command are for all that follow."""
 
     def commands(self) -> Iterator[tuple[str, ...]]:
         while self.place < len(self.text):
@@ -139,7 +139,7 @@ class _Reader:
             self._let_next(words)
 
     def _let_next(self, words: Sequence[str]) -> None:
-        """What ``&&`` and ``||`` behind a command say of the next one."""
+        """Note whether ``&&`` or ``||`` behind a command lets the next one run."""
         if words and self.guard is not False:
             found = holds(words)
             self.status = found if self.guard or found == self.status else None
@@ -160,7 +160,7 @@ class _Reader:
             self.branches[-1] = chosen if is_open else _closed(self.branches[-1])
 
     def _condition(self, words: Sequence[str], end: str) -> bool | None:
-        """What a list of commands up to the word ``end`` comes to."""
+        """The value of a list of conditions up to the word ``end``."""
         conditions, sign = [("", holds(words))], self.sign
         while self.place < len(self.text):
             self._line()
@@ -343,7 +343,7 @@ def _otherwise(branch: _Branch) -> _Branch:
 
 
 def _closed(branch: _Branch) -> _Branch:
-    """What comes after this branch of a choice."""
+    """The state of the branch behind this one."""
     return _Branch.OVER if branch is _Branch.TAKEN else branch
 
 
