@@ -16,6 +16,7 @@ from ..workload.collectives import CollectiveCall
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import Conditions
+from .model import HOST_SCATTER_LOG
 from .scales import FLOOR, FLOOR_RATIO, floor_s
 
 IN_SITU: Mapping[str, float] = dict.fromkeys(
@@ -24,9 +25,6 @@ IN_SITU: Mapping[str, float] = dict.fromkeys(
 """Centres of what samples of training hold already: transfers as they ran during other work."""
 
 
-_HOOKS_SIGMA_LOG = 0.1
-"""How far hooks that were taken out may leave a host's times off: hooked passes that waited for
-their host took 8 % forwards and 4 % backwards beyond those without (Megatron-LM on H200)."""
 _Constants = Mapping[str, float]
 
 
@@ -120,7 +118,7 @@ def _launch(calibration: Calibration, config: RunConfig, phase: Phase) -> _Launc
     known_frac = sum(count for one, count in found if one.host_s) / sum(count for _, count in found)
     return _Launch(
         layer_s=known_s / known_frac,
-        sigma_log=math.hypot(spread_log, _HOOKS_SIGMA_LOG, 1.0 - known_frac),
+        sigma_log=math.hypot(spread_log, HOST_SCATTER_LOG, 1.0 - known_frac),
     )
 
 
