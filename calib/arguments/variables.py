@@ -27,7 +27,7 @@ _FUSED = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
 
 
 def is_of_library(name: str) -> bool:
-    """Whether a variable is one of those that are looked at.
+    """Return True for a variable that is looked at.
 
     >>> [is_of_library(name) for name in ("NCCL_NEW", "CUDA_LAUNCH_BLOCKING", "DATA")]
     [True, True, False]

@@ -155,7 +155,7 @@ def _join(group: pd.DataFrame) -> Measured:
 
 
 def _host(group: pd.DataFrame) -> tuple[float, float]:
-    """What the host took to launch it, and its deviation from step to step; 0 where not known."""
+    """The host's seconds to launch it, and their deviation from step to step; 0 where not known."""
     rows = group[group["host_s"] > 0.0]
     if rows.empty:
         return 0.0, 0.0

@@ -47,7 +47,7 @@ class Measured:
     """Time of its kernels in a traced step, where it was host-bound; 0 where that is not known.
     """
     host_s: float = 0.0
-    """What the host of a device takes to launch it; 0 where that is not known."""
+    """Seconds that the host of a device takes to launch it; 0 where that is not known."""
     host_sigma_log: float = 0.0
     """How far that lies from step to step, as a standard deviation of its logarithm."""
 

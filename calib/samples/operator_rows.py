@@ -39,7 +39,7 @@ def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
 
 
 def _host_times(operators: pd.DataFrame) -> pd.DataFrame:
-    """What the host took for each operator, by its keys, of the events that know it.
+    """The host's seconds for each operator, by its keys, of the events that know it.
 
     Those are the first of a pass, where a host is slower for a layer or two: a step has the median.
     """

@@ -30,7 +30,7 @@ _Constants = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launch:
-    """What a host takes for one pass of a layer."""
+    """Seconds that a host takes for one pass of a layer."""
 
     layer_s: float
     sigma_log: float

@@ -1,4 +1,4 @@
-"""What our own W&B run would have, in the host's run, always with the host's step.
+"""The values of our own W&B run in the host's run, always with the host's step.
 
 The companion writes it into files of its launch's folder, since W&B lets one process log into a
 run; the training process derives each step's values, and hands on tables, score and report.
@@ -38,7 +38,7 @@ HOST_VALUES, HOST_TABLES = "host_values.json", "host_tables.jsonl"
 """The newest values, summary and alerts; and the tables, each row on a line."""
 ATTACHED = ("report.html", "timeline.json.gz")
 """Files of the answer that become an artifact of the run."""
-# What somebody else put there is not read whole.
+# A file that somebody else put there is not read whole.
 _MOST_NBYTES, _MOST_TABLE_NBYTES = 1 << 20, 1 << 25
 _REPORT_EVERY_S = 3600.0
 """How far reports that are handed on while the run goes on lie apart, at least."""
@@ -82,7 +82,7 @@ def attach_report(wandb: Any, run: Any, folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What the companion has said so far; ``num_tables`` counts the times that it sent tables."""
+    """The companion's words so far; ``num_tables`` counts the times that it sent tables."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     summary: Mapping[str, float] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Said:
 
 
 class CompanionFiles:
-    """What this launch's companion has for the host's run; read off the training thread."""
+    """The files of this launch's companion for the host's run; read off the training thread."""
 
     def __init__(self, directory: Path, launch_id: Callable[[], str]) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""What a host takes to launch the work between two marks, where nothing held it up.
+"""The time that a host takes to launch the work between two marks, where nothing held it up.
 
 The host's clock is read with every event.  While a device is busy the host runs ahead of it, at
 its own pace, until the device's queue is full; from there on it is as slow as the device.  How full
@@ -61,7 +61,7 @@ class _Pace:
     ours_ns: int = 0
 
     def reach(self, asked_ns: int, lag_ns: int, *, is_ahead: bool) -> int:
-        """What the host took since the mark before; with ``is_ahead`` the queue may be full."""
+        """Return the host's time since the mark before; with ``is_ahead`` the queue may be full."""
         before_ns, whole_ns = self.lag_ns, asked_ns - self.asked_ns
         took_ns = max(0, whole_ns - self.ours_ns)
         self.asked_ns, self.lag_ns, self.ours_ns = asked_ns, lag_ns, 0
