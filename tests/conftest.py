@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,6 +19,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("forerun", deadline=None)
 settings.load_profile("forerun")
+
+_GOLDEN = str(Path(__file__).with_name("golden"))
+_WRITES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
+
+
+def _refuse_writes_to_golden(event: str, args: tuple[Any, ...]) -> None:
+    """Tests share ``tests/golden`` and copy it side by side: what writes there uses a copy."""
+    if event not in _WRITES or (event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR)):
+        return
+    for path in args[: 2 if event == "os.rename" else 1]:
+        if isinstance(path, str | bytes | Path) and os.fsdecode(path).startswith(_GOLDEN):
+            raise AssertionError(
+                f"{event} of {os.fsdecode(path)}: tests use a copy of tests/golden"
+            )
+
+
+sys.addaudithook(_refuse_writes_to_golden)
 
 
 def pytest_configure() -> None:

@@ -8,12 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from golden_copies import golden_copy
 from launched import Launch
 
 from forerun.launch.cli import ExitCode, main
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+GOLDEN = golden_copy("cpu_dp2")
 _BITS = re.compile(r"iteration +\d+/.*loss bits (0x[0-9a-f]{8})")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import torch
@@ -33,8 +34,12 @@ def described(value: Any) -> list[Any]:
 
 
 def unpickled(data: bytes) -> list[Any]:
-    """What is read back from a pickle, whose bytes hold addresses, and how long it is."""
-    return [len(data), *described(pickle.loads(data))]
+    """The number of operations of a pickle, and a description of the object that it holds.
+
+    Its bytes hold addresses, and PyTorch's counter of hooks, which takes a byte more from 256 on.
+    """
+    num_operations = sum(code.name != "FRAME" for code, _, _ in pickletools.genops(data))
+    return [num_operations, *described(pickle.loads(data))]
 
 
 def saved(value: Any) -> bytes:

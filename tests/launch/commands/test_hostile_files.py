@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from golden_copies import golden_copy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ from forerun.calib.workload.config import RunConfig
 from forerun.launch.cli import main
 from forerun.launch.options.config_files import read_config
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+GOLDEN = golden_copy("cpu_dp2")
 LINES = sorted(GOLDEN.glob("records/*/rank-00000.jsonl"))[0].read_text().splitlines(keepends=True)
 CONFIG = read_run(GOLDEN).configs[0]
 HUGE = "1" + "0" * 30

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_copies import golden_copy
 from json_schema import check
 from lint_cases import CASES, DENSE
 
@@ -16,7 +16,7 @@ from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.machines import open_machine
 from forerun.launch.options.lint_options import SCHEMA_FILE
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+GOLDEN = golden_copy("cpu_dp2")
 SCHEMA = json.loads(SCHEMA_FILE.read_text("utf-8"))
 WORSE = CASES["overlap-grad-reduce"].words
 Out = pytest.CaptureFixture[str]

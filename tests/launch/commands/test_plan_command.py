@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_copies import golden_copy
 from json_schema import check
 
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.options.plan_options import SCHEMA_FILE
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+GOLDEN = golden_copy("cpu_dp2")
 NAMES = {"H100": "NVIDIA H100 80GB HBM3", "B200": "NVIDIA B200"}
 Out = pytest.CaptureFixture[str]
 

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from golden_copies import golden_copy
 
 from forerun.launch.cli import ExitCode, main
 
-GOLDEN = str(Path(__file__).parents[2] / "golden" / "cpu_dp2")
+GOLDEN = str(golden_copy("cpu_dp2"))
 
 
 @pytest.mark.parametrize(

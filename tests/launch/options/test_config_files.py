@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_copies import golden_copy
 from model_options import model_options
 
 from forerun.calib.arguments.megatron_args import apply_options, options
@@ -22,7 +23,7 @@ from forerun.calib.workload.config import Precision, RunConfig
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.options.config_files import read_config
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+GOLDEN = golden_copy("cpu_dp2")
 ARGUMENTS = """
 MODEL_ARGS:
   --num-layers: 4

@@ -6,16 +6,16 @@ import copy
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_copies import golden_copy
 from json_schema import Mismatch, check
 
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.options.plan_options import SCHEMA_FILE
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+GOLDEN = golden_copy("cpu_dp2")
 SCHEMA = json.loads(SCHEMA_FILE.read_text())
 EXPERTS = "--num-experts 4 --moe-router-topk 2 --ep 2 --moe-ffn-hidden-size 64"
 ASKED = (
