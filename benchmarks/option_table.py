@@ -3,10 +3,10 @@
     python benchmarks/option_table.py CLONE [CLONE ...]
 
 Each checkout's own parser is built and read, on a CPU; options that the table does not know are
-listed, and the exit code is 1 where there are any.  Then the launch lines of its functional tests
-of GPT that train, and of its examples' scripts, are asked for a number, on eight ranks where they
-say none; why some have none stands below.  Checkouts of 0.19 and later want Python 3.12 or
-typing_extensions.
+listed, and the exit code is 1 where there are any.  Then the launch lines of ``pretrain_gpt.py`` in
+its functional tests and in its examples' scripts are asked for a number: on the ranks that the
+recipes of the tests give (``tests/test_utils/recipes``), on eight where nothing says them; why some
+have none stands below.  Checkouts of 0.19 and later want Python 3.12 or typing_extensions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ from forerun.calib.errors import ForerunError
 from forerun.launch.opened.other_run import OtherRun
 from forerun.launch.options.launch_scripts import line_inside
 
+SCRIPT = "pretrain_gpt.py"
 _USUAL_RANKS = 8
 KINDS = ("modelled", "no effect", "beside the step", "not modelled", "unknown")
 
@@ -53,7 +55,7 @@ def main() -> int:
     parser.add_argument("--read", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.read:
-        print(json.dumps(list(_options(args.clones[0]))))
+        print(json.dumps(dict(_options(args.clones[0]))))
         return 0
     rows, unknown = [], set()
     for clone in args.clones:
@@ -87,17 +89,39 @@ def why_not(described: Callable[[], Described]) -> str:
 def _tests(clone: Path) -> Iterator[Callable[[], Described]]:
     import yaml
 
-    place = clone / "tests" / "functional_tests" / "test_cases" / "gpt"
-    for path in sorted(place.glob("*/model_config.yaml")):
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-        is_training = "--num-layers" in (value.get("MODEL_ARGS") or {})
-        if is_training and "inference" not in path.parent.name:
-            yield partial(config_from_mapping, value, num_ranks=_USUAL_RANKS)
+    tests, launches = clone / "tests", _launches(clone)
+    for model in ("gpt", "moe"):
+        place = tests / "functional_tests" / "test_cases" / model
+        for path in sorted(place.glob("*/model_config.yaml")):
+            script, num_ranks = launches.get((model, path.parent.name), (SCRIPT, _USUAL_RANKS))
+            value = yaml.safe_load(path.read_text(encoding="utf-8"))
+            is_training = "--num-layers" in (value.get("MODEL_ARGS") or {})
+            if is_training and script == SCRIPT and "inference" not in path.parent.name:
+                yield partial(config_from_mapping, value, num_ranks=num_ranks)
+
+
+def _launches(clone: Path) -> dict[tuple[str, str], tuple[str, int]]:
+    """Script and ranks of each functional test, by its model and name; of several machines H100s,
+    which all of them have."""
+    import yaml
+
+    found: dict[tuple[str, str], tuple[str, int]] = {}
+    for path in sorted((clone / "tests" / "test_utils" / "recipes").rglob("*.yaml"), reverse=True):
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        spec = recipe.get("spec") or {}
+        script = re.search(r"TRAINING_SCRIPT_PATH=([\w./]+)", str(spec.get("script")))
+        for product in recipe.get("products") or () if script else ():
+            for case in product.get("test_case") or ():
+                num_ranks = int(spec["nodes"]) * int(spec["gpus"])
+                key = (spec["model"], case)
+                if "h100" in path.parts or key not in found:
+                    found[key] = (script[1], num_ranks)
+    return found
 
 
 def _scripts(clone: Path) -> Iterator[Callable[[], Described]]:
     for path in sorted((clone / "examples").rglob("*.sh")):
-        if "pretrain_gpt.py" in path.read_text(encoding="utf-8", errors="replace"):
+        if SCRIPT in path.read_text(encoding="utf-8", errors="replace"):
             yield partial(_of_script, path)
 
 
@@ -123,7 +147,12 @@ def kind_of(option: str) -> str:
 
 
 def options_of(clone: Path) -> list[str]:
-    """The long options of a checkout's parser, read in a process of its own."""
+    """The long options of a checkout's parser."""
+    return [*samples_of(clone)]
+
+
+def samples_of(clone: Path) -> dict[str, str]:
+    """They with a word that each takes, none for a switch; read in a process of its own."""
     command = [sys.executable, __file__, str(clone), "--read"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -131,7 +160,7 @@ def options_of(clone: Path) -> list[str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _options(clone: Path) -> Iterator[str]:
+def _options(clone: Path) -> Iterator[tuple[str, str]]:
     import typing_extensions
 
     from forerun.recipes.stand_in_cuda import install
@@ -146,7 +175,14 @@ def _options(clone: Path) -> Iterator[str]:
         parser = argparse.ArgumentParser(allow_abbrev=False)
         arguments.add_megatron_arguments(parser)
     for action in parser._actions:
-        yield from (option for option in action.option_strings if option.startswith("--"))
+        word = "" if action.nargs == 0 else _word(action)
+        yield from ((option, word) for option in action.option_strings if option[:2] == "--")
+
+
+def _word(action: argparse.Action) -> str:
+    usual = {action.default, *LEFT_OUT.get(action.dest, ())}
+    others = [str(choice) for choice in action.choices or () if choice not in usual]
+    return others[0] if others else {int: "2", float: "0.5"}.get(action.type, "x")
 
 
 def _put_triton(folder: Path) -> None:

@@ -20,7 +20,7 @@ _DEGREES: Mapping[str, tuple[str, ...]] = {
     "gpus": ("ranks_per_node",),
     "tp": ("tp",),
     "sp": ("is_sequence_parallel",),
-    "cp": ("cp", "context_comm"),
+    "cp": ("cp", "context_comm", "context_inner"),
     "ep": ("ep", "etp"),
     "pp": ("pp", "schedule"),
     "vp": ("vp", "microbatch_group_size", "overlaps_p2p", "overlaps_p2p_ends"),

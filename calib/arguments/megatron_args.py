@@ -106,7 +106,9 @@ def rewrite_command(
         said.pop("use_torch_fsdp2", None)
     said_anew = _said_in_part(given.keys()) - kept
     said_anew |= given.keys()
-    if running is not None and _passes(config) != _passes(running) == unsaid["global_batch_size"]:
+    if running is not None and _passes(config) != _passes(running) == unsaid.get(
+        "global_batch_size"
+    ):
         said_anew |= {"global_batch_size"}  # as Megatron's default, which follows the passes
     unsaid = {name: value for name, value in unsaid.items() if name not in said_anew}
     needed = {

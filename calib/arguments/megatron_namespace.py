@@ -7,6 +7,7 @@ given and arguments as validated mean the same.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..errors import ConfigError
@@ -33,7 +34,7 @@ from ..workload.pipeline_layout import (
 )
 from .megatron_model import model_shape
 from .megatron_options import PARALLEL_SWITCHES, left_out
-from .megatron_sharding import with_sharding, with_states
+from .megatron_sharding import AS_ELSEWHERE, fsdp_dtypes, with_sharding, with_states
 
 FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
@@ -43,8 +44,6 @@ _FP8 = ("fp8", "fp8_format")
 _FP8_NUMBERS = ("e4m3", "hybrid")
 _FP4 = ("fp4", "fp4_format")
 _WIDE_SOFTMAX = ("attention_softmax_in_fp32", "apply_query_key_layer_scaling")
-# All-to-all inside a node and point to point between nodes; the model has no such exchange.
-_MIXED = "a2a+p2p"
 _WHOLE_STEP = "full_iteration"
 _CADENCE = (
     *("eval_interval", "eval_iters", "save_interval"),
@@ -79,7 +78,7 @@ def from_namespace(args: object) -> RunConfig:
     precision = _precision(given)
     batch = Batch(
         micro_batch_size=micro,
-        global_batch_size=given.number("global_batch_size") or micro * parallelism.dp,
+        global_batch_size=_full_batch(given, micro * parallelism.dp),
     )
     config = RunConfig(
         model=model,
@@ -117,10 +116,17 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
         "fuses_norms": not _is_local(given),
         "fuses_gradient_accumulation": given.is_on("gradient_accumulation_fusion", default=True),
         "reduces_grads_in_bf16": _reduces_in_16_bits(given, precision),
+        "defers_head_gradients": (is_deferred := _defers_heads(given)),
+        "head_deferral_limit": given.number("wgrad_deferral_limit") if is_deferred else 0,
         "offload_modules": _offloaded(given),
         "uses_cuda_graphs": _uses_graphs(given),
         "cuda_graph_scope": _graph_scope(given),
     }
+
+
+def _defers_heads(given: Arguments) -> bool:
+    num_stages = given.number("pipeline_model_parallel_size", default=1)
+    return num_stages > 1 and given.is_on("defer_embedding_wgrad_compute")
 
 
 def _offloaded(given: Arguments) -> tuple[str, ...]:
@@ -172,6 +178,7 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
         field: given.is_on(name) for field, name in PARALLEL_SWITCHES.items()
     }
     switches["is_sequence_parallel"] &= tp > 1
+    switches["gathers_beside_update"] &= vp > 1 and switches["overlaps_param_gather"]
     par = Parallelism(
         tp=tp,
         pp=pp,
@@ -182,7 +189,8 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
         etp=0 if etp == tp else etp,
         chunk_layers=() if len(set(chunk_layers)) == 1 else chunk_layers,
         microbatch_group_size=0 if vp == 1 or group == pp else group,
-        context_comm=_context_comm(given),
+        context_comm=_context_comm(given, cp),
+        context_inner=_context_inner(given, cp),
         num_optimizer_instances=given.number("num_distributed_optimizer_instances", default=1),
         overlaps_p2p=vp == 1 or given.is_on("overlap_p2p_comm", default=True),
         overlaps_p2p_ends=given.is_on("overlap_p2p_comm_warmup_flush") and vp > 1,
@@ -193,13 +201,31 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
     return with_sharding(par, given)
 
 
-def _context_comm(given: Arguments) -> ContextComm:
-    """That of all layers; of several, or of the mixed one, which are left out, the plainest."""
+def _context_comm(given: Arguments, cp: int) -> ContextComm:
+    """That of all layers; of several, which are left out, the plainest."""
     # The help of Megatron's parser says "allgather", which Transformer Engine does not take.
-    comms = {"all_gather" if c == "allgather" else c for c in given.words("cp_comm_type")}
-    for comm in sorted(comms - {_MIXED}):
-        decode(ContextComm, comm)
-    return ContextComm(comms.pop()) if len(comms - {_MIXED}) == len(comms) == 1 else ContextComm.P2P
+    words = {"all_gather" if c == "allgather" else c for c in given.words("cp_comm_type")}
+    comms = {decode(ContextComm, word) for word in sorted(words)}
+    if len(comms) != 1 or (cp == 1 and ContextComm.HIERARCHICAL in comms):
+        return ContextComm.P2P
+    return comms.pop()
+
+
+def _context_inner(given: Arguments, cp: int) -> int:
+    """The first of ``--hierarchical-context-parallel-sizes``: ranks that exchange heads."""
+    if cp == 1 or _context_comm(given, cp) is not ContextComm.HIERARCHICAL:
+        return 1
+    sizes = [
+        whole("hierarchical_context_parallel_sizes", word)
+        for text in given.words("hierarchical_context_parallel_sizes")
+        for word in text.split()
+    ]
+    if len(sizes) != 2 or math.prod(sizes) != cp:
+        raise ConfigError(
+            f"--hierarchical-context-parallel-sizes {' '.join(map(str, sizes)) or '(none)'} is not "
+            f"two sizes whose product is cp {cp}, as a2a+p2p needs; give such as 2 {cp // 2}"
+        )
+    return sizes[0]
 
 
 def _replicas(given: Arguments, degrees: dict[str, int]) -> int:
@@ -326,8 +352,18 @@ def _reduces_in_16_bits(given: Arguments, precision: Precision) -> bool:
         return not is_true(in_fp32)
     if precision is Precision.FP16:
         return not given.is_on("accumulate_allreduce_grads_in_fp32")
+    if (sharded := fsdp_dtypes(given)[0]) != AS_ELSEWHERE:
+        return sharded != "fp32"
     main = given.text("main_grads_dtype", default="fp32")
     return given.is_on("grad_reduce_in_bf16") or main not in ("fp32", "torch.float32")
+
+
+def _full_batch(given: Arguments, micro_batches: int) -> int:
+    """Samples of a step: of a schedule of sizes, which Megatron takes beside no other, the last."""
+    schedule = " ".join(given.words("step_batch_size_schedule")).replace(",", " ").split()
+    if schedule:
+        return whole("step_batch_size_schedule", schedule[-1].rpartition(":")[2])
+    return given.number("global_batch_size") or micro_batches
 
 
 def _cadence(given: Arguments, batch: Batch) -> Cadence:
@@ -367,8 +403,10 @@ def _num_steps(samples: int, global_batch_size: int, rampup: tuple[int, ...]) ->
 
 def _unmodelled(args: object, given: Arguments, layout: PipelineLayout | None) -> tuple[str, ...]:
     found = list(left_out(args))
-    if len(set(given.words("cp_comm_type"))) > 1 or _MIXED in given.words("cp_comm_type"):
+    if len(set(given.words("cp_comm_type"))) > 1:
         found.append("cp_comm_type")
+    if len(set(fsdp_dtypes(given))) > 1:
+        found.append("megatron_fsdp_grad_comm_dtype")
     if _is_in_8_bits(given) and given.text("fp8_recipe") == "custom":
         found.append("fp8_recipe")
     if set(_offloaded(given)) - OFFLOADED_MODULES:

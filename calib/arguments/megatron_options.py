@@ -39,6 +39,7 @@ PARALLEL_SWITCHES: Mapping[str, str] = {
     "overlaps_grad_reduce": "overlap_grad_reduce",
     "overlaps_param_gather": "overlap_param_gather",
     "overlaps_tp": "tp_comm_overlap",
+    "gathers_beside_update": "overlap_param_gather_with_optimizer_step",
     "pads_buckets": "ddp_pad_buckets_for_high_nccl_busbw",
 }
 """Switches that are off by default, by field of ``Parallelism``."""
@@ -83,7 +84,7 @@ GROUPS = (
 """All arguments of a layout, with each what means something only beside it."""
 LISTS = (
     *("cp_comm_type", "cuda_graph_scope", "offload_modules", "rampup_batch_size"),
-    "recompute_modules",
+    *("recompute_modules", "hierarchical_context_parallel_sizes"),
 )
 """Arguments that take several words."""
 

@@ -282,11 +282,6 @@ def _of_batch(config: RunConfig) -> Iterator[str]:
 
 
 _ONLY_WHERE: Mapping[str, Callable[[RunConfig], bool]] = {
-    "overlap_param_gather_with_optimizer_step": lambda config: (
-        config.parallelism.overlaps_param_gather and config.parallelism.vp > 1
-    ),
-    "defer_embedding_wgrad_compute": lambda config: config.parallelism.pp > 1,
-    "wgrad_deferral_limit": lambda config: config.parallelism.pp > 1,
     "check_weight_hash_across_dp_replicas_interval": lambda config: (
         not config.parallelism.shards_weights
     ),
@@ -294,6 +289,5 @@ _ONLY_WHERE: Mapping[str, Callable[[RunConfig], bool]] = {
     "reuse_grad_buf_for_mxfp8_param_ag": lambda config: (
         config.keeps_fp8_params and config.parallelism.overlaps_param_gather and not is_fsdp(config)
     ),
-    "hierarchical_context_parallel_sizes": lambda config: False,
 }
-"""Options that Megatron takes in some layouts alone; hierarchies of cp are none of the model's."""
+"""Options that Megatron takes in some layouts alone."""

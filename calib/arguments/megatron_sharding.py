@@ -25,6 +25,9 @@ _FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _STATE_DTYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _DTYPE_NBYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 _DTYPE_NBYTES |= {"fp8": 1, "uint8": 1}
+_TORCH_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+AS_ELSEWHERE = "auto"
+"""A width of FSDP's gradients that nobody has set."""
 
 
 def with_sharding(par: Parallelism, given: Arguments) -> Parallelism:
@@ -50,6 +53,17 @@ def with_sharding(par: Parallelism, given: Arguments) -> Parallelism:
     if found is Sharding.NONE:
         return par
     return replace(par, is_optimizer_distributed=True, sharding=found)
+
+
+def fsdp_dtypes(given: Arguments) -> tuple[str, str]:
+    """In what Megatron's FSDP keeps gradients and in what it reduces them (core 0.18 and later):
+    ``fp32``, ``bf16``, ``fp16`` or ``AS_ELSEWHERE``."""
+    if not given.is_on(*_FSDP):
+        return AS_ELSEWHERE, AS_ELSEWHERE
+    names = ("megatron_fsdp_main_grads_dtype", "megatron_fsdp_grad_comm_dtype")
+    words = (given.text(name, default=AS_ELSEWHERE).rpartition(".")[2] for name in names)
+    main, sent = (_TORCH_NAMES.get(word, word) for word in words)
+    return main, main if sent == AS_ELSEWHERE else sent
 
 
 def sharding_values(par: Parallelism) -> Values:

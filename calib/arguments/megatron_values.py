@@ -12,6 +12,7 @@ from ..workload.config import (
     Experts,
     Fp8Recipe,
     ModelShape,
+    Parallelism,
     Precision,
     Recompute,
     RunConfig,
@@ -41,9 +42,11 @@ def layout_values(config: RunConfig) -> Values:
         "micro_batch_size": config.batch.micro_batch_size,
         "global_batch_size": config.cadence.full_batch_size or config.batch.global_batch_size,
     }
+    if config.cadence.step_batch_size_schedule:
+        del values["global_batch_size"]  # Megatron takes one of the two
     optional = {
         "context_parallel_size": par.cp if par.cp > 1 else 0,
-        "cp_comm_type": "" if par.context_comm is ContextComm.P2P else par.context_comm.value,
+        **_context_values(par),
         "expert_model_parallel_size": par.ep if par.ep > 1 else 0,
         "expert_tensor_parallel_size": par.etp,
         "num_distributed_optimizer_instances": max(par.num_optimizer_instances - 1, 0)
@@ -62,6 +65,7 @@ def layout_values(config: RunConfig) -> Values:
         "cross_entropy_loss_fusion": config.is_loss_fused,
         "cross_entropy_fusion_impl": None if config.keeps_fp32_logits else "te",
         **_gradient_values(config),
+        **_deferral_values(config),
     }
     values.update((name, value) for name, value in optional.items() if value)
     if values.get("use_torch_fsdp2"):
@@ -70,6 +74,8 @@ def layout_values(config: RunConfig) -> Values:
             values.pop(name, None)
     if par.vp > 1 and not par.overlaps_p2p:
         values["overlap_p2p_comm"] = False
+    if not (par.overlaps_param_gather and par.vp > 1):
+        values.pop(PARALLEL_SWITCHES["gathers_beside_update"], None)
     if par.overlaps_p2p_ends:
         values["overlap_p2p_comm_warmup_flush"] = True
     if not config.fuses_gradient_accumulation:
@@ -105,6 +111,7 @@ def model_values(config: RunConfig) -> Values:
         "eval_interval": cadence.eval_interval,
         "save_interval": cadence.save_interval,
         "rampup_batch_size": [str(word) for word in cadence.rampup_batch_size],
+        "step_batch_size_schedule": cadence.step_batch_size_schedule,
     }
     values.update((name, value) for name, value in optional.items() if value)
     if not config.fuses_norms and config.attention is Attention.UNFUSED:
@@ -163,6 +170,16 @@ def _can_be_said(target: str, value: object) -> bool:
     return isinstance(value, str | int | float | list)
 
 
+def _context_values(par: Parallelism) -> Values:
+    comm = par.context_comm
+    if comm is not ContextComm.HIERARCHICAL:
+        return {"cp_comm_type": "" if comm is ContextComm.P2P else comm.value}
+    if par.cp == 1:
+        return {}
+    sizes = [str(par.exchanged_cp), str(par.cp // par.exchanged_cp)]
+    return {"cp_comm_type": comm.value, "hierarchical_context_parallel_sizes": sizes}
+
+
 def _chunk_values(config: RunConfig) -> Values:
     par, model = config.parallelism, config.model
     if par.chunk_layers:
@@ -196,6 +213,13 @@ def _fp8_values(config: RunConfig) -> Values:
         "fp8_recipe": config.fp8.value,
         "fp8_param_gather": config.keeps_fp8_params,
     }
+
+
+def _deferral_values(config: RunConfig) -> Values:
+    if not config.defers_head_gradients or config.parallelism.pp == 1:
+        return {}
+    limit = config.head_deferral_limit
+    return {"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": limit}
 
 
 def _gradient_values(config: RunConfig) -> Values:

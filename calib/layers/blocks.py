@@ -85,6 +85,7 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         par.ep,
         par.etp,
         par.context_comm,
+        par.context_inner,
         par.engine,
         par.is_sequence_parallel,
         par.overlaps_tp,

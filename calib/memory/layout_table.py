@@ -232,10 +232,10 @@ def _num_whole(again: Again) -> int:
 
 
 def _split_key(layout: RunConfig) -> Hashable:
-    """The degrees that split a layer."""
+    """The degrees that split a layer, and the passes whose output gradients wait."""
     par = layout.parallelism
     degrees = (par.tp, par.cp, par.ep, par.expert_tp, par.is_sequence_parallel, par.pp > 1)
-    return (*degrees, layout.batch.micro_batch_size)
+    return (*degrees, layout.batch.micro_batch_size, layout.num_deferred_heads)
 
 
 def _shape_key(layout: RunConfig) -> Hashable:

@@ -244,9 +244,13 @@ def _workspace(config: RunConfig) -> float:
 
 
 def _head_scratch(config: RunConfig) -> float:
-    """Placeholder of the output product, its gathered input, and the workspace it runs in."""
-    size = sizes(config)
-    gathered = size.tokens * config.model.hidden_size * size.nbytes if size.is_gathered else 0.0
+    """Placeholder of the output product, its gathered input, and the workspace it runs in; of each
+    pass whose weight gradient waits the input and the gradient of the output."""
+    size, model = sizes(config), config.model
+    gathered = size.tokens * model.hidden_size * size.nbytes if size.is_gathered else 0.0
+    vocab = model.vocab_size / config.parallelism.tp
+    waiting = size.split_tokens * model.hidden_size + size.tokens * vocab
+    gathered += config.num_deferred_heads * waiting * size.nbytes
     if config.device == "cpu":
         return gathered
     placeholder = _vocabulary_numel(config) * size.nbytes if _has_placeholders(config) else 0

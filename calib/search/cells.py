@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments.keep import Keep
-from ..workload.config import Batch, ContextComm, Engine, RunConfig
+from ..workload.config import Batch, Engine, RunConfig
 from ..workload.model_shape import at_least_one
 from .space import (
     MOST_CONTEXT,
@@ -204,7 +204,7 @@ class _Builder:
         if cp in (1, own.cp):
             return True
         heads = min(model.num_attention_heads, model.num_query_groups)
-        is_exchanged = own.context_comm is ContextComm.ALL_TO_ALL
+        exchanged = replace(own, cp=cp).exchanged_cp
         return (
             self._passes("cp on a CPU", is_kept=config.device != "cpu")
             and self._passes(f"cp above {MOST_CONTEXT}", is_kept=cp <= MOST_CONTEXT)
@@ -214,7 +214,7 @@ class _Builder:
             )
             and self._passes(
                 "tp x cp does not divide the heads, as the exchange a2a needs",
-                is_kept=not is_exchanged or heads % (tp * cp) == 0,
+                is_kept=exchanged == 1 or (heads % (tp * exchanged) == 0 and cp % exchanged == 0),
             )
         )
 

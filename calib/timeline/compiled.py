@@ -63,6 +63,10 @@ class LayoutGroup:
     """Row of the stage sums, shape (stages, layouts)."""
     host_frac: Floats
     """1, or 0 where a graph replays the whole step, shape (layouts, 1)."""
+    deferred_frac: float
+    """Share of micro-batches whose gradients of the output table wait for the last pass."""
+    hides_gathers_frac: float
+    """Share of the update that the first chunk's gather runs beside."""
     overlaps_reduces: bool
     overlaps_gathers: bool
     gathers_ahead: bool
@@ -126,6 +130,9 @@ class _Composition:
     """The same by kind alone: what parameters depend on."""
 
 
+_GroupKey = tuple[Pipeline, _Composition, bool, bool, bool, int]
+
+
 class _Compiler:
     def __init__(
         self, configs: Sequence[RunConfig], weight_fracs: Mapping[OperatorKind, float]
@@ -183,19 +190,18 @@ class _Compiler:
             is_host_only=self._is_host_only,
         )
 
-    def _grouped(self) -> dict[tuple[Pipeline, _Composition, bool, bool], list[int]]:
-        groups: dict[tuple[Pipeline, _Composition, bool, bool], list[int]] = {}
+    def _grouped(self) -> dict[_GroupKey, list[int]]:
+        groups: dict[_GroupKey, list[int]] = {}
         for place, config in enumerate(self._configs):
             par = config.parallelism
             overlaps = (par.overlaps_grad_reduce, par.overlaps_param_gather)
-            key = (pipeline_of(config), self._composition(config), *overlaps)
+            late = (par.gathers_beside_update, config.num_deferred_heads)
+            key = (pipeline_of(config), self._composition(config), *overlaps, *late)
             groups.setdefault(key, []).append(place)
         return groups
 
-    def _group(
-        self, key: tuple[Pipeline, _Composition, bool, bool], members: list[int]
-    ) -> LayoutGroup:
-        pipeline, composition, overlaps_reduces, overlaps_gathers = key
+    def _group(self, key: _GroupKey, members: list[int]) -> LayoutGroup:
+        pipeline, composition, overlaps_reduces, overlaps_gathers, is_beside, num_deferred = key
         configs = [self._configs[place] for place in members]
         hops = np.array([self._hops(config) for config in configs], dtype=np.int64)
         is_async = not self._is_host_only
@@ -207,6 +213,8 @@ class _Compiler:
             hops=hops.reshape(len(members), pipeline.num_chunks - 1),
             stages=np.array([self._step(config, composition) for config in configs]).T,
             host_frac=np.array([[float(not config.is_step_replayed)] for config in configs]),
+            deferred_frac=num_deferred / pipeline.num_microbatches,
+            hides_gathers_frac=is_async * is_beside * (1 - 1 / pipeline.num_virtual_stages),
             overlaps_reduces=is_async and overlaps_reduces,
             overlaps_gathers=is_async and overlaps_gathers,
             gathers_ahead=is_async

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..layers.blocks import BlockKind
 from ..workload.collectives import Placement
 from .block_times import BlockTimes
 from .compiled import Compiled, IssuedTransfers, LayoutGroup
@@ -165,6 +166,9 @@ class _Passes:
     gather_s: Floats
     shards_s: Floats
     copies_s: Floats
+    deferred_s: Floats
+    """Of a pass through the last chunk what runs after the last of them, shape (layouts,
+    alternatives)."""
 
 
 class _Evaluation:
@@ -181,6 +185,7 @@ class _Evaluation:
             times_s, contention=contention, is_host_only=compiled.is_host_only
         )
         self._blocks = adjust(blocks) if adjust else blocks
+        self._are_heads = np.array([block.kind is BlockKind.HEAD for block in compiled.blocks])
         self._forward_s = self._blocks.forward_pass_s
         self._backward_s = self._blocks.backward_pass_s
         self._is_host_only = compiled.is_host_only
@@ -209,10 +214,15 @@ class _Evaluation:
         first, last = self._edge(group, Placement.FORWARD), self._edge(group, Placement.BACKWARD)
         forward = chunks(self._forward_s) + group.host_frac * self._host_s[0] + first
         backward = chunks(self._backward_s) + group.host_frac * self._host_s[1] + last
+        deferred_s = self._deferred(group)
+        backward[-1] -= deferred_s
         reduce_window = by_stage(backward) if group.overlaps_reduces else None
         gather_window = by_stage(forward) if group.overlaps_gathers else None
         turns = _Turns.of(group.pipeline)
         gather_s = self._gathers.exposed(group.stages, gather_window, turns, self._contention)
+        if group.hides_gathers_frac:
+            beside_s = group.hides_gathers_frac * self._optimizer_s[group.stages]
+            gather_s = np.maximum(gather_s - beside_s, 0.0)
         return _Passes(
             group=group,
             costs=self._costs(group, forward, backward, chunks(self._blocks.weight_s), gather_s),
@@ -224,7 +234,14 @@ class _Evaluation:
             copies_s=by_stage(chunks(self._blocks.copy_exposed_s))
             if self._blocks.copies_s
             else 0 * gather_s,
+            deferred_s=deferred_s,
         )
+
+    def _deferred(self, group: LayoutGroup) -> Floats:
+        """Gradients of the output table's weights that a pass leaves for later, in seconds."""
+        weight_s = self._blocks.weight_s[group.blocks]
+        is_head = self._are_heads[group.blocks][:, :, np.newaxis]
+        return group.deferred_frac * (is_head * weight_s).sum(axis=1)
 
     def _edge(self, group: LayoutGroup, placement: Placement) -> Floats | float:
         """What the first gather or the last reduction of a chunk adds, shape as ``chunks``."""
@@ -265,6 +282,7 @@ class _Evaluation:
         finish_s = self._finish_s[group.stages]
         embedding_s = self._embedding_s[group.stages[0]]
         ready_s = pipeline.end_s.reshape(found.reduce_s.shape) + found.reduce_s + finish_s
+        ready_s[-1] += group.pipeline.num_microbatches * found.deferred_s
         if embedding_s.any():
             ends = [0, group.pipeline.num_stages - 1]
             ready_s[ends] = ready_s[ends].max(axis=0) + embedding_s

@@ -168,6 +168,11 @@ class RunConfig:
     sharded_update_calls: int = 0
     """Calls of the optimizer in a step of the whole model, one for each tensor that it looks
     through, where weights are sharded tensors of their own (DTensor).  0: shards are plain."""
+    defers_head_gradients: bool = False
+    """Gradients of the output table's weights wait for the end of the last stage's passes
+    (``--defer-embedding-wgrad-compute``)."""
+    head_deferral_limit: int = 0
+    """Micro-batches whose gradients may wait; 0: all."""
     offload_modules: tuple[str, ...] = ()
     """Modules whose inputs wait for the backward phase in the host's memory, by Megatron's names
     (``--fine-grained-activation-offloading``)."""
@@ -196,6 +201,7 @@ class RunConfig:
         not_negative("recompute_num_layers", self.recompute_num_layers)
         not_negative("optimizer_state_nbytes", self.optimizer_state_nbytes)
         not_negative("sharded_update_calls", self.sharded_update_calls)
+        not_negative("head_deferral_limit", self.head_deferral_limit)
         for name in ("hidden_dropout", "attention_dropout", "optimizer_offload_frac"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
@@ -207,6 +213,13 @@ class RunConfig:
     def num_microbatches(self) -> int:
         """Micro-batches that each rank runs in one step."""
         return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallelism.dp)
+
+    @property
+    def num_deferred_heads(self) -> int:
+        """Micro-batches whose gradients of the output table wait for the end of the passes."""
+        if not self.defers_head_gradients or self.parallelism.pp == 1:
+            return 0
+        return min(self.head_deferral_limit or self.num_microbatches, self.num_microbatches)
 
     @property
     def bubble_frac(self) -> float:

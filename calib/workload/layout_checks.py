@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import ConfigError
 from .batch import Batch
 from .model_shape import ModelShape, at_most
-from .parallelism import SCHEDULES, ContextComm, Parallelism
+from .parallelism import SCHEDULES, Parallelism
 
 
 def check_layout(model: ModelShape, par: Parallelism, batch: Batch) -> None:
@@ -107,11 +107,15 @@ def _check_sequence(model: ModelShape, par: Parallelism) -> None:
         )
     groups = model.num_query_groups
     heads = min(model.num_attention_heads, groups)
-    is_exchanged = par.cp > 1 and par.context_comm is ContextComm.ALL_TO_ALL
-    if is_exchanged and heads % (par.tp * par.cp):
+    if par.exchanged_cp > 1 and heads % (par.tp * par.exchanged_cp):
         raise ConfigError(
-            f"{heads} heads or groups are not a multiple of tp {par.tp} x cp {par.cp}, as the "
-            f"exchange a2a needs; choose cp from {_divisors(max(1, heads // par.tp))} or p2p"
+            f"{heads} heads or groups are not a multiple of tp {par.tp} x cp {par.exchanged_cp}, "
+            f"as the exchange a2a needs; choose cp from {_divisors(max(1, heads // par.tp))} or p2p"
+        )
+    if par.cp % par.exchanged_cp:
+        raise ConfigError(
+            f"cp {par.cp} is not a multiple of the {par.exchanged_cp} ranks that exchange heads; "
+            "give hierarchical sizes whose product is cp"
         )
 
 

@@ -16,6 +16,8 @@ class ContextComm(QuickEnum):
     P2P = "p2p"
     ALL_TO_ALL = "a2a"
     ALL_GATHER = "all_gather"
+    HIERARCHICAL = "a2a+p2p"
+    """All-to-all among neighbours (``context_inner``), a ring over groups of them."""
 
 
 class Schedule(QuickEnum):
@@ -117,6 +119,8 @@ class Parallelism:
     """Whose pipeline and optimizer run."""
     context_comm: ContextComm = ContextComm.P2P
     """How ranks of context parallelism exchange keys and values."""
+    context_inner: int = 1
+    """Neighbours in cp that exchange heads all-to-all under ``HIERARCHICAL``."""
     is_pipeline_before_data: bool = False
     """Ranks go tp-cp-ep-pp-dp (``--use-tp-pp-dp-mapping``) in place of tp-cp-ep-dp-pp."""
     num_optimizer_instances: int = 1
@@ -139,6 +143,9 @@ class Parallelism:
     """Gradients are reduced beside the backward passes."""
     overlaps_param_gather: bool = False
     """Weights are gathered beside the forward passes."""
+    gathers_beside_update: bool = False
+    """Weights of the first chunk are gathered beside the update of the others
+    (``--overlap-param-gather-with-optimizer-step``)."""
     overlaps_p2p: bool = True
     """Sends of interleaved chunks run beside the passes; without vp Megatron never does."""
     overlaps_p2p_ends: bool = False
@@ -153,7 +160,8 @@ class Parallelism:
     """Ranks that share a node; 0 means unknown, and every group counts as one node."""
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "vp", "dp", "cp", "ep", "num_optimizer_instances"):
+        degrees = ("tp", "pp", "vp", "dp", "cp", "ep")
+        for name in (*degrees, "num_optimizer_instances", "context_inner"):
             at_least_one(name, getattr(self, name))
         for name in ("etp", "microbatch_group_size", "bucket_numel", "ranks_per_node"):
             not_negative(name, getattr(self, name))
@@ -169,6 +177,16 @@ class Parallelism:
                 f"{self.ep} x pp {self.pp}; choose ep from the divisors of "
                 f"{self.num_ranks // self.pp}"
             )
+
+    @property
+    def exchanged_cp(self) -> int:
+        """Ranks of cp that each hold a share of the heads and the sequence of all of them."""
+        match self.context_comm:
+            case ContextComm.ALL_TO_ALL:
+                return self.cp
+            case ContextComm.HIERARCHICAL:
+                return min(self.context_inner, self.cp)
+        return 1
 
     @property
     def num_ranks(self) -> int:

@@ -16,6 +16,7 @@ from ...calib.forecast.adaptive import AdaptiveInterval
 from ...calib.forecast.evaluation import Coverage, Ended, Evaluation, StepTally, step_coverage
 from ...calib.records.run_values import TIME, hours_left, progress
 from ...calib.units import format_frac
+from .bounded_files import number
 from .forecast_log import append_end, read_forecasts
 from .publishing import Place
 
@@ -142,15 +143,21 @@ class Score:
 
     def line(self) -> str:
         """The score as text, for the end of the log; empty before the first step."""
-        if not (found := self.summary()):
-            return ""
-        error_frac = found["step_time_error_median_frac"]
-        side = "long" if error_frac >= 0 else "short"
-        held = format_frac(found["interval_coverage_frac"])
-        return (
-            f"scored: steps were predicted {format_frac(abs(error_frac))} too {side} in the median "
-            f"of {found['num_scored_steps']}, and their 90 % interval held {held} of them"
-        )
+        return score_line(self.summary())
+
+
+def score_line(summary: Mapping[str, Any]) -> str:
+    """How well steps were predicted, from a summary of a score; empty where it counts none."""
+    num_steps = number(summary.get("num_scored_steps"))
+    if not num_steps:
+        return ""
+    error_frac = number(summary.get("step_time_error_median_frac"))
+    side = "long" if error_frac >= 0 else "short"
+    held = format_frac(number(summary.get("interval_coverage_frac")))
+    return (
+        f"scored: steps were predicted {format_frac(abs(error_frac))} too {side} in the median "
+        f"of {num_steps:.0f}, and their 90 % interval held {held} of them"
+    )
 
 
 def _rates(answer: Answer | MeasuredAnswer, row: LoggedStep) -> dict[str, float]:

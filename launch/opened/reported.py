@@ -21,10 +21,11 @@ from ...calib.records.iso_times import stamped
 from ...calib.records.json_files import write_text
 from ...calib.samples.table import SampleTable
 from ..directory.bounded_files import number
-from ..directory.forecast_log import end_of_run
+from ..directory.forecast_log import end_of_run, finish_line, read_forecasts
 from ..directory.run_folders import object_of_run, paths_of, top_of
+from ..directory.run_log import score_line
 from ..known.runs import Loaded
-from ..report.answers import CALIBRATION, REQUEST, artefacts
+from ..report.answers import CALIBRATION, REQUEST, SCORE, artefacts
 from ..report.page import PAGE, page_of, render
 from ..report.whole_report import markdown, notes_of, tables_of
 from .drawn import Part
@@ -131,17 +132,27 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
         answer,
         history=answer.history.told(finishes),
         ended_unix_s=ended_unix_s,
-        transcript=(*_past(answer, ended_unix_s), *answer.transcript),
+        transcript=(*_past(top, answer, ended_unix_s), *answer.transcript),
     )
 
 
-def _past(answer: Answer, ended_unix_s: float | None) -> list[str]:
-    """Says of a run that is over as of when its lines are."""
+def _past(top: Path, answer: Answer, ended_unix_s: float | None) -> list[str]:
+    """Returns the lines of a run that is over: when it ended, what its predictions were worth, and
+    as of when the other lines are."""
     if ended_unix_s is None:
         return []
-    at = moment(ended_unix_s, time.time())
-    steps = answer.forecast.steps_done
-    return prefixed([f"ended {at}; the lines below were logged at iteration {steps}"])
+    score: dict[str, Any] = {}
+    track = None
+    with suppress(RecordError):
+        score = object_of_run(top, SCORE, answer.run_id) or {}
+        track = read_forecasts(top).track(answer.run_id)
+    lines = (
+        f"ended {moment(ended_unix_s, time.time())}",
+        score_line(score),
+        finish_line(track) if track else "",
+        f"the lines below were logged at iteration {answer.forecast.steps_done}",
+    )
+    return prefixed([line for line in lines if line])
 
 
 def _request(directory: Path, table: SampleTable) -> Request:

@@ -34,6 +34,7 @@ from .table import ReportTable
 
 REQUEST = "request.json"
 CALIBRATION = "calibration.json"
+SCORE = "score.json"
 TRACE = "timeline.json.gz"
 CREATED_BY = "forerun"
 _PRIVATE = (REQUEST, "decision.json")
@@ -124,7 +125,7 @@ def write_end(place: Place, answer: Answer) -> None:
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:
     """Write ``score.json``: what the predictions of a finished run were worth."""
     found = {} if track is None else {"track": track.to_json()}
-    _write(place, "score.json", {"schema": 2, **score, **found})
+    _write(place, SCORE, {"schema": 2, **score, **found})
 
 
 def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:

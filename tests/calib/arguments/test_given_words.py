@@ -50,6 +50,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--ddp-pad-buckets-for-high-nccl-busbw": SWITCH,
     "--decoder-first-pipeline-num-layers": ("2", "4"),
     "--decoder-last-pipeline-num-layers": ("2", "4"),
+    "--defer-embedding-wgrad-compute": SWITCH,
     "--delay-wgrad-compute": SWITCH,
     "--distribute-saved-activations": SWITCH,
     "--enable-cuda-graph": SWITCH,
@@ -75,6 +76,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--no-gradient-accumulation-fusion": SWITCH,
     "--group-query-attention": SWITCH,
     "--hidden-dropout": ("0", "0.0", "0.1"),
+    "--hierarchical-context-parallel-sizes": ("1 2", "2 1"),
     "--kv-channels": ("16", "32"),
     "--kv-lora-rank": ("32", "512"),
     "--main-grads-dtype": ("fp32", "bf16"),
@@ -82,6 +84,8 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--make-vocab-size-divisible-by": ("1", "128", "256"),
     "--no-masked-softmax-fusion": SWITCH,
     "--max-position-embeddings": ("128", "256"),
+    "--megatron-fsdp-grad-comm-dtype": ("auto", "fp32", "bf16"),
+    "--megatron-fsdp-main-grads-dtype": ("auto", "fp32", "bf16"),
     "--microbatch-group-size-per-virtual-pipeline-stage": ("4", "8"),
     "--moe-expert-capacity-factor": ("1", "1.0", "1.25"),
     "--moe-expert-rank-capacity-factor": ("1.5",),
@@ -116,6 +120,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--no-overlap-p2p-communication": SWITCH,
     "--overlap-p2p-communication-warmup-flush": SWITCH,
     "--overlap-param-gather": SWITCH,
+    "--overlap-param-gather-with-optimizer-step": SWITCH,
     "--pipeline-model-parallel-layout": ("Et*8|t*8L", "Et*4|t*4|t*4|t*4,L"),
     "--pipeline-model-parallel-size": ("1", "2", "4"),
     "--position-embedding-type": ("learned_absolute", "rope", "none"),
@@ -133,6 +138,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--save-interval": ("100", "1000"),
     "--persistent-save-interval": ("500",),
     "--sequence-parallel": SWITCH,
+    "--step-batch-size-schedule": ("0:32,1B:64", "0:64,200B:128"),
     "--swiglu": SWITCH,
     "--tensor-model-parallel-size": ("1", "2", "4"),
     "--tokenizer-model": ("Qwen/Qwen3-8B", "own.model"),
@@ -151,6 +157,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--use-torch-fsdp2": SWITCH,
     "--use-tp-pp-dp-mapping": SWITCH,
     "--v-head-dim": ("32", "128"),
+    "--wgrad-deferral-limit": ("0", "2", "22"),
 }
 """What may stand behind each option, words apart by spaces."""
 _NO_OPTION = {"padded_vocab_size"}

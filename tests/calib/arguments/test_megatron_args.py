@@ -287,8 +287,10 @@ def test_what_is_called_modelled_is_read() -> None:
         {"fine_grained_activation_offloading": True},
         {"use_torch_fsdp2": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5},
         {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}
-        | {"global_batch_size": 16},
+        | {"global_batch_size": 16, "defer_embedding_wgrad_compute": True},
         {"vocab_size": None, "tokenizer_model": "Qwen/Qwen3-30B-A3B"},
+        {"context_parallel_size": 4, "cp_comm_type": "a2a+p2p"}
+        | {"hierarchical_context_parallel_sizes": [2, 2], "seq_length": 16},
         {"seq_length": None, "encoder_seq_length": 16, "num_layers": None, "encoder_num_layers": 2},
     ):
         values = {**dict.fromkeys(sizes, 16), "micro_batch_size": 1, **switches}

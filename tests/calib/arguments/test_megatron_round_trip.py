@@ -99,9 +99,16 @@ def models(draw: st.DrawFn) -> ModelShape:
     )
 
 
+SIZES_OF_STEPS: tuple[dict[str, Any], ...] = (
+    *({}, {"rampup_batch_size": (16, 16, 1000)}),
+    {"step_batch_size_schedule": "0:32 1B:64"},
+)
+"""How the batch of 64 is reached."""
+
+
 @st.composite
 def layouts(draw: st.DrawFn, num_layers: int, max_ep: int) -> Parallelism:
-    tp, pp, cp = draw(DEGREES), draw(DEGREES), draw(st.sampled_from([1, 2]))
+    tp, pp, cp = draw(DEGREES), draw(DEGREES), draw(st.sampled_from([1, 2, 4]))
     vp = draw(st.sampled_from([1, 2])) if pp > 1 else 1
     etp = draw(st.sampled_from([0, 1, 2]))
     cuts = draw(
@@ -113,6 +120,9 @@ def layouts(draw: st.DrawFn, num_layers: int, max_ep: int) -> Parallelism:
         chunks = tuple(b - a for a, b in pairwise(edges))
         chunks = () if len(set(chunks)) == 1 else chunks
     switches = ("is_optimizer_distributed", "overlaps_grad_reduce", "overlaps_param_gather")
+    comms = [one for one in ContextComm if cp > 1 or one is not ContextComm.HIERARCHICAL]
+    comm = draw(st.sampled_from(comms))
+    is_cut = comm is ContextComm.HIERARCHICAL
     names = (*switches, "overlaps_tp", "pads_buckets", "is_pipeline_before_data")
     chosen: dict[str, Any] = {name: draw(st.booleans()) for name in names}
     if chosen["is_optimizer_distributed"]:
@@ -121,6 +131,8 @@ def layouts(draw: st.DrawFn, num_layers: int, max_ep: int) -> Parallelism:
         if chosen["sharding"] is Sharding.WEIGHTS and draw(st.booleans()):
             # Only PyTorch's FSDP2 can keep weights, and it overlaps by itself.
             chosen |= {"regathers_weights": False, **dict.fromkeys(switches, True)}
+    if chosen["overlaps_param_gather"] and vp > 1 and chosen.get("regathers_weights", True):
+        chosen["gathers_beside_update"] = draw(st.booleans())
     return Parallelism(
         tp=tp,
         pp=pp,
@@ -131,7 +143,8 @@ def layouts(draw: st.DrawFn, num_layers: int, max_ep: int) -> Parallelism:
         etp=0 if etp == tp else etp,
         chunk_layers=chunks,
         microbatch_group_size=draw(st.sampled_from([0, 8])) if vp > 1 and pp < 8 else 0,
-        context_comm=draw(st.sampled_from(ContextComm)),
+        context_comm=comm,
+        context_inner=draw(st.sampled_from([n for n in (1, 2, 4) if n <= cp])) if is_cut else 1,
         num_optimizer_instances=draw(st.sampled_from([1, 2])),
         is_sequence_parallel=tp > 1 and draw(st.booleans()),
         overlaps_p2p=(overlaps_p2p := vp == 1 or draw(st.booleans())),
@@ -176,12 +189,15 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "cadence": Cadence(
             train_iters=draw(st.integers(0, 1000)),
             eval_iters=draw(st.integers(0, 10)),
-            rampup_batch_size=draw(st.sampled_from([(), (16, 16, 1000)])),
+            **draw(st.sampled_from(SIZES_OF_STEPS)),
         ),
     }
     max_ep = model.experts.num_experts if model.experts else 1
+    par = draw(layouts(model.num_layers, max_ep))
+    if par.pp > 1 and draw(st.booleans()):
+        fields |= {"defers_head_gradients": True, "head_deferral_limit": draw(st.integers(0, 9))}
     try:
-        return RunConfig(parallelism=draw(layouts(model.num_layers, max_ep)), **fields)
+        return RunConfig(parallelism=par, **fields)
     except ConfigError:
         assume(False)
         raise

@@ -145,9 +145,9 @@ def test_what_the_model_does_otherwise_is_written_too() -> None:
 
 def test_what_another_layout_alone_takes_is_left_out() -> None:
     here = running(DENSE)
-    given = {"defer_embedding_wgrad_compute": True, "lr": "1"}
-    assert misplaced(here, given) == {"defer_embedding_wgrad_compute"}
-    words = [*DENSE, "--defer-embedding-wgrad-compute", "--lr", "1"]
+    given = {"fsdp_manual_registration": True, "lr": "1"}
+    assert misplaced(here, given) == {"fsdp_manual_registration"}
+    words = [*DENSE, "--fsdp-manual-registration", "--lr", "1"]
     assert rewrite_command(words, here, running=here) == (*DENSE, "--lr", "1")
 
 

@@ -10,6 +10,7 @@ import pytest
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.arguments.megatron_namespace import from_namespace
+from forerun.calib.arguments.megatron_values import layout_values
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import RunConfig, Sharding
 
@@ -81,3 +82,34 @@ def test_a_layout_under_fsdp2_is_asked_for_in_the_words_of_the_user() -> None:
     config = config_from_command(host).config
     assert config.parallelism.shards_weights
     assert rewrite_command(host[2:], config) == tuple(host[2:])
+
+
+@pytest.mark.parametrize(
+    ("main", "sent", "is_narrow", "unmodelled"),
+    [
+        ("fp32", "fp32", False, False),
+        ("fp32", "auto", False, False),
+        ("bf16", "bf16", True, False),
+        ("torch.bfloat16", "auto", True, False),
+        ("fp32", "bf16", False, True),
+        ("auto", "bf16", False, True),
+        ("auto", "auto", False, False),
+    ],
+)
+def test_fsdp_keeps_and_reduces_gradients_as_wide_as_it_is_told(
+    main: str, sent: str, is_narrow: bool, unmodelled: bool
+) -> None:
+    names = {"megatron_fsdp_main_grads_dtype": main, "megatron_fsdp_grad_comm_dtype": sent}
+    found = run(use_megatron_fsdp=True, **names)
+    assert found.reduces_grads_in_bf16 is is_narrow
+    assert ("megatron_fsdp_grad_comm_dtype" in found.unmodelled) is unmodelled
+    without = run(**names)
+    assert not without.reduces_grads_in_bf16 and not without.unmodelled
+
+
+def test_a_schedule_of_batch_sizes_is_the_batch() -> None:
+    """As in Megatron, which takes it beside no ``--global-batch-size``."""
+    found = run(step_batch_size_schedule="0:384 200B:768 400B:1152", global_batch_size=None)
+    assert found.batch.global_batch_size == 1152
+    assert found.cadence.step_batch_size_schedule == "0:384 200B:768 400B:1152"
+    assert "global_batch_size" not in layout_values(found)

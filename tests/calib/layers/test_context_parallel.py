@@ -42,7 +42,7 @@ def moved(config: RunConfig, placement: Placement) -> dict[Collective, int]:
 @pytest.mark.parametrize("cp", [2, 4])
 def test_the_work_of_attention_is_split_evenly(layout: Layout, comm: ContextComm, cp: int) -> None:
     whole = causal_flop(stage_operators(layout(), 0).forward)
-    split = layout(par={"cp": cp, "context_comm": comm})
+    split = layout(par={"cp": cp, "context_comm": comm, "context_inner": 2})
     assert causal_flop(stage_operators(split, 0).forward) * cp == whole
 
 
@@ -61,6 +61,29 @@ def test_all_to_all_moves_queries_keys_values_and_output(layout: Layout) -> None
     each = MICRO * SEQ // 2 * TOKEN_NBYTES
     for placement in (Placement.FORWARD, Placement.BACKWARD):
         assert moved(config, placement) == {Collective.ALL_TO_ALL: LAYERS * 4 * each}
+
+
+def test_neighbours_exchange_heads_and_groups_of_them_form_a_ring(layout: Layout) -> None:
+    par = {"cp": 4, "context_comm": ContextComm.HIERARCHICAL, "ranks_per_node": 2}
+    config = layout(par=par | {"context_inner": 2})
+    each = MICRO * SEQ // 4 * TOKEN_NBYTES
+    ring = LAYERS * 2 * each
+    exchanged = {Collective.ALL_TO_ALL: LAYERS * 4 * each}
+    assert moved(config, Placement.FORWARD) == exchanged | {Collective.SEND: ring}
+    assert moved(config, Placement.BACKWARD) == exchanged | {Collective.SEND: 2 * ring}
+    calls = {u.call for u in collective_uses(config, stage=0) if u.call.role is GroupRole.CP}
+    reach = {(call.collective, call.num_ranks, call.num_nodes) for call in calls}
+    assert reach == {(Collective.ALL_TO_ALL, 2, 1), (Collective.SEND, 4, 2)}
+
+
+@pytest.mark.parametrize(("inner", "plain"), [(1, ContextComm.P2P), (4, ContextComm.ALL_TO_ALL)])
+def test_the_ends_of_the_hierarchy_are_the_plain_ways(
+    layout: Layout, inner: int, plain: ContextComm
+) -> None:
+    par = {"cp": 4, "context_comm": ContextComm.HIERARCHICAL, "context_inner": inner}
+    ours, other = layout(par=par), layout(par={"cp": 4, "context_comm": plain})
+    assert collective_uses(ours, stage=0) == collective_uses(other, stage=0)
+    assert stage_operators(ours, 0) == stage_operators(other, 0)
 
 
 def test_gathered_keys_and_values_are_whole_and_gathered_twice(layout: Layout) -> None:

@@ -292,3 +292,15 @@ def test_an_offset_makes_the_own_layout_exact(layout: Layout) -> None:
     config = layout(dp=2)
     peak = memory(config).total_nbytes + 12345
     assert memory(config, offset_nbytes=memory_offset(config, peak)).total_nbytes == peak
+
+
+@pytest.mark.parametrize(("limit", "waiting"), [(0, 8), (3, 3), (20, 8)])
+def test_deferred_gradients_wait_with_their_input_on_the_last_stage(
+    layout: Layout, limit: int, waiting: int
+) -> None:
+    plain = layout(pp=2, precision=Precision.BF16, device="H100")
+    deferred = replace(plain, defers_head_gradients=True, head_deferral_limit=limit)
+    before, now = stage_memories(plain), stage_memories(deferred)
+    assert now[0] == before[0] and plain.num_microbatches == 8
+    each = 2 * S * B * (H + plain.model.vocab_size)
+    assert now[1].allocated_nbytes - before[1].allocated_nbytes == waiting * each

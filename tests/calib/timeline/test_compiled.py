@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ from forerun.calib.search.cells import cells_of
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.costs import pipeline_costs
 from forerun.calib.timeline.evaluate import evaluate, step_times
+from forerun.calib.timeline.items import Item
 from forerun.calib.timeline.overlap import beyond
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulate import simulate
 from forerun.calib.timeline.steady import simulate_each, simulate_long
+from forerun.calib.workload.collectives import Collective
 from forerun.calib.workload.config import Experts, RunConfig, Schedule
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 Layout = Callable[..., RunConfig]
 GPU = "NVIDIA H100 80GB HBM3"
@@ -128,3 +132,55 @@ def test_equal_pipelines_side_by_side_are_those_alone() -> None:
     ]
     for (costs, shape), found in zip(runs, simulate_each(runs), strict=True):
         assert found.end_s == pytest.approx(simulate(costs, shape).end_s, rel=REL)
+
+
+def step_of(config: RunConfig, times_s: Callable[[Item], float]) -> float:
+    compiled = compile_layouts([config])
+    column = np.array([[times_s(item)] for item in compiled.items])
+    return float(step_times(compiled, evaluate(compiled, column, contention=1.0))[0, 0])
+
+
+@given(
+    num=st.integers(2, 12), limit=st.integers(0, 12), late=st.floats(0.01, 1), wide=st.floats(1, 3)
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_deferred_gradients_of_the_output_table_fill_the_end_of_the_last_stage(
+    layout: Layout, num: int, limit: int, late: float, wide: float
+) -> None:
+    """Two stages: the output's two products on one, then ``late`` on the other, and no more."""
+
+    def times_s(item: Item) -> float:
+        if not isinstance(item, Operator) or item.phase is not Phase.BACKWARD:
+            return 0.0
+        return {OperatorKind.LOGITS: 2 * wide, OperatorKind.EMBEDDING: late}.get(item.kind, 0.0)
+
+    plain = layout(pp=2, device=GPU, samples=2 * num)
+    assert plain.num_microbatches == num
+    deferred = replace(plain, defers_head_gradients=True, head_deferral_limit=limit)
+    waiting = deferred.num_deferred_heads
+    assert waiting == (min(num, limit) or num)
+    products_s = 2 * wide * num
+    assert step_of(plain, times_s) == pytest.approx(products_s + late)
+    expected_s = max(products_s, products_s - waiting * wide + late)
+    assert step_of(deferred, times_s) == pytest.approx(expected_s)
+
+
+@given(update=st.floats(0.1, 3), gather=st.floats(0.1, 3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_first_gather_runs_beside_the_update_of_other_chunks(
+    layout: Layout, update: float, gather: float
+) -> None:
+    def times_s(item: Item) -> float:
+        if isinstance(item, Operator):
+            return update if item.kind is OperatorKind.OPTIMIZER else 0.0
+        return gather if item.collective is Collective.ALL_GATHER else 0.0
+
+    par = {"vp": 2, "is_optimizer_distributed": True, "overlaps_param_gather": True}
+    model = {"num_layers": 8}
+    plain, beside = (
+        layout(pp=2, dp=2, device=GPU, model=model, par=par | {"gathers_beside_update": is_beside})
+        for is_beside in (False, True)
+    )
+    exposed_s = step_of(plain, times_s) - update
+    assert exposed_s > 0
+    assert step_of(beside, times_s) == pytest.approx(update + max(0, exposed_s - update / 2))

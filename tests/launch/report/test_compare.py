@@ -117,6 +117,18 @@ def test_no_forecasts_are_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--calibrate" in capsys.readouterr().err
 
 
+def test_the_report_of_a_run_that_is_over_says_what_its_predictions_were_worth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_to(tmp_path, NUM_STEPS)
+    logged = [line for line in capsys.readouterr().out.splitlines() if "scored:" in line]
+    assert len(logged) == 2
+    assert main(["report", str(tmp_path)]) == ExitCode.ANSWER
+    ended, *scored, before = capsys.readouterr().out.splitlines()[:4]
+    assert ended.startswith("[forerun] ended ") and scored == logged
+    assert before == f"[forerun] the lines below were logged at iteration {WINDOW_END}"
+
+
 def test_the_page_shows_forecasts_against_the_end(whole: Path) -> None:
     text = (whole / PAGE).read_text(encoding="utf-8")
     assert "scored: the end was predicted" in text
