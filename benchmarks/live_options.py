@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -83,9 +84,11 @@ def _launched(clone: Path, place: Path, more: list[str]) -> str:
         )
     except subprocess.TimeoutExpired:
         return "timed out"
-    errors = [line for line in done.stderr.splitlines() if "Error" in line[:60]]
-    named = next((line for line in errors if "Error:" in line), "")
-    return (named or done.stderr[-200:]).strip()[-160:] if done.returncode else ""
+    if not done.returncode:  # some options end the program with a word and no error
+        return "" if (place / "out").exists() else done.stdout.splitlines()[-1][-160:]
+    is_said = re.compile(r"Error:| error: ").search
+    named = next((line for line in done.stderr.splitlines() if is_said(line)), "")
+    return (named or done.stderr[-200:]).strip()[-160:]
 
 
 def _said(out: Path, option: str) -> str:

@@ -180,7 +180,7 @@ def _options(clone: Path) -> Iterator[tuple[str, str]]:
 
 
 def _word(action: argparse.Action) -> str:
-    usual = {action.default, *LEFT_OUT.get(action.dest, ())}
+    usual = [action.default, *LEFT_OUT.get(action.dest, ())]
     others = [str(choice) for choice in action.choices or () if choice not in usual]
     return others[0] if others else {int: "2", float: "0.5"}.get(action.type, "x")
 

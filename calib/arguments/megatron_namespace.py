@@ -103,6 +103,7 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
     """Fields that change how operators run, not which."""
     return {
         "fp8": _fp8(given),
+        "wide_layers": _wide_layers(given),
         "keeps_fp8_params": _is_in_8_bits(given)
         and any(given.is_on(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param")),
         "attention": _attention(given),
@@ -315,6 +316,13 @@ def _precision(given: Arguments) -> Precision:
 
 def _is_in_8_bits(given: Arguments) -> bool:
     return any(given.text(*names, default="none") not in ("none", "") for names in (_FP8, _FP4))
+
+
+def _wide_layers(given: Arguments) -> tuple[int, int]:
+    if not (_is_in_8_bits(given) and given.is_on("first_last_layers_bf16")):
+        return 0, 0
+    first = given.number("num_layers_at_start_in_bf16", default=1)
+    return first, given.number("num_layers_at_end_in_bf16", default=1)
 
 
 def _fp8(given: Arguments) -> Fp8Recipe:

@@ -45,7 +45,7 @@ def refusals(config: RunConfig) -> tuple[str, ...]:
     """
     rules = (
         *(_of_order, _of_sharding, _of_recompute, _of_experts, _of_exchange_overlap),
-        *(_of_kernels, _of_batch),
+        *(_of_kernels, _of_batch, _of_ends),
     )
     return tuple(clause for rule in rules for clause in rule(config))
 
@@ -248,6 +248,23 @@ def _of_exchange_overlap(config: RunConfig) -> Iterator[str]:
         yield (
             "--overlap-moe-expert-parallel-comm takes at most one prediction layer, and that only "
             "with a pipeline; set --mtp-num-layers to fit or leave it out"
+        )
+
+
+def _of_ends(config: RunConfig) -> Iterator[str]:
+    """What ``TransformerConfig`` asks of layers in bf16 beside fp8, and of late gradients."""
+    if any(config.wide_layers) and config.fp8 is Fp8Recipe.DELAYED:
+        yield "--first-last-layers-bf16 excludes --fp8-recipe delayed; choose another recipe"
+    most = config.model.num_layers // config.parallelism.pp
+    if config.fp8 is not Fp8Recipe.NONE and max(config.wide_layers) > most:
+        yield (
+            f"{max(config.wide_layers)} layers in bf16 at one end are more than the {most} of a "
+            "stage; set --num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 to fit"
+        )
+    if config.defers_head_gradients and not config.fuses_gradient_accumulation:
+        yield (
+            "--defer-embedding-wgrad-compute needs gradient accumulation fusion; leave out "
+            "--no-gradient-accumulation-fusion or the former"
         )
 
 

@@ -68,6 +68,10 @@ def layout_values(config: RunConfig) -> Values:
         **_deferral_values(config),
     }
     values.update((name, value) for name, value in optional.items() if value)
+    if config.fp8 is not Fp8Recipe.NONE and any(config.wide_layers):
+        values["first_last_layers_bf16"] = True
+        for end, num_layers in zip(("start", "end"), config.wide_layers, strict=True):
+            values[f"num_layers_at_{end}_in_bf16"] = num_layers
     if values.get("use_torch_fsdp2"):
         values["torch_fsdp2_reshard_after_forward"] = False
         for name in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):

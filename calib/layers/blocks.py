@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ..workload.collectives import Collective, CollectiveUse, GroupRole, OtherPass, Placement
-from ..workload.config import Recompute, RunConfig
+from ..workload.config import Fp8Recipe, Recompute, RunConfig
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
 from ..workload.quick_enum import QuickEnum
 from .added_modules import added_modules
@@ -69,9 +69,12 @@ BlockCount = tuple[Block, int]
 """A block and how many of it follow one another."""
 
 
-def block(config: RunConfig, kind: BlockKind, *, is_recomputed: bool = False) -> Block:
-    """One block of a layout.  ``is_recomputed``: the whole of it runs again (``FULL``)."""
-    return _cached(_Asked(config), kind, is_recomputed)
+def block(
+    config: RunConfig, kind: BlockKind, *, is_recomputed: bool = False, is_wide: bool = False
+) -> Block:
+    """One block of a layout.  ``is_recomputed``: the whole of it runs again (``FULL``);
+    ``is_wide``: its products stay in 16 bits (``RunConfig.wide_layers``)."""
+    return _cached(_Asked(config), kind, is_recomputed, is_wide)
 
 
 def block_key(config: RunConfig) -> tuple[Hashable, ...]:
@@ -136,8 +139,21 @@ class _Asked:
 
 # Thousands of layouts of a plan share few distinct blocks; each is made once.
 @lru_cache(maxsize=4096)
-def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
-    return _made(asked.config, kind, _MODULES[kind](asked.config), is_recomputed)
+def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool, is_wide: bool) -> Block:
+    config = asked.config
+    if not is_wide:
+        return _made(config, kind, _MODULES[kind](config), is_recomputed)
+    config = replace(config, fp8=Fp8Recipe.NONE, keeps_fp8_params=False, wide_layers=(0, 0))
+    made = _made(config, kind, _MODULES[kind](config), is_recomputed)
+    phases = ("forward", "backward", "recompute")
+    return replace(made, **{phase: _widened(getattr(made, phase)) for phase in phases})
+
+
+def _widened(operators: Iterable[OperatorCount]) -> tuple[OperatorCount, ...]:
+    return tuple(
+        (replace(one, is_wide=True) if one.kind.is_quantized else one, count)
+        for one, count in operators
+    )
 
 
 def attention_part(config: RunConfig) -> Block:
@@ -218,24 +234,28 @@ def _strips(
     return {key: strip(found) for key, found in by_buffer.items()}
 
 
-BlockVariant = tuple[BlockKind, bool]
-"""Kind of a block, and whether the whole of it runs again in the backward pass."""
+BlockVariant = tuple[BlockKind, bool, bool]
+"""Kind of a block, whether the whole of it runs again in the backward pass, and whether its
+products stay in 16 bits beside such in 8."""
 
 
 def chunk_blocks(config: RunConfig, chunk: int) -> tuple[BlockCount, ...]:
     """Blocks of a chunk in model order; equal neighbours are one entry."""
     again = config.recompute, config.recompute_num_layers
-    return _chunk(_Asked(config), chunk, config.chunk_layers, again)
+    return _chunk(_Asked(config), chunk, config.chunk_layers, again, config.wide_layers)
 
 
 # Replicas, buckets and optimizer ask for the chunks of one layout again and again.
 @lru_cache(maxsize=8192)
 def _chunk(
-    asked: _Asked, chunk: int, _chunk_layers: tuple[int, ...], _again: tuple[Recompute, int]
+    asked: _Asked,
+    chunk: int,
+    _chunk_layers: tuple[int, ...],
+    _again: tuple[Recompute, int],
+    _wide_layers: tuple[int, int],
 ) -> tuple[BlockCount, ...]:
     return tuple(
-        (_cached(asked, kind, is_recomputed), count)
-        for (kind, is_recomputed), count in chunk_variants(asked.config, chunk)
+        (_cached(asked, *variant), count) for variant, count in chunk_variants(asked.config, chunk)
     )
 
 
@@ -246,32 +266,32 @@ def chunk_variants(config: RunConfig, chunk: int) -> tuple[tuple[BlockVariant, i
         config.model.num_prediction_layers
     )
     if chunk == 0:
-        found.append(((BlockKind.EMBEDDING, False), 1))
+        found.append(((BlockKind.EMBEDDING, False, False), 1))
     elif has_predictions:
-        found.append(((BlockKind.EMBEDDING_COPY, False), 1))
+        found.append(((BlockKind.EMBEDDING_COPY, False, False), 1))
     num_again = recomputed_layers(config, chunk)
     found += _layer_variants(config, chunk, num_again)
     if has_predictions:
         # Where only some layers are recomputed (``block``), Megatron recomputes none of these.
         is_whole = config.recompute is Recompute.FULL and not config.recompute_num_layers
-        found.append(((BlockKind.PREDICTION, is_whole), 1))
+        found.append(((BlockKind.PREDICTION, is_whole, False), 1))
     if chunk == config.parallelism.num_chunks - 1:
-        found.append(((BlockKind.HEAD, False), 1))
+        found.append(((BlockKind.HEAD, False, False), 1))
     return tuple(found)
 
 
 def _layer_variants(
     config: RunConfig, chunk: int, num_again: int
 ) -> list[tuple[BlockVariant, int]]:
-    experts = config.model.experts
-    if experts is None or not experts.layer_pattern:
-        kind = BlockKind.LAYER if experts is None else BlockKind.EXPERT_LAYER
+    model = config.model
+    if not any(config.wide_layers) and (model.experts is None or not model.experts.layer_pattern):
+        kind = BlockKind.LAYER if model.experts is None else BlockKind.EXPERT_LAYER
         counts = ((True, num_again), (False, config.chunk_layers[chunk] - num_again))
-        return [((kind, is_again), count) for is_again, count in counts if count]
+        return [((kind, is_again, False), count) for is_again, count in counts if count]
     found: list[tuple[BlockVariant, int]] = []
     for place, layer in enumerate(config.layers_of(chunk)):
-        kind = BlockKind.EXPERT_LAYER if experts.layer_pattern[layer] else BlockKind.LAYER
-        variant = (kind, place < num_again)
+        kind = BlockKind.EXPERT_LAYER if model.has_experts(layer) else BlockKind.LAYER
+        variant = (kind, place < num_again, config.is_wide(layer))
         if found and found[-1][0] == variant:
             found[-1] = (variant, found[-1][1] + 1)
         else:

@@ -124,7 +124,7 @@ class TimeBounds:
         out = np.empty((2, sample.parallelism.num_chunks, len(members)))
         for chunk in range(sample.parallelism.num_chunks):
             out[:, chunk] = host_s
-            for (kind, _), count in chunk_variants(sample, chunk):
+            for (kind, *_), count in chunk_variants(sample, chunk):
                 if kind not in kinds:
                     kinds[kind] = self._block_s(kind, members, experts_s)
                 out[:, chunk] += count * kinds[kind]

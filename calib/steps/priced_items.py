@@ -237,7 +237,7 @@ def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], fl
             continue
         places = found.setdefault(_FP4_FRAC if config.fp8 is Fp8Recipe.NVFP4 else 1.0, {})
         for operator, _ in block.operators:
-            if operator.kind.is_quantized:
+            if operator.kind.is_quantized and not operator.is_wide:
                 places[index[operator]] = None
     return [(list(places), factor) for factor, places in found.items()]
 

@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..layers.blocks import Block, BlockKind, BlockVariant, block, block_key, chunk_variants
 from ..layers.stage_work import gradient_uses, host_pass, p2p_call, step_operators
 from ..workload.collectives import Collective, GroupRole, Placement
-from ..workload.config import ModelShape, Recompute, RunConfig
+from ..workload.config import Fp8Recipe, ModelShape, Recompute, RunConfig
 from ..workload.operators import OperatorKind, Phase
 from .block_times import BlockSums, block_sums
 from .items import Floats, Ints, Item, ItemIndex, SparseRows, Sums
@@ -233,6 +233,7 @@ class _Compiler:
             config.parallelism.chunk_layers,
             config.recompute is Recompute.FULL,
             config.recompute_num_layers,
+            config.wide_layers if config.fp8 is not Fp8Recipe.NONE else None,
         )
         found = self._compositions.get(key)
         if found is None:
@@ -242,7 +243,7 @@ class _Compiler:
             ]
             variants = tuple(dict.fromkeys(variant for chunk in chunks for variant in chunk))
             counts = tuple(tuple(chunk[variant] for variant in variants) for chunk in chunks)
-            kinds = [_added((kind, n) for (kind, _), n in chunk.items()) for chunk in chunks]
+            kinds = [_added((kind, n) for (kind, *_), n in chunk.items()) for chunk in chunks]
             held = tuple(tuple(chunk.items()) for chunk in kinds)
             found = _Composition(variants=variants, counts=counts, held=held)
             self._compositions[key] = found
@@ -255,7 +256,8 @@ class _Compiler:
             place = self._blocks.get((key, variant))
             if place is None:
                 place = self._blocks[key, variant] = len(self._made)
-                made = block(config, variant[0], is_recomputed=variant[1])
+                kind, is_recomputed, is_wide = variant
+                made = block(config, kind, is_recomputed=is_recomputed, is_wide=is_wide)
                 self._made.append((made, config))
             out.append(place)
         return out
@@ -291,6 +293,7 @@ class _Compiler:
         model, par = self._model(config), config.parallelism
         sent = (
             *(config.precision, config.reduces_grads_in_bf16, config.keeps_fp8_params),
+            config.wide_layers if config.keeps_fp8_params else None,
             *(composition.held, config.sharded_update_calls, config.optimizer_state_nbytes),
         )
         offload = (config.optimizer_offload_frac, config.overlaps_optimizer_offload)

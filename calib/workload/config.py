@@ -120,6 +120,9 @@ class RunConfig:
     """How linear products run in 8 or 4 bits; NONE: they do not."""
     keeps_fp8_params: bool = False
     """Weights are gathered and kept in 8 bits (``--fp8-param-gather``)."""
+    wide_layers: tuple[int, int] = (0, 0)
+    """First and last layers of the model whose products stay in 16 bits beside such in 8
+    (``--first-last-layers-bf16``)."""
     attention: Attention = Attention.AUTO
     """Which kernels run attention."""
     recompute: Recompute = Recompute.NONE
@@ -202,6 +205,7 @@ class RunConfig:
         not_negative("optimizer_state_nbytes", self.optimizer_state_nbytes)
         not_negative("sharded_update_calls", self.sharded_update_calls)
         not_negative("head_deferral_limit", self.head_deferral_limit)
+        not_negative("wide_layers", min(self.wide_layers))
         for name in ("hidden_dropout", "attention_dropout", "optimizer_offload_frac"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
@@ -213,6 +217,12 @@ class RunConfig:
     def num_microbatches(self) -> int:
         """Micro-batches that each rank runs in one step."""
         return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallelism.dp)
+
+    def is_wide(self, layer: int) -> bool:
+        """True for a layer whose products stay in 16 bits beside such in 8."""
+        first, last = self.wide_layers
+        is_end = layer < first or layer >= self.model.num_layers - last
+        return is_end and self.fp8 is not Fp8Recipe.NONE
 
     @property
     def num_deferred_heads(self) -> int:

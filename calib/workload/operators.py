@@ -152,6 +152,8 @@ class Operator:
     phase: Phase
     shape: tuple[int, ...]
     element_nbytes: int
+    is_wide: bool = False
+    """A product that stays in 16 bits in a layout whose others run in 8 or 4."""
 
 
 OperatorCount = tuple[Operator, int]

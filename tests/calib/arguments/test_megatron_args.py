@@ -278,7 +278,8 @@ def test_what_is_called_modelled_is_read() -> None:
     sizes = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size")
     read: set[str] = {*sizes, "micro_batch_size"}
     for switches in (
-        {"num_experts": 8, "multi_latent_attention": True, "bf16": True, "fp8": "hybrid"},
+        {"num_experts": 8, "multi_latent_attention": True, "bf16": True, "fp8": "hybrid"}
+        | {"first_last_layers_bf16": True},
         {"group_query_attention": True, "fp16": True, "recompute_granularity": "full"},
         {"moe_layer_recompute": True, "num_layers_per_virtual_pipeline_stage": 16},
         {"recompute_granularity": "full", "recompute_method": "block"},

@@ -99,6 +99,7 @@ def models(draw: st.DrawFn) -> ModelShape:
     )
 
 
+WIDE = st.sampled_from([(0, 0), (1, 1), (0, 2)])
 SIZES_OF_STEPS: tuple[dict[str, Any], ...] = (
     *({}, {"rampup_batch_size": (16, 16, 1000)}),
     {"step_batch_size_schedule": "0:32 1B:64"},
@@ -168,6 +169,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "precision": precision,
         "fp8": fp8,
         "keeps_fp8_params": fp8 is not Fp8Recipe.NONE and draw(st.booleans()),
+        "wide_layers": draw(WIDE) if fp8 is not Fp8Recipe.NONE else (0, 0),
         "attention": (attention := draw(st.sampled_from(Attention))),
         "fuses_norms": attention is not Attention.UNFUSED or draw(st.booleans()),
         "recompute": recompute,
@@ -279,6 +281,8 @@ def test_a_rewritten_command_means_the_new_layout(first: RunConfig, data: st.Dat
         other = replace(first, parallelism=par, recompute=Recompute.NONE, recompute_num_layers=0)
         other = replace(other, recompute_modules=(), distributes_saved_activations=False)
         other = replace(other, is_loss_fused=not first.is_loss_fused, keeps_fp32_logits=True)
+        if par.pp == 1:  # where nothing can wait
+            other = replace(other, defers_head_gradients=False, head_deferral_limit=0)
     except ConfigError:
         assume(False)
         raise

@@ -13,7 +13,7 @@ from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.arguments.megatron_rules import beside, environment, misplaced, refusals
 from forerun.calib.arguments.megatron_values import layout_values, model_values
 from forerun.calib.errors import ForerunError
-from forerun.calib.workload.config import Recompute, RunConfig, Sharding
+from forerun.calib.workload.config import Fp8Recipe, Recompute, RunConfig, Sharding
 
 DENSE = [
     *("t.py", "--num-layers", "8", "--hidden-size", "256", "--ffn-hidden-size", "1024"),
@@ -93,6 +93,12 @@ def test_megatron_core_refuses_what_is_refused_here() -> None:
         replace(
             here, model=replace(here.model, experts=replace(experts, is_grouped=False)),
             recompute=Recompute.SELECTIVE, recompute_modules=("moe_act",),
+        ),
+        replace(here, fp8=Fp8Recipe.DELAYED, wide_layers=(1, 1)),
+        replace(here, fp8=Fp8Recipe.TENSORWISE, wide_layers=(0, 99)),
+        replace(
+            here, parallelism=replace(here.parallelism, pp=2, dp=here.parallelism.dp // 2),
+            defers_head_gradients=True, fuses_gradient_accumulation=False,
         ),
     ]  # fmt: skip
     for way in ways:

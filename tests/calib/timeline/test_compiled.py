@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from planted_steps import estimate_step, median_times
 
 from forerun.calib.errors import ConfigError
+from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.search.cells import cells_of
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.costs import pipeline_costs
@@ -21,7 +22,7 @@ from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulate import simulate
 from forerun.calib.timeline.steady import simulate_each, simulate_long
 from forerun.calib.workload.collectives import Collective
-from forerun.calib.workload.config import Experts, RunConfig, Schedule
+from forerun.calib.workload.config import Experts, Fp8Recipe, Precision, RunConfig, Schedule
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 Layout = Callable[..., RunConfig]
@@ -163,6 +164,45 @@ def test_deferred_gradients_of_the_output_table_fill_the_end_of_the_last_stage(
     assert step_of(plain, times_s) == pytest.approx(products_s + late)
     expected_s = max(products_s, products_s - waiting * wide + late)
     assert step_of(deferred, times_s) == pytest.approx(expected_s)
+
+
+def test_layers_in_16_bits_beside_such_in_8_are_those_at_either_end(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """Each end has its stage; what is between is shared with the plain layout in 8 bits."""
+    model = {"num_layers": 8}
+    common = {"device": GPU, "precision": Precision.BF16, "model": model, "pp": 4}
+    narrow = layout(fp8=Fp8Recipe.TENSORWISE, **common)
+    wide = replace(narrow, wide_layers=(1, 2))
+    for stage, num_wide in enumerate((1, 0, 0, 2)):
+        found = {True: 0, False: 0}
+        for operator, count in stage_operators(wide, stage).forward:
+            if operator.kind is OperatorKind.LINEAR_FC1:
+                found[operator.is_wide] += count
+        assert found == {True: num_wide, False: 2 - num_wide}
+    # Of products as small as these the casts take more than 8 bits save.
+    ends_s = sorted(median_times([one], planted())[0] for one in (layout(**common), narrow))
+    assert ends_s[0] < median_times([wide], planted())[0] < ends_s[1]
+
+
+@given(first=st.integers(0, 4), last=st.integers(0, 4), slow=st.floats(1, 4))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_such_layers_have_times_of_their_own(
+    layout: Layout, first: int, last: int, slow: float
+) -> None:
+    def times_s(item: Item) -> float:
+        is_first = isinstance(item, Operator) and item.kind is OperatorKind.LINEAR_FC1
+        if not is_first or item.phase is not Phase.FORWARD:
+            return 0.0
+        return slow if item.is_wide else 1.0
+
+    narrow = layout(
+        fp8=Fp8Recipe.MXFP8, device=GPU, precision=Precision.BF16, model={"num_layers": 8}
+    )
+    config = replace(narrow, wide_layers=(first, last))
+    num_wide = first + last
+    expected_s = narrow.num_microbatches * (8 + (slow - 1) * num_wide)
+    assert step_of(config, times_s) == pytest.approx(expected_s)
 
 
 @given(update=st.floats(0.1, 3), gather=st.floats(0.1, 3))
