@@ -367,7 +367,8 @@ def _reduces_in_16_bits(given: Arguments, precision: Precision) -> bool:
 
 
 def _full_batch(given: Arguments, micro_batches: int) -> int:
-    """Samples of a step: of a schedule of sizes, which Megatron takes beside no other, the last."""
+    """The samples of a step; of a schedule of sizes, which excludes ``--global-batch-size``, the
+    last size."""
     schedule = " ".join(given.words("step_batch_size_schedule")).replace(",", " ").split()
     if schedule:
         return whole("step_batch_size_schedule", schedule[-1].rpartition(":")[2])

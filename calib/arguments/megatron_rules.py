@@ -252,7 +252,7 @@ def _of_exchange_overlap(config: RunConfig) -> Iterator[str]:
 
 
 def _of_ends(config: RunConfig) -> Iterator[str]:
-    """What ``TransformerConfig`` asks of layers in bf16 beside fp8, and of late gradients."""
+    """Rules of ``TransformerConfig`` for layers in bf16 in an fp8 model and for late gradients."""
     if any(config.wide_layers) and config.fp8 is Fp8Recipe.DELAYED:
         yield "--first-last-layers-bf16 excludes --fp8-recipe delayed; choose another recipe"
     most = config.model.num_layers // config.parallelism.pp

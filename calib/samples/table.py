@@ -50,7 +50,7 @@ from .transfers import collective_rows, match_ranks, probed_collective_rows, ske
 _READINGS = ("start_ns", "issue_ns")
 """Of a clock: as floats of seconds they would lose their last digits."""
 _OF_HOSTS = ("host_bound_frac", "host_s", "host_spread_log")
-"""What is known of the host of a device: columns that older tables have not."""
+"""Columns about the host of a device; older tables lack them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -167,7 +167,7 @@ class _Passes:
     shards_s: Floats
     copies_s: Floats
     deferred_s: Floats
-    """Of a pass through the last chunk what runs after the last of them, shape (layouts,
+    """Seconds that a pass through the last chunk leaves until after the last pass, shape (layouts,
     alternatives)."""
 
 
