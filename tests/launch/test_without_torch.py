@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_copies import golden_copy
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+GOLDEN = golden_copy("cpu_dp2")
 ABSENT = ("torch", "functorch", "torchgen", "megatron", "nvidia", "triton", "__editable__")
 CODE = """
 import importlib.util, sys
