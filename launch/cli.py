@@ -22,6 +22,7 @@ from ..calib.workload.argument_values import shown
 from ..hooks.process.interpreter import needs
 from .commands.outcome import ExitCode as ExitCode
 from .options.verb_parser import VerbParser, near, not_taken, remedy
+from .options.without_directory import with_place
 from .report.progress import waiting
 
 _VERBS = {
@@ -77,6 +78,7 @@ _QUESTIONS = (
     ("how long a step of another layout takes", "predict DIR --tp 4 --mbs 2"),
     ("the best layouts, here or on other GPUs", "plan DIR --gpus 8..1024"),
     ("the launch command of one of them", "plan DIR --show 1"),
+    ("the same before any run", "predict --device H100 -- ..."),
     ("why one layout is faster than another", "explain DIR A B"),
     ("whether the forecasts came true", "compare DIR"),
     ("which of two runs is slower, and why", "diff DIR_A DIR_B"),
@@ -89,6 +91,7 @@ _QUESTIONS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code."""
     words, command = _split_command(sys.argv[1:] if argv is None else argv)
+    words = with_place(words)
     if (code := _without_verb(words)) is not None:
         return code
     parser = build_parser(words)

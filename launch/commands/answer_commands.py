@@ -10,6 +10,7 @@ from typing import Any
 
 from ..opened.run import Run, load
 from ..opened.search_effort import search_effort
+from ..options.without_directory import NO_DIRECTORY, num_ranks_of, run_words
 from .outcome import ExitCode, print_json, tell
 
 
@@ -30,7 +31,20 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def opened(args: argparse.Namespace) -> Run:
-    """The run of a directory with the evidence that the options name, searched as a verb does."""
+    """The run of a directory with the evidence that the options name, searched as a verb does; of
+    a device alone where there is no directory."""
+    if str(args.directory) == NO_DIRECTORY:
+        from ..opened.unmeasured import unmeasured
+
+        return unmeasured(
+            args.device.partition(",")[0],
+            config=args.config,
+            command=args.command,
+            options=run_words(args),
+            num_ranks=num_ranks_of(args),
+            cluster=args.cluster,
+            searching=search_effort,
+        )
     return load(
         args.directory,
         run_id=args.run_id,

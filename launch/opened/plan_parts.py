@@ -34,7 +34,11 @@ def one_parts(one: OnePlan, question: PlanQuestion, *, is_one_of_many: bool) -> 
     """One plan in full: its layouts, what is offered, and what that rests on."""
     title = f"Layouts on {one.num_ranks} GPUs, {one.device}" if is_one_of_many else "Layouts"
     plan, sharp = one.plan, one.breadth
+    if one.machine.basis:
+        yield one.machine.basis
     own_name = "running" if one.is_as_run and plan.own.is_comparable else "as now"
+    if one.machine.basis:
+        own_name = "as described"
     if plan.candidates:
         yield layouts_table(plan, question.top, left=one.left, title=title, own_name=own_name)
     if one.why is not None:

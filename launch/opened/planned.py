@@ -175,6 +175,7 @@ def _plan_json(one: OnePlan, best: BestLayout, question: PlanQuestion) -> dict[s
         **one.plan.to_json(),
         "own": row(one.plan.own),
         "device": one.device,
+        "basis": one.machine.basis or None,
         "num_ranks": one.num_ranks,
         "global_batch_size": one.plan.own.config.batch.global_batch_size,
         "gpu_hours_per_giga_token": best.gpu_hours_per_giga_token,

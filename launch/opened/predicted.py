@@ -44,6 +44,8 @@ class Prediction(Told):
     """The model that it was asked of."""
     network: Mapping[str, Any]
     """What transfers were priced on, with where it comes from; empty without NCCL."""
+    basis: str = ""
+    """What it rests on, in words, where no run of the user's was measured."""
     left_out: tuple[str, ...] = ()
     """What a description of another run says and the model does not know."""
     problems: tuple[str, ...] = ()
@@ -93,6 +95,7 @@ class Prediction(Told):
     def to_json(self) -> dict[str, Any]:
         """As ``forerun predict --json``."""
         told = {"network": self.network, "left_out": list(self.left_out)}
+        told["basis"] = self.basis or None
         return stamped({"run_id": self.run_id, **self.layout.to_json(), **told})
 
     def write_timeline(self, path: Path | str) -> None:
@@ -105,6 +108,8 @@ class Prediction(Told):
     def parts(self) -> Iterator[str]:
         """The sentence, and the options where there are any to give."""
         yield sentence(self.layout)
+        if self.basis:
+            yield self.basis
         if self.steps.left_out_log:
             yield "an option of this run is not modelled: the step may be off by a factor of 2 more"
         if self.layout.verdict is Verdict.DOES_NOT_FIT:
@@ -137,6 +142,7 @@ def predicted(machine: Machine, words: Sequence[str], other: OtherRun) -> Predic
         running=own,
         steps=machine.steps,
         network=network_json(machine),
+        basis=machine.basis,
         left_out=notes,
         problems=machine.problems,
     )

@@ -70,7 +70,7 @@ def _add_run(verbs: argparse._SubParsersAction, verb: str, text: str) -> argpars
     """A verb that is asked of a run of a directory."""
     sub = verbs.add_parser(verb, help=text, allow_abbrev=False)
     sub.add_argument(
-        "directory", type=Path, metavar="DIR", help=("the directory that --calibrate-dir named")
+        "directory", type=Path, metavar="DIR", help="the directory that --calibrate-dir named"
     )
     sub.add_argument("--run-id", help="which run, if the directory holds several")
     return sub

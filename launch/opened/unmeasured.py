@@ -1,0 +1,108 @@
+"""A device that no run of one's own was measured on: what is asked without a directory.
+
+Data sheets, published rates and NCCL's cost model answer; every answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...calib.arguments.megatron_args import apply_options
+from ...calib.errors import ConfigError
+from ...calib.memory.devices import known_device
+from ...calib.workload.config import Batch, ModelShape, Parallelism, Precision, RunConfig
+from ..options.cluster_files import read_cluster
+from .run import Run, quiet_search
+
+if TYPE_CHECKING:
+    from ..known.machines import Machine
+    from .planned import Searching
+
+_GPUS_PER_NODE = 8
+"""Of a node of NVIDIA's and AMD's servers, where a command does not say how many it starts."""
+# Divisible by every degree that is asked for before a file says the sizes of the model.
+_ANY_MODEL = ModelShape(
+    num_layers=960,
+    hidden_size=16384,
+    ffn_hidden_size=65536,
+    num_attention_heads=128,
+    num_query_groups=128,
+    kv_channels=128,
+    seq_length=8192,
+    vocab_size=131072,
+)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Unmeasured(Run):
+    """A described run on a device by what is published of it; nothing is read or written."""
+
+    described: RunConfig
+
+    def _open(self, device: str | None) -> Machine:
+        if device not in self._opened:
+            from ..known.machine_fits import device_machine  # slow to import, as what it fits with
+
+            config = replace(self.described, device=device or self.described.device)
+            machine = device_machine(config, read_cluster(self.cluster))
+            basis = f"from published measurements of {config.device}, no run of yours"
+            self._opened[device] = replace(machine, problems=(), basis=basis)
+        return self._opened[device]
+
+
+def unmeasured(
+    device: str,
+    *,
+    config: Path | None = None,
+    command: Sequence[str] = (),
+    options: Sequence[str] = (),
+    num_ranks: int = 0,
+    cluster: Path | None = None,
+    searching: Searching = quiet_search,
+) -> Unmeasured:
+    """The run that a file or a command describes, on a device by its short name.
+
+    ``options`` are Megatron's, and say what a ``config.json`` leaves open; ``num_ranks``: 0, as the
+    command says.  Raises ``ConfigError`` where the run or its ranks are not described.
+    """
+    from ..options.config_files import described_run
+    from ..options.launch_scripts import line_inside
+
+    name = known_device(device).driver_name
+    base = apply_options(_any_run(name, num_ranks), options)
+    found = described_run(config, line_inside(command), base, num_ranks=num_ranks)
+    if found is None:
+        raise ConfigError(
+            "without a directory the run has to be described; give its command after --, or "
+            "--config FILE"
+        )
+    return Unmeasured(
+        directory=Path(),
+        cluster=cluster,
+        searching=searching,
+        described=replace(found.config, device=name),
+    )
+
+
+def _any_run(device: str, num_ranks: int) -> RunConfig:
+    """A run of data parallelism alone, as Megatron's own recipes begin: bf16 and a distributed
+    optimizer that overlaps."""
+    ranks = max(num_ranks, 1)
+    par = Parallelism(
+        dp=ranks,
+        is_optimizer_distributed=True,
+        overlaps_grad_reduce=True,
+        overlaps_param_gather=True,
+        ranks_per_node=min(_GPUS_PER_NODE, ranks),
+    )
+    return RunConfig(
+        model=_ANY_MODEL,
+        parallelism=par,
+        batch=Batch(micro_batch_size=1, global_batch_size=ranks),
+        precision=Precision.BF16,
+        fuses_norms=True,
+        device=device,
+    )

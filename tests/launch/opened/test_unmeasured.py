@@ -1,0 +1,141 @@
+"""A device and a description of a run, and no directory: published measurements answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from json_schema import check
+
+from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.known.machine_fits import device_machine
+from forerun.launch.options.plan_options import SCHEMA_FILE
+
+H100 = "NVIDIA H100 80GB HBM3"
+_LINE = (
+    "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --bf16 --num-layers 24 "
+    "--hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings "
+    "2048 --micro-batch-size 2 --global-batch-size 64 --vocab-size 50304 "
+    "--use-distributed-optimizer"
+)
+LINE = _LINE.split()
+# Megatron-Bridge da871ee8, pull request 3880: 42.21 s on 16 H100s with ep 16, no graphs.
+_QWEN3_30B = (
+    "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --bf16 "
+    "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
+    "--grad-reduce-in-bf16 --micro-batch-size 1 --global-batch-size 1024 --num-layers 48 "
+    "--hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 4 --kv-channels 128 --qk-layernorm --swiglu "
+    "--seq-length 4096 --max-position-embeddings 40960 --vocab-size 151936 "
+    "--untie-embeddings-and-output-weights --position-embedding-type rope --normalization "
+    "RMSNorm --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 --num-experts "
+    "128 --moe-ffn-hidden-size 768 --moe-router-topk 8 --moe-grouped-gemm "
+    "--moe-token-dispatcher-type alltoall --moe-router-dtype fp32 "
+    "--moe-router-force-load-balancing --expert-model-parallel-size 16"
+)
+QWEN3_30B = _QWEN3_30B.split()
+LLAMA_70B = {
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without a run, in which nothing may be written."""
+    place = tmp_path / "empty"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+def answer(capsys: Out, *words: str, line: list[str] | None = None) -> dict[str, Any]:
+    command = ["--", *line] if line else []
+    assert main([words[0], "--json", *words[1:], *command]) == ExitCode.ANSWER
+    value = json.loads(capsys.readouterr().out)
+    check(value, json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    return value
+
+
+def test_the_step_is_that_of_the_devices_data_sheet_and_says_so(nowhere: Path, capsys: Out) -> None:
+    found = answer(capsys, "predict", "--device", "H100", line=LINE)
+    config = config_from_command(LINE).config
+    machine = device_machine(type(config).from_json({**config.to_json(), "device": H100}))
+    (expected,) = machine.steps.estimates([machine.own])
+    assert found["step_time_s"] == pytest.approx(expected.time_s, rel=1e-9)
+    assert found["basis"] == f"from published measurements of {H100}, no run of yours"
+    assert main(["predict", "--device", "H100", "--", *LINE]) == ExitCode.ANSWER
+    assert found["basis"] in capsys.readouterr().out.splitlines()
+    assert not [*nowhere.iterdir()]
+
+
+def test_a_published_step_lies_in_the_interval(capsys: Out) -> None:
+    found = answer(capsys, "predict", "--device", "H100", line=QWEN3_30B)
+    assert found["low_s"] < 42.21 < found["high_s"]
+    assert found["verdict"] != "does not fit"
+
+
+def test_options_change_the_described_layout(capsys: Out) -> None:
+    plain = answer(capsys, "predict", "--device", "H100", line=LINE)
+    other = answer(capsys, "predict", "--device=H100", "--tp", "4", "--gpus", "32", line=LINE)
+    assert (plain["tp"], plain["num_ranks"]) == (1, 16) and (other["tp"], other["num_ranks"]) == (
+        4,
+        32,
+    )
+
+
+def test_layouts_are_planned_for_a_model_of_hugging_face(nowhere: Path, capsys: Out) -> None:
+    file = nowhere.parent / "config.json"
+    file.write_text(json.dumps(LLAMA_70B))
+    words = ["--gpus", "64", "--config", str(file), "--global-batch-size", "512"]
+    words += ["--seq-length", "8192"]
+    found = answer(capsys, "plan", "--device", "H100", *words)
+    assert found["num_ranks"] == 64 and found["global_batch_size"] == 512
+    assert found["config"]["model"]["seq_length"] == 8192
+    assert found["own"]["verdict"] == "does not fit", "data parallelism alone"
+    assert found["best"] is not None and found["candidates"][0]["num_ranks"] == 64
+    assert main(["plan", "--device", "H100", *words]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    assert found["basis"] in out.splitlines() and "(as described)" in out
+    assert not [*nowhere.iterdir()]
+
+
+def test_several_devices_stand_beside_each_other(capsys: Out) -> None:
+    found = answer(capsys, "plan", "--device", "H100,H200", "--gpus", "16", line=LINE)
+    assert [one["device"] for one in found["plans"]] == [H100, "NVIDIA H200"]
+    assert all(one["device"] in one["basis"] for one in found["plans"])
+
+
+def test_a_row_is_shown_as_a_command(capsys: Out) -> None:
+    words = ["plan", "--device", "H100", "--gpus", "16", "--show", "1", "--", *LINE]
+    assert main(words) == ExitCode.ANSWER
+    shown = capsys.readouterr().out
+    assert "--nnodes 2" in shown and "pretrain_gpt.py" in shown and "row 1" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "line", "code", "said"),
+    [
+        (["--device", "H100"], None, ExitCode.USAGE, "without a directory"),
+        (["--device", "H100"], LINE[5:], ExitCode.USAGE, "give --gpus N"),
+        (["--device", "H99"], LINE, ExitCode.USAGE, "is not known; give the name"),
+        (["--device", "H100"], [*LINE, "--optimizer", "muon"], ExitCode.NO_DATA, "--anyway"),
+    ],
+)
+def test_what_is_not_described_is_asked_for(
+    capsys: Out, words: list[str], line: list[str] | None, code: ExitCode, said: str
+) -> None:
+    assert main(["predict", *words, *(["--", *line] if line else [])]) == code
+    assert said in capsys.readouterr().err
