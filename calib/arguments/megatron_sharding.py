@@ -27,7 +27,7 @@ _DTYPE_NBYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "
 _DTYPE_NBYTES |= {"fp8": 1, "uint8": 1}
 _TORCH_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 AS_ELSEWHERE = "auto"
-"""A width of FSDP's gradients that nobody has set."""
+"""The word for a width of FSDP's gradients that is not set."""
 
 
 def with_sharding(par: Parallelism, given: Arguments) -> Parallelism:

@@ -236,7 +236,7 @@ def _strips(
 
 BlockVariant = tuple[BlockKind, bool, bool]
 """Kind of a block, whether the whole of it runs again in the backward pass, and whether its
-products stay in 16 bits beside such in 8."""
+products stay in 16 bits in an fp8 model."""
 
 
 def chunk_blocks(config: RunConfig, chunk: int) -> tuple[BlockCount, ...]:

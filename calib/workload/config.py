@@ -121,7 +121,7 @@ class RunConfig:
     keeps_fp8_params: bool = False
     """Weights are gathered and kept in 8 bits (``--fp8-param-gather``)."""
     wide_layers: tuple[int, int] = (0, 0)
-    """First and last layers of the model whose products stay in 16 bits beside such in 8
+    """First and last layers of an fp8 model whose products stay in 16 bits
     (``--first-last-layers-bf16``)."""
     attention: Attention = Attention.AUTO
     """Which kernels run attention."""
@@ -219,7 +219,7 @@ class RunConfig:
         return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallelism.dp)
 
     def is_wide(self, layer: int) -> bool:
-        """True for a layer whose products stay in 16 bits beside such in 8."""
+        """True for a layer whose products stay in 16 bits in an fp8 model."""
         first, last = self.wide_layers
         is_end = layer < first or layer >= self.model.num_layers - last
         return is_end and self.fp8 is not Fp8Recipe.NONE

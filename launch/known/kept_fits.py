@@ -37,7 +37,7 @@ class Machine:
     """True where nothing was measured on its device; ``own`` is the run as it would be there."""
     problems: tuple[str, ...] = ()
     basis: str = ""
-    """What its times rest on, in words, where no run of the user's was measured."""
+    """The source of its times, in words, where no run of the user was measured; else empty."""
     kept: KeptFile | None = None
     """Its fit in a directory, beside which answers on it are kept; None where there is none."""
 

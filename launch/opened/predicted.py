@@ -45,7 +45,7 @@ class Prediction(Told):
     network: Mapping[str, Any]
     """What transfers were priced on, with where it comes from; empty without NCCL."""
     basis: str = ""
-    """What it rests on, in words, where no run of the user's was measured."""
+    """The source of its times, in words, where no run of the user was measured; else empty."""
     left_out: tuple[str, ...] = ()
     """What a description of another run says and the model does not know."""
     problems: tuple[str, ...] = ()

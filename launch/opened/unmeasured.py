@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .planned import Searching
 
 _GPUS_PER_NODE = 8
-"""Of a node of NVIDIA's and AMD's servers, where a command does not say how many it starts."""
+"""GPUs of a usual server, for a ``config.json``, which names no node."""
 # Divisible by every degree that is asked for before a file says the sizes of the model.
 _ANY_MODEL = ModelShape(
     num_layers=960,

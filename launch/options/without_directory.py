@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from ...calib.workload.argument_values import whole
@@ -27,7 +28,8 @@ def with_place(words: Sequence[str]) -> list[str]:
     if not words or words[0] not in _VERBS or "--device" not in names or {*_ASKED} & names:
         return list(words)
     is_named = not words[1].startswith("-")
-    if is_named or any(Path(word).is_dir() for word in words[1:]):
+    places = (word for before, word in pairwise(words) if before != "--config")
+    if is_named or any(Path(word).is_dir() for word in places):
         return list(words)
     return [words[0], NO_DIRECTORY, *words[1:]]
 

@@ -13,6 +13,7 @@ from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.machine_fits import device_machine
 from forerun.launch.options.plan_options import SCHEMA_FILE
+from forerun.launch.options.without_directory import NO_DIRECTORY, with_place
 
 H100 = "NVIDIA H100 80GB HBM3"
 _LINE = (
@@ -116,6 +117,13 @@ def test_several_devices_stand_beside_each_other(capsys: Out) -> None:
     found = answer(capsys, "plan", "--device", "H100,H200", "--gpus", "16", line=LINE)
     assert [one["device"] for one in found["plans"]] == [H100, "NVIDIA H200"]
     assert all(one["device"] in one["basis"] for one in found["plans"])
+
+
+def test_a_checkpoint_is_no_directory_of_a_run(nowhere: Path) -> None:
+    (nowhere / "iter_0001").mkdir()
+    words = ["predict", "--device", "H100", "--config", "iter_0001"]
+    assert with_place(words) == ["predict", NO_DIRECTORY, *words[1:]]
+    assert with_place(["plan", "--device", "H100", "iter_0001"])[1] != NO_DIRECTORY
 
 
 def test_a_row_is_shown_as_a_command(capsys: Out) -> None:
