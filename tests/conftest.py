@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,26 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("forerun", deadline=None)
 settings.load_profile("forerun")
+
+_GOLDEN = Path(__file__).with_name("golden")
+
+
+def _recorded() -> set[Path]:
+    return {*_GOLDEN.glob("*"), *_GOLDEN.glob("*/*")}
+
+
+_AS_CLONED = _recorded()
+
+
+@pytest.fixture(autouse=True)
+def recorded_runs_stay_as_they_are() -> Iterator[None]:
+    """Tests share ``tests/golden`` and copy it side by side: what writes there uses a copy.
+
+    No audit hook sees to it: dynamo would compile that as one more frame of who compiles.
+    """
+    yield
+    written = _recorded() - _AS_CLONED
+    assert not written, f"{written}: use golden_copy() of golden_copies.py"
 
 
 def pytest_configure() -> None:
