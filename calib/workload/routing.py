@@ -117,13 +117,17 @@ def kept_imbalance(experts: Experts, num_ranks: int, num_layers: int) -> float:
 
 
 def most_imbalance(experts: Experts, num_ranks: int) -> float:
-    """The largest that there can be: all tokens have as many of their experts as fit on one rank.
+    """The largest that there can be: all tokens have as many of their experts as fit on one rank,
+    and experts take no more than their capacity.
 
-    >>> most_imbalance(Experts(num_experts=8, top_k=2, ffn_hidden_size=64), 8)
-    4.0
+    >>> from dataclasses import replace
+    >>> experts = Experts(num_experts=8, top_k=2, ffn_hidden_size=64)
+    >>> most_imbalance(experts, 8), most_imbalance(replace(experts, capacity_factor=1.25), 8)
+    (4.0, 1.25)
     """
     held = max(1, experts.num_experts // num_ranks)
-    return num_ranks * min(held, experts.top_k) / experts.top_k
+    most = num_ranks * min(held, experts.top_k) / experts.top_k
+    return min(most, max(1.0, experts.capacity_factor)) if experts.capacity_factor else most
 
 
 def _carried(experts: Experts, known: dict[int, float], num_ranks: int) -> float:

@@ -97,7 +97,10 @@ def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Mach
 
     ``stated`` is said of its nodes.
     """
-    device, base = config.device, machine_times(config, stated=stated)
+    device = config.device
+    cluster = Cluster(stated=stated or StatedNodes())
+    config = replace(config, parallelism=cluster.joined(config.parallelism, device))
+    base = machine_times(config, stated=stated)
     return Machine(
         name=device,
         own=config,

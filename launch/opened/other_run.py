@@ -12,10 +12,11 @@ from ...calib.arguments.megatron_command import Described, program_of, split_lau
 from ...calib.arguments.megatron_options import ASIDE, LEFT_OUT_FACTOR, NAMES
 from ...calib.arguments.variables import ASIDE_VARIABLES, is_of_library, reason
 from ...calib.errors import CalibrationError
+from ...calib.records.cluster import Cluster, Origin, StatedNodes
 from ...calib.workload.argument_values import option_of
 
 if TYPE_CHECKING:
-    from ...calib.workload.config import RunConfig
+    from ...calib.workload.config import Parallelism, RunConfig
     from ..known.kept_fits import Machine
 
 
@@ -69,7 +70,10 @@ class OtherRun:
             told.append(f"answered all the same, and may be off by a factor of {LEFT_OUT_FACTOR:g}")
             steps = replace(machine.steps, left_out_log=math.log(LEFT_OUT_FACTOR))
             machine = replace(machine, steps=steps)
-        config = replace(found.config, device=own.device, framework=own.framework)
+        layout = _joined(found.config.parallelism, machine)
+        config = replace(
+            found.config, device=own.device, framework=own.framework, parallelism=layout
+        )
         return machine, config, (*found.notes, *told)
 
     def open_names(self, found: Described, own: RunConfig | None) -> str:
@@ -104,6 +108,18 @@ class OtherRun:
         launcher, rest = split_launcher(self.command)
         end = len(self.command) - len(rest)
         return program_of(self.command[len(launcher) : end]) if end else ""
+
+
+def _joined(layout: Parallelism, machine: Machine) -> Parallelism:
+    """The layout with hosts that one NVLink domain joins counted as one node, which no command
+    says."""
+    network = machine.steps.base.conditions.network
+    if network is None or network.links is None:
+        return layout
+    topology = network.links.topology
+    is_known = topology.origin("domain") is not Origin.PRIOR
+    stated = StatedNodes(domain=topology.domain if is_known else None)
+    return Cluster(stated=stated).joined(layout, machine.own.device)
 
 
 def _plain(name: str) -> str:

@@ -88,6 +88,18 @@ def test_a_published_step_lies_in_the_interval(capsys: Out) -> None:
     assert found["verdict"] != "does not fit"
 
 
+@pytest.mark.parametrize(("device", "is_one"), [("GB200", True), ("GB300", True), ("H100", False)])
+def test_hosts_that_nvlink_joins_are_one_node(capsys: Out, device: str, is_one: bool) -> None:
+    """A command counts hosts; racks of GB200 and GB300 are one domain of NVLink each."""
+    hosts = [*QWEN3_30B[:2], "4", "--nnodes", "4", *QWEN3_30B[5:]]
+    whole = [*QWEN3_30B[:2], "16", "--nnodes", "1", *QWEN3_30B[5:]]
+    steps = [
+        answer(capsys, "predict", "--device", device, line=line)["step_time_s"]
+        for line in (hosts, whole)
+    ]
+    assert (steps[0] == pytest.approx(steps[1], rel=1e-9)) is is_one
+
+
 def test_options_change_the_described_layout(capsys: Out) -> None:
     plain = answer(capsys, "predict", "--device", "H100", line=LINE)
     other = answer(capsys, "predict", "--device=H100", "--tp", "4", "--gpus", "32", line=LINE)
