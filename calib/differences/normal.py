@@ -18,6 +18,7 @@ from ..plain_json import JsonObject
 from ..records.step_rows import StepRow
 from ..steps.known import alike, degrees_of, same_layout
 from ..steps.model import FittedSteps
+from ..units import format_frac
 from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.config_json import encode, encode_fields
 from .settings import SettingChange, leaf_texts, part_of, setting_name
@@ -40,6 +41,13 @@ class PricedSetting(SettingChange):
     rate_frac: float | None
     """What it does to this run's FLOP/s, by its model; None where it cannot run by itself."""
 
+    @property
+    def priced_text(self) -> str:
+        """As part of a sentence about the published run."""
+        frac = self.rate_frac
+        worth = "not by itself" if frac is None else format_frac(frac, signed=True)
+        return f"{self.text} ({worth})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearRow:
@@ -49,7 +57,6 @@ class NearRow:
     model: str
     framework: str
     source: str
-    step_time_s: float
     flop_per_s_per_gpu: float
     rate_frac: float
     """Its rate over this run's, less 1."""
@@ -162,7 +169,6 @@ def _near(own: StepRow, row: StepRow, steps: FittedSteps, sources: Mapping[str, 
         model=row.group,
         framework=row.config.framework,
         source=sources.get(row.table, row.table),
-        step_time_s=row.measured_s,
         flop_per_s_per_gpu=rate,
         rate_frac=rate / _flop_per_s(own.config, own.measured_s) - 1,
         modelled_frac=_modelled(whole, steps) / _modelled(own.config, steps) - 1,

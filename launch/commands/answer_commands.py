@@ -34,7 +34,9 @@ def normal(args: argparse.Namespace) -> int:
     """Print the place of a run among published ones."""
     from ..opened.placed import placed, placed_lines  # what reads tables is slow to import
 
-    found = placed(opened(args))
+    run = opened(args)
+    found = placed(run)
+    tell(*run.machine().problems)
     if args.json:
         print_json(found.to_json())
     else:

@@ -9,6 +9,7 @@ from ...calib.differences.bus_rates import bus_rates
 from ...calib.differences.normal import Normal, normal
 from ...calib.errors import CalibrationError
 from ...calib.records.step_rows import StepRow
+from ...calib.units import format_frac
 from ..known.published_rows import FOLDER, published_rows
 from ..known.runs import has_run, read
 from ..known.table_files import read_frame
@@ -39,25 +40,17 @@ def placed_lines(found: Normal) -> Iterator[str]:
     """Everything that is said, line by line."""
     yield from wrapped(found.sentence)
     for number, row in enumerate(found.near, 1):
-        rate = f"{row.flop_per_s_per_gpu / 1e12:.0f} TFLOP/s per GPU ({_effect(row.rate_frac)})"
+        change = format_frac(row.rate_frac, signed=True)
+        rate = f"{row.flop_per_s_per_gpu / 1e12:.0f} TFLOP/s per GPU ({change})"
         parts = " · ".join(filter(None, (row.model, rate, row.framework, row.source)))
-        told = ", ".join(f"{one.text} ({_effect(one.rate_frac)})" for one in row.settings)
         yield ""
         yield from wrapped(f"{number}. {parts}", "   ")
+        told = ", ".join(one.priced_text for one in row.settings)
         yield from wrapped(f"   they: {told or 'no setting that matters'}", "   ")
-        yield f"   all of theirs here, by the model: {_effect(row.modelled_frac)}"
+        whole = format_frac(row.modelled_frac, signed=True)
+        yield f"   all of theirs here, by the model: {whole}"
     for one in found.groups:
-        ends = (one[f"{end}bytes_per_s"] / 1e9 for end in ("", "low_", "high_"))
-        own, low, high = (f"{rate:.0f}" for rate in ends)
+        own, low, high = (one[f"{end}bytes_per_s"] / 1e9 for end in ("", "low_", "high_"))
         kind = f"{one['collective']} of {one['num_ranks']} ranks on {one['num_nodes']} node(s)"
-        text = f"{kind}: {own} GB/s; published {low} to {high} ({one['source']})"
+        text = f"{kind}: {own:.0f} GB/s; published {low:.0f} to {high:.0f} ({one['source']})"
         yield from ("", *wrapped(text, "   "))
-
-
-def _effect(frac: float | None) -> str:
-    """A change of a rate.
-
-    >>> _effect(0.142), _effect(-0.031), _effect(None)
-    ('+14.2 %', '-3.1 %', 'not by itself')
-    """
-    return "not by itself" if frac is None else f"{100 * frac:+.1f} %"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -286,3 +287,13 @@ def test_a_group_is_told_beside_what_is_published_of_its_kind() -> None:
     (found,) = bus_rates(table, read_frame(FOLDER / "bus_bandwidths.csv")).to_dict("records")
     assert found["bytes_per_s"] == pytest.approx(412e9)
     assert found["low_bytes_per_s"] == 341e9 and found["high_bytes_per_s"] == 482e9
+
+
+def test_a_recorded_run_is_placed_among_devices_of_its_peak(tmp_path: Path, capsys: Out) -> None:
+    """No H200 is published; an H100 has its peak."""
+    records = shutil.copytree(golden_copy("cpu_dp2") / "records", tmp_path / "records")
+    for path in records.rglob("rank-*.jsonl"):
+        path.write_text(path.read_text().replace('"cpu"', '"NVIDIA H200"'))
+    found = asked(tmp_path, capsys)
+    assert found["run_id"] == "golden-run" and found["alike"] == "GPUs with the peak of H200"
+    assert found["groups"] == []
