@@ -85,9 +85,10 @@ class Normal:
     @property
     def sentence(self) -> str:
         """The answer."""
+        slower = 100 * self.num_slower / self.num_alike
         return (
             f"{self.flop_per_s_per_gpu / 1e12:.0f} TFLOP/s per GPU, {100 * self.mfu_frac:.1f} % "
-            f"MFU: faster than {self.num_slower} of {self.num_alike} published runs ({self.alike})"
+            f"MFU: faster than {slower:.0f} % of {self.num_alike} published runs ({self.alike})"
         )
 
     def to_json(self) -> JsonObject:
