@@ -147,6 +147,7 @@ OF_ANSWERS = {
         "plans_answer",
     ),
     "explain: terms of one layout, or of two": ("explain.schema.json", ""),
+    "normal: a run among published ones": ("normal.schema.json", ""),
     "diff: two runs or windows held against each other": ("diff.schema.json", ""),
     "status: a launch each; also each line of watch": ("status.schema.json", ""),
     "doctor of a launch: what it wastes, distorts or risks": ("lint.schema.json", ""),

@@ -37,6 +37,7 @@ _VERBS = {
     "compare": "commands.compare_command:compare",
     "diff": "commands.diff_command:diff",
     "explain": "commands.explain_command:explain",
+    "normal": "commands.answer_commands:normal",
     "run": "wrapper.run_command:run",
     "doctor": "commands.doctor:doctor",
 }
@@ -52,6 +53,7 @@ _OPTIONS = {
     "compare": "options.progress_options:add_compare",
     "diff": "options.diff_options:add_diff",
     "explain": "options.answer_options:add_explain",
+    "normal": "options.answer_options:add_normal",
     "run": "wrapper.run_options:add_run",
     "doctor": "options.measurement_options:add_doctor",
 }
@@ -60,10 +62,10 @@ _OF_A_LAUNCH = "commands.lint_command:lint_launch"
 """``doctor`` where a launch is given."""
 _BARE = frozenset({"doctor", "run", "status", "watch"})
 """Verbs of the standard library."""
-_KEPT = frozenset({"plan", "predict", "explain", "report", "compare"})
+_KEPT = frozenset({"plan", "predict", "explain", "normal", "report", "compare"})
 """Verbs that answer from a kept fit, which holds for the packages that it was made with: those are
 looked at where there is none."""
-_SLOW = frozenset({"plan", "predict", "explain", "report", "diff", "validate", "import", "probe"})
+_SLOW = _KEPT - {"compare"} | {"diff", "validate", "import", "probe"}
 """Verbs that may be waited for."""
 _FIRST = ("--help", "-h", "--version")
 """What may stand in place of a verb."""
@@ -80,6 +82,7 @@ _QUESTIONS = (
     ("the launch command of one of them", "plan DIR --show 1"),
     ("the same before any run", "predict --device H100 -- ..."),
     ("why one layout is faster than another", "explain DIR A B"),
+    ("whether that rate is normal", "normal DIR"),
     ("whether the forecasts came true", "compare DIR"),
     ("which of two runs is slower, and why", "diff DIR_A DIR_B"),
     ("how fast a new machine is", "probe --out DIR"),

@@ -56,6 +56,19 @@ def differing_axes(one: RunConfig, other: RunConfig) -> tuple[str, ...]:
     return tuple(axis for axis in AXES if _taken(one, axis) != _taken(other, axis))
 
 
+def single_choices(one: RunConfig, other: RunConfig) -> dict[str, dict[str, object]]:
+    """What ``other`` has chosen differently, with the values for ``changed``: an axis where its
+    text tells them apart, else each of its fields by itself."""
+    found: dict[str, dict[str, object]] = {}
+    for axis in differing_axes(one, other):
+        ours, theirs = _taken(one, axis), _taken(other, axis)
+        if axis_value(one, axis) != axis_value(other, axis):
+            found[axis] = theirs
+        else:
+            found |= {name: {name: theirs[name]} for name in theirs if theirs[name] != ours[name]}
+    return found
+
+
 def mixed(config: RunConfig, other: RunConfig, axes: Collection[str]) -> RunConfig:
     """``config`` with the choices of ``other`` on some axes, see ``changed``.
 

@@ -14,14 +14,15 @@ from ..steps.known import same_layout
 from ..workload.config import ModelShape, RunConfig
 
 _NAMES = {
-    "micro_batch_size": "micro-batch",
+    **dict.fromkeys(("micro_batch_size", "mbs"), "micro-batch"),
     "global_batch_size": "global batch",
     "seq_length": "sequence length",
     "sharding": "sharding of the data-parallel ranks",
     "device": "device",
     "framework": "framework",
     "created_by": "version of forerun",
-    "num_ranks": "number of ranks",
+    **dict.fromkeys(("num_ranks", "gpus"), "number of ranks"),
+    "sp": "sequence parallel",
     **{name: name.upper() for name in ("tp", "pp", "vp", "dp", "cp", "ep", "etp")},
 }
 _PREFIXES = ("is_", "has_", "keeps_")
@@ -109,7 +110,7 @@ class Settings:
     @property
     def layout(self) -> Mapping[tuple[str, ...], str]:
         """Equal where each rank does the same work."""
-        return {key: text for key, text in _leaves(self) if _part(key) is not Part.MACHINE}
+        return {key: text for key, text in _leaves(self) if part_of(key) is not Part.MACHINE}
 
 
 def setting_changes(first: Settings, second: Settings) -> tuple[SettingChange, ...]:
@@ -117,8 +118,8 @@ def setting_changes(first: Settings, second: Settings) -> tuple[SettingChange, .
     ours, theirs = dict(_leaves(first)), dict(_leaves(second))
     found = [
         SettingChange(
-            part=_part(key),
-            name=_name(key[-1]),
+            part=part_of(key),
+            name=setting_name(key[-1]),
             first=ours.get(key, ""),
             second=theirs.get(key, ""),
         )
@@ -141,6 +142,11 @@ def _leaves(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("cluster", name), text
 
 
+def leaf_texts(value: Json) -> dict[str, str]:
+    """The values of a description by the names of its fields."""
+    return {way[-1]: text for way, text in _inside((), value)}
+
+
 def _inside(way: tuple[str, ...], value: Json) -> Iterator[tuple[tuple[str, ...], str]]:
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -158,7 +164,8 @@ def _shown(value: Json) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _part(key: tuple[str, ...]) -> Part:
+def part_of(key: tuple[str, ...]) -> Part:
+    """The part of a setting, by its way through the description."""
     name = key[-1]
     if name in _BATCH:
         return Part.BATCH
@@ -169,11 +176,11 @@ def _part(key: tuple[str, ...]) -> Part:
     return Part.LAYOUT
 
 
-def _name(field: str) -> str:
+def setting_name(field: str) -> str:
     """A field in words.
 
-    >>> _name("is_sequence_parallel"), _name("tp"), _name("micro_batch_size")
-    ('sequence parallel', 'TP', 'micro-batch')
+    >>> [setting_name(one) for one in ("is_sequence_parallel", "tp", "micro_batch_size")]
+    ['sequence parallel', 'TP', 'micro-batch']
     """
     if field in _NAMES:
         return _NAMES[field]

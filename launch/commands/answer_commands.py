@@ -30,6 +30,20 @@ def predict(args: argparse.Namespace) -> int:
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 
 
+def normal(args: argparse.Namespace) -> int:
+    """Print the place of a run among published ones."""
+    from ..opened.placed import placed, placed_lines  # what reads tables is slow to import
+
+    run = opened(args)
+    found = placed(run)
+    tell(*run.machine().problems)
+    if args.json:
+        print_json(found.to_json())
+    else:
+        print("\n".join(placed_lines(found)))
+    return ExitCode.ANSWER
+
+
 def opened(args: argparse.Namespace) -> Run:
     """The run of a directory with the evidence that the options name, searched as a verb does; of
     a device alone where there is no directory."""

@@ -66,6 +66,14 @@ def add_explain(verbs: argparse._SubParsersAction) -> None:
     _add_evidence(sub)
 
 
+def add_normal(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun normal``."""
+    sub = _add_run(verbs, "normal", "whether a run is as fast as published ones, and what differs")
+    sub.set_defaults(also=None, like=None, device=None, cluster=None)
+    sub.add_argument("--machine", metavar="NAME", help="which machine, if several were imported")
+    add_schema_option(sub, SCHEMA_FILE.with_name("normal.schema.json"))
+
+
 def _add_run(verbs: argparse._SubParsersAction, verb: str, text: str) -> argparse.ArgumentParser:
     """A verb that is asked of a run of a directory."""
     sub = verbs.add_parser(verb, help=text, allow_abbrev=False)

@@ -76,6 +76,7 @@ def test_the_surface_is_frozen() -> None:
             ),
             *("--json-schema", "--like", "--machine", "--run-id", "--svg", "--timeline"),
         ],
+        "normal": ["--help", "--json", "--json-schema", "--machine", "--run-id"],
         "validate": [
             *("--calibrate-on", "--cluster", "--draws", "--help", "--json", "--operators"),
             *("--protocol", "--rows", "--seeds"),

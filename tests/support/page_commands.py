@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from lint_cases import FLAT
 from planted_runs import planted_run
 
@@ -80,9 +81,14 @@ def stand_ins(home: Path) -> dict[str, dict[str, str]]:
     )
     (home / "cluster.json").write_text(nodes, encoding="utf-8")
     elsewhere = {"MACHINE": str(home / "machine"), "CLUSTER": str(home / "cluster.json")}
+    published = home / "published" / "imported"
+    published.mkdir(parents=True)
+    rows = pd.read_csv(ROOT / "recipes" / "published" / "steps_dgxc_scaling.csv.gz")
+    rows[rows["machine"] == "H100 DGXC BF16"].to_csv(published / "own-steps.csv", index=False)
     return {
         "": {"DIR": str(recorded), "quickstart-out": str(recorded)},
         **dict.fromkeys(("explain.md", "lint.md", "plan.md"), asked),
+        "normal.md": {"DIR": str(published.parent)},
         "measured-elsewhere.md": {**asked, "PROBED": str(recorded), **elsewhere},
         "diff.md": {"DIR": str(compared)} | {word: str(home / one) for word, one in pair.items()},
     }

@@ -1,0 +1,56 @@
+"""Whether a run is as fast as published ones: ``forerun normal``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...calib.differences.bus_rates import bus_rates
+from ...calib.differences.normal import Normal, normal
+from ...calib.errors import CalibrationError
+from ...calib.records.step_rows import StepRow
+from ...calib.units import format_frac
+from ..known.published_rows import FOLDER, published_rows
+from ..known.runs import has_run, read
+from ..known.table_files import read_frame
+from ..report.explain_text import wrapped
+from .run import Run
+
+
+def placed(run: Run) -> Normal:
+    """The run, or the machine that was imported, among published runs.
+
+    Raises ``CalibrationError`` where no step was measured, or nothing is published of its device.
+    """
+    machine = run.machine()
+    own, name, time_s = machine.own, machine.name, machine.steps.measured_s(machine.own)
+    if time_s is None:
+        raise CalibrationError(f"no step of {name} was measured; record a run of steps")
+    row = StepRow(table="", row_id="", config=own, measured_s=time_s, machine=name, group="")
+    sources = dict(read_frame(FOLDER / "sources.csv").to_numpy().tolist())
+    found = normal(row, machine.steps, published_rows(), sources)
+    if run.asked_machine is not None or not has_run(run.directory):
+        return found
+    table = read(run.directory, run.asked_run_id).table
+    rates = bus_rates(table, read_frame(FOLDER / "bus_bandwidths.csv"))
+    return replace(found, groups=tuple(rates.to_dict(orient="records")))
+
+
+def placed_lines(found: Normal) -> Iterator[str]:
+    """Everything that is said, line by line."""
+    yield from wrapped(found.sentence)
+    for number, row in enumerate(found.near, 1):
+        change = format_frac(row.rate_frac, signed=True)
+        rate = f"{row.flop_per_s_per_gpu / 1e12:.0f} TFLOP/s per GPU ({change})"
+        parts = " · ".join(filter(None, (row.model, rate, row.framework, row.source)))
+        yield ""
+        yield from wrapped(f"{number}. {parts}", "   ")
+        told = ", ".join(one.priced_text for one in row.settings)
+        yield from wrapped(f"   they: {told or 'no setting that matters'}", "   ")
+        whole = format_frac(row.modelled_frac, signed=True)
+        yield f"   all of theirs here, by the model: {whole}"
+    for one in found.groups:
+        own, low, high = (one[f"{end}bytes_per_s"] / 1e9 for end in ("", "low_", "high_"))
+        kind = f"{one['collective']} of {one['num_ranks']} ranks on {one['num_nodes']} node(s)"
+        text = f"{kind}: {own:.0f} GB/s; published {low:.0f} to {high:.0f} ({one['source']})"
+        yield from ("", *wrapped(text, "   "))
