@@ -78,17 +78,19 @@ class Normal:
     num_alike: int
     alike: str
     """What they share with the run."""
-    near: tuple[NearRow, ...]
+    near: tuple[NearRow, ...] = ()
     groups: tuple[dict[str, Any], ...] = ()
     """Rows of ``bus_rates``."""
 
     @property
     def sentence(self) -> str:
         """The answer."""
-        slower = 100 * self.num_slower / self.num_alike
+        slower = f"faster than {100 * self.num_slower / self.num_alike:.0f} % of"
+        if not self.num_slower:
+            slower = "slower than each of"
         return (
             f"{self.flop_per_s_per_gpu / 1e12:.0f} TFLOP/s per GPU, {100 * self.mfu_frac:.1f} % "
-            f"MFU: faster than {slower:.0f} % of {self.num_alike} published runs ({self.alike})"
+            f"MFU: {slower} {self.num_alike} published runs ({self.alike})"
         )
 
     def to_json(self) -> JsonObject:
@@ -98,25 +100,14 @@ class Normal:
         return {**said, **encode_fields(self)}
 
 
-def normal(
-    own: StepRow, steps: FittedSteps, published: Sequence[StepRow], sources: Mapping[str, str]
-) -> Normal:
-    """A run among published ones, of which it is none; ``sources`` by table.
+def normal(own: StepRow, published: Sequence[StepRow]) -> Normal:
+    """A run among published ones, of which it is none; without the nearest of them.
 
     Raises ``CalibrationError`` where nothing is published of its kind of device.
     """
-    config, layout = own.config, same_layout(own.config)
-    others = [
-        row
-        for row in published
-        if same_layout(row.config) != layout or abs(row.measured_s / own.measured_s - 1) > 1e-4
-    ]
-    rows, words = alike_rows(config, others)
+    rows, words = alike_rows(own.config, _others(own, published))
     mine, *rates = (throughput(row.config, row.measured_s) for row in (own, *rows))
     mfu = mine.mfu_frac or 0.0
-    apart = alike(degrees_of([config]), degrees_of([row.config for row in rows]))[0].round(6)
-    counts = [len(_choices(config, row.config)) for row in rows]
-    order = sorted(range(len(rows)), key=lambda place: (-apart[place], counts[place]))
     return Normal(
         run_id=own.machine,
         flop_per_s_per_gpu=mine.flop_per_s_per_gpu,
@@ -124,8 +115,28 @@ def normal(
         num_slower=sum((rate.mfu_frac or 0.0) < mfu for rate in rates),
         num_alike=len(rows),
         alike=words,
-        near=tuple(_near(own, rows[place], steps, sources) for place in order[:_NUM_NEAR]),
     )
+
+
+def near_rows(
+    own: StepRow, steps: FittedSteps, published: Sequence[StepRow], sources: Mapping[str, str]
+) -> tuple[NearRow, ...]:
+    """The published rows that are nearest to a run, priced by its model; ``sources`` by table."""
+    rows, _ = alike_rows(own.config, _others(own, published))
+    apart = alike(degrees_of([own.config]), degrees_of([row.config for row in rows]))[0].round(6)
+    counts = [len(_choices(own.config, row.config)) for row in rows]
+    order = sorted(range(len(rows)), key=lambda place: (-apart[place], counts[place]))
+    return tuple(_near(own, rows[place], steps, sources) for place in order[:_NUM_NEAR])
+
+
+def _others(own: StepRow, published: Sequence[StepRow]) -> list[StepRow]:
+    """Rows that are not the run itself."""
+    layout = same_layout(own.config)
+    return [
+        row
+        for row in published
+        if same_layout(row.config) != layout or abs(row.measured_s / own.measured_s - 1) > 1e-4
+    ]
 
 
 def alike_rows(config: RunConfig, published: Sequence[StepRow]) -> tuple[list[StepRow], str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...calib.differences.bus_rates import bus_rates
-from ...calib.differences.normal import Normal, normal
+from ...calib.differences.normal import Normal, near_rows, normal
 from ...calib.errors import CalibrationError
 from ...calib.records.step_rows import StepRow
 from ...calib.units import format_frac
@@ -28,7 +28,8 @@ def placed(run: Run) -> Normal:
         raise CalibrationError(f"no step of {name} was measured; record a run of steps")
     row = StepRow(table="", row_id="", config=own, measured_s=time_s, machine=name, group="")
     sources = dict(read_frame(FOLDER / "sources.csv").to_numpy().tolist())
-    found = normal(row, machine.steps, published_rows(), sources)
+    near = near_rows(row, machine.steps, published_rows(), sources)
+    found = replace(normal(row, published_rows()), near=near)
     if run.asked_machine is not None or not has_run(run.directory):
         return found
     table = read(run.directory, run.asked_run_id).table

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from planted_runs import planted_run
 
 from forerun.calib.advice.axes import changed
 from forerun.calib.differences.bus_rates import bus_rates
-from forerun.calib.differences.normal import Normal, normal
+from forerun.calib.differences.normal import NearRow, near_rows
 from forerun.calib.errors import ConfigError
 from forerun.calib.importers.own_steps import own_frame
 from forerun.calib.records.step_rows import StepRow
@@ -231,29 +231,29 @@ def test_a_published_run_that_is_left_out_has_its_true_place(
 
 def test_the_run_itself_is_none_of_the_published_ones(tmp_path: Path, capsys: Out) -> None:
     for row in drawn():
-        found = normal(row, machine_of(row), ROWS, {})
-        assert row.row_id not in {one.row_id for one in found.near}
+        near = near_rows(row, machine_of(row), ROWS, {})
+        assert row.row_id not in {one.row_id for one in near}
 
 
-def first_of(found: Normal) -> str:
+def first_of(near: Sequence[NearRow]) -> str:
     """The first setting that is named of the nearest run."""
-    settings = found.near[0].settings
+    settings = near[0].settings
     return settings[0].name if settings else ""
 
 
 def test_the_setting_that_a_run_was_made_with_is_named_first() -> None:
     """At least 7 of 10; each is told against the published run that it was made of."""
-    found = [(normal(run, machine_of(run), ROWS, {}), row, name) for row, run, name in planted()]
+    found = [(near_rows(run, machine_of(run), ROWS, {}), row, name) for row, run, name in planted()]
     assert len(found) == 10
-    right = [one.near[0].row_id == row.row_id and first_of(one) == n for one, row, n in found]
+    right = [one[0].row_id == row.row_id and first_of(one) == n for one, row, n in found]
     assert sum(right) >= 7, right
 
 
 def test_the_setting_that_two_published_runs_differ_in_is_named_first() -> None:
     """And where they lie 10 % apart or more the model says which is faster."""
-    found = [(normal(one, machine_of(one), [other], {}), name) for one, other, name in pairs()]
+    found = [(near_rows(one, machine_of(one), [other], {}), name) for one, other, name in pairs()]
     assert sum(first_of(one) == name for one, name in found) >= 7
-    apart = [one.near[0] for one, _ in found if abs(one.near[0].rate_frac) >= 0.1]
+    apart = [one[0] for one, _ in found if abs(one[0].rate_frac) >= 0.1]
     assert apart and all(one.rate_frac * one.modelled_frac > 0 for one in apart)
 
 
@@ -297,3 +297,6 @@ def test_a_recorded_run_is_placed_among_devices_of_its_peak(tmp_path: Path, caps
     found = asked(tmp_path, capsys)
     assert found["run_id"] == "golden-run" and found["alike"] == "GPUs with the peak of H200"
     assert found["groups"] == []
+    main(["report", str(tmp_path)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if " normal? " in line]
+    assert len(lines) == 1 and found["sentence"] in lines[0]
