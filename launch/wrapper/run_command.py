@@ -25,7 +25,7 @@ from ..options.flags import FLAGS, split
 from .log_lines import answer, complain, finish, hold_standard_descriptors, say
 from .resubmit import is_written, relaunch, script
 from .run_options import SCRIPT
-from .slurm import Allocation, allocation, num_jobs, time_option
+from .slurm import GIVEN, Allocation, allocation, num_jobs, time_option
 from .wrapped import Outcome, WrapOptions, Wrapped
 
 _DEFAULTS = RunOptions()
@@ -92,7 +92,7 @@ def _conclude(args: argparse.Namespace, options: WrapOptions, outcome: Outcome, 
             "signals": [int(number) for number in outcome.signals],
             "num_killed": outcome.num_ended,
             "num_left": len(outcome.left),
-            "stop": encode(outcome.stopped),
+            "stop": encode(outcome.ending.stopped),
             "suggestion": encode(found),
             "resubmit": None if path is None else str(path),
         }
@@ -120,7 +120,7 @@ def wrap_options(
             granted,
             start_unix_s=now_unix_s,
             end_unix_s=now_unix_s + args.time_limit,
-            source="--time-limit",
+            source=GIVEN,
             left_s=None,
         )
     advice = _last(own, "on-advice", _DEFAULTS.on_advice.value)
@@ -135,13 +135,12 @@ def wrap_options(
         patience_s=args.stop_patience,
         listens=(has_session or environ.get("FORERUN_CALIBRATE") == "1") and not is_off(environ),
         saves_before_limit=args.save_before_limit or advice == OnAdvice.STOP.value,
-        is_limit_fixed=args.time_limit is not None,
     )
 
 
 def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> Suggestion | None:
     """The time of the next job; None where the run is done or was never forecast."""
-    is_done = outcome.child_code == 0 and outcome.stopped is None and not outcome.asked
+    is_done = outcome.child_code == 0 and outcome.ending.stopped is None and not outcome.asked
     forecast = outcome.ending.forecast
     if forecast is None or is_done:
         return None
@@ -161,7 +160,7 @@ def _resubmit(
     args: argparse.Namespace, options: WrapOptions, outcome: Outcome, found: Suggestion | None
 ) -> Path | None:
     """Write the script where there is advice; a problem is told and changes nothing."""
-    stop = outcome.stopped
+    stop = outcome.ending.stopped
     if args.resubmit_script is None and not (stop and stop.is_advised):
         return None
     advised = (stop.command if stop else ()) or outcome.ending.advised
@@ -226,7 +225,7 @@ def _say_limit(granted: Allocation) -> None:
 
 
 def _say_end(outcome: Outcome, code: int, found: Suggestion | None) -> None:
-    stop = outcome.stopped
+    stop = outcome.ending.stopped
     if outcome.signals:
         say(f"passed on: {', '.join(signal.Signals(n).name for n in outcome.signals)}")
     if outcome.num_ended:
