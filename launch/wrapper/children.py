@@ -1,4 +1,4 @@
-"""A command and all that it starts: signals to it, its exit code, and nobody left behind.
+"""A command and all that it starts: signals to us and to it, its exit code, nobody left behind.
 
 torchrun puts every worker into a session of its own, so that neither its process group nor its
 terminal reaches them, and where it dies its workers run on as orphans.  On Linux this process
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,12 +17,58 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What asks a program to end."""
+WARN = (signal.SIGUSR1, signal.SIGUSR2)
+"""What a scheduler sends some time before its limit; torchrun dies of it and leaves its workers."""
 PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # A process in a driver's call dies when that returns; one that hangs there never does.
 _KILL_PATIENCE_S = 10.0
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class SignalInbox:
+    """A context in which ``END``, ``WARN`` and the end of children are collected.
+
+    They are values to be read in a loop: nothing is done inside a handler.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        for end in (self._read, self._write):
+            os.set_blocking(end, False)
+        self._before: dict[int, Any] = {}
+        self._wakeup = -1
+
+    def __enter__(self) -> SignalInbox:
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in (*END, *WARN, signal.SIGCHLD):
+            # What nohup ignores stays ignored, here and in the command.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                # A handler must be there for the number to be written to the pipe.
+                self._before[number] = signal.signal(number, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self._read)
+        os.close(self._write)
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """The signals that came since the last call, or within the time; children left out."""
+        waiting = select.poll()  # unlike select, of any number of open files
+        waiting.register(self._read, select.POLLIN)
+        if not waiting.poll(max(0.0, timeout_s) * 1000.0):
+            return []
+        with suppress(BlockingIOError):
+            return [n for n in os.read(self._read, 4096) if n != signal.SIGCHLD]
+        return []
 
 
 class ProcessTree:
@@ -32,12 +79,13 @@ class ProcessTree:
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # A session of its own: Ctrl-C then reaches us alone, and is passed on once.
+        # A session of its own: Ctrl-C then reaches us alone, and is passed on once.  Where we are
+        # killed ourselves, it gets SIGTERM.
         self._process = subprocess.Popen(
             list(command),
             env=dict(environ),
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         self.pid = self._process.pid
         self.code: int | None = None
@@ -46,16 +94,11 @@ class ProcessTree:
 
     def reap(self) -> None:
         """Take note of every child that has ended."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._told.discard(pid)
-            if pid == self.pid:
-                self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._told.discard(ended[0])
+                if ended[0] == self.pid:
+                    self.code = self._process.returncode = os.waitstatus_to_exitcode(ended[1])
 
     def send(self, number: int) -> None:
         """The signal to the command's process group: as a terminal would, so not to workers."""
@@ -68,26 +111,31 @@ class ProcessTree:
 
         Workers of a torchrun that lives are its own to end.
         """
-        for pid in children_of(os.getpid()) - self._told - {self.pid}:
+        own = {pid for pid, (parent, _) in _living().items() if parent == os.getpid()}
+        for pid in own - self._told - {self.pid}:
             self._told.add(pid)
             _kill(pid, signal.SIGTERM)
 
+    # By hand and not with psutil: `forerun run` needs the standard library alone.
     def rest(self) -> set[int]:
-        """Who is alive below us, the command included."""
+        """Who is alive below us, the command included; empty where there is no ``/proc``."""
         self.reap()
-        return descendants(os.getpid())
+        parents = {child: parent for child, (parent, _) in _living().items()}
+        found: set[int] = set()
+        front = {os.getpid()}
+        while front:
+            front = {child for child, parent in parents.items() if parent in front} - found
+            found |= front
+        return found
 
     def kill(self) -> None:
         """SIGKILL to all that is left, until nobody is."""
         end_s = time.monotonic() + _KILL_PATIENCE_S
         if self.code is None:  # afterwards the number may be another group's
             self.send(signal.SIGKILL)
-        while (left := self.rest()) and time.monotonic() < end_s:
+        while ((left := self.rest()) or self.code is None) and time.monotonic() < end_s:
             for pid in left:
                 _kill(pid, signal.SIGKILL)
-            time.sleep(0.02)
-        while self.code is None and time.monotonic() < end_s:
-            self.reap()
             time.sleep(0.02)
 
     def outlast(self, numbers: Sequence[int]) -> None:
@@ -114,28 +162,10 @@ class ProcessTree:
                 os.killpg(self.pid, signal.SIGTERM)
 
 
-# By hand and not with psutil: `forerun run` needs the standard library alone.
-def children_of(pid: int) -> set[int]:
-    """Direct children that are alive; empty where there is no ``/proc``."""
-    return {child for child, (parent, _) in _living().items() if parent == pid}
-
-
-def descendants(pid: int) -> set[int]:
-    """Children, their children, and so on, that are alive; empty where there is no ``/proc``."""
-    parents = {child: parent for child, (parent, _) in _living().items()}
-    found: set[int] = set()
-    front = {pid}
-    while front:
-        front = {child for child, parent in parents.items() if parent in front} - found
-        found |= front
-    return found
-
-
 def _living() -> dict[int, tuple[int, int]]:
     """Parent and process group of every process that is not a zombie."""
     found: dict[int, tuple[int, int]] = {}
-    entries = PROC.iterdir() if PROC.is_dir() else ()
-    for entry in entries:
+    for entry in PROC.iterdir() if PROC.is_dir() else ():
         if not entry.name.isdecimal():
             continue
         with suppress(OSError, IndexError, ValueError):  # it may end while we read
@@ -152,15 +182,6 @@ def _kill(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _end_with_parent() -> None:
-    """In the child before it becomes the command: SIGTERM where we are killed ourselves."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _prctl(option: int, value: int) -> bool:
-    if _LIBC is None:
-        return False
-    return _LIBC.prctl(option, value, 0, 0, 0) == 0
-
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+def _prctl(option: int, value: int) -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(option, value, 0, 0, 0)

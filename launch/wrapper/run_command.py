@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,15 +23,12 @@ from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..directory.launch_files import launch_id
 from ..options.flags import FLAGS, split
 from .log_lines import answer, complain, finish, hold_standard_descriptors, say
-from .resubmit import Script, read_template, relaunch
+from .resubmit import is_written, relaunch, script
 from .run_options import SCRIPT
-from .slurm import Allocation, allocation, num_jobs, time_option
+from .slurm import GIVEN, Allocation, allocation, num_jobs, time_option
 from .wrapped import Outcome, WrapOptions, Wrapped
 
 _DEFAULTS = RunOptions()
-_NOT_FOUND = 127
-_NOT_EXECUTABLE = 126
-
 _Found = TypeVar("_Found")
 
 
@@ -57,45 +54,58 @@ def run(args: argparse.Namespace) -> int:
     hold_standard_descriptors()
     options = wrap_options(args, os.environ, time.time())
     _say_limit(options.allocation)
-    template = _guarded("read the template", lambda: _template(args), "")
-    code = _dry_run(args, options) if args.dry_run else _launch(args, options, template)
+    code = _dry_run(args, options) if args.dry_run else _launch(args, options)
     finish()
     return code
 
 
-def _launch(args: argparse.Namespace, options: WrapOptions, template: str) -> int:
+def _launch(args: argparse.Namespace, options: WrapOptions) -> int:
     try:
         outcome = Wrapped(options).run()
-    except FileNotFoundError:
-        return _no_start(args, f"{args.command[0]}: not found; give a program on PATH", _NOT_FOUND)
     except OSError as err:
-        why = f"{args.command[0]}: {err.strerror or err}; give a program that can be started"
-        return _no_start(args, why, _NOT_EXECUTABLE)
-    code = outcome.exit_code(args.stop_exit_code)
-
-    def conclude() -> None:
-        suggestion = suggest(outcome, options, args.job_time)
-        script = _guarded(
-            "write the script",
-            lambda: _resubmit(args, options, outcome, suggestion, template),
-            None,
-        )
-        _say_end(outcome, code, suggestion)
+        code, why = 126, f"{err.strerror or err}; give a program that can be started"
+        if isinstance(err, FileNotFoundError):
+            code, why = 127, "not found; give a program on PATH"
+        complain(f"{args.command[0]}: {why}")
         if args.json:
-            answer(json.dumps(_told(options, outcome, code, suggestion, script)))
-
+            told = {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
+            answer(json.dumps(told))
+        return code
+    code = outcome.exit_code(args.stop_exit_code)
     with suppress(KeyboardInterrupt):
-        _guarded("tell how it ended", conclude, None)
+        _guarded("tell how it ended", lambda: _conclude(args, options, outcome, code))
     return code
 
 
-def _guarded(what: str, work: Callable[[], _Found], otherwise: _Found) -> _Found:
-    """A fault of ours is told and changes neither training nor the exit code."""
+def _conclude(args: argparse.Namespace, options: WrapOptions, outcome: Outcome, code: int) -> None:
+    """What is left behind: the script, lines of the log, and the answer as JSON."""
+    found = suggest(outcome, options, args.job_time)
+    path = _guarded("write the script", lambda: _resubmit(args, options, outcome, found))
+    _say_end(outcome, code, found)
+    if args.json:
+        told = {
+            **_plan(options),
+            "exit_code": code,
+            "child_code": outcome.child_code,
+            "wall_s": outcome.wall_s,
+            "asked": outcome.asked,
+            "signals": [int(number) for number in outcome.signals],
+            "num_killed": outcome.num_ended,
+            "num_left": len(outcome.left),
+            "stop": encode(outcome.ending.stopped),
+            "suggestion": encode(found),
+            "resubmit": None if path is None else str(path),
+        }
+        answer(json.dumps(told))
+
+
+def _guarded(what: str, work: Callable[[], _Found]) -> _Found | None:
+    """None for a fault of ours, which is told and changes neither training nor the exit code."""
     try:
         return work()
     except Exception as err:
         say(f"cannot {what} ({type(err).__name__}: {err})")
-        return otherwise
+        return None
 
 
 def wrap_options(
@@ -104,13 +114,14 @@ def wrap_options(
     """What the options, the flags inside the command and the scheduler say together."""
     own = split([word for word in args.command if word != "--"]).own
     directory = args.directory or Path(_last(own, "dir", str(_DEFAULTS.directory)))
-    granted = _guarded("read the limit", lambda: allocation(environ, now_unix_s), Allocation())
+    granted = _guarded("read the limit", lambda: allocation(environ, now_unix_s)) or Allocation()
     if args.time_limit is not None:
-        granted = Allocation(
-            job_id=granted.job_id,
+        granted = replace(
+            granted,
             start_unix_s=now_unix_s,
             end_unix_s=now_unix_s + args.time_limit,
-            source="--time-limit",
+            source=GIVEN,
+            left_s=None,
         )
     advice = _last(own, "on-advice", _DEFAULTS.on_advice.value)
     has_session = bool(own) or args.directory is not None
@@ -124,13 +135,12 @@ def wrap_options(
         patience_s=args.stop_patience,
         listens=(has_session or environ.get("FORERUN_CALIBRATE") == "1") and not is_off(environ),
         saves_before_limit=args.save_before_limit or advice == OnAdvice.STOP.value,
-        is_limit_fixed=args.time_limit is not None,
     )
 
 
 def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> Suggestion | None:
     """The time of the next job; None where the run is done or was never forecast."""
-    is_done = outcome.child_code == 0 and outcome.stopped is None and not outcome.asked
+    is_done = outcome.child_code == 0 and outcome.ending.stopped is None and not outcome.asked
     forecast = outcome.ending.forecast
     if forecast is None or is_done:
         return None
@@ -146,61 +156,28 @@ def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> Sug
     )
 
 
-def _template(args: argparse.Namespace) -> str:
-    """What ``--resubmit-template`` names; one that cannot be used is told of before the start."""
-    path = args.resubmit_template
-    if path is None:
-        return ""
-    try:
-        return read_template(path)
-    except (OSError, ConfigError) as err:
-        why = (err.strerror or err) if isinstance(err, OSError) else err
-        say(f"--resubmit-template {path}: {why}; the script will be written without it")
-        return ""
-
-
 def _resubmit(
-    args: argparse.Namespace,
-    options: WrapOptions,
-    outcome: Outcome,
-    suggestion: Suggestion | None,
-    template: str,
+    args: argparse.Namespace, options: WrapOptions, outcome: Outcome, found: Suggestion | None
 ) -> Path | None:
     """Write the script where there is advice; a problem is told and changes nothing."""
-    is_stop = outcome.stopped is not None and outcome.stopped.is_advised
-    if not is_stop and args.resubmit_template is None and args.resubmit_script is None:
+    stop = outcome.ending.stopped
+    if args.resubmit_script is None and not (stop and stop.is_advised):
         return None
-    advised = (outcome.stopped.command if outcome.stopped else ()) or outcome.ending.advised
+    advised = (stop.command if stop else ()) or outcome.ending.advised
     again = relaunch(options.command, advised)
     if not again:
         if advised:
             say(f"the advised layout, for your own script: {joined(advised)}")
-            if any(MASK in word for word in advised):
-                say(f"{MASK} replaces a value that was not kept; write your own there")
+        if any(MASK in word for word in advised):
+            say(f"{MASK} replaces a value that was not kept; write your own there")
         return None
-    script = Script(
-        again=again,
-        wrapper=tuple(_wrapper()),
-        reason=outcome.stopped.reason if outcome.stopped else "the advised layout",
-        time=suggestion.time if suggestion else "",
-        launch_id=outcome.folder.name,
-        directory=options.directory,
-        template=template,
-    )
+    reason = stop.reason if stop else "the advised layout"
+    text = script([*_wrapper(), "--", *again], reason, found.time if found else "", os.environ)
     wanted = args.resubmit_script or options.directory / SCRIPT
-    written = [path for path in (outcome.folder / SCRIPT, wanted) if _is_written(script, path)]
+    written = [path for path in (outcome.folder / SCRIPT, wanted) if is_written(text, path)]
     if written:
         say(f"to continue in the advised layout, start {written[-1]}")
     return written[-1] if written else None
-
-
-def _is_written(script: Script, path: Path) -> bool:
-    try:
-        script.write(path, os.environ)
-    except OSError as err:
-        say(f"{path}: {err.strerror or err}")
-        return False
-    return True
 
 
 def _wrapper() -> list[str]:
@@ -215,7 +192,7 @@ def _wrapper() -> list[str]:
 
 def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:
     if args.json:
-        answer(json.dumps({"schema": 1, **_plan(options)}))
+        answer(json.dumps(_plan(options)))
         return 0
     answer(joined(kept_command(options.command)))
     answer(f"calibrate directory: {options.directory}")
@@ -227,6 +204,7 @@ def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:
 def _plan(options: WrapOptions) -> dict[str, Any]:
     granted = encode_fields(options.allocation)
     return {
+        "schema": 1,
         "command": list(kept_command(options.command)),
         "directory": str(options.directory),
         "launch_id": options.launch_id,
@@ -236,71 +214,33 @@ def _plan(options: WrapOptions) -> dict[str, Any]:
     }
 
 
-def _told(
-    options: WrapOptions,
-    outcome: Outcome,
-    code: int,
-    suggestion: Suggestion | None,
-    script: Path | None,
-) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        **_plan(options),
-        "exit_code": code,
-        "child_code": outcome.child_code,
-        "wall_s": outcome.wall_s,
-        "asked": outcome.asked,
-        "signals": [int(number) for number in outcome.signals],
-        "num_killed": outcome.num_ended,
-        "num_left": len(outcome.left),
-        "stop": encode(outcome.stopped),
-        "suggestion": encode(suggestion),
-        "resubmit": None if script is None else str(script),
-    }
-
-
 def _say_limit(granted: Allocation) -> None:
+    job = f"Slurm job {granted.job_id}:"
     if granted.end_unix_s is not None:
-        left_h = (granted.end_unix_s - time.time()) / 3600.0
-        say(f"limit in {left_h:.2f} h ({granted.source})")
+        say(f"limit in {(granted.end_unix_s - time.time()) / 3600.0:.2f} h ({granted.source})")
+    elif granted.source:
+        say(f"{job} no time limit ({granted.source})")
     elif granted.job_id:
-        known = (
-            f"no time limit ({granted.source})"
-            if granted.source
-            else ("its limit is not known: no scontrol or squeue here; give --time-limit")
-        )
-        say(f"Slurm job {granted.job_id}: {known}")
+        say(f"{job} its limit is not known: no scontrol or squeue here; give --time-limit")
 
 
-def _say_end(outcome: Outcome, code: int, suggestion: Suggestion | None) -> None:
+def _say_end(outcome: Outcome, code: int, found: Suggestion | None) -> None:
+    stop = outcome.ending.stopped
     if outcome.signals:
         say(f"passed on: {', '.join(signal.Signals(n).name for n in outcome.signals)}")
     if outcome.num_ended:
         say(f"{outcome.num_ended} processes did not end in time and were killed")
     if outcome.left:
         say(f"processes that could not be ended: {', '.join(map(str, outcome.left))}")
-    if outcome.stopped is not None:
-        found = outcome.stopped
-        say(
-            f"stopped after iteration {found.iteration}: {found.reason}; exit code {code} (of the "
-            f"command: {outcome.child_code})"
-        )
-    if suggestion is None:
-        return
-    text = f"left {suggestion.left_p95_s / 3600.0:.2f} h (P95): next job --time={suggestion.time}"
-    if suggestion.wall_s is not None:
-        wall = f"{suggestion.wall_s / 3600.0:.3g} h"
-        count = suggestion.num_jobs
-        text += f" · {count} jobs of {wall}" if count else f" · a job of {wall} is too short"
-    say(text)
-
-
-def _no_start(args: argparse.Namespace, text: str, code: int) -> int:
-    complain(text)
-    if args.json:
-        told = {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
-        answer(json.dumps(told))
-    return code
+    if stop is not None:
+        codes = f"exit code {code} (of the command: {outcome.child_code})"
+        say(f"stopped after iteration {stop.iteration}: {stop.reason}; {codes}")
+    if found is not None:
+        text = f"left {found.left_p95_s / 3600.0:.2f} h (P95): next job --time={found.time}"
+        if found.wall_s is not None:
+            wall, count = f"{found.wall_s / 3600.0:.3g} h", found.num_jobs
+            text += f" · {count} jobs of {wall}" if count else f" · a job of {wall} is too short"
+        say(text)
 
 
 def _last(own: Sequence[str], name: str, default: str) -> str:

@@ -11,6 +11,13 @@ from ...calib.records.iso_times import LONGEST_S
 STOP_EXIT_CODE = 93
 """Stopped on advice: do not requeue."""
 SCRIPT = "resubmit.sh"
+_TIMES = {
+    "--grace": (120.0, "time from SIGTERM to SIGKILL (default 2m)"),
+    "--stop-patience": (300.0, "time from a request to save and stop to SIGTERM (default 5m)"),
+    "--margin": (300.0, "time to spare before the limit (default 5m)"),
+    "--time-limit": (None, "time limit from now on (default: what Slurm grants)"),
+    "--job-time": (None, "wall time of one job, to count the chained jobs that are left"),
+}
 
 
 def add_run(verbs: argparse._SubParsersAction) -> None:
@@ -28,87 +35,22 @@ def add_run(verbs: argparse._SubParsersAction) -> None:
     )
     run_parser.set_defaults(takes_command=True)
     add = run_parser.add_argument
-    add(
-        "--directory",
-        type=Path,
-        metavar="DIR",
-        help=("the --calibrate-dir of a command inside a script"),
+    text = "the --calibrate-dir of a command inside a script"
+    add("--directory", type=Path, metavar="DIR", help=text)
+    text = f"exit code of a stop on advice (default {STOP_EXIT_CODE})"
+    add("--stop-exit-code", type=_code, default=STOP_EXIT_CODE, metavar="N", help=text)
+    for name, (default_s, text) in _TIMES.items():
+        add(name, type=_time, default=default_s, metavar="TIME", help=text)
+    text = "save and stop before the limit, instead of only warning"
+    add("--save-before-limit", action="store_true", help=text)
+    text = (
+        "where to write the script with the advised layout, even without a stop (default, only on "
+        f"an advised stop: DIR/{SCRIPT}); a file that Forerun did not write is never replaced"
     )
-    add(
-        "--stop-exit-code",
-        type=_code,
-        default=STOP_EXIT_CODE,
-        metavar="N",
-        help=("exit code of a stop on advice (default 93)"),
-    )
-    add(
-        "--grace",
-        type=_time,
-        default=120.0,
-        metavar="TIME",
-        help=("time from SIGTERM to SIGKILL (default 2m)"),
-    )
-    add(
-        "--stop-patience",
-        type=_time,
-        default=300.0,
-        metavar="TIME",
-        help="time from a request to save and stop to SIGTERM (default 5m)",
-    )
-    add(
-        "--margin",
-        type=_time,
-        default=300.0,
-        metavar="TIME",
-        help=("time to spare before the limit (default 5m)"),
-    )
-    add(
-        "--time-limit",
-        type=_time,
-        metavar="TIME",
-        help=("time limit from now on (default: what Slurm grants)"),
-    )
-    add(
-        "--save-before-limit",
-        action="store_true",
-        help=("save and stop before the limit, instead of only warning"),
-    )
-    add(
-        "--job-time",
-        type=_time,
-        metavar="TIME",
-        help=("wall time of one job, to count the chained jobs that are left"),
-    )
-    _add_resubmit(run_parser)
-    add(
-        "--dry-run",
-        action="store_true",
-        help=("only print what would run and what the scheduler grants"),
-    )
+    add("--resubmit-script", type=Path, metavar="FILE", help=text)
+    text = "only print what would run and what the scheduler grants"
+    add("--dry-run", action="store_true", help=text)
     add("--json", action="store_true", help="one JSON value as the last line of standard output")
-
-
-def _add_resubmit(run_parser: argparse.ArgumentParser) -> None:
-    add = run_parser.add_argument
-    add(
-        "--resubmit-template",
-        type=Path,
-        metavar="FILE",
-        help=(
-            "your own job script; {command}, {time}, {reason}, {directory} and {launch_id} in it "
-            "are filled in"
-        ),
-    )
-    add(
-        "--resubmit-script",
-        type=Path,
-        metavar="FILE",
-        help=(
-            "where to write the script with the advised layout, even without a stop (default, only "
-            f"on an advised stop: DIR/{SCRIPT}); a file that Forerun did not write is never "
-            "replaced"
-        ),
-    )
 
 
 def _time(text: str) -> float:

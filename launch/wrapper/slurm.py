@@ -12,8 +12,8 @@ from ..known.scheduler import Ask, ask_slurm
 
 # Slurm tells of no limit by a time far away.
 _YEAR_S = 365 * 86400.0
-# A limit that is asked for anew is rounded up: schedulers fill gaps of round lengths.
-QUARTER_S = 900.0
+GIVEN = "--time-limit"
+"""The source of a limit that the user gives: no scheduler is asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +130,10 @@ def duration_s(text: str) -> float:
     if match is None:
         return math.nan
     days, parts = match[1], [float(part) for part in match[2].split(":")]
-    if days is not None:  # days-hours[:minutes[:seconds]]
-        hours, minutes, seconds = (*parts, 0.0, 0.0)[:3]
-        return int(days) * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
-    hours, minutes, seconds = {1: (0.0, parts[0], 0.0), 2: (0.0, *parts), 3: tuple(parts)}[
-        len(parts)
-    ]
-    return hours * 3600.0 + minutes * 60.0 + seconds
+    if days is None and len(parts) < 3:  # without days they begin with minutes
+        parts.insert(0, 0.0)
+    hours, minutes, seconds = (*parts, 0.0, 0.0)[:3]
+    return int(days or 0) * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
 
 
 def time_option(time_s: float) -> str:
@@ -145,7 +142,7 @@ def time_option(time_s: float) -> str:
     >>> time_option(93600.0 - 1.0), time_option(60.0)
     ('1-02:00:00', '00:15:00')
     """
-    minutes = max(1, math.ceil(time_s / QUARTER_S)) * 15
+    minutes = max(1, math.ceil(time_s / 900.0)) * 15  # schedulers fill gaps of round lengths
     days, minutes = divmod(minutes, 1440)
     text = f"{minutes // 60:02d}:{minutes % 60:02d}:00"
     return f"{days}-{text}" if days else text

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...hooks.process.launch_identity import LAUNCH_ID
-from ..directory.launch_files import LaunchFiles, Stopped
+from ..directory.launch_files import LaunchFiles, NewestForecast, Stopped
 from ..known.scheduler import ask_slurm
 from ..options.flags import LIMIT, REQUESTS
-from .children import ProcessTree
-from .file_watch import Ending, FileWatch
+from .children import END, WARN, ProcessTree, SignalInbox
 from .log_lines import say
-from .signals import END, WARN, SignalInbox
-from .slurm import Allocation
+from .slurm import GIVEN, Allocation, allocation
 
-SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 # How late a limit may be noticed; signals wake the wrapper at once.
 TICK_S = 1.0
 LINGER_S = 5.0
 """What the command leaves behind on a quiet exit has so long to end by itself: last words."""
+# A shared file system serves many such looks; nobody asks for a stop in less.
+LOOK_EVERY_S = 2.0
+TOLERANCE_S = 60.0
+"""A limit that is told anew has changed where it differs by more: what is left is told in whole
+seconds, and by another clock."""
+_NEVER_S = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +45,21 @@ class WrapOptions:
     listens: bool
     """There is a session that follows requests to stop."""
     saves_before_limit: bool
-    is_limit_fixed: bool = False
-    """The limit was given, so that the scheduler is not asked again."""
 
 
 @dataclass(slots=True, kw_only=True)
+class Ending:
+    """What the files say when the command has ended; times by the monotonic clock."""
+
+    stopped: Stopped | None = None
+    forecast: NewestForecast | None = None
+    forecast_age_s: float = 0.0
+    startup_s: float = 0.0
+    """Until the first forecast: start-up, and the steps that it rests on."""
+    advised: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a launch ended."""
 
@@ -58,17 +73,12 @@ class Outcome:
     """Processes that had to be killed at the end."""
     folder: Path
     """What this launch wrote."""
-    ending: Ending = field(default_factory=Ending)
-    left: tuple[int, ...] = ()
-
-    @property
-    def stopped(self) -> Stopped | None:
-        """None where it was not stopped."""
-        return self.ending.stopped
+    ending: Ending
+    left: tuple[int, ...]
 
     def exit_code(self, stop_code: int) -> int:
         """What the scheduler is to see: an advised stop before the command's own code."""
-        if self.stopped is not None and self.stopped.is_advised:
+        if self.ending.stopped is not None and self.ending.stopped.is_advised:
             return stop_code
         return 128 - self.child_code if self.child_code < 0 else self.child_code
 
@@ -79,25 +89,30 @@ class Wrapped:
     def __init__(self, options: WrapOptions) -> None:
         self._options = options
         self._files = LaunchFiles(options.directory, options.launch_id)
-        self._file_watch = FileWatch(
-            self._files,
-            options.allocation,
-            margin_s=options.margin_s,
-            is_limit_fixed=options.is_limit_fixed,
-        )
+        self._file_watch = FileWatch(self._files, options)
         self._signals: list[int] = []
         self._asked = ""
-        self._term_at_s = float("inf")
+        self._term_at_s = _NEVER_S
         self._has_warned = False
         self._is_hurried = False
 
     def run(self) -> Outcome:
-        """Until the last process below us is gone; raises ``OSError`` where there is no command."""
+        """Until the last process below us is gone; raises ``OSError`` where there is no command.
+
+        A fault of ours ends our watching and no process.
+        """
         begin_s = time.monotonic()
         self._file_watch.begin()
         with SignalInbox() as inbox:
             family = ProcessTree(self._options.command, self._told())
-            num_ended = self._accompany(family, inbox)
+            num_ended = 0
+            try:
+                self._watch(family, inbox)
+                num_ended = self._settle(family, inbox)
+                family.kill()
+            except BaseException as err:
+                say(f"cannot watch ({type(err).__name__}: {err}); training goes on")
+                family.outlast((*END, *WARN))
             wall_s = time.monotonic() - begin_s
             ending = self._file_watch.end()
         return Outcome(
@@ -111,47 +126,32 @@ class Wrapped:
             left=tuple(sorted(family.rest())),
         )
 
-    def _accompany(self, family: ProcessTree, inbox: SignalInbox) -> int:
-        """To the end of the command and of what it leaves; how many had to be killed.
-
-        A fault of ours ends our watching and no process.
-        """
-        try:
-            self._watch(family, inbox)
-            num_ended = self._settle(family, inbox)
-            family.kill()
-        except BaseException as err:
-            say(f"cannot watch ({type(err).__name__}: {err}); training goes on")
-            family.outlast((*END, *WARN))
-            return 0
-        return num_ended
-
     def _told(self) -> dict[str, str]:
         """The command's environment: ours, the limit, and time for workers to save."""
-        environ = dict(os.environ)
-        environ[LAUNCH_ID] = self._options.launch_id
+        environ = {**os.environ, LAUNCH_ID: self._options.launch_id}
         if self._options.allocation.end_unix_s is not None:
             environ[LIMIT] = str(int(self._options.allocation.end_unix_s))
         if self._options.listens:
             environ[REQUESTS] = "1"
         # A second more, so that what hangs is ended by torchrun, which says which rank it was.
-        environ.setdefault(SHUTDOWN_TIMEOUT, f"{max(1.0, self._options.grace_s - 1.0):.0f}")
+        shutdown_s = max(1.0, self._options.grace_s - 1.0)
+        environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{shutdown_s:.0f}")
         return environ
 
     def _watch(self, family: ProcessTree, inbox: SignalInbox) -> None:
         """Until the command has ended, or was to end and has not within the grace."""
-        kill_at_s = float("inf")
+        kill_at_s = _NEVER_S
         while family.code is None:
             now_s = time.monotonic()
             if now_s >= kill_at_s or self._is_hurried:
                 return
             self._heed_files()
             if now_s >= self._term_at_s:
-                self._term_at_s = float("inf")
+                self._term_at_s = _NEVER_S
                 if self._options.listens:
                     say("no answer to the request to save and stop; SIGTERM is sent")
                 self._pass_on(family, signal.SIGTERM)
-            if self._signals and kill_at_s == float("inf"):
+            if self._signals and kill_at_s == _NEVER_S:
                 kill_at_s = now_s + self._options.grace_s
             for number in inbox.wait(min(TICK_S, kill_at_s - now_s, self._term_at_s - now_s)):
                 self._take(family, number)
@@ -160,8 +160,7 @@ class Wrapped:
     def _settle(self, family: ProcessTree, inbox: SignalInbox) -> int:
         """End what is left; how many did not go by themselves or on SIGTERM."""
         begin_s = time.monotonic()
-        is_quiet = family.code == 0 and not self._signals
-        linger_s = LINGER_S if is_quiet else 0.0
+        linger_s = LINGER_S if family.code == 0 and not self._signals else 0.0
         while left := family.rest():
             gone_s = time.monotonic() - begin_s
             if self._is_hurried or family.code is None or gone_s > self._options.grace_s + linger_s:
@@ -176,25 +175,21 @@ class Wrapped:
         """A signal to us."""
         if number in WARN:
             self._ask(f"{signal.Signals(number).name} from the scheduler")
-        elif number not in END:
-            return
         elif number == signal.SIGINT and number in self._signals:
             say("second SIGINT: ending everything now")
             self._is_hurried = True
-        elif number not in self._signals:
+        elif number in END and number not in self._signals:
             self._pass_on(family, number)
 
     def _pass_on(self, family: ProcessTree, number: int) -> None:
         self._signals.append(number)
-        if family.code is None and not self._has_signalled_steps():
-            family.send(number)
-
-    def _has_signalled_steps(self) -> bool:
-        """SIGTERM to all tasks of an srun; a signal to srun itself would have them killed."""
+        if family.code is not None:
+            return
+        # To all tasks of an srun; a signal to srun itself would have them killed.
         job_id = self._options.allocation.job_id
-        if not job_id or Path(self._options.command[0]).name != "srun":
-            return False
-        return ask_slurm(["scancel", "--signal=TERM", job_id]) is not None
+        is_step = job_id and Path(self._options.command[0]).name == "srun"
+        if not is_step or ask_slurm(["scancel", "--signal=TERM", job_id]) is None:
+            family.send(number)
 
     def _ask(self, reason: str) -> None:
         """A request to save and stop; SIGTERM where nobody would read it."""
@@ -214,14 +209,144 @@ class Wrapped:
 
     def _heed_files(self) -> None:
         """Save or warn, once, near the limit; SIGTERM where a request could not be written."""
-        looks = self._file_watch
-        if self._asked and looks.has_asked_in_vain and self._term_at_s < float("inf"):
+        watch, limit_s = self._file_watch, self._file_watch.limit_s
+        if self._asked and watch.has_asked_in_vain and self._term_at_s < _NEVER_S:
             self._term_at_s = 0.0
-        if not looks.is_limit_near or looks.limit_s is None or self._asked or self._has_warned:
+        if limit_s is None or not watch.is_limit_near or self._asked or self._has_warned:
             return
-        left_s = max(0.0, looks.limit_s - time.monotonic())
+        left_s = max(0.0, limit_s - time.monotonic())
         if self._options.saves_before_limit:
             self._ask(f"{left_s:.0f} s before the limit")
         else:
             self._has_warned = True
             say(f"{left_s:.0f} s before the limit; --save-before-limit would save and stop now")
+
+
+class FileWatch:
+    """What a wrapper looks at beside its duties, in a thread that may hang or fail without harm.
+
+    A file system that does not answer, a Slurm that does not, a file that is absurd: signals are
+    passed on meanwhile, and the command's end is seen.  ``begin``, then attributes and ``ask``,
+    then ``end``: none of them waits long.
+    """
+
+    def __init__(self, files: LaunchFiles, options: WrapOptions) -> None:
+        self._files = files
+        self._options = options
+        self._start_s = self._seen_s = time.monotonic()
+        self.limit_s = _limit_s(options.allocation, self._start_s)
+        """By the monotonic clock, so that a clock that is set moves it nowhere; None: no limit."""
+        self.is_limit_near = False
+        """Time for two saves and the margin is left, no more."""
+        self.has_asked_in_vain = False
+        self._asked = ""
+        self._is_asked = False
+        self._ending = Ending()
+        self._has_told = False
+        self._faults: set[str] = set()
+        self._bell = threading.Event()
+        self._is_ready = threading.Event()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def begin(self) -> None:
+        """Start; what an earlier launch of the same name has left is noted before this returns."""
+        try:
+            self._thread.start()
+        except RuntimeError as err:  # no thread to be had
+            say(f"files and limits cannot be watched ({err}); the command still runs")
+            self.has_asked_in_vain = True
+        else:
+            self._is_ready.wait(2.0)
+
+    def ask(self, reason: str) -> None:
+        """Have a request to save and stop written, at once."""
+        self._asked = reason
+        self._bell.set()
+
+    def end(self) -> Ending:
+        """What was found, with a last look where that can be had in time."""
+        self._is_closing = True
+        self._bell.set()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+        return self._ending
+
+    def _run(self) -> None:
+        self._guarded(self._files.begin)
+        self._is_ready.set()
+        looks = (self._files.follow, self._request, self._look_at_forecast, self._look_at_limit)
+        while not self._is_closing:
+            for look in looks:
+                self._guarded(look)
+            if not self._is_closing:
+                self._bell.wait(LOOK_EVERY_S)
+            self._bell.clear()
+        for look in (self._files.follow, self._look_at_forecast, self._look_back):
+            self._guarded(look)
+        if self._asked:
+            self._files.withdraw()
+
+    def _guarded(self, look: Callable[[], object]) -> None:
+        try:
+            look()
+        except BaseException as err:
+            name = getattr(look, "__name__", "look").strip("_").replace("_", " ")
+            if name not in self._faults:
+                self._faults.add(name)
+                say(f"cannot {name} ({type(err).__name__}: {err}); training goes on")
+
+    def _request(self) -> None:
+        if not self._asked:
+            return
+        try:
+            self._files.ask(self._asked)
+        except BaseException:
+            self.has_asked_in_vain = not self._is_asked
+            raise
+        self._is_asked = True
+
+    def _look_at_forecast(self) -> None:
+        found, ending = self._files.forecast(), self._ending
+        if found is None or found == ending.forecast:
+            return
+        self._seen_s = time.monotonic()
+        if ending.forecast is None:
+            ending.startup_s = self._seen_s - self._start_s
+        ending.forecast = found
+        if self.limit_s is None or self._has_told:
+            return
+        until_s = self.limit_s - self._seen_s
+        if found.left_s(until_s) > 0:
+            self._has_told = True
+            done = found.done_frac_after(until_s)
+            say(f"will not finish in this allocation: {done * 100:.0f} % done at the limit")
+
+    def _look_at_limit(self) -> None:
+        """Near it, two of the longest saves and the margin before, at most half of the time."""
+        limit_s, forecast = self.limit_s, self._ending.forecast
+        if limit_s is None or self.is_limit_near:
+            return
+        lead_s = 2.0 * (forecast.longest_save_s if forecast else 0.0) + self._options.margin_s
+        lead_s = min(lead_s, 0.5 * max(0.0, limit_s - self._start_s))
+        if time.monotonic() < limit_s - lead_s:
+            return
+        if self._options.allocation.source != GIVEN:
+            newer = allocation(os.environ, time.time(), is_anew=True)
+            newer_s = _limit_s(newer, time.monotonic())
+            if newer.source and (newer_s is None or abs(newer_s - limit_s) > TOLERANCE_S):
+                self.limit_s = newer_s
+                return
+        self.is_limit_near = True
+
+    def _look_back(self) -> None:
+        self._ending.forecast_age_s = time.monotonic() - self._seen_s
+        self._ending.stopped = self._files.stop()
+        self._ending.advised = self._files.advised_command()
+
+
+def _limit_s(granted: Allocation, now_s: float) -> float | None:
+    if granted.end_unix_s is None:
+        return None
+    left_s = granted.left_s
+    return now_s + (granted.end_unix_s - time.time() if left_s is None else left_s)

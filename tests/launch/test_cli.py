@@ -88,7 +88,7 @@ def test_the_surface_is_frozen() -> None:
         ],
         "run": [
             *("--directory", "--dry-run", "--grace", "--help", "--job-time", "--json", "--margin"),
-            *("--resubmit-script", "--resubmit-template", "--save-before-limit"),
+            *("--resubmit-script", "--save-before-limit"),
             *("--stop-exit-code", "--stop-patience", "--time-limit"),
         ],
         "status": ["--help", "--json", "--json-schema", "--run-id"],

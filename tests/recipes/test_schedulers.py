@@ -15,7 +15,7 @@ import yaml
 
 from forerun.launch.cli import build_parser
 from forerun.launch.options.flags import parse, split
-from forerun.launch.wrapper.resubmit import Script, relaunch
+from forerun.launch.wrapper.resubmit import is_written, relaunch, script
 from forerun.launch.wrapper.run_command import wrap_options
 from forerun.launch.wrapper.run_options import STOP_EXIT_CODE
 
@@ -138,18 +138,13 @@ def test_the_written_script_is_for_the_next_job_and_not_for_this_one(tmp_path: P
         ran = [word.replace(name, value) for word in ran]
     place = ran.index("--")
     again = relaunch(ran[place + 1 :], ["pretrain_gpt.py", "--tensor-model-parallel-size", "4"])
-    script = tmp_path / "resubmit.sh"
+    path = tmp_path / "resubmit.sh"
     environ = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "node7", "SLURM_JOB_NUM_NODES": "2"}
-    Script(
-        again=again,
-        wrapper=tuple(ran[:place]),
-        reason="faster\nelsewhere $(reboot)",
-        time="1-02:00:00",
-        launch_id="slurm-4711-0",
-        directory=Path("/data/out"),
-    ).write(script, environ)
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    text = script.read_text()
+    words = [*ran[: place + 1], *again]
+    reason = "faster\nelsewhere $(reboot)"
+    assert is_written(script(words, reason, "1-02:00:00", environ), path)
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    text = path.read_text()
     assert "#SBATCH --time=1-02:00:00" in text and "#SBATCH --nodes=2" in text
     assert "4711" not in text and "node7" not in text
     assert "\n# Written by forerun: faster elsewhere $(reboot)\n" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,8 @@ from pathlib import Path
 import pytest
 from wrapped_launch import Launch
 
-from forerun.launch.wrapper.resubmit import MARK, Script, is_ours, quoted
+from forerun.calib.shell import quoted
+from forerun.launch.wrapper.resubmit import MARK, is_ours, is_written, script
 
 STOPPING = """
 import json, os, pathlib, sys
@@ -37,9 +37,9 @@ def stopped(home: Path, *options: str, words: tuple[str, ...] = ()) -> tuple[Lau
     launch = Launch(home, *command, options=options)
     code, said = launch.end()
     assert code == 93, launch.err
-    script = said["resubmit"]
-    assert script is None or isinstance(script, str)
-    return launch, script
+    path = said["resubmit"]
+    assert path is None or isinstance(path, str)
+    return launch, path
 
 
 def test_a_script_that_a_user_wrote_stays_and_ours_lies_in_the_folder_of_the_launch(
@@ -48,22 +48,22 @@ def test_a_script_that_a_user_wrote_stays_and_ours_lies_in_the_folder_of_the_lau
     hand = home / "out" / "resubmit.sh"
     hand.parent.mkdir()
     hand.write_text(HAND)
-    launch, script = stopped(home)
+    launch, path = stopped(home)
     assert hand.read_text() == HAND and "not written by forerun" in launch.err
-    assert script is not None and is_ours(home / script)
-    assert (home / script).parent.parent == home / "out" / "runs"
+    assert path is not None and is_ours(home / path)
+    assert (home / path).parent.parent == home / "out" / "runs"
 
 
 def test_only_an_unchanged_script_of_ours_is_replaced(home: Path) -> None:
-    _, script = stopped(home)
-    assert script == "out/resubmit.sh" and (home / script).stat().st_mode & 0o777 == 0o700
-    first = (home / script).read_text()
+    _, path = stopped(home)
+    assert path == "out/resubmit.sh" and (home / path).stat().st_mode & 0o777 == 0o700
+    first = (home / path).read_text()
     _, again = stopped(home, words=("--lr", "1"))
-    assert again == script and "--lr 1" in (home / script).read_text() != first
+    assert again == path and "--lr 1" in (home / path).read_text() != first
     edited = first.replace("set -eu", "set -eux")
-    (home / script).write_text(edited)
+    (home / path).write_text(edited)
     stopped(home)
-    assert (home / script).read_text() == edited
+    assert (home / path).read_text() == edited
 
 
 @pytest.mark.parametrize("kind", ["link", "folder"])
@@ -74,57 +74,15 @@ def test_what_is_no_file_is_not_replaced_either(home: Path, kind: str) -> None:
         place.symlink_to("target")
     else:
         place.mkdir()
-    _, script = stopped(home, "--resubmit-script=mine")
-    assert script is not None and script.startswith("out/runs/")
+    _, path = stopped(home, "--resubmit-script=mine")
+    assert path is not None and path.startswith("out/runs/")
     assert (home / "target").read_text() == MARK and place.is_symlink() is (kind == "link")
 
 
 def test_a_script_goes_where_it_is_wanted(home: Path) -> None:
-    _, script = stopped(home, "--resubmit-script=scripts/next.sh")
-    assert script == "scripts/next.sh" and is_ours(home / script)
+    _, path = stopped(home, "--resubmit-script=scripts/next.sh")
+    assert path == "scripts/next.sh" and is_ours(home / path)
     assert not (home / "out" / "resubmit.sh").exists()
-
-
-TEMPLATE = """#!/bin/bash
-#SBATCH --time={time}
-#SBATCH --comment={reason}
-# {command}
-export TIME="${time:-none}" && awk 'END {print NR}' < /dev/null
-test {launch_id} && test {directory} = out
-exec {command}
-"""
-
-
-def test_a_template_is_read_and_filled_and_stays_as_it_is(home: Path) -> None:
-    template = home / "template.sh"
-    template.write_text(TEMPLATE)
-    words = ("--name", "two words\nreboot", "it's", "$(reboot)", "\udcff")
-    _, script = stopped(home, "--resubmit-template=template.sh", words=words)
-    assert script == "out/resubmit.sh" and template.read_text() == TEMPLATE
-    text = (home / script).read_text(errors="surrogateescape")
-    lines = text.splitlines()
-    assert lines[0] == "#!/bin/bash" and lines[1] == f"{MARK}: it pays reboot"
-    assert "#SBATCH --comment='it pays reboot'" in lines
-    assert not any("--time" in line for line in lines), "no forecast, no time"
-    assert "${time:-none}" in text and "{print NR}" in text
-    assert not [line for line in lines if line.startswith("reboot")]
-    subprocess.run(["bash", "-n", script], cwd=home, check=True)
-
-
-@pytest.mark.parametrize("content", [None, "no place for it\n", "folder", "fifo"])
-def test_a_template_that_cannot_be_used_is_told_at_once_and_hinders_nothing(
-    home: Path, content: str | None
-) -> None:
-    path = home / "template.sh"
-    if content == "folder":
-        path.mkdir()
-    elif content == "fifo":
-        os.mkfifo(path)
-    elif content is not None:
-        path.write_text(content)
-    launch, script = stopped(home, "--resubmit-template=template.sh")
-    assert script == "out/resubmit.sh" and "--resubmit-template template.sh: " in launch.err
-    assert path.exists() is (content is not None), "it is never written"
 
 
 WORDS = (
@@ -142,17 +100,10 @@ WORDS = (
 
 
 def test_every_word_arrives_as_it_was(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(
-        again=(sys.executable, *WORDS),
-        wrapper=(sys.executable, "-m", "forerun.launch.cli", "run"),
-        reason="\nreboot\r\n",
-        time="",
-        launch_id="own",
-        directory=home,
-    )
+    words = (sys.executable, "-m", "forerun.launch.cli", "run", "--", sys.executable, *WORDS)
     path = home / "resubmit.sh"
     monkeypatch.chdir(home)
-    script.write(path, {})
+    assert is_written(script(words, "\nreboot\r\n", "", {}), path)
     done = subprocess.run([path], capture_output=True, check=True)
     assert tuple(json.loads(done.stdout)) == WORDS[1:]
     assert all("\n" not in quoted(word) for word in WORDS)
@@ -162,12 +113,9 @@ NAMES = ("pretrain\nreboot", "a b", 'say "x"\\', "x\r#SBATCH --nodes=99", "new\u
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_name_of_a_job_is_one_value_of_one_line(home: Path, name: str) -> None:
-    script = Script(
-        again=("true",), wrapper=("env",), reason="x", time="", launch_id="own", directory=home
-    )
+def test_the_name_of_a_job_is_one_value_of_one_line(name: str) -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": name, "SLURMD_NODENAME": "n\nreboot"}
-    lines = script.text(environ).splitlines()
+    lines = script(("env", "--", "true"), "x", "", environ).splitlines()
     assert [line for line in lines if line.startswith("#SBATCH --job-name=")] == [lines[1]]
     assert sum(line.startswith("#SBATCH") for line in lines) == 2
     assert not any(line.startswith(("reboot", "#SBATCH --nodes")) for line in lines)

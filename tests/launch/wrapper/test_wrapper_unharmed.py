@@ -197,12 +197,12 @@ def broken(*given, **named):
 sys.exit(main(["run", "--directory=out", "--time-limit=1h", "--grace=20s", "--", *sys.argv[1:]]))
 """
 FAULTS = {
-    "the loop": ("signals", "SignalInbox.wait", "raise MemoryError"),
+    "the loop": ("children", "SignalInbox.wait", "raise MemoryError"),
     "reaping": ("children", "ProcessTree.reap", "raise RecursionError('deep')"),
-    "an exit": ("signals", "SignalInbox.wait", "raise SystemExit(0)"),
+    "an exit": ("children", "SignalInbox.wait", "raise SystemExit(0)"),
     "an interrupt": ("children", "ProcessTree.reap", "raise KeyboardInterrupt"),
-    "a look": ("file_watch", "FileWatch._look_at_limit", "raise OverflowError"),
-    "a look that hangs": ("file_watch", "FileWatch._look_at_limit", "time.sleep(1000)"),
+    "a look": ("wrapped", "FileWatch._look_at_limit", "raise OverflowError"),
+    "a look that hangs": ("wrapped", "FileWatch._look_at_limit", "time.sleep(1000)"),
 }
 
 
