@@ -16,7 +16,12 @@ from .outcome import ExitCode, print_json, tell
 
 def predict(args: argparse.Namespace) -> int:
     """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
-    found = opened(args).predict(args.options, **other_run(args))
+    found = opened(args).predict(
+        args.options,
+        **other_run(args),
+        tokens=args.tokens,
+        price_per_gpu_hour=args.price_per_gpu_hour,
+    )
     tell(*found.notes)
     if args.json:
         print_json(found.to_json())

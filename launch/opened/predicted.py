@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from ...calib.arguments.megatron_options import options_of
 from ...calib.arguments.short_names import LAYOUT_NAMES, AxisValue
 from ...calib.arguments.taken_options import untaken
 from ...calib.errors import ConfigError
+from ...calib.forecast.whole_run import WholeRun, whole_run
 from ...calib.memory.peak import MemoryEstimate, Verdict
 from ...calib.network.cluster import link_figures
 from ...calib.records.iso_times import stamped
@@ -24,6 +25,7 @@ from ...calib.workload.config import RunConfig
 from ...calib.workload.hosts import takes_options
 from ...calib.workload.model_shape import at_least_one
 from ..known.machines import Machine
+from ..options.plan_options import read_prices, read_tokens
 from .other_run import OtherRun
 from .told import Told
 from .traced import write_trace
@@ -50,6 +52,27 @@ class Prediction(Told):
     """What a description of another run says and the model does not know."""
     problems: tuple[str, ...] = ()
     """Damaged records, and what was not measured."""
+    whole_run: WholeRun | None = None
+    """From its first step to its last, where that was asked for."""
+
+    def to_tokens(
+        self, tokens: float | str | None, price_per_gpu_hour: float | str | None
+    ) -> Prediction:
+        """The same with the whole run to so many tokens, or as long as it is where a price alone is
+        given; itself of neither.
+
+        Raises ``ConfigError`` where nothing says how long the run is.
+        """
+        if tokens is None and price_per_gpu_hour is None:
+            return self
+        price = None if price_per_gpu_hour is None else str(price_per_gpu_hour)
+        found = whole_run(
+            self.layout.config,
+            self.steps,
+            num_tokens=0 if tokens is None else read_tokens(tokens),
+            price_per_gpu_hour=next(iter(read_prices(price)), None),
+        )
+        return replace(self, whole_run=found)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -96,6 +119,7 @@ class Prediction(Told):
         """As ``forerun predict --json``."""
         told = {"network": self.network, "left_out": list(self.left_out)}
         told["basis"] = self.basis or None
+        told["whole_run"] = None if self.whole_run is None else self.whole_run.to_json()
         return stamped({"run_id": self.run_id, **self.layout.to_json(), **told})
 
     def write_timeline(self, path: Path | str) -> None:
@@ -108,6 +132,7 @@ class Prediction(Told):
     def parts(self) -> Iterator[str]:
         """The sentence, and the options where there are any to give."""
         yield sentence(self.layout)
+        yield from () if self.whole_run is None else self.whole_run.lines
         if self.basis:
             yield self.basis
         if self.steps.left_out_log:

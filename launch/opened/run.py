@@ -150,6 +150,8 @@ class Run(Told):
         command: Sequence[str] = (),
         anyway: bool = False,
         assume_no_effect: Sequence[str] = (),
+        tokens: float | str | None = None,
+        price_per_gpu_hour: float | str | None = None,
         **layout: AxisValue,
     ) -> Prediction:
         """The step of another layout: ``run.predict(tp=4, mbs=2)``.
@@ -158,7 +160,8 @@ class Run(Told):
         words or by name.  ``config`` (Megatron's arguments, a Hugging Face ``config.json``, a
         checkpoint) or ``command`` describe another run over this calibration; ``anyway`` answers
         where an option of it is not modelled, ``assume_no_effect`` names options of the script's
-        own that change neither time nor memory.
+        own that change neither time nor memory.  ``tokens`` (``"1T"``) and ``price_per_gpu_hour``
+        ask for the whole run too (``Prediction.whole_run``).
 
         Raises ``ConfigError`` for a name that is not known and a layout that cannot be, and
         ``CalibrationError`` where the layout of the run is not known.
@@ -167,7 +170,8 @@ class Run(Told):
 
         words = words_of(options, layout)
         other = _other(config, command, anyway, assume_no_effect)
-        return predicted(self.machine(), words, other)
+        found = predicted(self.machine(), words, other)
+        return found.to_tokens(tokens, price_per_gpu_hour)
 
     def plan(
         self,
@@ -180,6 +184,7 @@ class Run(Told):
         memory_gib: float | str | None = None,
         objective: str = "time",
         price_per_gpu_hour: Several = None,
+        tokens: float | str | None = None,
         keep: str | Mapping[str, Any] | None = None,
         why: str | Mapping[str, Any] | None = None,
         top: int | str = 10,
@@ -210,6 +215,7 @@ class Run(Told):
             memory_gib=memory_gib,
             objective=objective,
             price_per_gpu_hour=price_per_gpu_hour,
+            tokens=tokens,
             keep=keep,
             why=why,
             top=top,

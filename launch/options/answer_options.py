@@ -11,6 +11,7 @@ from .plan_options import (
     SCHEMA_FILE,
     add_layout_options,
     add_plan_options,
+    add_tokens,
     describe_layout_names,
 )
 from .schema_option import add_file_schema_option, add_schema_option
@@ -38,6 +39,7 @@ def add_predict(verbs: argparse._SubParsersAction) -> None:
         metavar="SECONDS",
         help="exit 1 if the step is slower than this",
     )
+    add_tokens(sub)
     add_timeline(sub)
 
 
