@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from textwrap import fill
 from typing import Any, TypeAlias
 
 from ...calib.advice.plan import Candidate, compare
+from ...calib.advice.remedies import MemoryRoom, Remedy
 from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
 from ...calib.arguments.short_names import LAYOUT_NAMES, AxisValue
 from ...calib.arguments.taken_options import untaken
 from ...calib.errors import ConfigError
+from ...calib.fit.priors import is_processor
 from ...calib.forecast.whole_run import WholeRun, whole_run
+from ...calib.memory.devices import known_device
 from ...calib.memory.peak import MemoryEstimate, Verdict
 from ...calib.network.cluster import link_figures
 from ...calib.records.iso_times import stamped
@@ -32,6 +37,12 @@ from .traced import write_trace
 
 Options: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 """Megatron's options as words, or by name: True for a switch, several values as a list."""
+_LARGER = ("H200", "B200", "B300")
+"""Devices that a layout may fit on."""
+_NUM_DEVICES = 2
+_COLUMNS = 80
+_KEPT = "\u00a0"
+"""Where no line ends."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -44,6 +55,10 @@ class Prediction(Told):
     running: RunConfig
     steps: FittedSteps
     """The model that it was asked of."""
+    machine_on: Callable[[str], Machine]
+    """The same on another device."""
+    room: MemoryRoom | None
+    """Of a device of its own; None where nobody knows that, and on a CPU."""
     network: Mapping[str, Any]
     """What transfers were priced on, with where it comes from; empty without NCCL."""
     basis: str = ""
@@ -110,6 +125,35 @@ class Prediction(Told):
         """Peak memory of the fullest device."""
         return self.layout.memory
 
+    @cached_property
+    def largest_micro_batch(self) -> Remedy | None:
+        """The largest micro-batch that fits with all else as it is; None: none does, or nobody
+        knows the memory."""
+        return None if self.room is None else self.room.largest_micro_batch()
+
+    @cached_property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """The cheapest options that would make it fit, then larger devices that it fits on; empty
+        where it fits."""
+        if self.room is None or self.layout.verdict is not Verdict.DOES_NOT_FIT:
+            return ()
+        return (*self.room.remedies(), *self._larger_devices())
+
+    def _larger_devices(self) -> Iterator[Remedy]:
+        found = 0
+        for name in _LARGER:
+            device = known_device(name)
+            asked = replace(self.layout.config, device=device.driver_name)
+            if found == _NUM_DEVICES or asked.device == self.layout.config.device:
+                continue
+            machine = self.machine_on(name)
+            room = _room(asked, machine)
+            if room is not None and room.verdict(asked) is Verdict.FITS:
+                found += 1
+                (one,) = room.priced({("--device", name): asked})
+                step_frac = one.layout.step_time_s / self.step_time_s - 1.0
+                yield replace(one, slower_frac=step_frac)
+
     @property
     def options(self) -> tuple[str, ...]:
         """Megatron's options that give the layout."""
@@ -119,6 +163,9 @@ class Prediction(Told):
         """As ``forerun predict --json``."""
         told = {"network": self.network, "left_out": list(self.left_out)}
         told["basis"] = self.basis or None
+        largest = self.largest_micro_batch
+        told["largest_micro_batch"] = None if largest is None else largest.to_json()
+        told["remedies"] = [one.to_json() for one in self.remedies]
         told["whole_run"] = None if self.whole_run is None else self.whole_run.to_json()
         return stamped({"run_id": self.run_id, **self.layout.to_json(), **told})
 
@@ -132,6 +179,10 @@ class Prediction(Told):
     def parts(self) -> Iterator[str]:
         """The sentence, and the options where there are any to give."""
         yield sentence(self.layout)
+        if self.room is not None:
+            largest = self.largest_micro_batch
+            size = "none" if largest is None else largest.text.removeprefix("--mbs ")
+            yield f"largest micro-batch that fits: {size}"
         yield from () if self.whole_run is None else self.whole_run.lines
         if self.basis:
             yield self.basis
@@ -139,13 +190,19 @@ class Prediction(Told):
             yield "an option of this run is not modelled: the step may be off by a factor of 2 more"
         if self.layout.verdict is Verdict.DOES_NOT_FIT:
             yield "it does not fit in memory, so its options are not printed"
+            if self.remedies:
+                told = ", ".join(one.text.replace(" ", _KEPT) for one in self.remedies)
+                lines = fill(f"it would fit with {told}", _COLUMNS, break_on_hyphens=False)
+                yield lines.replace(_KEPT, " ")
         elif clause := untaken(self.layout.config, self.running):
             yield f"{clause}; its options are not printed"
         elif takes_options(self.running):
             yield joined(self.options)
 
 
-def predicted(machine: Machine, words: Sequence[str], other: OtherRun) -> Prediction:
+def predicted(
+    machine: Machine, words: Sequence[str], other: OtherRun, machine_on: Callable[[str], Machine]
+) -> Prediction:
     """The step of the layout that options say over the run, or over another.
 
     Raises ``ConfigError`` for an option that is not known, and a layout that cannot be.
@@ -166,10 +223,23 @@ def predicted(machine: Machine, words: Sequence[str], other: OtherRun) -> Predic
         layout=candidate,
         running=own,
         steps=machine.steps,
+        machine_on=machine_on,
+        room=_room(config, machine),
         network=network_json(machine),
         basis=machine.basis,
         left_out=notes,
         problems=machine.problems,
+    )
+
+
+def _room(config: RunConfig, machine: Machine) -> MemoryRoom | None:
+    if not machine.memory_capacity_nbytes or is_processor(config.device):
+        return None
+    return MemoryRoom(
+        asked=config,
+        steps=machine.steps,
+        capacity_nbytes=machine.memory_capacity_nbytes,
+        offset_nbytes=machine.memory_offset_nbytes,
     )
 
 

@@ -65,14 +65,16 @@ def unmeasured(
 ) -> Unmeasured:
     """The run that a file or a command describes, on a device by its short name.
 
-    ``options`` are Megatron's, and say what a ``config.json`` leaves open; ``num_ranks``: 0, as the
-    command says.  Raises ``ConfigError`` where the run or its ranks are not described.
+    ``options`` are Megatron's, and say what a ``config.json`` leaves open, not a command;
+    ``num_ranks``: 0, as the command says.  Raises ``ConfigError`` where the run or its ranks are
+    not described.
     """
     from ..options.config_files import described_run
     from ..options.launch_scripts import line_inside
 
     name = known_device(device).driver_name
-    base = apply_options(_any_run(name, num_ranks), options)
+    base = _any_run(name, num_ranks)
+    base = base if command else apply_options(base, options)
     found = described_run(config, line_inside(command), base, num_ranks=num_ranks)
     if found is None:
         raise ConfigError(
