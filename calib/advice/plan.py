@@ -14,6 +14,7 @@ from ..arguments.short_names import layout_name
 from ..arguments.taken_options import untaken
 from ..fit.estimates import Source
 from ..forecast.throughput import Throughput, throughput
+from ..memory.host_memory import host_nbytes
 from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
@@ -133,6 +134,7 @@ class Candidate:
             **{name: getattr(self, name) if self.is_comparable else None for name in ratios},
             "throughput": self.throughput.to_json(),
             "memory": self.memory.to_json(),
+            "host_nbytes_per_node": host_nbytes(self.config),
             "verdict": self.verdict.value,
             "fit_probability": self.fit_probability,
             "source_frac": {source.value: frac for source, frac in self.source_frac.items()},

@@ -19,6 +19,7 @@ from ...calib.errors import ConfigError
 from ...calib.fit.priors import is_processor
 from ...calib.forecast.whole_run import WholeRun, whole_run
 from ...calib.memory.devices import known_device
+from ...calib.memory.host_memory import host_nbytes
 from ...calib.memory.peak import MemoryEstimate, Verdict
 from ...calib.network.cluster import link_figures
 from ...calib.records.iso_times import stamped
@@ -267,6 +268,7 @@ def network_json(machine: Machine) -> dict[str, Any]:
 
 def sentence(candidate: Candidate) -> str:
     """A layout with its step, its throughput and its memory."""
+    host = host_nbytes(candidate.config)
     against = f"{candidate.against_text} against the running layout" * candidate.is_comparable
     parts = (
         f"{candidate.label}: step {format_time(candidate.step_time_s)} (90 %: "
@@ -274,6 +276,7 @@ def sentence(candidate: Candidate) -> str:
         candidate.throughput.text,
         against,
         f"memory {format_bytes(candidate.memory.total_nbytes)}",
+        f"host memory {format_bytes(host)} a node" if host else "",
         candidate.routing.text if candidate.routing is not None else "",
     )
     return " · ".join(filter(None, parts))
