@@ -28,6 +28,9 @@ def predict(args: argparse.Namespace) -> int:
     else:
         for line in found.parts():
             print(line)
+    if args.sbatch is not None:
+        found.write_sbatch(args.sbatch)
+        tell(f"sbatch {args.sbatch} starts it; read it first")
     if args.timeline is not None:
         found.write_timeline(args.timeline)
         tell(f"trace for ui.perfetto.dev written to {args.timeline}")

@@ -58,6 +58,10 @@ class Prediction(Told):
     """The model that it was asked of."""
     machine_on: Callable[[str], Machine]
     """The same on another device."""
+    described: RunConfig
+    """The run that options are laid over."""
+    directory: Path
+    other: OtherRun
     room: MemoryRoom | None
     """Of a device of its own; None where nobody knows that, and on a CPU."""
     network: Mapping[str, Any]
@@ -81,14 +85,15 @@ class Prediction(Told):
         """
         if tokens is None and price_per_gpu_hour is None:
             return self
-        price = None if price_per_gpu_hour is None else str(price_per_gpu_hour)
-        found = whole_run(
-            self.layout.config,
-            self.steps,
-            num_tokens=0 if tokens is None else read_tokens(tokens),
-            price_per_gpu_hour=next(iter(read_prices(price)), None),
+        number = 0 if tokens is None else read_tokens(tokens)
+        return replace(self, whole_run=self._length(number, price_per_gpu_hour))
+
+    def _length(self, num_tokens: int = 0, price: float | str | None = None) -> WholeRun:
+        prices = read_prices(None if price is None else str(price))
+        config, price_per_gpu_hour = self.layout.config, next(iter(prices), None)
+        return whole_run(
+            config, self.steps, num_tokens=num_tokens, price_per_gpu_hour=price_per_gpu_hour
         )
-        return replace(self, whole_run=found)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -170,6 +175,20 @@ class Prediction(Told):
         told["whole_run"] = None if self.whole_run is None else self.whole_run.to_json()
         return stamped({"run_id": self.run_id, **self.layout.to_json(), **told})
 
+    def write_sbatch(self, path: Path | str) -> None:
+        """Write a script for ``sbatch`` whose ``--time`` holds 95 % of such runs.
+
+        Raises ``ConfigError`` where the layout cannot run, or nothing says how long it runs.
+        """
+        from .batch_script import batch_script
+        from .row_command import MARK, launch_for, write_script
+
+        launch = launch_for(self.directory, self.run_id, self.described, self.other)
+        said = (f"{MARK} for {self.run_id}", sentence(self.layout))
+        run = self.whole_run or self._length()
+        text = batch_script(self.layout, run, launch, self.described, said)
+        write_script(path, text, "--sbatch")
+
     def write_timeline(self, path: Path | str) -> None:
         """Write its step as a trace for Perfetto, beside that of the running layout."""
         layouts = {"asked": self.layout.config, "running": self.running}
@@ -202,7 +221,11 @@ class Prediction(Told):
 
 
 def predicted(
-    machine: Machine, words: Sequence[str], other: OtherRun, machine_on: Callable[[str], Machine]
+    machine: Machine,
+    words: Sequence[str],
+    other: OtherRun,
+    machine_on: Callable[[str], Machine],
+    directory: Path,
 ) -> Prediction:
     """The step of the layout that options say over the run, or over another.
 
@@ -225,6 +248,9 @@ def predicted(
         running=own,
         steps=machine.steps,
         machine_on=machine_on,
+        described=base,
+        directory=directory,
+        other=other,
         room=_room(config, machine),
         network=network_json(machine),
         basis=machine.basis,

@@ -170,7 +170,7 @@ class Run(Told):
 
         words = words_of(options, layout)
         other = _other(config, command, anyway, assume_no_effect)
-        found = predicted(self.machine(), words, other, self.machine)
+        found = predicted(self.machine(), words, other, self.machine, self.directory)
         return found.to_tokens(tokens, price_per_gpu_hour)
 
     def plan(

@@ -40,6 +40,12 @@ def add_predict(verbs: argparse._SubParsersAction) -> None:
         help="exit 1 if the step is slower than this",
     )
     add_tokens(sub)
+    sub.add_argument(
+        "--sbatch",
+        type=Path,
+        metavar="FILE",
+        help="write a script for sbatch whose --time holds the run with 95 %%",
+    )
     add_timeline(sub)
 
 
