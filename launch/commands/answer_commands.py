@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..opened.run import Run, load
+from ..opened.loading import load
+from ..opened.run import Run
 from ..opened.search_effort import search_effort
 from ..options.without_directory import NO_DIRECTORY, num_ranks_of, run_words
 from .outcome import ExitCode, print_json, tell

@@ -26,6 +26,8 @@ from .predicted import network_json
 from .told import Told
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .drawn import Part
     from .row_command import RowCommand
 
@@ -112,6 +114,26 @@ class PlanAnswer(Told):
     def notes(self) -> tuple[str, ...]:
         """All that a reader should know beside it."""
         return (*self.left_out, *self.problems)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each layout, by the names of JSON, in seconds and bytes."""
+        from .plan_frame import plan_frame
+
+        return plan_frame(self.plans, self.question.top)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Steps with their intervals on axes of matplotlib, which are returned.
+
+        Raises ``ConfigError`` where that is not installed.
+        """
+        from .plan_frame import plan_plot
+
+        return plan_plot(self.to_frame(), axes)
+
+    def __repr__(self) -> str:
+        from .drawn import screen_of
+
+        return screen_of(self.parts())
 
     def to_json(self) -> dict[str, Any]:
         """As ``forerun plan --json``: one plan as it is, several under ``plans`` with curves."""
