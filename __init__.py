@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .hooks.adapters.lightning import lightning_callback as lightning_callback
     from .hooks.process.stopping import should_stop as should_stop
     from .hooks.session.attach import attach as attach
+    from .launch.opened.loading import load as load
     from .launch.opened.run import Run as Run
-    from .launch.opened.run import load as load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,7 +41,7 @@ _HOMES = {
     "bridge_callback": ".hooks.adapters.bridge",
     "hugging_face_callback": ".hooks.adapters.hugging_face",
     "lightning_callback": ".hooks.adapters.lightning",
-    "load": ".launch.opened.run",
+    "load": ".launch.opened.loading",
     "should_stop": ".hooks.process.stopping",
 }
 

@@ -11,6 +11,7 @@ GIB = 1024**3
 TERA = 1e12
 NS_PER_S = 1_000_000_000
 HOUR_S = 3600.0
+DAY_S = 86400.0
 
 
 def format_time(time_s: float) -> str:

@@ -193,11 +193,22 @@ def faster_probability(choice: Candidate) -> float:
 
 
 def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
-    """Every micro-batch that divides all global batch sizes of the run, with every recompute.
+    """Every micro-batch that the run may have, with every recompute.
 
     Lightest recompute first.  Hosts that take no options of Megatron's keep theirs, and programs
     what they take no option for.
     """
+    found: list[RunConfig] = []
+    for at_size in micro_batches(config):
+        again = recomputes(at_size) if takes_options(config) else ()
+        found += [one.of(at_size) for one in again] or [at_size]
+    if takes_options(config):
+        found = [one for one in found if not untaken(one, config)] or [config]
+    return found
+
+
+def micro_batches(config: RunConfig) -> list[RunConfig]:
+    """The layout with every micro-batch that divides all global batch sizes of the run."""
     sizes = {level.global_batch_size for level in batch_levels(config)} | {
         config.batch.global_batch_size
     }
@@ -206,13 +217,9 @@ def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
     for micro in (size for size in range(1, samples + 1) if samples % size == 0):
         try:
             batch = replace(config.batch, micro_batch_size=micro)
-            at_size = replace(config, batch=batch)
+            found.append(replace(config, batch=batch))
         except ConfigError:  # interleaving wants micro-batches in groups
             continue
-        again = recomputes(at_size) if takes_options(config) else ()
-        found += [one.of(at_size) for one in again] or [at_size]
-    if takes_options(config):
-        found = [one for one in found if not untaken(one, config)] or [config]
     return found
 
 

@@ -14,6 +14,7 @@ from ..arguments.short_names import layout_name
 from ..arguments.taken_options import untaken
 from ..fit.estimates import Source
 from ..forecast.throughput import Throughput, throughput
+from ..memory.host_memory import host_nbytes
 from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
@@ -25,7 +26,7 @@ from ..search.labels import layout_label
 from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
 from ..steps.known import MEASURED_SIGMA_LOG
 from ..steps.model import MISFIT, FittedSteps
-from ..units import CANNOT_TELL, format_change, format_frac
+from ..units import CANNOT_TELL, format_bytes, format_change, format_frac, format_time
 from ..workload.config import RunConfig
 from ..workload.hosts import takes_options
 from ..workload.routing import Routed, routed
@@ -47,7 +48,7 @@ SCHEMA = 1
 _NUM_WORTH_MEASURING = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Candidate:
     """One layout.  ``time_frac`` is its step time over that of the running layout, minus one; it
     and what belongs to it are NaN where nothing runs that does the same work on such a device."""
@@ -69,6 +70,11 @@ class Candidate:
     options: tuple[str, ...]
     fit_probability: float | None = None
     """That it fits in the memory of a device; None where nobody knows how much that is."""
+
+    def __repr__(self) -> str:
+        step, low, high = map(format_time, (self.step_time_s, self.low_s, self.high_s))
+        size = format_bytes(self.memory.total_nbytes)
+        return f"{self.label}: step {step} (90 %: {low} to {high}), {size} ({self.verdict.value})"
 
     @property
     def label(self) -> str:
@@ -133,6 +139,7 @@ class Candidate:
             **{name: getattr(self, name) if self.is_comparable else None for name in ratios},
             "throughput": self.throughput.to_json(),
             "memory": self.memory.to_json(),
+            "host_nbytes_per_node": host_nbytes(self.config),
             "verdict": self.verdict.value,
             "fit_probability": self.fit_probability,
             "source_frac": {source.value: frac for source, frac in self.source_frac.items()},

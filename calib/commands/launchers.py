@@ -15,7 +15,7 @@ _PORT = 29500
 """torchrun's own default."""
 _HERE = ("localhost", "127.0.0.1", "::1")
 _ONE_NODE = frozenset({"--standalone"})
-_MEETING = frozenset(
+MEETING = frozenset(
     {
         *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
         *("--master-addr", "--master-port", "--node-rank"),
@@ -113,13 +113,13 @@ def _torchrun(own: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ..
     if nodes.num_nodes > 1 or any(one.name == "--nnodes" for one in found):
         found = put(found, "--nnodes", Word(text=str(nodes.num_nodes)), "-")
     if nodes.num_nodes == 1:
-        return joined(_alone(found, _MEETING, now))
+        return joined(_alone(found, MEETING, now))
     found = [one for one in found if one.name not in _ONE_NODE]
     if any(one.name == "--node-rank" for one in found):
         found = put(found, "--node-rank", Word(text=MASK, blank=_RANK), "-")
     address = _value(found, "--rdzv-endpoint") or _value(found, "--master-addr")
     if not address or address.partition(":")[0] in _HERE:
-        found = [one for one in found if one.name not in _MEETING]
+        found = [one for one in found if one.name not in MEETING]
         found = put(found, "--rdzv-backend", Word(text="c10d"), "-")
         found = put(found, "--rdzv-id", Word(text="forerun"), "-")
         meeting = Word(text=f"{MASK}:{_PORT}", blank=_ADDRESS)

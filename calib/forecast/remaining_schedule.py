@@ -85,9 +85,13 @@ def schedule_levels(schedule: str, *, seq_length: int) -> tuple[BatchLevel, ...]
     >>> [(x.from_samples, x.global_batch_size) for x in schedule_levels("0:8 1K:16", seq_length=10)]
     [(0, 8), (100, 16)]
     """
+    rule = "{!r} in --step-batch-size-schedule is not a number; such as 0:768 250B:1536"
     pairs = (entry.partition(":")[::2] for entry in schedule.replace(",", " ").split())
     levels = [
-        BatchLevel(from_samples=_count(text) // seq_length, global_batch_size=_count(size))
+        BatchLevel(
+            from_samples=read_count(text, rule.format(text)) // seq_length,
+            global_batch_size=read_count(size, rule.format(size)),
+        )
         for text, size in pairs
     ]
     return tuple(sorted(levels, key=lambda level: level.from_samples))
@@ -163,19 +167,18 @@ def _least_with(number: int, each: float) -> int:
     return least if int(least / each) >= number else least + 1
 
 
-_POWERS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+POWERS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3))
+"""Letters behind a number, the largest first."""
 
 
-def _count(text: str) -> int:
-    """A number with an optional suffix; ``ConfigError`` where it is none."""
+def read_count(text: str, rule: str) -> int:
+    """A number with an optional suffix; ``ConfigError`` with the rule where it is none."""
     word = text.strip().upper()
-    power = _POWERS.get(word[-1:], 1)
+    power = dict(POWERS).get(word[-1:], 1)
     try:
-        return int(float(word[:-1] if power > 1 else word) * power)
-    except ValueError:
-        raise ConfigError(
-            f"{text!r} in --step-batch-size-schedule is not a number; such as 0:768 250B:1536"
-        ) from None
+        return round(float(word[:-1] if power > 1 else word) * power)
+    except (ValueError, OverflowError):
+        raise ConfigError(rule) from None
 
 
 def _rounded(batch: int, of_all: int) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..opened.run import Run, load
+from ..opened.loading import load
+from ..opened.run import Run
 from ..opened.search_effort import search_effort
 from ..options.without_directory import NO_DIRECTORY, num_ranks_of, run_words
 from .outcome import ExitCode, print_json, tell
@@ -16,13 +17,21 @@ from .outcome import ExitCode, print_json, tell
 
 def predict(args: argparse.Namespace) -> int:
     """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
-    found = opened(args).predict(args.options, **other_run(args))
+    found = opened(args).predict(
+        args.options,
+        **other_run(args),
+        tokens=args.tokens,
+        price_per_gpu_hour=args.price_per_gpu_hour,
+    )
     tell(*found.notes)
     if args.json:
         print_json(found.to_json())
     else:
         for line in found.parts():
             print(line)
+    if args.sbatch is not None:
+        found.write_sbatch(args.sbatch)
+        tell(f"sbatch {args.sbatch} starts it; read it first")
     if args.timeline is not None:
         found.write_timeline(args.timeline)
         tell(f"trace for ui.perfetto.dev written to {args.timeline}")

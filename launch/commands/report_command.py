@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..opened.drawn import print_parts
-from ..opened.run import load
+from ..opened.loading import load
 from .outcome import ExitCode, print_json
 
 

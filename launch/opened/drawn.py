@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable
+from textwrap import wrap
 from typing import TypeAlias
 
 from ..report.table import ReportTable, console, markdown_lines, show_table
 
 Part: TypeAlias = "ReportTable | str"
 """A table, a line of text, or several lines that stand as they are."""
+_LINES, _COLUMNS = 24, 80
+"""Of a small screen."""
 _CELL = "text-align: {}; white-space: nowrap"
 
 
@@ -23,16 +26,26 @@ def print_parts(parts: Iterable[Part]) -> None:
             print(part)
 
 
-def text_of(parts: Iterable[Part]) -> str:
-    """The same as text, without colours."""
+def text_of(parts: Iterable[Part], columns: int = 0) -> str:
+    """The same as text, without colours; 0 columns: as wide as standard output."""
     file = io.StringIO()
     out = console(file)
+    out.width = columns or out.width
     for part in parts:
         if isinstance(part, ReportTable):
             show_table(part, out)
         else:
             print(part, file=file)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def screen_of(parts: Iterable[Part]) -> str:
+    """The same within a small screen, with all that has no room there left out at the end."""
+    wide = text_of(parts, _COLUMNS).splitlines()
+    lines = [part for line in wide for part in wrap(line, _COLUMNS, drop_whitespace=False) or [""]]
+    if len(lines) > _LINES:
+        lines[_LINES - 1 :] = ["... print() shows all of it"]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def markdown_of(parts: Iterable[Part]) -> str:

@@ -30,7 +30,9 @@ def several_parts(best: Sequence[BestLayout], curves: Sequence[Scaling]) -> Iter
     yield "\n".join(["", scaling_text(curves), ""])
 
 
-def one_parts(one: OnePlan, question: PlanQuestion, *, is_one_of_many: bool) -> Iterator[Part]:
+def one_parts(
+    one: OnePlan, best: BestLayout, question: PlanQuestion, *, is_one_of_many: bool
+) -> Iterator[Part]:
     """One plan in full: its layouts, what is offered, and what that rests on."""
     title = f"Layouts on {one.num_ranks} GPUs, {one.device}" if is_one_of_many else "Layouts"
     plan, sharp = one.plan, one.breadth
@@ -41,6 +43,8 @@ def one_parts(one: OnePlan, question: PlanQuestion, *, is_one_of_many: bool) -> 
         own_name = "as described"
     if plan.candidates:
         yield layouts_table(plan, question.top, left=one.left, title=title, own_name=own_name)
+    if best.candidate is not None and best.whole_run is not None:
+        yield "\n".join([f"a run in {best.candidate.label}", *best.whole_run.lines])
     if one.why is not None:
         yield f"why not {question.why}: {one.why.text}"
     yield from _offer(plan)

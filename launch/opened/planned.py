@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...calib.advice.plan import Candidate
 from ...calib.advice.scaling import Scaling, best_on, curve
 from ...calib.errors import ConfigError
+from ...calib.forecast.whole_run import whole_run
 from ...calib.records.iso_times import stamped
 from ...calib.search.found import TOP, Effort
 from ..known.machines import Machine
@@ -25,6 +26,8 @@ from .predicted import network_json
 from .told import Told
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .drawn import Part
     from .row_command import RowCommand
 
@@ -112,6 +115,26 @@ class PlanAnswer(Told):
         """All that a reader should know beside it."""
         return (*self.left_out, *self.problems)
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each layout, by the names of JSON, in seconds and bytes."""
+        from .plan_frame import plan_frame
+
+        return plan_frame(self.plans, self.question.top)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Steps with their intervals on axes of matplotlib, which are returned.
+
+        Raises ``ConfigError`` where that is not installed.
+        """
+        from .plan_frame import plan_plot
+
+        return plan_plot(self.to_frame(), axes)
+
+    def __repr__(self) -> str:
+        from .drawn import screen_of
+
+        return screen_of(self.parts())
+
     def to_json(self) -> dict[str, Any]:
         """As ``forerun plan --json``: one plan as it is, several under ``plans`` with curves."""
         pairs = zip(self.plans, self.best_layouts, strict=True)
@@ -127,7 +150,8 @@ class PlanAnswer(Told):
         is_one_of_many = len(self.plans) > 1
         if is_one_of_many:
             yield from several_parts(self.best_layouts, self.curves)
-        yield from one_parts(self.chosen, self.question, is_one_of_many=is_one_of_many)
+        best = self.best_layouts[self.plans.index(self.chosen)]
+        yield from one_parts(self.chosen, best, self.question, is_one_of_many=is_one_of_many)
 
 
 def planned(
@@ -145,8 +169,17 @@ def planned(
 
 
 def _best(one: OnePlan, question: PlanQuestion) -> BestLayout:
+    found, ahead = best_on(one.num_ranks, one.plan, question.keep), None
+    if found is not None and question.num_tokens:
+        ahead = whole_run(
+            found.config,
+            one.machine.steps,
+            num_tokens=question.num_tokens,
+            price_per_gpu_hour=one.price_per_gpu_hour,
+        )
     return BestLayout(
-        candidate=best_on(one.num_ranks, one.plan, question.keep),
+        candidate=found,
+        whole_run=ahead,
         device=one.device,
         num_ranks=one.num_ranks,
         price_per_gpu_hour=one.price_per_gpu_hour,
@@ -181,6 +214,7 @@ def _plan_json(one: OnePlan, best: BestLayout, question: PlanQuestion) -> dict[s
         "gpu_hours_per_giga_token": best.gpu_hours_per_giga_token,
         "price_per_gpu_hour": one.price_per_gpu_hour,
         "cost_per_giga_token": best.cost_per_giga_token,
+        "whole_run": None if best.whole_run is None else best.whole_run.to_json(),
         "why": one.why.to_json() if one.why is not None else None,
         "breadth": sharp.to_json() if sharp is not None else None,
         "candidates": [row(candidate) for candidate in one.plan.candidates[: question.top]],

@@ -17,6 +17,7 @@ from ...calib.records.iso_times import stamped
 from ...calib.records.launch import Launch
 from ...calib.shell import quoted, shown
 from ...calib.units import format_time
+from ...calib.workload.config import RunConfig
 from ..known.launches import launch_of_command, launch_of_run
 from ..wrapper.log_lines import one_line
 from ..wrapper.resubmit import MARK, is_ours, sealed
@@ -80,13 +81,10 @@ class RowCommand(Told):
 
         Raises ``ConfigError`` where it could not run, and where another file is in its place.
         """
-        path = Path(path)
         if self.candidate.verdict is Verdict.DOES_NOT_FIT or self.line.refused:
             why = "; ".join(self.line.refused) or "it does not fit in memory"
             raise ConfigError(f"row {self.row} cannot run ({why}); choose another with --show")
-        if os.path.lexists(path) and not is_ours(path):
-            raise ConfigError(f"{path} exists and was not written by forerun; give another --write")
-        replace_file(path, sealed(self.script.encode()), mode=_MODE)
+        write_script(path, self.script, "--write")
 
     def to_json(self) -> dict[str, Any]:
         """As ``forerun plan --show N --json``, but for the file that it was written to."""
@@ -120,12 +118,7 @@ def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: Other
     if not 0 <= row < len(rows):
         raise ConfigError(f"--show {row} is not a row; give one from 0 to {len(rows) - 1}")
     running, candidate = plan.own.config, rows[row]
-    if other.command:
-        launch = launch_of_command(other.command, running.parallelism)
-    elif other.config is not None:
-        launch = Launch()
-    else:
-        launch = launch_of_run(directory, run_id, running.parallelism)
+    launch = launch_for(directory, run_id, running, other)
     line = launch_line(launch, running, candidate.config)
     return RowCommand(
         run_id=run_id,
@@ -135,6 +128,26 @@ def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: Other
         launch=launch,
         notes=(*_notes(candidate, plan), *line.refused, *line.notes),
     )
+
+
+def launch_for(directory: Path, run_id: str, running: RunConfig, other: OtherRun) -> Launch:
+    """How the run was started, or the one that is described in its place."""
+    if other.command:
+        return launch_of_command(other.command, running.parallelism)
+    if other.config is not None:
+        return Launch()
+    return launch_of_run(directory, run_id, running.parallelism)
+
+
+def write_script(path: Path | str, text: str, option: str) -> None:
+    """Write an executable script at once, for its owner alone.
+
+    Raises ``ConfigError`` where another file is in its place.
+    """
+    path = Path(path)
+    if os.path.lexists(path) and not is_ours(path):
+        raise ConfigError(f"{path} exists and was not written by forerun; give another {option}")
+    replace_file(path, sealed(text.encode()), mode=_MODE)
 
 
 def _told(one: Change) -> str:

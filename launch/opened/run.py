@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import CalibrationError, ForerunError, RecordError
-from ..directory.run_folders import SAMPLES, object_of_run, top_of
+from ..directory.run_folders import object_of_run, top_of
 from .other_run import OtherRun
 from .told import Told
 
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from .reported import ReportAnswer
     from .said import RunDecision, RunForecast
 
-_HELD = ("records/*/*", SAMPLES, f"runs/*/{SAMPLES}", "imported/*.csv")
-"""Any of these, and there is something to ask."""
-
 
 @contextmanager
 def quiet_search(top: int) -> Iterator[Effort]:
@@ -43,45 +40,6 @@ def quiet_search(top: int) -> Iterator[Effort]:
     from ...calib.search.found import Effort
 
     yield Effort(top=top)
-
-
-def load(
-    directory: Path | str,
-    *,
-    run_id: str | None = None,
-    machine: str | None = None,
-    also: Sequence[Path | str] = (),
-    like: Path | str | None = None,
-    device: str | None = None,
-    cluster: Path | str | None = None,
-    searching: Searching = quiet_search,
-) -> Run:
-    """The run of a directory, or one launch's folder in it; nothing of it is read yet.
-
-    ``run_id``: which run (default: the newest); ``machine``: which machine of imported steps;
-    ``also``: directories whose measured steps count too; ``like``: a run of another machine whose
-    operators are carried over; ``device``: another device, as H100; ``cluster``: a JSON file of
-    what joins the GPUs (docs/cluster.md); ``searching``: how plans are searched.
-
-    Raises ``RecordError`` where the directory holds neither records nor tables.
-    """
-    home = Path(directory)
-    top, _ = top_of(home)
-    if not any(next(place.glob(held), None) for place in {home, top} for held in _HELD):
-        raise RecordError(
-            f"{home} has neither records nor {SAMPLES}; train with --calibrate "
-            f"--calibrate-dir={home} first"
-        )
-    return Run(
-        directory=home,
-        asked_run_id=run_id,
-        asked_machine=machine,
-        also=tuple(map(Path, also)),
-        like=None if like is None else Path(like),
-        device=device,
-        cluster=None if cluster is None else Path(cluster),
-        searching=searching,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -150,6 +108,8 @@ class Run(Told):
         command: Sequence[str] = (),
         anyway: bool = False,
         assume_no_effect: Sequence[str] = (),
+        tokens: float | str | None = None,
+        price_per_gpu_hour: float | str | None = None,
         **layout: AxisValue,
     ) -> Prediction:
         """The step of another layout: ``run.predict(tp=4, mbs=2)``.
@@ -158,7 +118,8 @@ class Run(Told):
         words or by name.  ``config`` (Megatron's arguments, a Hugging Face ``config.json``, a
         checkpoint) or ``command`` describe another run over this calibration; ``anyway`` answers
         where an option of it is not modelled, ``assume_no_effect`` names options of the script's
-        own that change neither time nor memory.
+        own that change neither time nor memory.  ``tokens`` (``"1T"``) and ``price_per_gpu_hour``
+        ask for the whole run too (``Prediction.whole_run``).
 
         Raises ``ConfigError`` for a name that is not known and a layout that cannot be, and
         ``CalibrationError`` where the layout of the run is not known.
@@ -166,8 +127,9 @@ class Run(Told):
         from .predicted import predicted, words_of
 
         words = words_of(options, layout)
-        other = _other(config, command, anyway, assume_no_effect)
-        return predicted(self.machine(), words, other)
+        other = self._other(config, command, anyway, assume_no_effect)
+        found = predicted(self.machine(), words, other, self.machine, self.directory)
+        return found.to_tokens(tokens, price_per_gpu_hour)
 
     def plan(
         self,
@@ -180,6 +142,7 @@ class Run(Told):
         memory_gib: float | str | None = None,
         objective: str = "time",
         price_per_gpu_hour: Several = None,
+        tokens: float | str | None = None,
         keep: str | Mapping[str, Any] | None = None,
         why: str | Mapping[str, Any] | None = None,
         top: int | str = 10,
@@ -210,11 +173,12 @@ class Run(Told):
             memory_gib=memory_gib,
             objective=objective,
             price_per_gpu_hour=price_per_gpu_hour,
+            tokens=tokens,
             keep=keep,
             why=why,
             top=top,
         )
-        other = _other(config, command, anyway, assume_no_effect)
+        other = self._other(config, command, anyway, assume_no_effect)
         return planned(self.machine, self.directory, question, other, self.searching, num_rows)
 
     def explain(
@@ -238,7 +202,7 @@ class Run(Told):
         """
         from .explained import explained
 
-        described = _other(config, command, anyway, assume_no_effect)
+        described = self._other(config, command, anyway, assume_no_effect)
         return explained(self.machine, layout, other, gpus, described, self.searching)
 
     def report(self) -> ReportAnswer:
@@ -353,18 +317,18 @@ class Run(Told):
         except RecordError:
             return None
 
+    def _other(
+        self,
+        config: Path | str | None,
+        command: Sequence[str],
+        anyway: bool,
+        assume_no_effect: Sequence[str],
+    ) -> OtherRun:
+        from ..options.launch_scripts import line_inside
 
-def _other(
-    config: Path | str | None,
-    command: Sequence[str],
-    anyway: bool,
-    assume_no_effect: Sequence[str],
-) -> OtherRun:
-    from ..options.launch_scripts import line_inside
-
-    return OtherRun(
-        config=None if config is None else Path(config),
-        command=line_inside(command),
-        is_any_answer=anyway,
-        without_effect=tuple(assume_no_effect),
-    )
+        return OtherRun(
+            config=None if config is None else Path(config),
+            command=line_inside(command),
+            is_any_answer=anyway,
+            without_effect=tuple(assume_no_effect),
+        )

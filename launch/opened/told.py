@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class Told(ABC):
-    """An answer.  ``repr`` is what the verb prints; a notebook shows tables.
+    """An answer.  ``str`` is what the verb prints, and ``repr`` where that is no longer than a
+    screen; a notebook shows tables.
 
     What draws tables is imported where one is drawn: it is slow to, and programs read JSON.
     """
@@ -24,10 +25,13 @@ class Told(ABC):
     def parts(self) -> Iterable[ReportTable | str]:
         """The answer for people: tables, lines, and several lines that stand as they are."""
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         from .drawn import text_of
 
         return text_of(self.parts())
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_markdown_(self) -> str:
         from .drawn import markdown_of

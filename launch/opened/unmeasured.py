@@ -5,20 +5,24 @@ Data sheets, published rates and NCCL's cost model answer; every answer says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...calib.arguments.megatron_args import apply_options
-from ...calib.errors import ConfigError
+from ...calib.errors import CalibrationError, ConfigError
 from ...calib.memory.devices import known_device
+from ...calib.search.labels import layout_label
 from ...calib.workload.config import Batch, ModelShape, Parallelism, Precision, RunConfig
 from ..options.cluster_files import read_cluster
 from .run import Run, quiet_search
 
 if TYPE_CHECKING:
     from ..known.machines import Machine
+    from ..known.runs import Loaded
+    from .other_run import OtherRun
     from .planned import Searching
 
 _GPUS_PER_NODE = 8
@@ -41,6 +45,35 @@ class Unmeasured(Run):
     """A described run on a device by what is published of it; nothing is read or written."""
 
     described: RunConfig
+    config: Path | None = None
+    command: tuple[str, ...] = ()
+
+    @cached_property
+    def run_id(self) -> str:
+        """The device, by its driver's name."""
+        return self.machine().name
+
+    def __repr__(self) -> str:
+        return f"Run(device={self.described.device!r}, layout={layout_label(self.described)!r})"
+
+    def parts(self) -> Iterator[str]:
+        """Its layout, and what answers rest on."""
+        yield f"{layout_label(self.described)} {self.machine().basis}"
+
+    @cached_property
+    def _loaded(self) -> Loaded:
+        raise CalibrationError("a device alone has no records; train with --calibrate first")
+
+    def _other(
+        self,
+        config: Path | str | None,
+        command: Sequence[str],
+        anyway: bool,
+        assume_no_effect: Sequence[str],
+    ) -> OtherRun:
+        if config is None and not command:
+            config, command = self.config, self.command
+        return super()._other(config, command, anyway, assume_no_effect)
 
     def _open(self, device: str | None) -> Machine:
         if device not in self._opened:
@@ -65,14 +98,16 @@ def unmeasured(
 ) -> Unmeasured:
     """The run that a file or a command describes, on a device by its short name.
 
-    ``options`` are Megatron's, and say what a ``config.json`` leaves open; ``num_ranks``: 0, as the
-    command says.  Raises ``ConfigError`` where the run or its ranks are not described.
+    ``options`` are Megatron's, and say what a ``config.json`` leaves open, not a command;
+    ``num_ranks``: 0, as the command says.  Raises ``ConfigError`` where the run or its ranks are
+    not described.
     """
     from ..options.config_files import described_run
     from ..options.launch_scripts import line_inside
 
     name = known_device(device).driver_name
-    base = apply_options(_any_run(name, num_ranks), options)
+    base = _any_run(name, num_ranks)
+    base = base if command else apply_options(base, options)
     found = described_run(config, line_inside(command), base, num_ranks=num_ranks)
     if found is None:
         raise ConfigError(
@@ -84,6 +119,8 @@ def unmeasured(
         cluster=cluster,
         searching=searching,
         described=replace(found.config, device=name),
+        config=config,
+        command=tuple(command),
     )
 
 

@@ -11,6 +11,7 @@ from .plan_options import (
     SCHEMA_FILE,
     add_layout_options,
     add_plan_options,
+    add_tokens,
     describe_layout_names,
 )
 from .schema_option import add_file_schema_option, add_schema_option
@@ -37,6 +38,13 @@ def add_predict(verbs: argparse._SubParsersAction) -> None:
         type=float,
         metavar="SECONDS",
         help="exit 1 if the step is slower than this",
+    )
+    add_tokens(sub)
+    sub.add_argument(
+        "--sbatch",
+        type=Path,
+        metavar="FILE",
+        help="write a script for sbatch whose --time holds the run with 95 %%",
     )
     add_timeline(sub)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from ...calib.arguments.keep import Keep
 from ...calib.arguments.short_names import LAYOUT_NAMES
 from ...calib.errors import ConfigError
+from ...calib.forecast.remaining_schedule import read_count
 from ...calib.memory.devices import known_device
 from ...calib.units import GIB
 from ...calib.workload.argument_values import shown, whole
@@ -28,6 +29,7 @@ NUM_TOP = 10
 _MOST_GIB = 1e9
 # A table of more is not read, and each is a search of its own.
 _MOST_COUNTS = 32
+_MOST_TOKENS = 10**15
 _TO = ".."
 _PER_GPU = "xgpus"
 
@@ -83,6 +85,8 @@ class PlanQuestion:
     objective: Objective
     prices: tuple[float, ...]
     """Of an hour of one GPU, for each of the devices; empty: not told."""
+    num_tokens: int
+    """Of a whole run; 0: not asked."""
     keep: Keep | None
     why: Keep | None
     top: int
@@ -129,6 +133,7 @@ def read_question(
     memory_gib: float | str | None = None,
     objective: str = Objective.TIME.value,
     price_per_gpu_hour: Several = None,
+    tokens: float | str | None = None,
     keep: str | Mapping[str, Any] | None = None,
     why: str | Mapping[str, Any] | None = None,
     top: int | str = NUM_TOP,
@@ -146,7 +151,8 @@ def read_question(
         seq_length=_positive("--seq-length", seq_length),
         memory_nbytes=_memory_nbytes(memory_gib),
         objective=_objective(objective),
-        prices=_prices(_text(price_per_gpu_hour), max(1, len(devices))),
+        prices=read_prices(_text(price_per_gpu_hour), max(1, len(devices))),
+        num_tokens=0 if tokens is None else read_tokens(tokens),
         keep=_keep(keep),
         why=_keep(why),
         top=_positive("--top", top),
@@ -206,6 +212,19 @@ def read_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
+def read_tokens(text: object) -> int:
+    """A number of tokens; ``ConfigError`` where it is none.
+
+    >>> read_tokens("1T"), read_tokens("2.3b"), read_tokens("2e12"), read_tokens(300)
+    (1000000000000, 2300000000, 2000000000000, 300)
+    """
+    rule = f"--tokens {shown(text)} is not a number of tokens; give one such as 300B or 1T"
+    number = read_count(str(text), rule)
+    if not 0 < number < _MOST_TOKENS:
+        raise ConfigError(rule)
+    return number
+
+
 def read_batch(text: str) -> BatchRule:
     """The batch of a number, of ``xGPUS`` (as many samples for each GPU as the run has), or of
     ``4xGPUS`` (four for each); the run's own of nothing.
@@ -246,14 +265,24 @@ def add_plan_options(sub: argparse.ArgumentParser) -> None:
     add("--seq-length", "--seq", metavar="N", help="tokens of a sample")
     add("--memory-gib", metavar="X", help="memory of one GPU in GiB (default: as in the run)")
     add("--objective", metavar="time|cost", default="time", help="order of the rows (default time)")
-    add(
-        "--price-per-gpu-hour",
-        metavar="X",
-        help=("price of an hour of one GPU: one, or one for each --device, separated by commas"),
-    )
+    add_tokens(sub)
     add("--keep", metavar="tp=8,pp=1|2", help="only layouts with these values")
     add("--why", metavar="tp=16", help="why such layouts are not at the top")
     add("--top", metavar="K", default=NUM_TOP, help=f"number of rows to show (default {NUM_TOP})")
+
+
+def add_tokens(sub: argparse.ArgumentParser) -> None:
+    """Options on a whole run, of ``predict`` and ``plan``."""
+    sub.add_argument(
+        "--tokens",
+        metavar="N",
+        help="days, steps and GPU-hours of a run to so many tokens, as 300B, 1T or 2e12",
+    )
+    sub.add_argument(
+        "--price-per-gpu-hour",
+        metavar="X",
+        help="price of an hour of one GPU: one, or of plan one for each --device, with commas",
+    )
 
 
 def add_layout_options(sub: argparse.ArgumentParser) -> None:
@@ -331,7 +360,8 @@ def _objective(text: str) -> Objective:
         raise ConfigError(f"--objective {shown(text)} is not known; give time or cost") from err
 
 
-def _prices(text: str | None, num_devices: int) -> tuple[float, ...]:
+def read_prices(text: str | None, num_devices: int = 1) -> tuple[float, ...]:
+    """Prices of an hour of one GPU: one, or one for each device; empty where none is given."""
     if text is None:
         return ()
     rule = "give a price of an hour of one GPU, such as 2.5"

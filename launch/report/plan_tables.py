@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...calib.advice.plan import Candidate
 from ...calib.advice.scaling import ScalePoint
 from ...calib.forecast.throughput import Throughput
+from ...calib.forecast.whole_run import WholeRun
 from ...calib.units import format_count, format_frac, format_time
 from .scaling_text import TOO_FAR
 from .table import ReportTable, table_of
@@ -25,6 +26,8 @@ class BestLayout:
     price_per_gpu_hour: float | None
     point: ScalePoint | None = None
     """The same on the curve of its device, where there are several numbers of GPUs."""
+    whole_run: WholeRun | None = None
+    """Its run to the tokens that were asked for."""
 
     @property
     def throughput(self) -> Throughput | None:
@@ -69,7 +72,13 @@ def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
         "efficiency": lambda row: format_frac(row.point.efficiency_frac) if row.point else "",
         "GPU-h for 1e9 tokens": lambda row: _figure(row.gpu_hours_per_giga_token),
     }
-    if any(row.price_per_gpu_hour is not None for row in rows):
+    if any(row.whole_run is not None for row in rows):
+        cells["time"] = lambda row: row.whole_run.days.partition(" (")[0] if row.whole_run else ""
+        del cells["GPU-h for 1e9 tokens"]
+        cells["GPU-hours"] = lambda row: _count(row.whole_run and row.whole_run.gpu_hours)
+        if any(row.price_per_gpu_hour is not None for row in rows):
+            cells["cost"] = lambda row: _count(row.whole_run and row.whole_run.cost)
+    elif any(row.price_per_gpu_hour is not None for row in rows):
         cells["cost of 1e9 tokens"] = lambda row: _figure(row.cost_per_giga_token)
     if len({row.num_ranks for row in rows}) == 1:
         del cells["efficiency"]
@@ -79,7 +88,7 @@ def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
         cells = {"device": lambda row: row.device, **cells}
     table = table_of("plans", "The best on each number of GPUs", rows, cells)
     return table.sparing(
-        *("GPU-h for 1e9 tokens", "cost of 1e9 tokens"),
+        *("GPU-h for 1e9 tokens", "cost of 1e9 tokens", "GPU-hours", "cost"),
         late=("90 %", "best layout", "tokens/s", "efficiency", "trust"),
         folded="best layout",
     )
@@ -93,3 +102,7 @@ def _interval(candidate: Candidate | None) -> str:
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:,.4g}"
+
+
+def _count(value: float | None) -> str:
+    return "" if value is None else format_count(value)

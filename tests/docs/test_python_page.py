@@ -25,7 +25,7 @@ def test_its_blocks_run_in_order(
     for block in BLOCKS:
         exec(compile(block, "docs/python.md", "exec"), names)
     out = capsys.readouterr().out
-    assert len(BLOCKS) == 6 and "'tpp' is not an axis of a layout; did you mean tp?" in out
+    assert len(BLOCKS) == 7 and "'tpp' is not an axis of a layout; did you mean tp?" in out
 
 
 def told(heading: str) -> list[str]:

@@ -43,8 +43,19 @@ def test_the_surface_is_frozen() -> None:
                 "--etp",
             ),
             *("--fail-over", "--gbs", "--gpus", "--help", "--instances", "--json"),
-            *("--json-schema", "--like", "--machine", "--mbs", "--pp", "--recompute"),
-            *("--run-id", "--seq", "--sharding", "--sp", "--timeline", "--tp", "--vp", "--vpp"),
+            *("--json-schema", "--like", "--machine", "--mbs", "--pp", "--price-per-gpu-hour"),
+            "--recompute",
+            *(
+                "--run-id",
+                "--sbatch",
+                "--seq",
+                "--sharding",
+                "--sp",
+                "--timeline",
+                "--tokens",
+                "--tp",
+            ),
+            *("--vp", "--vpp"),
             "--zero",
         ],
         "plan": [
@@ -60,7 +71,8 @@ def test_the_surface_is_frozen() -> None:
             ),
             *("--gpus", "--gpus-per-node", "--help", "--json", "--json-schema", "--keep"),
             *("--like", "--machine", "--memory-gib", "--objective", "--price-per-gpu-hour"),
-            *("--run-id", "--seq", "--seq-length", "--show", "--top", "--why", "--write"),
+            *("--run-id", "--seq", "--seq-length", "--show", "--tokens", "--top"),
+            *("--why", "--write"),
         ],
         "explain": [
             *(

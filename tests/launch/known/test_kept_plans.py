@@ -19,7 +19,8 @@ from forerun.calib.answers import plain_models
 from forerun.calib.search.found import Effort
 from forerun.launch.known import kept_files, kept_plans
 from forerun.launch.known.kept_plans import plan_on
-from forerun.launch.opened.run import Run, load
+from forerun.launch.opened.loading import load
+from forerun.launch.opened.run import Run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 

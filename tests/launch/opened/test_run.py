@@ -98,7 +98,7 @@ def test_what_is_printed_is_what_shows_itself(run: Run, home: Path, capsys: Out)
         verb, *rest = words
         assert main([verb, str(home), *rest]) == ExitCode.ANSWER
         printed = [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()]
-        assert [line.rstrip() for line in repr(answer).strip().splitlines()] == printed
+        assert [line.rstrip() for line in str(answer).strip().splitlines()] == printed
 
 
 def test_a_notebook_shows_tables(run: Run) -> None:

@@ -1,0 +1,126 @@
+"""What a layout lacks to fit in memory: the largest micro-batch, and the cheapest other options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from ..arguments.megatron_args import apply_options
+from ..errors import ConfigError
+from ..memory.peak import Verdict, memory, verdict
+from ..plain_json import JsonObject
+from ..steps.model import FittedSteps
+from ..units import format_bytes, format_frac
+from ..workload.config import RunConfig
+from .micro_batch import micro_batches
+from .plan import Candidate, compare, unaskable
+
+_NUM_TOLD = 2
+_MOST_CHANGES = 3
+_DEGREES = (2, 4, 8)
+_CHOICES = (
+    (("--zero", "1"), ("--zero", "2"), ("--zero", "3")),
+    (("--recompute", "selective"), ("--recompute", "full")),
+    tuple(("--tp", str(degree), "--sp", "on") for degree in _DEGREES),
+    tuple(("--pp", str(degree)) for degree in (*_DEGREES, 16)),
+    tuple(("--cp", str(degree)) for degree in _DEGREES),
+    tuple(("--ep", str(degree)) for degree in _DEGREES),
+    (("--optimizer-cpu-offload",),),
+)
+"""Options as ``predict`` takes them, one or none of each row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A layout that fits where another one may not."""
+
+    words: tuple[str, ...]
+    """The options that ``predict`` takes for it."""
+    layout: Candidate
+    slower_frac: float
+    """Its step over that of the layout that was asked for, minus one."""
+
+    @property
+    def text(self) -> str:
+        """As ``--tp 2 (66.0 GiB, step +24.1 %)``."""
+        size = format_bytes(self.layout.memory.total_nbytes)
+        size += ", tight" * (self.layout.verdict is Verdict.TIGHT)
+        cost = f", step {format_frac(self.slower_frac, signed=True)}" * bool(self.slower_frac)
+        return f"{' '.join(self.words)} ({size}{cost})"
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        one = self.layout
+        return {
+            "options": list(self.words),
+            "label": one.label,
+            "total_nbytes": one.memory.total_nbytes,
+            "fit_probability": one.fit_probability,
+            "step_time_s": one.step_time_s,
+            "slower_frac": self.slower_frac,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRoom:
+    """Asks which layouts fit on one kind of device beside one that was asked for."""
+
+    asked: RunConfig
+    steps: FittedSteps
+    capacity_nbytes: int
+    offset_nbytes: int | None
+
+    def largest_micro_batch(self) -> Remedy | None:
+        """The layout with the largest micro-batch that is likelier to fit than not; None where none
+        is."""
+        unfit = Verdict.DOES_NOT_FIT
+        fitting = [one for one in micro_batches(self.asked) if self.verdict(one) is not unfit]
+        found = {("--mbs", str(one.batch.micro_batch_size)): one for one in fitting[-1:]}
+        return next(iter(self.priced(found)), None)
+
+    def remedies(self) -> list[Remedy]:
+        """The cheapest layouts that fit with the fewest options changed, one of each kind."""
+        for number in range(1, _MOST_CHANGES + 1):
+            found = {}
+            for rows in combinations(_CHOICES, number):
+                fitting = dict(self._fitting(product(*rows)))
+                for best in self.priced(fitting)[:1]:
+                    found[best.words] = best
+            if found:
+                return sorted(found.values(), key=lambda one: one.slower_frac)[:_NUM_TOLD]
+        return []
+
+    def verdict(self, config: RunConfig) -> Verdict:
+        """Whether a layout fits."""
+        needed = memory(config, offset_nbytes=self.offset_nbytes or 0)
+        is_calibrated = self.offset_nbytes is not None
+        return verdict(needed, self.capacity_nbytes, is_calibrated=is_calibrated)
+
+    def priced(self, layouts: dict[tuple[str, ...], RunConfig]) -> list[Remedy]:
+        """Layouts by their options, the fastest first."""
+        (own, *found) = compare(
+            self.asked,
+            [self.asked, *layouts.values()],
+            self.steps,
+            memory_capacity_nbytes=self.capacity_nbytes,
+            memory_offset_nbytes=self.offset_nbytes,
+        )
+        pairs = zip(layouts, found, strict=True)
+        made = [
+            Remedy(words=w, layout=c, slower_frac=c.step_time_s / own.step_time_s - 1.0)
+            for w, c in pairs
+        ]
+        return sorted(made, key=lambda one: one.slower_frac)
+
+    def _fitting(
+        self, choices: Iterator[tuple[tuple[str, ...], ...]]
+    ) -> Iterator[tuple[tuple[str, ...], RunConfig]]:
+        for chosen in choices:
+            words = tuple(word for one in chosen for word in one)
+            try:
+                config = apply_options(self.asked, words)
+            except ConfigError:
+                continue
+            if self.verdict(config) is Verdict.FITS and not unaskable(config, self.asked):
+                yield words, config

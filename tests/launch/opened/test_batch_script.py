@@ -1,0 +1,98 @@
+"""A script for sbatch: its time covers the run, and a shell starts what the line says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import forerun
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.opened.unmeasured import unmeasured
+from forerun.launch.wrapper.slurm import duration_s
+
+_LINE = (
+    "torchrun --nproc-per-node 8 --nnodes 2 --master-addr n0 --node-rank 0 pretrain_gpt.py --bf16 "
+    "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 "
+    "--max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --vocab-size 50304 "
+    "--use-distributed-optimizer"
+)
+LINE = _LINE.split()
+_SRUN = """#!/bin/sh
+printf '%s\\n' "$CUDA_DEVICE_MAX_CONNECTIONS" "$@" > ran
+"""
+Out = pytest.CaptureFixture[str]
+
+
+def write(path: Path, *words: str, line: list[str] = LINE) -> int:
+    return main(["predict", "--device", "H100", "--sbatch", str(path), *words, "--", *line])
+
+
+def options(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("tokens", ["1M", "20B", "1T"])
+def test_its_time_covers_the_upper_end_and_the_start(tokens: str, tmp_path: Path) -> None:
+    path = tmp_path / "go.sbatch"
+    assert write(path, "--tokens", tokens, "--gpus", "32") == ExitCode.ANSWER
+    run = unmeasured("H100", command=LINE).predict(gpus=32, tokens=tokens).whole_run
+    asked = options(path.read_text(encoding="utf-8"))
+    assert run is not None
+    slack_s = duration_s(asked["time"]) - run.high_s
+    assert 1800 <= slack_s < 1800 + 900
+    assert (asked["nodes"], asked["gpus-per-node"], asked["job-name"]) == ("4", "8", "pretrain_gpt")
+
+
+def test_a_shell_starts_the_line_on_the_nodes_of_the_job(tmp_path: Path) -> None:
+    path, srun = tmp_path / "go.sbatch", tmp_path / "srun"
+    srun.write_text(_SRUN)
+    srun.chmod(0o700)
+    assert write(path, "--tokens", "20B", "--tp", "2") == ExitCode.ANSWER
+    slurm = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n5"}
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **slurm}
+    subprocess.run(["bash", str(path)], cwd=tmp_path, env=env, check=True)
+    connections, *words = (tmp_path / "ran").read_text().splitlines()
+    assert connections == "1"
+    said = " ".join(words)
+    assert said.startswith("--kill-on-bad-exit=1 torchrun --nnodes 2 --rdzv-id 7")
+    assert "--rdzv-endpoint n5:29500 --nproc-per-node 8 pretrain_gpt.py --bf16" in said
+    assert "--master-addr" not in said and "--node-rank" not in said
+    assert "--tensor-model-parallel-size 2" in said
+    assert said.endswith(f"--train-iters {-(-20 * 10**9 // (64 * 2048))}")
+
+
+def test_a_line_has_its_own_length(tmp_path: Path) -> None:
+    path = tmp_path / "go.sbatch"
+    assert write(path, line=[*LINE, "--train-iters", "500"]) == ExitCode.ANSWER
+    text = path.read_text(encoding="utf-8")
+    assert text.count("--train-iters") == 1 and "# 65.54M tokens: " in text
+
+
+@pytest.mark.parametrize(
+    ("words", "line", "said"),
+    [
+        ([], LINE, "give --tokens such as 1T"),
+        (["--tokens", "1T"], [*LINE, "--train-iters", "5"], "leave one out"),
+        (["--tokens", "1T", "--mbs", "32"], LINE[:-1], "does not fit in memory"),
+        (["--tokens", "1T"], ["accelerate", "launch", "--num-processes=16", *LINE[9:]], "torchrun"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(
+    words: list[str], line: list[str], said: str, tmp_path: Path, capsys: Out
+) -> None:
+    words = [*words, "--gpus", "16"] if "--mbs" not in words else [*words, "--gpus", "2"]
+    assert write(tmp_path / "go", *words, line=line) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and said in err and not (tmp_path / "go").exists()
+
+
+def test_no_other_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "go.sbatch"
+    path.write_text("mine")
+    found = unmeasured("H100", command=LINE).predict(tokens="1B")
+    with pytest.raises(forerun.ForerunError, match="give another --sbatch"):
+        found.write_sbatch(path)
+    assert path.read_text() == "mine"
