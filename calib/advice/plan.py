@@ -163,6 +163,8 @@ class Plan:
     hold it; else 0."""
     has_checkpoints: bool = True
     """The run saves this model, and a layout has to go on from that."""
+    is_unmeasured: bool = False
+    """Nothing of the machine was measured: a layout that is tight in memory is not offered."""
 
     @property
     def num_layouts(self) -> int:
@@ -232,6 +234,8 @@ class Plan:
         config, running = candidate.config, self.own.config
         if candidate.verdict is Verdict.DOES_NOT_FIT:
             return "it does not fit in memory"
+        if candidate.verdict is Verdict.TIGHT and self.is_unmeasured:
+            return f"it fits in memory with a probability of {candidate.fit_probability:.2f} only"
         if candidate.time_frac >= 0:
             return "it is not faster"
         return unaskable(config, running) or self.conversion(config)

@@ -221,7 +221,8 @@ def curve(chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = "") 
 def best_on(num_ranks: int, found: Plan, keep: Keep | None = None) -> Candidate | None:
     """The fastest layout of a plan on so many ranks that may fit; None where none does.
 
-    The running layout counts where ``keep`` allows it.
+    The running layout counts where ``keep`` allows it.  Of a machine that nothing was measured on
+    one that surely fits goes before those that are tight.
     """
     able = [
         one
@@ -230,7 +231,9 @@ def best_on(num_ranks: int, found: Plan, keep: Keep | None = None) -> Candidate 
         and one.verdict is not Verdict.DOES_NOT_FIT
         and (keep is None or keep.allows(one.config))
     ]
-    return min(able, key=lambda one: one.step_time_s, default=None)
+    by_time = sorted(able, key=lambda one: one.step_time_s)
+    sure = (one for one in by_time if one.verdict is not Verdict.TIGHT or not found.is_unmeasured)
+    return next(sure, by_time[0] if by_time else None)
 
 
 def _point(estimate: StepEstimate, smallest: StepEstimate, candidate: Candidate) -> ScalePoint:

@@ -43,7 +43,9 @@ def plan_on(
         keep=keep,
         effort=effort,
     )
-    found = replace(found, has_checkpoints=config.model.bare == machine.own.model.bare)
+    is_unmeasured = bool(machine.basis)
+    is_saved = not is_unmeasured and config.model.bare == machine.own.model.bare
+    found = replace(found, has_checkpoints=is_saved, is_unmeasured=is_unmeasured)
     # What was cut short is the best of another moment.
     if kept is not None and not effort.is_stopped():
         with suppress(TypeError):

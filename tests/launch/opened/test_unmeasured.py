@@ -122,6 +122,8 @@ def test_layouts_are_planned_for_a_model_of_hugging_face(nowhere: Path, capsys: 
     assert main(["plan", "--device", "H100", *words]) == ExitCode.ANSWER
     out = capsys.readouterr().out
     assert found["basis"] in out.splitlines() and "(as described)" in out
+    offered = next(row for row in found["candidates"] if row["label"] == found["best"])
+    assert offered["verdict"] == "fits" and "converter" not in out
     assert not [*nowhere.iterdir()]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_copies import golden_copy
 from hypothesis import given
 from hypothesis import strategies as st
 from json_schema import check
@@ -28,7 +28,7 @@ _LINE = (
 )
 LINE = _LINE.split()
 STEP_TOKENS = 64 * 2048
-GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+GOLDEN = golden_copy("cpu_dp2")
 Out = pytest.CaptureFixture[str]
 
 
