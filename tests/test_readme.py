@@ -69,7 +69,7 @@ def test_its_links_and_pictures_are_there() -> None:
     assert len(inside) > 15
     assert [name for name in inside if not (ROOT / name).is_file()] == []
     pictures = [name for name in inside if name.endswith((".svg", ".png"))]
-    assert len(pictures) == 2
+    assert len(pictures) == 3
     assert all((ROOT / name).stat().st_size < 60_000 for name in pictures)
 
 

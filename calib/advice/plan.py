@@ -253,6 +253,7 @@ class Plan:
             c
             for c in self.candidates
             if c.verdict is not Verdict.DOES_NOT_FIT
+            and not (c.verdict is Verdict.TIGHT and self.is_unmeasured)
             # Nothing of it is known where no running layout does the same work.
             and not (c.time_frac_low >= 0 or c.log_ratio_sigma < 2 * MEASURED_SIGMA_LOG)
         ]

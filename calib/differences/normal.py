@@ -15,7 +15,7 @@ from ..forecast.throughput import peak_flop_per_s, throughput
 from ..layers.model_flop import model_flop_per_token
 from ..layers.model_size import model_name
 from ..plain_json import JsonObject
-from ..records.step_rows import StepRow
+from ..records.step_rows import StepRow, Trait
 from ..steps.known import alike, degrees_of, same_layout
 from ..steps.model import FittedSteps
 from ..units import format_frac
@@ -123,10 +123,40 @@ def near_rows(
 ) -> tuple[NearRow, ...]:
     """The published rows that are nearest to a run, priced by its model; ``sources`` by table."""
     rows, _ = alike_rows(own.config, _others(own, published))
-    apart = alike(degrees_of([own.config]), degrees_of([row.config for row in rows]))[0].round(6)
-    counts = [len(_choices(own.config, row.config)) for row in rows]
+    near = _nearest(own.config, rows)[:_NUM_NEAR]
+    return tuple(_near(own, row, steps, sources) for row in near)
+
+
+def modelled_nearest(config: RunConfig, steps: FittedSteps, published: Sequence[StepRow]) -> str:
+    """The published runs of its device that are nearest to a described one, and how much slower or
+    faster each was modelled than it was measured; empty where none is published."""
+    name = device_prior(config.device).name
+    own = [
+        row
+        for row in published
+        if device_prior(row.config.device).name == name and Trait.SOCKET_NETWORK not in row.traits
+    ]
+    if not own:
+        return ""
+    rows, words = alike_rows(config, own)
+    firsts: dict[str, StepRow] = {}
+    for row in _nearest(config, rows):
+        firsts.setdefault(row.group, row)
+    near = [*firsts.values()][:_NUM_NEAR]
+    errors = [float(steps.median_times([row.config])[0]) / row.measured_s - 1 for row in near]
+    told = ", ".join(
+        f"{row.group} {format_frac(off, signed=True)}"
+        for row, off in zip(near, errors, strict=True)
+    )
+    return f"nearest of {len(rows)} published runs ({words}), modelled against measured: {told}"
+
+
+def _nearest(config: RunConfig, rows: Sequence[StepRow]) -> list[StepRow]:
+    """The rows most alike in their degrees, of equals those with fewer settings that differ."""
+    apart = alike(degrees_of([config]), degrees_of([row.config for row in rows]))[0].round(6)
+    counts = [len(_choices(config, row.config)) for row in rows]
     order = sorted(range(len(rows)), key=lambda place: (-apart[place], counts[place]))
-    return tuple(_near(own, rows[place], steps, sources) for place in order[:_NUM_NEAR])
+    return [rows[place] for place in order]
 
 
 def _others(own: StepRow, published: Sequence[StepRow]) -> list[StepRow]:

@@ -77,11 +77,15 @@ class Unmeasured(Run):
 
     def _open(self, device: str | None) -> Machine:
         if device not in self._opened:
-            from ..known.machine_fits import device_machine  # slow to import, as what it fits with
+            from ...calib.differences.normal import modelled_nearest  # slow to import, like these
+            from ..known.machine_fits import device_machine
+            from ..known.published_rows import published_rows
 
             config = replace(self.described, device=device or self.described.device)
             machine = device_machine(config, read_cluster(self.cluster))
+            nearest = modelled_nearest(machine.own, machine.steps, published_rows())
             basis = f"from published measurements of {config.device}, no run of yours"
+            basis += f"; {nearest}" * bool(nearest)
             self._opened[device] = replace(machine, problems=(), basis=basis)
         return self._opened[device]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 from json_schema import check
 
 from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.steps.model import FittedSteps
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.machine_fits import device_machine
+from forerun.launch.known.published_rows import published_rows
 from forerun.launch.options.plan_options import SCHEMA_FILE
 from forerun.launch.options.without_directory import NO_DIRECTORY, with_place
 
@@ -70,13 +74,28 @@ def answer(capsys: Out, *words: str, line: list[str] | None = None) -> dict[str,
     return value
 
 
+def assert_modelled(nearest: str, steps: FittedSteps) -> None:
+    """Names published runs of the device with the error of its own model for each."""
+    told = re.findall(r"[,:] ([^,:]+? batch \d+) ([+-][\d.]+) %", nearest)
+    assert len(told) == 3
+    for name, percent in told:
+        errors = [
+            100 * (float(steps.median_times([row.config])[0]) / row.measured_s - 1)
+            for row in published_rows()
+            if row.group == name and device_prior(row.config.device).name == "h100"
+        ]
+        assert min(abs(error - float(percent)) for error in errors) < 0.06
+
+
 def test_the_step_is_that_of_the_devices_data_sheet_and_says_so(nowhere: Path, capsys: Out) -> None:
     found = answer(capsys, "predict", "--device", "H100", line=LINE)
     config = config_from_command(LINE).config
     machine = device_machine(type(config).from_json({**config.to_json(), "device": H100}))
     (expected,) = machine.steps.estimates([machine.own])
     assert found["step_time_s"] == pytest.approx(expected.time_s, rel=1e-9)
-    assert found["basis"] == f"from published measurements of {H100}, no run of yours"
+    basis, _, nearest = found["basis"].partition("; ")
+    assert basis == f"from published measurements of {H100}, no run of yours"
+    assert_modelled(nearest, machine.steps)
     assert main(["predict", "--device", "H100", "--", *LINE]) == ExitCode.ANSWER
     assert found["basis"] in capsys.readouterr().out.splitlines()
     assert not [*nowhere.iterdir()]
