@@ -2,7 +2,7 @@
 
     python benchmarks/carried.py DATA_DIR [NAME...]    all lines, or those whose names begin so
 
-Each line is a protocol of ``forerun validate collectives`` on rows of one published table; a group
+Each line is a protocol of ``protocols/collectives.py`` on rows of one published table; a group
 of ranks counts as much as any other, and no seed enters.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.protocols.collectives import left_out
 from forerun.benchmarks.published.readers import read_published
 from forerun.calib.units import MIB
-from forerun.calib.validation.collectives import left_out
 from forerun.launch.known.table_files import read_frame
 
 _LARGE_NBYTES = 16 * MIB

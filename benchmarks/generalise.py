@@ -29,12 +29,12 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.baselines.steps import ConstantRate, TenTerms
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.protocols.steps import StepModel
 from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scoring.step_comparisons import Comparison, compare
 from forerun.benchmarks.scoring.step_coverage import row_coverage
 from forerun.calib.steps.table_steps import TableSteps
-from forerun.calib.validation.step_protocols import calibrate_on
-from forerun.calib.validation.steps import StepModel, score_folds
+from forerun.calib.validation import score_folds, step_folds
 
 KNOWN = (0, 3)
 """Rows of a machine that calibrate."""
@@ -188,9 +188,9 @@ def _run(task: Task) -> Line:
     with threadpool_limits(1):
         for table_name in task.source.steps:
             rows = steps_of(task.data, table_name).usable
-            folds = list(calibrate_on(rows, task.num_known, task.draws))
+            folds = list(step_folds(rows, task.num_known, task.draws))
             for model in _models(task.source):
-                frames[model.name] += score_folds(rows, folds, model)
+                frames[model.name] += score_folds(rows, folds, model.fit)
     print(f"{task.source.name}, {task.num_known} rows", file=sys.stderr, flush=True)
     return Line(source=task.source.name, num_known=task.num_known, frames=frames)
 

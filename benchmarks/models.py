@@ -44,7 +44,7 @@ from forerun.benchmarks.scoring.operator_text import (
 )
 from forerun.benchmarks.scoring.operators import figures, joined
 from forerun.calib.importers.own_format import table_kind
-from forerun.calib.validation.scores import noise_floors
+from forerun.calib.validation import noise_floors
 from forerun.calib.workload.operators import OperatorKind
 from forerun.launch.known.table_files import read_frame
 

@@ -20,10 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.published.readers import model_over, steps_of
-from forerun.calib.validation.scores import joined
-from forerun.calib.validation.step_protocols import fold, machines
-from forerun.calib.validation.step_scores import step_results
-from forerun.calib.validation.steps import score_folds
+from forerun.calib.validation import Fold, joined, machines, score_folds, step_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +94,13 @@ def main() -> None:
 def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
     rows = steps_of(arguments.data, one.table).rows
     folds = [
-        fold("one_row", machine, 0, places, [known])
+        Fold("one_row", machine, 0, places, [known])
         for machine, places in machines(rows).items()
         for known in places
         if len(places) > 1
     ]
     model = model_over(arguments.data, one.operators)
-    scored = joined(score_folds(rows, islice(folds, arguments.most_folds), model))
+    scored = joined(score_folds(rows, islice(folds, arguments.most_folds), model.fit))
     whole = step_results(scored, one.table)[0]
     return {
         "title": one.title,

@@ -27,11 +27,11 @@ from threadpoolctl import threadpool_limits
 
 from forerun import calib
 from forerun.benchmarks.generalise import KNOWN, SOURCES, Task, scored
+from forerun.benchmarks.protocols.collectives import validate_collectives
+from forerun.benchmarks.protocols.operators import validate_operators
 from forerun.benchmarks.published.readers import read_published
 from forerun.benchmarks.scoring.chosen_constants import chosen
 from forerun.calib.fit import rate_priors
-from forerun.calib.validation.collectives import validate_collectives
-from forerun.calib.validation.operators import validate_operators
 
 OPERATORS = ("ops_simumax_gemm_attention", ("few_8", "few_24", "leave_gpu"))
 COLLECTIVES = ("coll_aceso", ("few_8", "leave_span"))

@@ -30,8 +30,7 @@ from forerun.benchmarks.scoring.step_pairs import score_pairs
 from forerun.benchmarks.scoring.step_runs import MODELS, Key, Scored, left_out, score
 from forerun.benchmarks.scoring.step_text import markdown
 from forerun.calib.records.step_rows import StepKind
-from forerun.calib.validation.scores import joined
-from forerun.calib.validation.step_scores import step_results, worst_rows
+from forerun.calib.validation import joined, step_results, worst_rows
 
 Lines = list[dict[str, Any]]
 Said = Mapping[tuple[Key, str], Scored]

@@ -152,7 +152,7 @@ ANYTHING_IN = {
     "regressors": "an estimator of XGBoost, which may not be installed",
     "steps": "JSON that is not yet said as such",
     "workload/run_options.py": "what a field of a dataclass holds by default",
-    "validation": "JSON, and whatever a scored model makes of a table",
+    "validation.py": "JSON, and whatever a scored model makes of a table",
 }
 """Where public signatures of calib may still say ``Any``, and what it stands for there."""
 

@@ -15,7 +15,7 @@ from forerun.calib.fit.priors import device_prior
 from forerun.calib.records.step_rows import StepPredictions, StepRow
 from forerun.calib.regressors.intervals import Z_90, shrunk_sigma_log
 from forerun.calib.regressors.robust import robust_minimum
-from forerun.calib.validation.step_scores import RANK_FIGURES
+from forerun.calib.validation import RANK_FIGURES
 from forerun.calib.workload.config import RunConfig
 
 Array = NDArray[np.float64]

@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from forerun.benchmarks.protocols.operator_samples import operator_samples
 from forerun.benchmarks.published.readers import read_published
 from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.laws import Ceilings, columns
@@ -33,7 +34,6 @@ from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.rate_priors import BARE_LOG, SourceRates, data_sheet, pool_name
 from forerun.calib.fit.rates import Form, Rates, fit_rates
 from forerun.calib.regressors.robust import robust_sigma
-from forerun.calib.validation.splits import operator_samples
 from forerun.calib.workload.operators import OperatorKind
 from forerun.launch.known.table_files import read_frame
 

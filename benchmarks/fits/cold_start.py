@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from forerun.benchmarks.markdown_text import markdown_head
+from forerun.benchmarks.protocols.operator_samples import OperatorSamples, operator_samples
 from forerun.benchmarks.published.readers import read_published
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.machine import MachineModel, fit_machine
 from forerun.calib.importers.own_format import table_kind
-from forerun.calib.validation.splits import OperatorSamples, operator_samples
 from forerun.calib.workload.operators import Phase
 from forerun.launch.known.table_files import read_frame
 

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from forerun.benchmarks.protocols.collectives import COLLECTIVE_PROTOCOLS, left_out
 from forerun.calib.network.collective_times import Transfers
 from forerun.calib.network.curves import Law, Samples, fit_law
 from forerun.calib.network.groups import Group, bus_factor, ring_steps
-from forerun.calib.validation.collectives import COLLECTIVE_PROTOCOLS, fit_machine, left_out
+from forerun.calib.validation import fit_network
 
 LARGE_NBYTES = 16 * 2**20
 HUGE_NBYTES = 256 * 10**6
@@ -39,7 +40,7 @@ def collective_figures(table: pd.DataFrame, name: str, seeds: Sequence[int]) -> 
     parts["leave_span, nodes x 4"] = ("leave_span", table[several])
     rows = []
     for label, (protocol, part) in parts.items():
-        for model, fit in ((OURS, fit_machine), (ALPHA_BETA, fit_baseline)):
+        for model, fit in ((OURS, fit_network), (ALPHA_BETA, fit_baseline)):
             found = left_out(part, protocol, seeds=seeds, fit=fit)
             if len(found):
                 labels = {"table": name, "protocol": label, "model": model, "n": len(found)}

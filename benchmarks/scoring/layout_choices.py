@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
+from forerun.benchmarks.protocols.steps import StepModel
 from forerun.benchmarks.scoring.step_comparisons import mean_interval
 from forerun.calib.records.step_rows import StepKind, StepRow
 from forerun.calib.regressors.choices import first_of_least
 from forerun.calib.steps.known import same_layout
-from forerun.calib.validation.steps import ScoredSteps, StepModel
+from forerun.calib.validation import ScoredSteps
 from forerun.calib.workload.config import Batch, Parallelism, Recompute, RunConfig
 
 _ALIKE_FRAC = 1e-6

@@ -10,17 +10,23 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from forerun.benchmarks.baselines.operators import Method
-from forerun.calib.fit.outliers import refuse
-from forerun.calib.fit.priors import device_prior
-from forerun.calib.fit.shapes import coordinates
-from forerun.calib.validation import scores, splits
-from forerun.calib.validation.operators import (
+from forerun.benchmarks.protocols.operator_samples import (
+    OperatorSamples,
+    generator,
+    operator_samples,
+    splits,
+)
+from forerun.benchmarks.protocols.operators import (
     DEVICE_PROBES,
     OPERATOR_PROTOCOLS,
     scored_cells,
     validate_operators,
 )
-from forerun.calib.validation.splits import OperatorSamples, Split
+from forerun.calib import validation
+from forerun.calib.fit.outliers import refuse
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit.shapes import coordinates
+from forerun.calib.validation import Split
 
 CHOSEN = "chosen_24"
 """Like ``few_24``, on shapes spread evenly over those of the table."""
@@ -61,9 +67,9 @@ def _figures(found: pd.DataFrame, method: str, protocol: str) -> pd.DataFrame:
     for group, part in found.groupby("group", sort=False):
         name, _, phase = str(group).rpartition("/")
         labels = {"method": method, "protocol": protocol, "operator": name, "phase": phase}
-        rows.append({**labels, "n": len(part), **scores.figures(part)})
+        rows.append({**labels, "n": len(part), **validation.figures(part)})
     return pd.DataFrame(
-        rows, columns=["method", "protocol", "operator", "phase", "n", *scores.FIGURES]
+        rows, columns=["method", "protocol", "operator", "phase", "n", *validation.FIGURES]
     )
 
 
@@ -72,14 +78,14 @@ def predictions(
 ) -> pd.DataFrame:
     """Every row that a protocol scores, with ``is_refused``.
 
-    The splits are those of ``forerun validate``; ``chosen_24`` is only here.
+    The splits are those of ``protocols/operators.py``; ``chosen_24`` is only here.
     """
     if protocol == "leave_gpu" or protocol in DEVICE_PROBES:
         models = {"fit": method.fit, "transfer": method.transfer}
         found = validate_operators(frame, seeds=seeds, protocols=[protocol], **models)
         return found.assign(is_refused=False)
     devices: dict[str, list[OperatorSamples]] = {}
-    for samples in splits.operator_samples(frame):
+    for samples in operator_samples(frame):
         devices.setdefault(samples.device, []).append(samples)
     parts = []
     for members in devices.values():
@@ -97,11 +103,11 @@ def joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 def _splits(samples: OperatorSamples, protocol: str, seed: int) -> Iterable[tuple[str, Split]]:
     if protocol != CHOSEN:
-        return splits.splits(samples, protocol, seed)
+        return splits(samples, protocol, seed)
     if len(samples) < NUM_CHOSEN + MIN_TEST:
         return []
     train = np.zeros(len(samples), dtype=bool)
-    train[spread_samples(samples, NUM_CHOSEN, splits.generator(samples, protocol, seed))] = True
+    train[spread_samples(samples, NUM_CHOSEN, generator(samples, protocol, seed))] = True
     return [("", Split(train=train, test=~train))]
 
 

@@ -7,19 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.benchmarks.baselines.steps import ConstantRate, PerfectScaling, TenTerms
+from forerun.benchmarks.protocols.steps import LEAVE_RELEASE, MORE_NODES, SCALE_OUT, named, series
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.validation.step_protocols import (
-    LEAVE_ONE_OUT,
-    LEAVE_RELEASE,
-    MORE_NODES,
-    SCALE_OUT,
-    Fold,
-    calibrate_on,
-    fold,
-    machines,
-    named,
-    series,
-)
+from forerun.calib.validation import LEAVE_ONE_OUT, Fold, machines, step_folds
 
 Design = Callable[[Sequence[StepRow], int], list[int]]
 
@@ -86,7 +76,7 @@ class Claim:
         """The folds of the protocol."""
         kind, _, number = self.protocol.rpartition("_")
         if kind == "calibrate":
-            return list(calibrate_on(rows, int(number), num_draws))
+            return list(step_folds(rows, int(number), num_draws))
         if kind == "designed":
             return list(designed(rows, int(number), design))
         return list(named(rows, self.protocol))
@@ -98,7 +88,7 @@ def designed(rows: Sequence[StepRow], num_rows: int, design: Design) -> Iterator
         if len(positions) > num_rows:
             chosen = design([rows[i] for i in positions], num_rows)
             train = [positions[i] for i in chosen]
-            yield fold(f"designed_{num_rows}", machine, 0, positions, train)
+            yield Fold(f"designed_{num_rows}", machine, 0, positions, train)
 
 
 def _has_experts(row: StepRow) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from forerun.calib.validation.step_protocols import series_name
+from forerun.benchmarks.protocols.steps import series_name
 
 NUM_RESAMPLES = 10_000
 _SEED = 20261122

@@ -20,13 +20,13 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.baselines.steps import BASELINES
+from forerun.benchmarks.protocols.steps import MORE_NODES, SCALE_OUT, StepModel
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.design import design
 from forerun.calib.steps.table_steps import TableSteps
-from forerun.calib.validation.step_protocols import MORE_NODES, SCALE_OUT, Fold
-from forerun.calib.validation.steps import StepModel, score_folds
+from forerun.calib.validation import Fold, score_folds
 
 MODELS = (TableSteps.name, *(baseline.name for baseline in BASELINES))
 _BASELINES: dict[str, StepModel] = {baseline.name: baseline for baseline in BASELINES}
@@ -127,7 +127,7 @@ def _run(task: _Task) -> Scored:
     begin = time.process_time()
     with threadpool_limits(1):
         model = _BASELINES.get(task.model) or model_over(task.data, claim.operators)
-        folds = score_folds(claim_rows(task.data, claim), task.folds, model)
+        folds = score_folds(claim_rows(task.data, claim), task.folds, model.fit)
     return Scored(folds=tuple(folds), seconds=time.process_time() - begin)
 
 

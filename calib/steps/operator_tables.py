@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..fit.batches import Timed, batch_of
+from ..fit.batches import ShapeBatch, Timed, batch_of
 from ..fit.machine import MachineModel, fit_machine
 from ..fit.priors import device_prior
 from ..importers.own_format import shape_sizes
@@ -89,7 +89,7 @@ def operator_tables(
         for group, part in parts:
             name = f"{kind}/{phase}" + (f"/{group}" if len(parts) > 1 else "")
             names[key].append(name)
-            groups[name] = _timed(*key, part)
+            groups[name] = timed_rows(part)
             measured.update(_medians(name, part))
     return OperatorTables(
         machine=fit_machine(
@@ -122,18 +122,16 @@ def _accumulated(rows: pd.DataFrame, phase: Phase) -> pd.DataFrame:
 _COLUMNS = ["device", "group", "kind", "phase", "shape", "element_nbytes", "time_s", "flag"]
 
 
-def _timed(kind: OperatorKind, phase: Phase, rows: pd.DataFrame) -> Timed:
-    sizes = shape_sizes(rows["shape"])
-    nbytes = rows["element_nbytes"].astype(int)
-    operators = [
-        Operator(kind=kind, phase=phase, shape=tuple(map(round, size)), element_nbytes=width)
-        for size, width in zip(sizes.tolist(), nbytes, strict=True)
-    ]
-    return Timed(
-        batch=batch_of(operators),
-        time_s=rows["time_s"].to_numpy(dtype=np.float64),
-        weight=np.ones(len(rows)),
+def timed_rows(rows: pd.DataFrame) -> Timed:
+    """Rows of a canonical table, of one kind and phase, as regressors learn from them."""
+    batch = ShapeBatch(
+        kind=OperatorKind(rows["kind"].iloc[0]),
+        phase=Phase(rows["phase"].iloc[0]),
+        sizes=shape_sizes(rows["shape"]),
+        element_nbytes=rows["element_nbytes"].to_numpy(dtype=np.float64),
     )
+    time_s = rows["time_s"].to_numpy(dtype=np.float64)
+    return Timed(batch=batch, time_s=time_s, weight=np.ones(len(rows)))
 
 
 def _medians(name: str, rows: pd.DataFrame) -> dict[tuple[str, Shape, int], float]:

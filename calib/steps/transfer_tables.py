@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -82,21 +82,26 @@ def transfer_tables(
     return fit_transfers(samples, prior)
 
 
-def _samples(rows: pd.DataFrame) -> dict[Group, Samples]:
-    out = {}
+def groups_of(rows: pd.DataFrame) -> Iterator[tuple[Group, pd.DataFrame]]:
+    """The rows of each group of a canonical table; inside a node no token is sent to another node
+    once."""
     chosen = rows[CHOSEN].fillna(0) if CHOSEN in rows.columns else 0
     rows = rows.assign(**{CHOSEN: np.where(rows["num_nodes"] > 1, chosen, 0)})
     for _, found in rows.groupby(["collective", "num_ranks", "num_nodes", CHOSEN]):
         first = found.iloc[0]
-        kind = Collective(str(first["collective"]))
-        if kind is Collective.OTHER:
-            continue
         group = Group(
-            collective=kind,
+            collective=Collective(str(first["collective"])),
             num_ranks=int(first["num_ranks"]),
             num_nodes=int(first["num_nodes"]),
             num_chosen=int(first[CHOSEN]),
         )
+        if group.collective is not Collective.OTHER:
+            yield group, found
+
+
+def _samples(rows: pd.DataFrame) -> dict[Group, Samples]:
+    out = {}
+    for group, found in groups_of(rows):
         # A step adds up hundreds of equal transfers: their mean counts, not one that was lucky.
         ordered = found[["nbytes", "time_s"]].to_numpy(dtype=np.float64)
         ordered = ordered[np.argsort(ordered[:, 0], kind="stable")]

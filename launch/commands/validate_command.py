@@ -3,163 +3,219 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from itertools import chain
+from typing import Any
 
 import pandas as pd
 
+from ...calib import validation
 from ...calib.errors import CalibrationError, ConfigError
 from ...calib.importers.own_format import read_table, table_kind
+from ...calib.importers.own_steps import read_steps
+from ...calib.records.step_rows import StepTable
+from ...calib.steps.design import design, expected_sigma_log
+from ...calib.steps.table_steps import TableSteps
 from ...calib.units import format_frac
-from ...calib.validation.collectives import COLLECTIVE_PROTOCOLS, validate_collectives
-from ...calib.validation.operators import OPERATOR_PROTOCOLS, implausible, validate_operators
-from ...calib.validation.scores import FIGURES, joined, noise_floors, score_rows
 from ..known.table_files import read_frame, table_names
 from ..options.cluster_files import read_cluster
 from ..report.table import ReportTable, console, show_table
 from .outcome import ExitCode, grouped, print_json, tell
 
-OPERATORS = "operators"
 _NUM_REASONS = 3
-_FIGURE_TITLES = ("MAPE", "median", "p90", "bias", "90 % covers", "half-width")
+_FLAGGED = "flagged, and neither fitted nor scored"
+_SCORES = {
+    "group": "group",
+    "is_synthetic": "synthetic",
+    "n": "rows",
+    "mape_frac": "MAPE",
+    "median_ape_frac": "median",
+    "p90_ape_frac": "p90",
+    "bias_frac": "bias",
+    "coverage_90_frac": "covers",
+    "interval_width_frac": "width",
+    "kendall_tau": "tau",
+    "regret_median_frac": "regret",
+    "regret_p95_frac": "p95 of it",
+    "memory_mape_frac": "memory",
+    "noise_frac": "noise",
+}
+Row = dict[str, Any]
+Told = tuple[dict[str, Any], Iterator[ReportTable]]
+"""The answer as JSON, and as tables."""
 
 
 def validate(args: argparse.Namespace) -> int:
-    """Print the scores of every protocol that the tables can carry."""
-    if args.what in ("steps", "design"):
-        from .validate_steps import validate_design, validate_steps
-
-        return validate_steps(args) if args.what == "steps" else validate_design(args)
-    if args.seeds < 1:
-        raise ConfigError(f"--seeds {args.seeds} is below 1; give how many random draws to pool")
-    is_operators = args.what == OPERATORS
-    run = _protocols_of(args)
-    needs = OPERATOR_PROTOCOLS if is_operators else COLLECTIVE_PROTOCOLS
-    chosen = tuple(dict.fromkeys(args.protocol or needs))
-    for protocol in chosen:
-        if protocol not in needs:
-            raise ConfigError(
-                f"--protocol {protocol} is not a protocol of {args.what}; choose from "
-                f"{', '.join(needs)}"
-            )
-    rows: list[dict[str, object]] = []
-    floors: dict[tuple[str, str], str] = {}
-    for name, frame in _read(args.files, args.what).items():
-        _tell_flags(name, frame)
-        if is_operators:
-            _tell_implausible(name, frame)
-        parts = _each_protocol(run, name, frame, chosen, range(args.seeds))
-        found = score_rows(joined(parts), name)
-        carried = {row["protocol"] for row in found}
-        for protocol in (p for p in chosen if p not in carried):
-            tell(f"{name}: {protocol} is left out; it needs {needs[protocol]}")
-        rows += found
-        if is_operators:
-            floors |= _floors(name, frame)
-    if not rows:
-        raise CalibrationError(f"no protocol can be scored; {chosen[0]} needs {needs[chosen[0]]}")
+    """Print the scores of every protocol that the tables can carry, or what to measure next."""
+    _check(args)
+    value, tables = {"steps": _steps, "design": _design}.get(args.what, _parts)(args)
     if args.json:
-        print_json({"results": rows})
+        print_json(value)
     else:
-        for table in _report(rows, floors):
+        for table in tables:
             show_table(table, console())
     return ExitCode.ANSWER
 
 
-def _protocols_of(args: argparse.Namespace) -> Callable[..., pd.DataFrame]:
-    """What scores the tables; of collectives with what a cluster file states."""
-    path: Path | None = args.cluster
-    if args.what == OPERATORS:
-        if path is not None:
-            raise ConfigError("--cluster is for collectives; leave it out with operators")
-        return validate_operators
-    if path is None:
-        return validate_collectives
-    return partial(validate_collectives, cluster=read_cluster(path))
+def _check(args: argparse.Namespace) -> None:
+    for name, least in (("seeds", 1), ("draws", 1), ("rows", 1), ("calibrate_on", 0)):
+        value: int | None = getattr(args, name)
+        if value is not None and value < least:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} {value} is below {least}; give a larger number")
+    if args.what == "operators" and args.cluster is not None:
+        raise ConfigError("--cluster is for collectives; leave it out with operators")
+    needs = validation.PROTOCOLS.get(args.what, {})
+    for protocol in (args.protocol or ()) if needs else ():
+        if protocol not in needs:
+            more = ", or give --calibrate-on" if args.what == "steps" else ""
+            raise ConfigError(
+                f"--protocol {protocol} is not a protocol of {args.what}; choose from "
+                f"{', '.join(needs)}{more}"
+            )
 
 
-def _each_protocol(
-    run: Callable[..., pd.DataFrame],
-    name: str,
-    frame: pd.DataFrame,
-    chosen: Sequence[str],
-    seeds: Sequence[int],
-) -> Iterator[pd.DataFrame]:
-    """The scored rows of each protocol that has any; a terminal is told which one runs."""
-    for place, protocol in enumerate(chosen, start=1):
-        if sys.stderr.isatty():  # tens of seconds each on a large table
-            tell(f"{name}: {protocol} ({place} of {len(chosen)})")
-        found = run(frame, seeds=seeds, protocols=[protocol])
-        if len(found):
-            yield found
-
-
-def _read(paths: Sequence[Path], what: str) -> dict[str, pd.DataFrame]:
-    tables = {}
-    for path, name in zip(paths, table_names(paths), strict=True):
-        tables[name] = read_table(read_frame(path), name)
-        holds = table_kind(tables[name])
-        if holds != what:
+def _parts(args: argparse.Namespace) -> Told:
+    """Scores of models of operators, or of collectives."""
+    is_operators, needs = args.what == "operators", validation.PROTOCOLS[args.what]
+    run = validation.score_operators
+    if not is_operators:
+        network = partial(validation.fit_network, cluster=read_cluster(args.cluster))
+        run = partial(validation.score_collectives, fit=network)
+    rows: list[Row] = []
+    noise: dict[tuple[str, str], float] = {}
+    for path, name in zip(args.files, table_names(args.files), strict=True):
+        frame = read_table(read_frame(path), name)
+        if (holds := table_kind(frame)) != args.what:
             raise ConfigError(f"{name} holds {holds}; use forerun validate {holds} {path}")
-    return tables
+        _tell_counts(name, len(frame), _FLAGGED, frame["flag"])
+        if is_operators:
+            _tell_implausible(name, frame)
+            floors = validation.noise_floors(frame)["mean_frac"]
+            noise |= {(name, str(group)): floor for group, floor in floors.items()}
+        for protocol in dict.fromkeys(args.protocol or needs):
+            scored = run(frame, protocol, range(args.seeds))
+            if scored.empty:
+                tell(f"{name}: {protocol} is left out; it needs {needs[protocol]}")
+            rows += validation.score_rows(scored, name)
+    if not rows:
+        protocol, need = next(iter(needs.items()))
+        raise CalibrationError(f"no protocol can be scored; {protocol} needs {need}")
+    told = ({**row, "noise_frac": noise.get((row["table"], row["group"]))} for row in rows)
+    return {"results": rows}, _tables("{}: {} (percent)", _SCORES, told, "table", "protocol")
 
 
-def _tell_flags(name: str, frame: pd.DataFrame) -> None:
-    flagged = frame.loc[frame["flag"] != "", "flag"]
-    if len(flagged):
-        reasons = flagged.value_counts()
-        tell(
-            f"{name}: {len(flagged)} of {len(frame)} rows are flagged, and are neither fitted nor "
-            f"scored; most frequent reason: {reasons.index[0]} ({reasons.iloc[0]})"
+def _steps(args: argparse.Namespace) -> Told:
+    """Scores of the step model, on the operator tables where there are any."""
+    names = zip(args.operators, table_names(args.operators), strict=True)
+    tables = [read_table(read_frame(path), name) for path, name in names]
+    model = TableSteps(tables, read_cluster(args.cluster))
+    found: dict[str, list[Row]] = {"results": [], "worst": [], "rows": [], "skipped": []}
+    for table in _step_tables(args):
+        for skip in table.skipped:
+            told = {"table": table.name, "row_id": skip.row_id, "reason": skip.reason}
+            found["skipped"].append(told)
+        if folds := list(_folds(table, args)):
+            scored = validation.joined(validation.score_folds(table.rows, folds, model.fit))
+            found["results"] += validation.step_results(scored, table.name)
+            found["worst"] += [
+                {"table": table.name, **row} for row in validation.worst_rows(scored)
+            ]
+            found["rows"] += validation.step_rows(scored, table.name)
+    if not found["results"]:
+        raise CalibrationError(
+            "no protocol can be scored; give a table with more usable rows of a machine than "
+            "--calibrate-on"
         )
+    scores = _tables("{}: {} (percent)", _SCORES, found["results"], "table", "protocol")
+    columns = {"row_id": "row", "layout": "layout", "error_frac": "mean error"}
+    worst = _tables("{}: worst rows (percent)", columns, found["worst"], "table")
+    return {"model": model.name, **found}, chain(scores, worst)
+
+
+def _design(args: argparse.Namespace) -> Told:
+    """Which rows of each machine would teach most, and how sure all would be afterwards."""
+    found: list[Row] = []
+    for table in _step_tables(args):
+        for machine, positions in validation.machines(table.rows).items():
+            own = [table.rows[i] for i in positions]
+            chosen = design(own, min(args.rows, len(own)))
+            for place, row in enumerate((own[i] for i in chosen), start=1):
+                sigma = expected_sigma_log(own, chosen[:place])
+                head = {"table": table.name, "machine": machine, "place": place}
+                which = {
+                    "row_id": row.row_id,
+                    "group": row.group,
+                    "layout": validation.layout_text(row),
+                }
+                found.append({**head, **which, "expected_error_frac": round(sigma, 6)})
+    if not found:
+        raise CalibrationError("no table has a usable row; give one with layouts")
+    columns = {"layout": "layout", "group": "of", "row_id": "row"}
+    columns |= {"expected_error_frac": "expected error afterwards"}
+    title = "{}: what to measure on {} (percent)"
+    return {"results": found}, _tables(title, columns, found, "table", "machine")
+
+
+def _step_tables(args: argparse.Namespace) -> Iterator[StepTable]:
+    for path, name in zip(args.files, table_names(args.files), strict=True):
+        table = read_steps(read_frame(path), name)
+        total = len(table.rows) + len(table.skipped)
+        _tell_counts(name, total, _FLAGGED, (row.flag for row in table.rows))
+        reasons = (row.reason for row in table.skipped)
+        _tell_counts(name, total, "that are not a layout Forerun can describe", reasons)
+        if table.unused:
+            tell(f"{name}: nothing reads the columns {', '.join(table.unused)}")
+        yield table
+
+
+def _folds(table: StepTable, args: argparse.Namespace) -> Iterator[validation.Fold]:
+    """Without a choice: priors alone, and one row left out at a time."""
+    counts: list[int | None] = [] if args.calibrate_on is None else [args.calibrate_on]
+    counts += [None] if args.protocol else []
+    for count in counts or (0, None):
+        folds = list(validation.step_folds(table.rows, count, args.draws))
+        if not folds:
+            tell(f"{table.name}: no machine has more than {count or 1} usable rows")
+        yield from folds
+
+
+def _tell_counts(name: str, total: int, what: str, reasons: Iterable[str]) -> None:
+    counts = Counter(filter(None, reasons))
+    if counts:
+        told = [f"{reason} ({number})" for reason, number in counts.most_common(_NUM_REASONS)]
+        more = f" and {len(counts) - len(told)} more" if len(counts) > len(told) else ""
+        tell(f"{name}: {counts.total()} of {total} rows {what}: {'; '.join(told)}{more}")
 
 
 def _tell_implausible(name: str, frame: pd.DataFrame) -> None:
-    found = implausible(frame)
-    for is_doubtful, text in (
-        (False, "rows that are scored, but train no model"),
-        (True, "rows that look wrong but are fitted, because they are most of their operator"),
-    ):
-        counts: Counter[str] = Counter()
-        for refusal in (r for r in found if r.is_doubtful is is_doubtful):
-            counts[f"{refusal.name} {refusal.reason.value}"] += refusal.num_refused
-        if counts:
-            shown = [f"{number} {what}" for what, number in counts.most_common(_NUM_REASONS)]
-            more = f", and {len(counts) - len(shown)} more" if len(counts) > len(shown) else ""
-            tell(f"{name}: {text}: {', '.join(shown)}{more}")
+    found = sorted(validation.implausible(frame), key=lambda one: -one.num_refused)
+    for one in found[:_NUM_REASONS]:
+        fate = "are fitted, since most are alike" if one.is_doubtful else "train no model"
+        tell(f"{name}: {one.num_refused} rows of {one.name} {fate}: {one.reason.value}")
 
 
-def _floors(table: str, frame: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """How far repeats of a shape differ, in words, by table and group."""
-    return {
-        (table, str(group)): f"{_percent(mean_frac)} ({_percent(median_frac)})"
-        for group, mean_frac, median_frac in noise_floors(frame).itertuples(name=None)
-    }
-
-
-def _report(
-    rows: Sequence[Mapping[str, object]], floors: Mapping[tuple[str, str], str]
+def _tables(
+    title: str, columns: Mapping[str, str], rows: Iterable[Row], *by: str
 ) -> Iterator[ReportTable]:
-    """One table a file and protocol, ``all`` first."""
-    for (table, protocol), members in grouped(rows, "table", "protocol").items():
+    """One table for all rows that are alike in ``by``, without columns that none of them has."""
+    for names, members in grouped(rows, *by).items():
+        kept = [n for n in columns if any(row.get(n) is not None for row in members)]
         yield ReportTable(
-            key=f"{table}/{protocol}",
-            title=f"{table}: {protocol}",
-            columns=("group", "rows", *_FIGURE_TITLES, "noise mean (median)"),
-            rows=tuple(
-                (
-                    row["group"],
-                    str(row["n"]),
-                    *(_percent(row[name]) for name in FIGURES),
-                    floors.get((table, row["group"]), ""),
-                )
-                for row in members
-            ),
+            key="/".join(names),
+            title=title.format(*names),
+            columns=tuple(columns[name] for name in kept),
+            rows=tuple(tuple(_cell(name, row.get(name)) for name in kept) for row in members),
         )
 
 
-def _percent(value: object) -> str:
-    return format_frac(float(str(value)))
+def _cell(name: str, value: Any) -> str:
+    if value is None or isinstance(value, str | bool):
+        return "yes" if value is True else value or ""
+    if isinstance(value, int):
+        return str(value)
+    if name == "kendall_tau":
+        return f"{value:.2f}"
+    return format_frac(value, signed=name in ("bias_frac", "error_frac")).removesuffix(" %")

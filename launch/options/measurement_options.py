@@ -15,9 +15,10 @@ def add_validate(verbs: argparse._SubParsersAction) -> None:
         "validate",
         help="how right the models are on tables of measurements",
         description=(
-            "Fits on one part of each table and scores on the rest, by several protocols. At most "
-            "2,000 samples of an operator train and 2,000 are scored for each seed, drawn by the "
-            "seed. steps: whole steps of layouts. design: the layouts that would be most worth "
+            "Fits on one part of each table, scores on the rest. Protocols of operators: random, "
+            "leave_tp; of collectives: random, leave_span; of steps: leave_one_out. At most 2,000 "
+            "samples of an operator train and 2,000 are scored for each seed, drawn by the seed. "
+            "steps: whole steps of layouts. design: the layouts that would be most worth "
             "measuring. Columns: recipes/published/FORMAT.md."
         ),
         allow_abbrev=False,

@@ -10,8 +10,7 @@ from forerun.benchmarks.generalise import BEFORE, SOURCES, Line, stored, table, 
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS
 from forerun.calib.fit.rate_priors import rates_prior
 from forerun.calib.steps.table_steps import TableSteps
-from forerun.calib.validation.step_protocols import calibrate_on
-from forerun.calib.validation.steps import score_folds
+from forerun.calib.validation import score_folds, step_folds
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 
@@ -41,8 +40,8 @@ def test_steps_are_priced_without_them():
 
 
 def line(rows, model, name="planted", num_known=0) -> Line:
-    folds = list(calibrate_on(rows, num_known, 2))
-    frames = {TableSteps.name: score_folds(rows, folds, model)}
+    folds = list(step_folds(rows, num_known, 2))
+    frames = {TableSteps.name: score_folds(rows, folds, model.fit)}
     return Line(source=name, num_known=num_known, frames=frames)
 
 

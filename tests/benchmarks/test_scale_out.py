@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
+from forerun.benchmarks.protocols.steps import series
 from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scale_out import Held, held_series
-from forerun.calib.validation.step_protocols import series
 
 PUBLISHED = Path(__file__).parents[2] / "recipes" / "published"
 MOST_ERROR_FRAC = 0.015

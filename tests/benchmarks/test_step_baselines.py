@@ -18,9 +18,7 @@ from forerun.benchmarks.baselines.steps import (
     order_only,
 )
 from forerun.calib.fit.priors import device_prior
-from forerun.calib.validation.step_protocols import calibrate_on
-from forerun.calib.validation.step_scores import step_results
-from forerun.calib.validation.steps import score_folds
+from forerun.calib.validation import score_folds, step_folds, step_results
 from forerun.calib.workload.config import Attention, Parallelism, Recompute
 
 
@@ -136,19 +134,19 @@ def test_the_trivial_order_prefers_small_tp_then_small_pp_then_large_micro_batch
 @pytest.mark.parametrize("model", BASELINES, ids=lambda m: m.name)
 def test_no_baseline_learns_from_a_scored_row(model: object) -> None:
     rows = grid(lambda c: 1.0 + c.parallelism.tp)
-    folds = list(calibrate_on(rows, 6, 2))
-    one = score_folds(rows, folds, model)
+    folds = list(step_folds(rows, 6, 2))
+    one = score_folds(rows, folds, model.fit)
     for fold, found in zip(folds, one, strict=True):
         times = [r.measured_s * (7 if i in fold.test else 1) for i, r in enumerate(rows)]
-        (other,) = score_folds(timed(rows, times), [fold], model)
+        (other,) = score_folds(timed(rows, times), [fold], model.fit)
         np.testing.assert_array_equal(found["predicted_s"], other["predicted_s"])
         np.testing.assert_array_equal(found["high_s"], other["high_s"])
 
 
 def test_an_order_has_no_times() -> None:
     rows = grid(lambda c: 1.0 + c.parallelism.tp)
-    folds = calibrate_on(rows, 0, 1)
-    (found,) = score_folds(rows, folds, TrivialOrder())
+    folds = step_folds(rows, 0, 1)
+    (found,) = score_folds(rows, folds, TrivialOrder().fit)
     whole = step_results(found, "t")[0]
     bare = order_only(whole)
     assert bare["mape_frac"] is None and bare["n"] == len(rows)

@@ -12,8 +12,7 @@ from step_fixtures import layout, row
 
 from forerun.benchmarks.scoring.step_comparisons import compare
 from forerun.calib.records.step_rows import StepPredictions, StepRow
-from forerun.calib.validation.step_protocols import Fold
-from forerun.calib.validation.steps import score_folds
+from forerun.calib.validation import Fold, score_folds
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ def said(rows: Sequence[StepRow], errors: Sequence[float], draw: int = 0) -> pd.
     times = 1.0 + np.asarray(errors, dtype=np.float64)
     found = StepPredictions(time_s=times, low_s=0.9 * times, high_s=1.1 * times)
     every = tuple(range(len(rows)))
-    fold = Fold(protocol="p", machine="m", draw=draw, train=(), test=every)
-    return score_folds(rows, [fold], Told(found))[0]
+    fold = Fold("p", "m", draw, positions=every, train=())
+    return score_folds(rows, [fold], Told(found).fit)[0]
 
 
 def test_a_planted_difference_is_found_with_its_interval() -> None:

@@ -18,7 +18,7 @@ from forerun.calib.importers.own_steps import own_frame, read_steps
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.known import same_layout
 from forerun.calib.steps.table_steps import TableSteps
-from forerun.calib.validation.step_protocols import calibrate_on
+from forerun.calib.validation import step_folds
 from forerun.launch.cli import main
 from forerun.launch.known.machines import open_machine
 
@@ -41,7 +41,7 @@ def rows_of(name: str) -> tuple[StepRow, ...]:
 def parts(name: str, num_known: int) -> tuple[list[StepRow], list[StepRow]]:
     """Rows that calibrate and rows that are scored, as a protocol draws them."""
     rows = rows_of(name)
-    fold = max(calibrate_on(rows, num_known, 1), key=lambda one: len(one.test))
+    fold = max(step_folds(rows, num_known, 1), key=lambda one: len(one.test))
     blind = [replace(rows[i], measured_s=nan, measured_memory_nbytes=None) for i in fold.test]
     return [rows[i] for i in fold.train], blind
 

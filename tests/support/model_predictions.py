@@ -15,13 +15,13 @@ from planted_machine import A100, H100, PlantedMachine, batch, random_shapes
 from threadpoolctl import threadpool_info
 
 from forerun.benchmarks.baselines.steps import TenTerms
+from forerun.benchmarks.protocols.collectives import left_out
 from forerun.calib.fit.machine import MachineModel, fit_machine
 from forerun.calib.fit.transfer import transfer
 from forerun.calib.importers.own_format import read_table
 from forerun.calib.importers.own_steps import read_steps
 from forerun.calib.steps.design import design
 from forerun.calib.steps.table_steps import TableSteps
-from forerun.calib.validation.collectives import left_out
 from forerun.calib.workload.operators import OperatorKind as Kind
 from forerun.calib.workload.operators import Phase
 

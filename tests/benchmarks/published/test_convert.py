@@ -10,13 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from forerun.benchmarks.protocols.collectives import validate_collectives
+from forerun.benchmarks.protocols.operators import validate_operators
 from forerun.benchmarks.published.convert import main as convert
 from forerun.benchmarks.published.readers import read_published, read_steps
 from forerun.calib.importers import own_steps
 from forerun.calib.importers.own_format import table_kind
-from forerun.calib.validation.collectives import COLLECTIVE_PROTOCOLS, validate_collectives
-from forerun.calib.validation.operators import OPERATOR_PROTOCOLS, validate_operators
-from forerun.calib.validation.scores import score_rows
+from forerun.calib.validation import PROTOCOLS, score_rows
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.table_files import read_frame
 
@@ -47,8 +47,8 @@ def test_the_verb_scores_the_converted_table_like_the_published_one(
     what = table_kind(table)
     is_operators = what == "operators"
     run = validate_operators if is_operators else validate_collectives
-    protocols = tuple(OPERATOR_PROTOCOLS if is_operators else COLLECTIVE_PROTOCOLS)
-    expected = score_rows(run(table, seeds=range(1), protocols=protocols), published.name)
+    found = run(table, seeds=range(1), protocols=tuple(PROTOCOLS[what]))
+    expected = score_rows(found, published.name)
     assert converted(monkeypatch, published, "--out", tmp_path) == ExitCode.ANSWER
     capsys.readouterr()
     out = tmp_path / published.name

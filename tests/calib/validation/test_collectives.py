@@ -1,190 +1,70 @@
-"""What the protocols leave out, and that a planted machine is found again in each of them."""
+"""What is left out of a table of collectives, and that a planted machine is found again."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
+from planted_collectives import planted_collectives
 
-from forerun.calib.errors import ConfigError
-from forerun.calib.validation.collectives import (
-    COLLECTIVE_PROTOCOLS,
-    left_out,
-    splits,
-    validate_collectives,
-)
-from forerun.calib.validation.scores import score_rows
-from forerun.calib.workload.collectives import Collective
-
-SIZES = [2**k for k in range(10, 31)]
-PER_NODE = 4
+from forerun.calib.validation import score_collectives, score_rows, transfer_splits
 
 
-def _table(*nodes: int, repeats: int = 2, noise: float = 0.02, seed: int = 0) -> pd.DataFrame:
-    """Rings with a hop of 4 us on a network of 80 GB/s, each payload timed several times."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for num, nbytes, _ in itertools.product(nodes, SIZES, range(repeats)):
-        ranks = PER_NODE * num
-        time_s = 8.1e-6 + (ranks - 1) * (4e-6 + nbytes / ranks / 80e9)
-        rows.append(
-            {
-                "device": "NVIDIA A100-SXM4-40GB",
-                "fabric": "planted",
-                "collective": Collective.ALL_GATHER.value,
-                "num_ranks": ranks,
-                "num_nodes": num,
-                "nbytes": nbytes,
-                "time_s": time_s * float(np.exp(noise * rng.normal())),
-                "flag": "",
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-@pytest.mark.parametrize("protocol", ["random", "small_to_large", "few_8"])
-def test_repeats_of_a_payload_are_on_one_side(protocol: str) -> None:
-    table = _table(1, 2, repeats=3)
+def test_repeats_of_a_payload_are_on_one_side_and_a_fifth_is_scored() -> None:
+    table = planted_collectives(1, 2, repeats=3)
     curve = ["num_nodes", "nbytes"]
-    for split in splits(table, protocol, [0, 1, 2]):
-        known = set(map(tuple, table.loc[split.train, curve].to_numpy().tolist()))
-        asked = set(map(tuple, table.loc[split.test, curve].to_numpy().tolist()))
-        assert known
-        assert asked
+    drawn = list(transfer_splits(table, "random", [0, 1, 0]))
+    for split in drawn:
+        known, asked = (
+            set(map(tuple, table.loc[mask, curve].to_numpy().tolist()))
+            for mask in (split.train, split.test)
+        )
         assert not known & asked
-
-
-def test_shares_of_payloads_are_those_of_the_protocol() -> None:
-    table = _table(2, repeats=1)
-    (found,) = splits(table, "random", [0])
-    assert (found.train.sum(), found.test.sum()) == (17, 4)
-    (found,) = splits(table, "few_8", [0])
-    assert (found.train.sum(), found.test.sum()) == (8, 13)
-    (found,) = splits(table, "small_to_large", [0, 1, 2])
-    known, asked = (table.loc[mask, "nbytes"] for mask in (found.train, found.test))
-    assert sorted(known) == SIZES[:10]
-    assert sorted(asked) == SIZES[-4:]
-    assert not list(splits(table, "few_24", [0]))
-
-
-def test_seeds_differ_and_repeat() -> None:
-    table = _table(2)
-    first, other, again = (next(iter(splits(table, "random", [s]))).test for s in (0, 1, 0))
-    assert not np.array_equal(first, other)
-    assert np.array_equal(first, again)
+        assert (len(known), len(asked)) == (2 * 17, 2 * 4)
+    assert np.array_equal(drawn[0].test, drawn[2].test)
+    assert not np.array_equal(drawn[0].test, drawn[1].test)
 
 
 def test_spans_are_known_up_to_a_quarter_of_the_nodes() -> None:
-    table = _table(1, 2, 4, 8, 16)
+    table = planted_collectives(1, 2, 4, 8, 16)
     nodes = table["num_nodes"].to_numpy()
-    found = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits(table, "leave_span", [0])]
+    splits = transfer_splits(table, "leave_span", [0, 1])
+    found = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits]
     # Nothing of the network is known where only one node is: 4 from 1 is left out.
     assert found == [({1, 2}, {8}), ({1, 2, 4}, {16})]
 
 
 def test_machines_of_one_node_leave_out_the_most_ranks() -> None:
-    table = pd.concat([_table(1), _table(2).assign(num_nodes=1)], ignore_index=True)
-    (found,) = splits(table, "leave_span", [0])
+    parts = [planted_collectives(1), planted_collectives(2).assign(num_nodes=1)]
+    table = pd.concat(parts, ignore_index=True)
+    (found,) = transfer_splits(table, "leave_span", [0])
     assert set(table.loc[found.train, "num_ranks"]) == {4}
     assert set(table.loc[found.test, "num_ranks"]) == {8}
+    assert not list(transfer_splits(planted_collectives(1), "leave_span", [0]))
 
 
-def _held(table: pd.DataFrame, ranks_per_node: int) -> pd.DataFrame:
-    return table.assign(num_ranks=table["num_nodes"] * ranks_per_node)
-
-
-def test_nodes_are_known_up_to_the_next_smaller_number() -> None:
-    table = _table(1, 2, 8, 128, repeats=1)
-    nodes = table["num_nodes"].to_numpy()
-    found = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits(table, "leave_nodes", [0])]
-    assert found == [({1, 2}, {8}), ({1, 2, 8}, {128})]
-    assert not list(splits(_table(1), "leave_nodes", [0]))
-
-
-def test_ranks_per_node_are_left_out_or_alone_and_one_node_is_always_known() -> None:
-    tables = [_table(1, 2, repeats=1), _held(_table(2, 8, repeats=1), 1)]
-    table = pd.concat([*tables, _held(_table(2, repeats=1), 8)], ignore_index=True)
-    held = (table["num_ranks"] / table["num_nodes"]).to_numpy() * (table["num_nodes"] > 1)
-    left = [set(held[s.test]) for s in splits(table, "leave_ranks_per_node", [0])]
-    assert left == [{1}, {4}, {8}]
-    for split in splits(table, "one_ranks_per_node", [0]):
-        known = set(held[split.train])
-        assert 0 in known and len(known) == 2
-        assert set(held[split.test]) == {0, 1, 4, 8} - known
-    assert not list(splits(_table(1, 2), "leave_ranks_per_node", [0]))
-
-
-def test_each_collective_is_left_out_in_turn() -> None:
-    table = pd.concat([_table(2), _table(2).assign(collective="send")], ignore_index=True)
-    names = table["collective"].to_numpy()
-    found = [
-        (set(names[s.train]), set(names[s.test])) for s in splits(table, "leave_collective", [])
-    ]
-    assert found == [({"send"}, {"all_gather"}), ({"all_gather"}, {"send"})]
-    assert not list(splits(_table(2), "leave_collective", [0]))
-
-
-def test_a_pair_is_held_against_the_widest_of_its_node() -> None:
-    table = pd.concat([_held(_table(1), n) for n in (2, 4, 8)] + [_table(2)], ignore_index=True)
-    (found,) = splits(table, "pair_to_node", [0])
-    for mask, ranks in ((found.train, 2), (found.test, 8)):
-        assert set(table.loc[mask, "num_ranks"]) == {ranks}
-        assert set(table.loc[mask, "num_nodes"]) == {1}
-
-
-def test_scores_name_the_group_that_was_left_out() -> None:
-    found = validate_collectives(_table(2, 8), seeds=[0], protocols=["leave_nodes"])
-    assert set(found["group"]) == {"all_gather 32 on 8"}
-
-
-def test_exchanges_that_send_once_per_node_are_groups_of_their_own() -> None:
-    """Inside a node the number of chosen experts says nothing of the way."""
-    table = _table(1, 2, repeats=1).assign(collective="all_to_all", num_chosen=8)
-    both = pd.concat([table, table.assign(num_chosen=0)], ignore_index=True)
-    found = validate_collectives(both, seeds=[0], protocols=["random"])
-    assert len(found) == 2 * 4 * 2
-    assert np.isfinite(found["predicted_s"]).all()
-
-
-@pytest.mark.parametrize(
-    ("protocol", "bar"),
-    [
-        *(("random", 0.04), ("small_to_large", 0.2), ("few_8", 0.1)),
-        *(("leave_span", 0.05), ("leave_nodes", 0.05)),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "bar"), [("random", 0.04), ("leave_span", 0.05)])
 def test_a_planted_machine_is_found_again(protocol: str, bar: float) -> None:
-    found = validate_collectives(_table(2, 8), seeds=range(3), protocols=[protocol])
+    found = score_collectives(planted_collectives(2, 8), protocol, range(3))
     (_, figures) = score_rows(found, "t")
-    names = [str(figures[name]) for name in ("table", "protocol", "group")]
-    assert names[:2] == ["t", protocol] and names[2].startswith("all_gather")
-    assert figures["mape_frac"] < bar
-    assert figures["coverage_90_frac"] > 0.8
+    names = [figures[name] for name in ("table", "protocol", "group")]
+    assert names == ["t", protocol, "all_gather"]
+    assert figures["mape_frac"] < bar and figures["coverage_90_frac"] > 0.8
 
 
 def test_flagged_rows_are_neither_fitted_nor_scored() -> None:
-    table = _table(2)
+    table = planted_collectives(2)
     wrong = table.assign(time_s=100 * table["time_s"], flag="broken")
-    with_wrong = pd.concat([table, wrong], ignore_index=True)
-    clean, found = (left_out(t, "random", seeds=[0]) for t in (table, with_wrong))
+    both = pd.concat([table, wrong], ignore_index=True)
+    clean, found = (score_collectives(t, "random", [0]) for t in (table, both))
     pd.testing.assert_frame_equal(clean, found)
 
 
 def test_machines_do_not_learn_from_each_other() -> None:
-    table = _table(2)
+    table = planted_collectives(2)
     slow = table.assign(fabric="slow", time_s=50 * table["time_s"])
-    both = left_out(pd.concat([table, slow], ignore_index=True), "random", seeds=[0])
-    alone = left_out(table, "random", seeds=[0])
+    both = score_collectives(pd.concat([table, slow], ignore_index=True), "random", [0])
+    alone = score_collectives(table, "random", [0])
     assert both["predicted_s"][: len(alone)].to_numpy() == pytest.approx(
         alone["predicted_s"].to_numpy()
     )
-
-
-def test_a_protocol_without_rows_has_no_entry_and_an_unknown_one_is_named() -> None:
-    table = _table(2)
-    found = validate_collectives(table, seeds=[0], protocols=tuple(COLLECTIVE_PROTOCOLS))
-    assert set(found["protocol"]) == {"random", "small_to_large", "few_8"}
-    with pytest.raises(ConfigError, match="leave_gpu"):
-        validate_collectives(table, seeds=[0], protocols=["leave_gpu"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.validation.scores import figures, joined, noise_floors, score_rows
+from forerun.calib.validation import figures, joined, noise_floors, score_rows
 
 
 def scored(

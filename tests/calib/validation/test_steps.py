@@ -14,16 +14,16 @@ from step_fixtures import grid, layout, row
 
 from forerun.calib.memory.peak import memory
 from forerun.calib.records.step_rows import StepKind, StepPredictions, StepRow
-from forerun.calib.validation.scores import joined
-from forerun.calib.validation.step_protocols import LEAVE_ONE_OUT, calibrate_on, named
-from forerun.calib.validation.step_scores import (
+from forerun.calib.validation import (
+    joined,
     layout_text,
+    score_folds,
+    step_folds,
     step_results,
     step_rows,
     tau_without_ties,
     worst_rows,
 )
-from forerun.calib.validation.steps import score_folds
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Told:
 
 def scored(rows: Sequence[StepRow], predicted: Sequence[float]) -> pd.DataFrame:
     model = Told({r.row_id: t for r, t in zip(rows, predicted, strict=True)})
-    return joined(score_folds(rows, calibrate_on(rows, 0, 1), model))
+    return joined(score_folds(rows, step_folds(rows, 0, 1), model.fit))
 
 
 def ranked(measured: Sequence[float]) -> list[StepRow]:
@@ -83,7 +83,7 @@ def test_groups_of_three_are_not_ranked_and_draws_are_ranked_apart() -> None:
     rows = ranked([1.0, 2.0, 3.0, 4.0])
     (whole, _) = step_results(scored(rows[:3], [1.0, 2.0, 3.0]), "t")
     assert whole["kendall_tau"] is None and whole["regret_median_frac"] is None
-    one_out = score_folds(rows, named(rows, LEAVE_ONE_OUT), Told({r.row_id: 1.0 for r in rows}))
+    one_out = score_folds(rows, step_folds(rows, None), Told({r.row_id: 1.0 for r in rows}).fit)
     (whole, _) = step_results(joined(one_out), "t")
     assert whole["n"] == 4 and whole["regret_median_frac"] == 0
 
@@ -104,8 +104,8 @@ def test_memory_is_offset_by_the_calibration_rows() -> None:
     peaks = [memory(r.config).allocated_nbytes + 2e9 for r in rows]
     rows = [replace(r, measured_memory_nbytes=p) for r, p in zip(rows, peaks, strict=True)]
     model = Told({r.row_id: 1.0 for r in rows})
-    cold = step_results(joined(score_folds(rows, calibrate_on(rows, 0, 1), model)), "t")[0]
-    warm = step_results(joined(score_folds(rows, calibrate_on(rows, 1, 1), model)), "t")[0]
+    cold = step_results(joined(score_folds(rows, step_folds(rows, 0, 1), model.fit)), "t")[0]
+    warm = step_results(joined(score_folds(rows, step_folds(rows, 1, 1), model.fit)), "t")[0]
     assert cold["memory_mape_frac"] == pytest.approx(np.mean([2e9 / p for p in peaks]), rel=1e-3)
     assert warm["memory_mape_frac"] == pytest.approx(0, abs=1e-9)
     assert step_results(scored(ranked([1.0] * 4), [1.0] * 4), "t")[0]["memory_mape_frac"] is None
@@ -136,7 +136,7 @@ def test_machines_draws_and_synthetic_rows_are_told() -> None:
     rows = grid(lambda c: float(c.parallelism.num_ranks))
     rows = [replace(r, machine="ab"[i % 2], kind=StepKind.SYNTHETIC) for i, r in enumerate(rows)]
     model = Told({r.row_id: 10.0 for r in rows})
-    results = step_results(joined(score_folds(rows, calibrate_on(rows, 10, 3), model)), "t")
+    results = step_results(joined(score_folds(rows, step_folds(rows, 10, 3), model.fit)), "t")
     assert [r["group"] for r in results[:3]] == ["all", "a", "b"]
     assert all(r["is_synthetic"] for r in results)
     assert results[0]["n"] == sum(r["n"] for r in results[1:3]) == 3 * (len(rows) - 20)

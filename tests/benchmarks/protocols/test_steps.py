@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from step_fixtures import grid, layout, row
 
-from forerun.benchmarks.scoring.step_acceptance import designed
-from forerun.calib.records.step_rows import StepRow
-from forerun.calib.validation.step_protocols import (
+from forerun.benchmarks.protocols.steps import (
     LEAVE_DEPTH,
     LEAVE_GROUP,
-    LEAVE_ONE_OUT,
     LEAVE_RELEASE,
     LEAVE_WIDTH,
-    MAX_LEFT_OUT,
-    MAX_SUBSETS,
     MORE_NODES,
     SCALE_OUT,
     STEP_PROTOCOLS,
-    Fold,
-    calibrate_on,
     named,
     series,
     series_name,
 )
+from forerun.benchmarks.scoring.step_acceptance import designed
+from forerun.calib.records.step_rows import StepRow
+from forerun.calib.validation import Fold
 from forerun.calib.workload.config import Fp8Recipe
 
 
@@ -43,18 +36,6 @@ def check(fold: Fold, rows: list[StepRow]) -> None:
     assert not any(rows[i].flag for i in (*fold.train, *fold.test))
 
 
-@given(count=st.integers(0, 9), draws=st.integers(1, 4), flagged=st.sets(st.integers(0, 11)))
-def test_folds_split_the_usable_rows_of_a_machine(
-    count: int, draws: int, flagged: set[int]
-) -> None:
-    rows = two_machines()
-    rows = [replace(r, flag="bad") if i in flagged else r for i, r in enumerate(rows)]
-    for fold in calibrate_on(rows, count, draws):
-        check(fold, rows)
-        usable = [i for i, r in enumerate(rows) if r.machine == fold.machine and not r.flag]
-        assert len(fold.train) == count and sorted((*fold.train, *fold.test)) == usable
-
-
 @pytest.mark.parametrize("protocol", STEP_PROTOCOLS)
 def test_named_protocols_split_too(protocol: str) -> None:
     rows = two_machines()
@@ -67,16 +48,6 @@ def test_named_protocols_split_too(protocol: str) -> None:
         assert len(fold.train) + len(fold.test) == size
         assert len(own) == 1 or not is_of_series
     assert bool(folds) == (protocol not in (LEAVE_WIDTH, LEAVE_RELEASE))
-
-
-def test_all_subsets_where_few_and_draws_where_many() -> None:
-    rows = grid()[:12]
-    assert len(list(calibrate_on(rows, 3, 5))) == math.comb(12, 3) <= MAX_SUBSETS
-    folds = list(calibrate_on(rows, 5, 7))
-    assert math.comb(12, 5) > MAX_SUBSETS and len(folds) == 7
-    assert len({fold.train for fold in folds}) == 7
-    assert folds == list(calibrate_on(rows, 5, 7))
-    assert [fold.draw for fold in folds] == list(range(7))
 
 
 def test_a_release_is_left_out_whole() -> None:
@@ -133,14 +104,6 @@ def test_series_of_too_few_scales_and_flagged_rows_are_left_out() -> None:
     assert list(series(rows, 2).values()) == [[0, 2]] and not series(rows, 3)
     (fold,) = named(rows, SCALE_OUT)
     assert (fold.train, fold.test) == ((0,), (2,))
-
-
-def test_one_out_leaves_every_row_out_once_up_to_a_number() -> None:
-    rows = grid()
-    folds = list(named(rows, LEAVE_ONE_OUT))
-    assert sorted(fold.test for fold in folds) == [(i,) for i in range(len(rows))]
-    many = rows * (MAX_LEFT_OUT // len(rows) + 2)
-    assert len(list(named(many, LEAVE_ONE_OUT))) == MAX_LEFT_OUT
 
 
 def test_a_design_chooses_within_the_usable_rows() -> None:

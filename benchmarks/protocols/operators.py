@@ -1,4 +1,13 @@
-"""Protocols for operator models: fit on one side of a split of a table, score on the other."""
+"""Protocols for operator models: fit on one side of a split of a table, score on the other.
+
+- ``random``, ``leave_tp``: those of ``forerun validate``.
+- ``small_to_large``: the smaller half of an operator's samples is known, its largest fifth scored.
+- ``few_8``, ``few_24``: so many random samples of each operator are known.
+- ``leave_gpu`` (products and attention): another device is known, in turn; the rates of the new one
+  come from its data sheet and 32 samples of each group, one constant from 8 of these.
+- ``leave_device``, ``leave_device_0``, ``leave_device_200``: the device nearest in years is known,
+  and so many samples of the new one.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +20,27 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..fit.batches import Timed
-from ..fit.machine import fit_machine
-from ..fit.outliers import Refusal, refuse
-from ..fit.priors import device_prior
-from ..fit.rate_priors import generation
-from ..fit.transfer import transfer as transfer_machine
-from ..workload.operators import OperatorKind
-from .scores import joined
-from .splits import MAX_ROWS, Cell, OperatorSamples, Split, generator, operator_samples, splits
+from forerun.benchmarks.protocols.operator_samples import (
+    Cell,
+    OperatorSamples,
+    generator,
+    operator_samples,
+    splits,
+)
+from forerun.calib.fit.batches import Timed
+from forerun.calib.fit.machine import fit_machine
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit.rate_priors import generation
+from forerun.calib.fit.transfer import transfer as transfer_machine
+from forerun.calib.validation import MAX_ROWS, PROTOCOLS, Split, joined, scored
+from forerun.calib.workload.operators import OperatorKind
 
 OPERATOR_PROTOCOLS = {
-    "random": "an operator with 23 samples or more",
+    "random": PROTOCOLS["operators"]["random"],
     "small_to_large": "an operator with 23 samples or more",
     "few_8": "an operator with 13 samples or more",
     "few_24": "an operator with 29 samples or more",
-    "leave_tp": "an operator with samples at two tensor-parallel degrees or more",
+    "leave_tp": PROTOCOLS["operators"]["leave_tp"],
     "leave_gpu": "products or attention measured on two devices or more",
     "leave_device": "an operator measured on two devices or more",
     "leave_device_0": "an operator measured on two devices or more",
@@ -94,21 +108,6 @@ def validate_operators(
     return joined(parts)
 
 
-def implausible(frame: pd.DataFrame) -> list[Refusal]:
-    """What the gates of the fit say of the whole canonical table, device by device.
-
-    Refused rows train no model; they are scored like all others.
-    """
-    found: list[Refusal] = []
-    usable = frame[frame["flag"] == ""]
-    for device, rows in usable.groupby("device", sort=False):
-        prior = device_prior(str(device))
-        peaks = prior.peaks_for if prior.num_units else None
-        everything = ((s, np.ones(len(s), dtype=bool)) for s in operator_samples(rows))
-        found += refuse(_groups(everything), peaks)[1]
-    return found
-
-
 def scored_cells(
     members: Sequence[OperatorSamples],
     protocol: str,
@@ -127,12 +126,12 @@ def scored_cells(
             for label, split in draw(samples, protocol, seed):
                 fits.setdefault(label, []).append((samples, split))
         for planned in fits.values():
-            scored = [(s, split) for s, split in planned if split.is_drawn or position == 0]
-            if not scored:
+            asked = [(s, split) for s, split in planned if split.is_drawn or position == 0]
+            if not asked:
                 continue
             train = _groups((s, split.train) for s, split in planned)
             model = fit(train, device=members[0].device)
-            for samples, split in scored:
+            for samples, split in asked:
                 for cell in samples.cells:
                     if split.test[cell.sample].any() and split.train[cell.sample].any():
                         yield _scored(protocol, cell, split.test, cell.name, model)
@@ -317,12 +316,6 @@ def _scored(
     """The rows of the samples ``test``, predicted as those of the model's group ``name``."""
     timed = cell.where(test)
     predicted = model.predict(name, timed.batch)
-    columns = {
-        "protocol": protocol,
-        "group": cell.name,
-        "measured_s": timed.time_s,
-        "predicted_s": np.exp(predicted.log_time + offset),
-        "low_s": np.exp(predicted.low + offset),
-        "high_s": np.exp(predicted.high + offset),
-    }
-    return pd.DataFrame(columns, index=np.flatnonzero(test[cell.sample]))
+    logs = (one + offset for one in (predicted.log_time, predicted.low, predicted.high))
+    rows = scored(protocol, cell.name, timed.time_s, *logs)
+    return rows.set_axis(np.flatnonzero(test[cell.sample]))
