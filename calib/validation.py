@@ -56,7 +56,7 @@ PROTOCOLS: Mapping[str, Mapping[str, str]] = {
     },
     "steps": {LEAVE_ONE_OUT: "a machine with two rows or more"},
 }
-"""What a table has to hold for each; ``calibrate_K`` needs a machine with more than K rows."""
+"""Needs of each protocol; ``calibrate_K`` needs a machine with more than K rows."""
 ALL_GROUPS = "all"
 TIMES = ("measured_s", "predicted_s", "low_s", "high_s")
 FIGURES = (
@@ -185,7 +185,7 @@ def noise_floors(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def implausible(frame: pd.DataFrame) -> list[Refusal]:
-    """What the gates of the fit say of the whole canonical table, device by device.
+    """Returns what the gates of the fit say of the whole canonical table, device by device.
 
     Refused rows train no model; they are scored like all others.
     """
@@ -305,7 +305,7 @@ def score_collectives(
 
 
 def transfer_splits(machine: pd.DataFrame, protocol: str, seeds: Sequence[int]) -> Iterator[Split]:
-    """What a protocol leaves out of the rows of one machine; nothing where it cannot be run."""
+    """Yields what a protocol leaves out of one machine's rows; nothing where it cannot be run."""
     nodes, ranks = machine["num_nodes"].to_numpy(), machine["num_ranks"].to_numpy()
     if protocol == RANDOM:
         for seed in seeds:

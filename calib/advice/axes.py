@@ -57,8 +57,8 @@ def differing_axes(one: RunConfig, other: RunConfig) -> tuple[str, ...]:
 
 
 def single_choices(one: RunConfig, other: RunConfig) -> dict[str, dict[str, object]]:
-    """What ``other`` has chosen differently, with the values for ``changed``: an axis where its
-    text tells them apart, else each of its fields by itself."""
+    """Returns the choices of ``other`` that differ, with the values for ``changed``: an axis where
+    its text tells them apart, else each of its fields by itself."""
     found: dict[str, dict[str, object]] = {}
     for axis in differing_axes(one, other):
         ours, theirs = _taken(one, axis), _taken(other, axis)

@@ -1,4 +1,4 @@
-"""What a layout lacks to fit in memory: the largest micro-batch, and the cheapest other options."""
+"""The largest micro-batch that fits, and the cheapest options with which a layout fits."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class MemoryRoom:
         return []
 
     def verdict(self, config: RunConfig) -> Verdict:
-        """Whether a layout fits."""
+        """Returns whether a layout fits."""
         needed = memory(config, offset_nbytes=self.offset_nbytes or 0)
         is_calibrated = self.offset_nbytes is not None
         return verdict(needed, self.capacity_nbytes, is_calibrated=is_calibrated)

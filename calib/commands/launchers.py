@@ -49,7 +49,7 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Noted
     own = _words_of(launch.launcher)
     if is_known and wanted.num_ranks == running.num_ranks and not _names_one_node(own, now):
         return Noted(words=own)
-    nodes, notes = _nodes(wanted, now.ranks_per_node if is_known else 0)
+    nodes, notes = _nodes(wanted, ranks_on_each(launch, running, wanted))
     kind = _kind(launch.launcher)
     if kind is None:
         if launch.argv:
@@ -81,9 +81,22 @@ def _words_of(launcher: Sequence[str]) -> tuple[Word, ...]:
     return words[1:] if is_script and not launcher[1].startswith("-") else words
 
 
-def _nodes(wanted: Parallelism, known_per_node: int) -> tuple[_Nodes, tuple[str, ...]]:
+def ranks_on_each(launch: Launch, running: Parallelism, wanted: Parallelism) -> int:
+    """Ranks that the wanted layout has on each host; 0 where nothing says it.
+
+    A domain of NVLink counts as one node of a layout, and its hosts are started one by one: as
+    the launch has started them, unless other nodes are wanted.
+    """
+    is_same = wanted.ranks_per_node in (0, running.ranks_per_node)
+    is_whole = launch.num_nodes * launch.ranks_per_node == running.num_ranks
+    if launch.launcher and is_same and is_whole:
+        return launch.ranks_per_node
+    return wanted.ranks_per_node
+
+
+def _nodes(wanted: Parallelism, per_node: int) -> tuple[_Nodes, tuple[str, ...]]:
     """Nodes of the wanted ranks; a single one where nothing tells how many share one."""
-    per_node = wanted.ranks_per_node or known_per_node or wanted.num_ranks
+    per_node = per_node or wanted.num_ranks
     if wanted.num_ranks <= per_node:
         return _Nodes(num_nodes=1, ranks_per_node=wanted.num_ranks), ()
     num_nodes, rest = divmod(wanted.num_ranks, per_node)

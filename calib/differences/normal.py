@@ -1,5 +1,5 @@
-"""Whether a run is as fast as published ones: its place among those alike, the nearest of them, and
-what each setting of theirs would do to it."""
+"""The place of a run among published ones that are alike, the nearest of them, and the price of
+each setting of theirs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PricedSetting(SettingChange):
     """A setting of a published run in place of this run's own."""
 
     rate_frac: float | None
-    """What it does to this run's FLOP/s, by its model; None where it cannot run by itself."""
+    """Change of this run's FLOP/s by its model; None where the setting cannot run by itself."""
 
     @property
     def priced_text(self) -> str:
@@ -74,10 +74,10 @@ class Normal:
     flop_per_s_per_gpu: float
     mfu_frac: float
     num_slower: int
-    """Of the published runs alike."""
+    """Published runs alike whose MFU is lower."""
     num_alike: int
     alike: str
-    """What they share with the run."""
+    """Traits that they share with the run."""
     near: tuple[NearRow, ...] = ()
     groups: tuple[dict[str, Any], ...] = ()
     """Rows of ``bus_rates``."""

@@ -20,7 +20,7 @@ class WholeRun:
     """A run to so many tokens, with the evaluations and the saves that its arguments ask for."""
 
     num_tokens: int
-    """Of all of its steps, the last one whole."""
+    """Tokens of all steps, of which the last is whole."""
     num_steps: int
     duration_s: float
     low_s: float

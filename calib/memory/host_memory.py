@@ -1,4 +1,4 @@
-"""What the memory of a host holds in place of its devices: optimizer states and activations."""
+"""Memory of a host that holds optimizer states and activations of its devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _GRAD_NBYTES = 4
 def host_nbytes(config: RunConfig) -> int:
     """Bytes that the ranks of the fullest stage keep on one node; 0 where nothing is offloaded.
 
-    What their devices have less of than without offloading, and gradients of what hosts update.
+    These are what their devices have less of than without offloading, and gradients of parameters
+    that hosts update.
     """
     if not (config.optimizer_offload_frac or config.offload_modules):
         return 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ...calib.arguments.launchers import ranks_of
 from ...calib.arguments.megatron_command import program_of, split_launcher
 from ...calib.errors import RecordError
 from ...calib.records.launch import NAME, Launch
@@ -53,7 +54,8 @@ def launch_of_command(command: Sequence[str], layout: Parallelism) -> Launch:
     """
     launcher, rest = split_launcher(command)
     begin = len(launcher) if launcher or len(rest) < len(command) else 0
-    return _on_nodes(Launch(launcher=tuple(launcher), argv=tuple(command[begin:])), layout)
+    found = Launch(launcher=tuple(launcher), argv=tuple(command[begin:]))
+    return _on_nodes(found, layout, ranks_of(launcher).per_node)
 
 
 def _noted(path: Path) -> Launch | None:
@@ -66,6 +68,7 @@ def _noted(path: Path) -> Launch | None:
         return None
 
 
-def _on_nodes(launch: Launch, layout: Parallelism) -> Launch:
-    each = min(layout.ranks_per_node or layout.num_ranks, layout.num_ranks)
+def _on_nodes(launch: Launch, layout: Parallelism, per_node: int = 0) -> Launch:
+    """On hosts of so many ranks; 0: of as many as a node of the layout has."""
+    each = min(per_node or layout.ranks_per_node or layout.num_ranks, layout.num_ranks)
     return replace(launch, ranks_per_node=each, num_nodes=max(1, layout.num_ranks // each))

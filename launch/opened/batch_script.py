@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from ...calib.advice.plan import Candidate
 from ...calib.commands.launch_line import LaunchLine, launch_line
-from ...calib.commands.launchers import MEETING
+from ...calib.commands.launchers import MEETING, ranks_on_each
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import is_processor
 from ...calib.forecast.whole_run import WholeRun
@@ -39,7 +39,8 @@ def batch_script(
     """The script; ``ConfigError`` where nothing can start it, or the run has no single length."""
     config, par = layout.config, layout.config.parallelism
     line = launch_line(launch, described, config)
-    each = min(par.ranks_per_node or par.num_ranks, par.num_ranks)
+    each = ranks_on_each(launch, described.parallelism, par) or par.num_ranks
+    each = min(each, par.num_ranks)
     why = "; ".join(line.refused) or "it does not fit in memory"
     if layout.verdict is Verdict.DOES_NOT_FIT or line.refused:
         raise ConfigError(f"--sbatch: {layout.label} cannot run ({why}); choose another layout")

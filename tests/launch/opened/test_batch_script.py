@@ -46,6 +46,26 @@ def test_its_time_covers_the_upper_end_and_the_start(tokens: str, tmp_path: Path
     assert (asked["nodes"], asked["gpus-per-node"], asked["job-name"]) == ("4", "8", "pretrain_gpt")
 
 
+@pytest.mark.parametrize(("device", "num_ranks"), [("GB200", 16), ("GB200", 32), ("H100", 16)])
+def test_hosts_of_a_domain_are_started_one_by_one(
+    device: str, num_ranks: int, tmp_path: Path, capsys: Out
+) -> None:
+    """A rack of GB200 is one node of a layout, and 18 hosts of a job."""
+    path, gpus = tmp_path / "go.sbatch", str(num_ranks)
+    line = [*LINE[:2], "4", "--nnodes", "8", *LINE[9:]]
+    asked = ["--device", device, "--gpus", gpus]
+    words = ["--tokens", "20B", "--sbatch", str(path)]
+    assert main(["predict", *asked, *words, "--", *line]) == ExitCode.ANSWER
+    text = path.read_text(encoding="utf-8")
+    said = options(text)
+    assert (said["nodes"], said["gpus-per-node"]) == (str(num_ranks // 4), "4")
+    assert "--nproc-per-node 4 " in text
+    capsys.readouterr()
+    assert main(["plan", *asked, "--show", "1", "--", *line]) == ExitCode.ANSWER
+    shown = capsys.readouterr().out.partition("# changed")[0]
+    assert "--nproc-per-node 4 " in shown and f"--nnodes {num_ranks // 4} " in shown
+
+
 def test_a_shell_starts_the_line_on_the_nodes_of_the_job(tmp_path: Path) -> None:
     path, srun = tmp_path / "go.sbatch", tmp_path / "srun"
     srun.write_text(_SRUN)
