@@ -29,6 +29,7 @@ from ..directory.publishing import Place, Publisher, place_of
 from ..directory.run_log import LoggedStep, RunLog
 from ..directory.step_file import write_steps
 from ..known.launches import absent_in
+from ..known.published_rows import with_normal
 from ..known.runs import Earlier
 from ..report.answers import (
     summary_values,
@@ -313,7 +314,7 @@ class CompanionLoop:
             known=self._earlier.steps(table),
             directory=str(self._publisher.shown),
         )
-        self._answer = answer
+        self._answer = answer = with_normal(answer, self._publisher.shown)
         self._forecasts.answered(answer.forecast, self._run.last_iteration)
         self._shown = table, measured_spans(run)
         place, spans = self._place, self._shown[1]

@@ -16,18 +16,15 @@ from ...calib.answers.finish_line import moment
 from ...calib.answers.measured_answer import MeasuredAnswer, analyse_steps
 from ...calib.answers.request import Request
 from ...calib.answers.transcript import prefixed
-from ...calib.differences.normal import normal
-from ...calib.errors import CalibrationError, RecordError
-from ...calib.fit.priors import is_processor
+from ...calib.errors import RecordError
 from ...calib.records.iso_times import stamped
 from ...calib.records.json_files import write_text
-from ...calib.records.step_rows import StepRow
 from ...calib.samples.table import SampleTable
 from ..directory.bounded_files import number
 from ..directory.forecast_log import end_of_run, finish_line, read_forecasts
 from ..directory.run_folders import object_of_run, paths_of, top_of
 from ..directory.run_log import score_line
-from ..known.published_rows import published_rows
+from ..known.published_rows import with_normal
 from ..known.runs import Loaded
 from ..report.answers import CALIBRATION, REQUEST, SCORE, artefacts
 from ..report.page import PAGE, page_of, render
@@ -115,7 +112,7 @@ def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
     return ReportAnswer(
         directory=directory,
         table=loaded.table,
-        answer=_with_the_past(directory, answer),
+        answer=_with_the_past(directory, with_normal(answer, directory)),
     )
 
 
@@ -136,26 +133,8 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
         answer,
         history=answer.history.told(finishes),
         ended_unix_s=ended_unix_s,
-        transcript=(*_past(top, answer, ended_unix_s), *answer.transcript, *_normal(answer)),
+        transcript=(*_past(top, answer, ended_unix_s), *answer.transcript),
     )
-
-
-def _normal(answer: Answer) -> list[str]:
-    """Returns the line of the run's rate among published ones; none of a CPU, or where nothing is
-    published of its device."""
-    if is_processor(answer.config.device):
-        return []
-    row = StepRow(
-        table="",
-        row_id="",
-        config=answer.config,
-        measured_s=answer.measured_step_s,
-        machine=answer.run_id,
-        group="",
-    )
-    with suppress(CalibrationError):
-        return prefixed([f"normal? {normal(row, published_rows()).sentence} · forerun normal DIR"])
-    return []
 
 
 def _past(top: Path, answer: Answer, ended_unix_s: float | None) -> list[str]:
