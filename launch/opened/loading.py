@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +44,7 @@ def load(
     Raises ``RecordError`` where the directory holds neither records nor tables.
     """
     config, cluster = (None if one is None else Path(one) for one in (config, cluster))
-    words = shlex.split(command) if isinstance(command, str) else command
+    words = ("bash", "-c", command) if isinstance(command, str) and command else command
     if directory is None and device is not None:
         return unmeasured(
             device, config=config, command=words, cluster=cluster, searching=searching

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
 from ...calib.arguments.short_names import LAYOUT_NAMES, AxisValue
 from ...calib.arguments.taken_options import untaken
-from ...calib.errors import ConfigError
+from ...calib.errors import ConfigError, ForerunError
 from ...calib.fit.priors import is_processor
 from ...calib.forecast.whole_run import WholeRun, whole_run
 from ...calib.memory.devices import known_device
@@ -152,8 +153,9 @@ class Prediction(Told):
             asked = replace(self.layout.config, device=device.driver_name)
             if found == _NUM_DEVICES or asked.device == self.layout.config.device:
                 continue
-            machine = self.machine_on(name)
-            room = _room(asked, machine)
+            room = None
+            with suppress(ForerunError):  # imported steps are of their own device alone
+                room = _room(asked, self.machine_on(name))
             if room is not None and room.verdict(asked) is Verdict.FITS:
                 found += 1
                 (one,) = room.priced({("--device", name): asked})
