@@ -43,8 +43,8 @@ def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     # What the step loses is a difference of two runs: a neighbour that is busy beside one of them
-    # alone moves it by as much as was planted, so that such a pair is measured again; so is one
-    # beside which nobody could be named.
+    # alone moves it by as much as was planted, and one beside the other rank hides a part of the
+    # cost, so that such a pair is measured again; so is one beside which nobody could be named.
     misses = [math.inf]
     for _ in range(NUM_PAIRS):
         bare = train(tmp_path_factory.mktemp("bare"), NOBODY)
@@ -54,7 +54,9 @@ def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
         found = named(slow)
         lost_s = measured_step_s(slow) - measured_step_s(bare)
         slack_s = (found.high_s - found.low_s) / 2 + 0.3 * PLANTED_S
-        misses.append(abs(found.cost_s - lost_s) - slack_s)
+        # The burnt time is known; beyond it the busy core slows the rank's own work down.
+        least_s = 0.8 * PLANTED_S
+        misses.append(max(abs(found.cost_s - lost_s) - slack_s, least_s - found.cost_s))
         if misses[-1] <= 0:
             break
     assert misses[-1] <= 0, misses
@@ -62,13 +64,11 @@ def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
 
 
 def named(slow: SampleTable) -> Straggler:
-    """The only one that is named, the throttled rank with at least what was planted."""
+    """The only one that is named: the throttled rank."""
     report = waiting_report(slow, measured_step_s(slow))
     (found,) = report.slow.slow
     assert (found.ranks, found.stage, found.kind) == ((1,), 0, StragglerKind.COMPUTE)
     assert report.line.startswith("slow: rank 1 (stage 0) · each step ")
-    # The burnt time is known; beyond it the busy core slows the rank's own work down.
-    assert found.cost_s > 0.8 * PLANTED_S
     assert report.last_frac[1] > report.last_frac[0]
     assert report.clocks == ()
     return found
