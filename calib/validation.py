@@ -321,7 +321,7 @@ def payload_splits(
     rng: np.random.Generator,
     choose: Callable[[Vector, np.random.Generator], tuple[Vector, Vector]],
 ) -> Iterator[Split]:
-    """Of each curve the payloads that ``choose`` knows and scores; short curves are left out."""
+    """Yields the payloads of each curve that ``choose`` knows and scores; none of a short one."""
     train, test = np.zeros((2, len(machine)), dtype=np.bool_)
     nbytes = machine["nbytes"].to_numpy()
     curves = machine.groupby(["collective", "num_ranks", "num_nodes"], sort=True)
@@ -571,7 +571,7 @@ def _ranking(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float] | Vector) -> float:
-    """Of the finite ones; NaN where there are none."""
+    """Returns the mean of the finite ones; NaN where there are none."""
     finite = [v for v in values if math.isfinite(v)]
     return float(np.mean(finite)) if finite else math.nan
 

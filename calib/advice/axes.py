@@ -58,15 +58,16 @@ def differing_axes(one: RunConfig, other: RunConfig) -> tuple[str, ...]:
 
 def single_choices(one: RunConfig, other: RunConfig) -> dict[str, dict[str, object]]:
     """Returns the choices of ``other`` that differ, with the values for ``changed``: an axis where
-    its text tells them apart, else each of its fields by itself."""
-    found: dict[str, dict[str, object]] = {}
+    its text differs, else each of its fields alone."""
+    choices: dict[str, dict[str, object]] = {}
     for axis in differing_axes(one, other):
         ours, theirs = _taken(one, axis), _taken(other, axis)
         if axis_value(one, axis) != axis_value(other, axis):
-            found[axis] = theirs
+            choices[axis] = theirs
         else:
-            found |= {name: {name: theirs[name]} for name in theirs if theirs[name] != ours[name]}
-    return found
+            each = {name: {name: theirs[name]} for name in theirs if theirs[name] != ours[name]}
+            choices |= each
+    return choices
 
 
 def mixed(config: RunConfig, other: RunConfig, axes: Collection[str]) -> RunConfig:

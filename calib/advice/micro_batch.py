@@ -198,13 +198,13 @@ def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
     Lightest recompute first.  Hosts that take no options of Megatron's keep theirs, and programs
     what they take no option for.
     """
-    found: list[RunConfig] = []
+    layouts: list[RunConfig] = []
     for at_size in micro_batches(config):
         again = recomputes(at_size) if takes_options(config) else ()
-        found += [one.of(at_size) for one in again] or [at_size]
+        layouts += [one.of(at_size) for one in again] or [at_size]
     if takes_options(config):
-        found = [one for one in found if not untaken(one, config)] or [config]
-    return found
+        layouts = [one for one in layouts if not untaken(one, config)] or [config]
+    return layouts
 
 
 def micro_batches(config: RunConfig) -> list[RunConfig]:
@@ -213,14 +213,14 @@ def micro_batches(config: RunConfig) -> list[RunConfig]:
         config.batch.global_batch_size
     }
     samples = math.gcd(*sizes) // config.parallelism.dp
-    found: list[RunConfig] = []
+    layouts: list[RunConfig] = []
     for micro in (size for size in range(1, samples + 1) if samples % size == 0):
         try:
             batch = replace(config.batch, micro_batch_size=micro)
-            found.append(replace(config, batch=batch))
+            layouts.append(replace(config, batch=batch))
         except ConfigError:  # interleaving wants micro-batches in groups
             continue
-    return found
+    return layouts
 
 
 def _fitting(

@@ -64,7 +64,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRoom:
-    """Asks which layouts fit on one kind of device beside one that was asked for."""
+    """Layouts that fit on one kind of device in place of one that was requested."""
 
     asked: RunConfig
     steps: FittedSteps
@@ -76,19 +76,19 @@ class MemoryRoom:
         is."""
         unfit = Verdict.DOES_NOT_FIT
         fitting = [one for one in micro_batches(self.asked) if self.verdict(one) is not unfit]
-        found = {("--mbs", str(one.batch.micro_batch_size)): one for one in fitting[-1:]}
-        return next(iter(self.priced(found)), None)
+        largest = {("--mbs", str(one.batch.micro_batch_size)): one for one in fitting[-1:]}
+        return next(iter(self.priced(largest)), None)
 
     def remedies(self) -> list[Remedy]:
         """The cheapest layouts that fit with the fewest options changed, one of each kind."""
         for number in range(1, _MOST_CHANGES + 1):
-            found = {}
+            cheapest = {}
             for rows in combinations(_CHOICES, number):
                 fitting = dict(self._fitting(product(*rows)))
                 for best in self.priced(fitting)[:1]:
-                    found[best.words] = best
-            if found:
-                return sorted(found.values(), key=lambda one: one.slower_frac)[:_NUM_TOLD]
+                    cheapest[best.words] = best
+            if cheapest:
+                return sorted(cheapest.values(), key=lambda one: one.slower_frac)[:_NUM_TOLD]
         return []
 
     def verdict(self, config: RunConfig) -> Verdict:
@@ -99,14 +99,14 @@ class MemoryRoom:
 
     def priced(self, layouts: dict[tuple[str, ...], RunConfig]) -> list[Remedy]:
         """Layouts by their options, the fastest first."""
-        (own, *found) = compare(
+        (own, *candidates) = compare(
             self.asked,
             [self.asked, *layouts.values()],
             self.steps,
             memory_capacity_nbytes=self.capacity_nbytes,
             memory_offset_nbytes=self.offset_nbytes,
         )
-        pairs = zip(layouts, found, strict=True)
+        pairs = zip(layouts, candidates, strict=True)
         made = [
             Remedy(words=w, layout=c, slower_frac=c.step_time_s / own.step_time_s - 1.0)
             for w, c in pairs

@@ -12,7 +12,7 @@ from ..report.table import ReportTable, console, markdown_lines, show_table
 Part: TypeAlias = "ReportTable | str"
 """A table, a line of text, or several lines that stand as they are."""
 _LINES, _COLUMNS = 24, 80
-"""Of a small screen."""
+"""Lines and columns of a small screen."""
 _CELL = "text-align: {}; white-space: nowrap"
 
 

@@ -1,4 +1,4 @@
-"""What is asked: a run of a directory, or a device and a described run."""
+"""The run of a directory, or a described run on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run is as fast as published ones: ``forerun normal``."""
+"""The place of a run among published ones: ``forerun normal``."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _LARGER = ("H200", "B200", "B300")
 _NUM_DEVICES = 2
 _COLUMNS = 80
 _KEPT = "\u00a0"
-"""Where no line ends."""
+"""A space at which no line ends."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -64,7 +64,7 @@ class Prediction(Told):
     directory: Path
     other: OtherRun
     room: MemoryRoom | None
-    """Of a device of its own; None where nobody knows that, and on a CPU."""
+    """Memory of the device; None where nobody knows that, and on a CPU."""
     network: Mapping[str, Any]
     """What transfers were priced on, with where it comes from; empty without NCCL."""
     basis: str = ""

@@ -86,7 +86,7 @@ class PlanQuestion:
     prices: tuple[float, ...]
     """Of an hour of one GPU, for each of the devices; empty: not told."""
     num_tokens: int
-    """Of a whole run; 0: not asked."""
+    """Tokens of a whole run; 0: not requested."""
     keep: Keep | None
     why: Keep | None
     top: int

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""What asks a program to end."""
+"""Signals that request a program to end."""
 WARN = (signal.SIGUSR1, signal.SIGUSR2)
-"""What a scheduler sends some time before its limit; torchrun dies of it and leaves its workers."""
+"""Signals of a scheduler before its limit; torchrun dies of them and leaves its workers."""
 PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -47,7 +47,7 @@ class SignalInbox:
     def __enter__(self) -> SignalInbox:
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in (*END, *WARN, signal.SIGCHLD):
-            # What nohup ignores stays ignored, here and in the command.
+            # A signal that nohup ignores stays ignored, here and in the command.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 # A handler must be there for the number to be written to the pipe.
                 self._before[number] = signal.signal(number, lambda *_: None)

@@ -78,7 +78,7 @@ def _launch(args: argparse.Namespace, options: WrapOptions) -> int:
 
 
 def _conclude(args: argparse.Namespace, options: WrapOptions, outcome: Outcome, code: int) -> None:
-    """What is left behind: the script, lines of the log, and the answer as JSON."""
+    """Write the script, lines of the log, and the answer as JSON."""
     found = suggest(outcome, options, args.job_time)
     path = _guarded("write the script", lambda: _resubmit(args, options, outcome, found))
     _say_end(outcome, code, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -65,8 +66,9 @@ def flop_per_token(c: dict[str, Any]) -> float:
     if "num_experts" in c:
         met = c["moe_router_topk"] * c["moe_ffn_hidden_size"]
         met += c.get("moe_shared_expert_intermediate_size", 0)
-        is_sparse = eval(str(c.get("moe_layer_freq", 1)))
-        sparse = sum(is_sparse) if isinstance(is_sparse, list) else layers
+        # Megatron's pattern, as "[0]*3+[1]*58": layers with experts are those of ones.
+        ones = re.findall(r"\[1\]\*(\d+)", str(c.get("moe_layer_freq", "")))
+        sparse = sum(map(int, ones)) or layers
         mlp = (sparse + ahead) * gate * hidden * met + (layers - sparse) * wide
     if c.get("multi_latent_attention"):
         width = heads * (c["qk_head_dim"] + c["qk_pos_emb_head_dim"])
