@@ -10,11 +10,11 @@ from ..advice.decision import Decision, Rule, decide
 from ..advice.explain import Explanation, explain
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Plan, plan
-from ..fit.calibration import calibrate
+from ..fit.calibration import Calibration, calibrate
 from ..forecast.forecast import Forecast
 from ..forecast.measured_forecast import MeasuredRun, measured_forecast
 from ..forecast.model_forecast import ModelForecast, model_forecast
-from ..forecast.run_forecast import SoFar, run_forecast
+from ..forecast.run_forecast import run_forecast
 from ..lint.lint import Lint, lint
 from ..lint.pricing import Pricing
 from ..lint.stated_launch import stated_launch
@@ -26,12 +26,13 @@ from ..steps.known import KnownStep
 from ..steps.live_times import live_times
 from ..steps.model import FittedSteps
 from ..stragglers.waiting import waiting_report
-from ..units import HOUR_S
+from ..units import HOUR_S, format_count
 from ..workload.config import RunConfig
-from ..workload.run_options import MicroBatchChoice
-from .answer import Answer
+from ..workload.run_options import Goals, MicroBatchChoice
+from .answer import Answer, Modelled
 from .finish_line import finish_line
 from .history import History, Levels, Models
+from .measured_groups import measured_groups
 from .request import Request
 from .routing import (
     imbalance_cost_frac,
@@ -42,13 +43,21 @@ from .run_end import RunEnd, end_lines, run_end, undecided
 from .run_measurements import (
     HookSummary,
     hook_summary,
+    measured_overhead,
     measured_step_s,
     memory_capacity_nbytes,
     memory_offset_nbytes,
     recalibration_s,
 )
-from .run_steps import fit_run, layout_left, running_config
-from .transcript import transcript_lines
+from .run_steps import RunFit, fit_run, layout_left, running_config
+from .transcript import (
+    NO_LAYOUT,
+    checked_line,
+    decision_line,
+    faster_line,
+    prefixed,
+    run_line,
+)
 from .what_if import what_if
 
 
@@ -61,104 +70,217 @@ def analyse(
     known: Sequence[KnownStep] = (),
     directory: str = "DIR",
 ) -> Answer:
-    """The answer of the newest run in the table; ``history`` is that of the answer before it.
+    """Returns the answer of the newest run in the table; ``history`` is that of the one before.
 
     ``known`` are steps of other runs on this machine, in any layout; ``directory`` is what the
-    commands in the transcript name.
+    commands in the transcript name.  Of a run whose layout is not known it has no models' part.
 
     Raises ``CalibrationError`` where steps or operators are missing, ``ConfigError`` where the
     running layout is one that the timeline does not model yet.
     """
-    config = request.of_program(running_config(table))
-    last_step = request.last_step or int(table.steps["step"].max()) + 1
-    end = run_end(table.loop(), last_step, steps_total=config.cadence.train_iters)
+    is_described = table.is_described
+    config = request.of_program(running_config(table)) if is_described else None
+    last = request.last_step or int(table.steps["step"].max()) + 1
+    request = replace(request, last_step=last)
+    total = config.cadence.train_iters if config else 0
+    end = run_end(table.loop(), last, steps_total=total)
+    if config is None:
+        return _of_steps(table, request, end, problems)
     config = replace(config, cadence=replace(config.cadence, train_iters=end.steps_total))
-    measured_s = measured_step_s(table)
-    calibration = calibrate(table, device=config.device)
-    base = live_times(calibration, config)
-    fit = fit_run(table, base, known, config)
-    view = _outlook(table, config, request, fit.blind, fit.unseen)
-    # The verbs ask for the same layout.
-    ahead_config = layout_left(config)
-    room, anew_s = _room(table, request), recalibration_s(table)
-    others = _plan(request, ahead_config, fit.steps, room)
-    levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
-    ahead = run_forecast(view, levels.so_far)
-    hooks = hook_summary(table)
-    if end.steps_total:
-        decision = _decision(request, others, ahead, hooks, anew_s)
-    else:
-        decision = undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
-    models = Models(calibration=calibration, own_s=fit.modelled_step.time_s)
-    routing = measured_routing(table)
+    return _of_layout(
+        table, request, end, config, problems, history=history, known=known, directory=directory
+    )
+
+
+def renewed(answer: Answer, request: Request) -> Answer:
+    """Returns the answer at a later moment: all steps so far, the window and its fit as they were.
+
+    Of a run whose layout is known the decision and the transcript stay as well.
+    """
+    modelled = answer.modelled
+    end = run_end(answer.loop, request.last_step, steps_total=answer.end.steps_total)
+    if modelled is not None and not end.pass_end:
+        return replace(answer, forecast=run_forecast(modelled.model_forecast, request))
+    total = end.horizon or request.last_step
+    ahead = measured_forecast(answer.run, request, steps_total=total)
+    later = replace(answer, end=end, forecast=ahead)
+    if modelled is not None:
+        return later
+    decision = _decision_of_steps(request, end, ahead, answer.recalibration_s)
+    later = replace(later, decision=decision)
+    return replace(later, transcript=_lines_of_steps(later, request))
+
+
+def finish_lines(answer: Answer, goals: Goals) -> tuple[str, ...]:
+    """Returns the end of the run or of the pass alone, as lines for a later moment."""
+    if answer.has_finish:
+        return tuple(prefixed([finish_line(answer.forecast, goals)]))
+    # Why no other end is known was said before.
+    return tuple(prefixed(end_lines(answer.end, answer.forecast)[:-1]))
+
+
+def _of_steps(table: SampleTable, request: Request, end: RunEnd, problems: Sequence[str]) -> Answer:
+    run, anew_s = MeasuredRun.of(table), recalibration_s(table)
+    ahead = measured_forecast(run, request, steps_total=end.horizon or request.last_step)
     answer = Answer(
         run_id=table.run_id,
+        device=str(table.newest("runs")["device"].iloc[0]),
+        run=run,
+        loop=table.loop(),
+        end=end,
+        forecast=ahead,
+        measured_step_s=measured_step_s(table),
+        overhead=measured_overhead(table),
+        hooks=hook_summary(table),
+        decision=_decision_of_steps(request, end, ahead, anew_s),
+        recalibration_s=anew_s,
+        groups=measured_groups(table, table.loop()),
+        problems=tuple(problems),
+    )
+    return replace(answer, transcript=_lines_of_steps(answer, request))
+
+
+def _of_layout(
+    table: SampleTable,
+    request: Request,
+    end: RunEnd,
+    config: RunConfig,
+    problems: Sequence[str],
+    *,
+    history: History | None,
+    known: Sequence[KnownStep],
+    directory: str,
+) -> Answer:
+    calibration = calibrate(table, device=config.device)
+    fit = fit_run(table, live_times(calibration, config), known, config)
+    room, run = _room(table, request), MeasuredRun.of(table)
+    others = _plan(request, layout_left(config), fit.steps, room)
+    modelled = _modelled(table, request, config, calibration, fit, others, room)
+    view, hooks = modelled.model_forecast, hook_summary(table)
+    ahead, decision = run_forecast(view, request), None
+    if end.steps_total:
+        decision = _decision(request, others, ahead, hooks, recalibration_s(table))
+    levels = Levels(model_forecast=view, so_far=request) if end.steps_total else None
+    models = Models(calibration=calibration, own_s=fit.modelled_step.time_s)
+    modelled = replace(modelled, history=_history(table, history, models, levels))
+    if end.pass_end:
+        ahead = measured_forecast(run, request, steps_total=end.pass_end)
+    answer = Answer(
+        run_id=table.run_id,
+        device=config.device,
+        run=run,
+        loop=table.loop(),
+        end=end,
+        forecast=ahead,
+        measured_step_s=measured_step_s(table),
+        overhead=fit.overhead,
+        hooks=hooks,
+        decision=decision or undecided(end, request.goals, now_unix_s=ahead.now_unix_s),
+        recalibration_s=recalibration_s(table),
+        modelled=modelled,
+        problems=tuple(problems),
+    )
+    return replace(answer, transcript=_lines_of_layout(answer, modelled, request, directory))
+
+
+def _modelled(
+    table: SampleTable,
+    request: Request,
+    config: RunConfig,
+    calibration: Calibration,
+    fit: RunFit,
+    others: Plan,
+    room: _Room,
+) -> Modelled:
+    ahead, routing = layout_left(config), measured_routing(table)
+    return Modelled(
         config=config,
         calibration=calibration,
         own=fit.unseen,
-        measured_step_s=measured_s,
-        overhead=fit.overhead,
-        hooks=hooks,
-        forecast=ahead,
-        model_forecast=view,
+        model_forecast=_outlook(table, config, request, fit.blind, fit.unseen),
         plan=others,
-        decision=decision,
-        history=_history(table, history, models, levels if end.steps_total else None),
-        modelled_step=fit.modelled_step,
+        step=fit.modelled_step,
         waiting_s=fit.waiting_s,
         perturbation_s=fit.perturbation_s,
         skew_s=table.skew_s(),
-        waiting=waiting_report(table, measured_s),
+        waiting=waiting_report(table, measured_step_s(table)),
         routing=routing,
         imbalance_cost_frac=(
             imbalance_cost_frac(fit.blind, config, routing.imbalance)
             if routing is not None
             else None
         ),
-        problems=tuple(problems),
-        micro_batch=_micro_batch(request, ahead_config, fit.steps, room),
+        micro_batch=_micro_batch(request, ahead, fit.steps, room),
         explained=_explained(others, fit.steps),
-        lint=_lint(request, ahead_config, fit.steps, room),
-        restart_s=request.goals.restart_cost_s + anew_s,
-        end=end,
-        pass_forecast=_pass_forecast(table, levels.so_far, end),
+        lint=_lint(request, ahead, fit.steps, room),
+        restart_s=request.goals.restart_cost_s + recalibration_s(table),
         what_if=what_if(others, fit.steps, request.goals.gpus, room["memory_offset_nbytes"]),
     )
-    return replace(answer, transcript=_transcript(answer, request, directory))
 
 
-def _transcript(answer: Answer, request: Request, directory: str) -> tuple[str, ...]:
-    remarks = (
-        answer.waiting.line,
-        routing_line(answer.routing, answer.imbalance_cost_frac),
-        network_line(answer.calibration.transfers.carrying),
+def _lines_of_layout(
+    answer: Answer, modelled: Modelled, request: Request, directory: str
+) -> tuple[str, ...]:
+    config, plan, lint = modelled.config, modelled.plan, modelled.lint
+    micro_batch = modelled.micro_batch
+    rate = modelled.throughput(answer.measured_step_s)
+    lines = [
+        run_line(config, config.parallelism.num_ranks, answer.measured_step_s, rate),
+        modelled.waiting.line,
+        routing_line(modelled.routing, modelled.imbalance_cost_frac),
+        network_line(modelled.calibration.transfers.carrying),
+        *_end_lines(answer, request.goals),
+        faster_line(plan, answer.decision, has_end=answer.has_finish),
+        micro_batch.line if micro_batch is not None else "",
+        lint.line(directory) if lint is not None else "",
+        decision_line(answer.decision, plan, directory=directory),
+        checked_line(answer.hooks, answer.overhead, answer.measured_step_s, modelled.step),
+    ]
+    return tuple(prefixed(lines))
+
+
+def _lines_of_steps(answer: Answer, request: Request) -> tuple[str, ...]:
+    num_ranks, step_s = answer.run.num_ranks, answer.measured_step_s
+    run = run_line(None, num_ranks, step_s, device=answer.device)
+    is_decided = any(reason.rule is not Rule.EVIDENCE for reason in answer.decision.reasons)
+    lines = [
+        f"{run} · {_rate(answer)}",
+        *_end_lines(answer, request.goals),
+        *(group.line(step_s) for group in answer.groups),
+        NO_LAYOUT,
+        decision_line(answer.decision) if is_decided else "",
+        checked_line(answer.hooks, answer.overhead, step_s, None),
+    ]
+    return tuple(prefixed(lines))
+
+
+def _end_lines(answer: Answer, goals: Goals) -> list[str]:
+    if answer.has_finish:
+        return [finish_line(answer.forecast, goals)]
+    return end_lines(answer.end, answer.forecast)
+
+
+def _rate(answer: Answer) -> str:
+    rates, (unit, count) = answer.rates, answer.batch
+    if not rates:
+        return "tokens/s not known: no batch was seen in the first steps"
+    rate = format_count(rates[f"{unit}_per_s"])
+    return f"{rate} {unit}/s ({format_count(count)} {unit} per rank and step)"
+
+
+def _decision_of_steps(
+    request: Request, end: RunEnd, ahead: Forecast, recalibration_s: float
+) -> Decision:
+    """By the limits that were asked for: no other layout is known."""
+    if not end.steps_total:
+        return undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
+    return decide(
+        request.goals,
+        forecast=ahead,
+        plan=None,
+        recalibration_s=recalibration_s,
+        previously_met=frozenset(Rule(value) for value in request.previously_met),
     )
-    is_known = answer.end.steps_total > 0
-    ends = [finish_line(answer.forecast, request.goals)]
-    lines = transcript_lines(
-        answer.config,
-        measured_s=answer.measured_step_s,
-        found=answer.throughput,
-        modelled=answer.modelled_step,
-        hooks=answer.hooks,
-        overhead=answer.overhead,
-        ends=ends if is_known else end_lines(answer.end, answer.pass_forecast),
-        has_end=is_known,
-        plan=answer.plan,
-        lint=answer.lint,
-        decision=answer.decision,
-        micro_batch=answer.micro_batch,
-        remarks=remarks,
-        directory=directory,
-    )
-    return tuple(lines)
-
-
-def _pass_forecast(table: SampleTable, so_far: SoFar, end: RunEnd) -> Forecast | None:
-    """Of a run that does not say where it ends."""
-    if not end.pass_end:
-        return None
-    return measured_forecast(MeasuredRun.of(table), so_far, steps_total=end.pass_end)
 
 
 class _Room(TypedDict):

@@ -1,48 +1,46 @@
-"""Everything that is said of a run whose layout is known."""
+"""Everything that is said of a run after a window: one document with optional parts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from ..advice.decision import Action, Decision
 from ..advice.explain import Explanation
 from ..advice.micro_batch import MicroBatchAdvice
 from ..advice.plan import Candidate, Plan
+from ..errors import CalibrationError
 from ..fit.calibration import Calibration
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
+from ..forecast.measured_forecast import MeasuredRun
 from ..forecast.model_forecast import ModelForecast, at_batch_size, batch_size_at
 from ..forecast.throughput import RunLeft, Throughput, throughput
 from ..lint.lint import Lint
+from ..plain_json import JsonObject
+from ..records.record_kinds import LoopRecord
 from ..steps.estimate import StepEstimate
 from ..stragglers.waiting import WaitingReport
 from ..workload.config import RunConfig
 from .history import History, WindowScore, window_scores
+from .measured_groups import MeasuredGroup
 from .routing import MeasuredRouting
-from .run_end import RunEnd
+from .run_end import RunEnd, forecast_json
 from .run_measurements import HookSummary, Overhead
 from .transcript import advised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Everything that is said of a run after a window."""
+class Modelled:
+    """What the models say of a run whose layout is known, and of other layouts."""
 
-    run_id: str
     config: RunConfig
     calibration: Calibration
     own: StepEstimate
-    measured_step_s: float
-    overhead: Overhead | None
-    hooks: HookSummary
-    forecast: Forecast
     model_forecast: ModelForecast
     """What later forecasts start from, without a new fit."""
     plan: Plan
-    decision: Decision
-    history: History
-    modelled_step: PredictedStep
+    step: PredictedStep
     """The running layout without hooks: timeline, plus waiting, minus the perturbation."""
     waiting_s: float
     """Mean time per step that a rank stands still for a later one; pipeline waits aside, and what
@@ -51,79 +49,175 @@ class Answer:
     """What hooks slow a hooked step down by beyond the time that they take themselves."""
     skew_s: Mapping[int, float]
     waiting: WaitingReport
-    problems: tuple[str, ...]
+    history: History = field(default_factory=History)
     routing: MeasuredRouting | None = None
     imbalance_cost_frac: float | None = None
     """Share of the own step that tokens routed evenly would save; None where nothing is routed."""
-    transcript: tuple[str, ...] = ()
     micro_batch: MicroBatchAdvice | None = None
     """Where it was asked for."""
     explained: tuple[Explanation, ...] = ()
     """Of the running layout, and of the advised one against it where there is one."""
     lint: Lint | None = None
     """What its own launch should say otherwise."""
-    ended_unix_s: float | None = None
-    """The end of the run, where it has come."""
     restart_s: float = 0.0
     """What another layout costs before its first step: restart and new calibration."""
-    end: RunEnd = field(default_factory=RunEnd)
-    pass_forecast: Forecast | None = None
-    """To the end of the pass over the data; None where the run's own is known, or neither is."""
     what_if: tuple[Candidate, ...] = ()
     """The running layout and its neighbours, as ``forerun predict`` answers for each."""
+
+    def throughput(self, step_time_s: float, iteration: int | None = None) -> Throughput:
+        """Returns the rates of a step of that time, with the batch of this iteration, from 1."""
+        config = self.config
+        if iteration is not None:
+            config = at_batch_size(config, batch_size_at(config, iteration))
+        return throughput(config, step_time_s)
+
+    def step_at(self, iteration: int) -> PredictedStep:
+        """Returns what a step of this run, counted from 1, takes by the models alone."""
+        size = batch_size_at(self.config, iteration)
+        ratios = self.model_forecast.ratios
+        if size == self.config.batch.global_batch_size or size not in ratios:
+            return self.step
+        return self.step.scaled(ratios[size])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Everything that is said of a run after a window."""
+
+    run_id: str
+    device: str
+    run: MeasuredRun
+    loop: LoopRecord
+    end: RunEnd
+    forecast: Forecast
+    """To the end of the run, else of the pass over its data, else of no step: the step itself."""
+    measured_step_s: float
+    overhead: Overhead | None
+    hooks: HookSummary
+    decision: Decision
+    recalibration_s: float = 0.0
+    modelled: Modelled | None = None
+    """None where nobody knows the layout: then steps, batch and transfers are all there is."""
+    groups: tuple[MeasuredGroup, ...] = ()
+    """Of a run whose layout is not known."""
+    ended_unix_s: float | None = None
+    """The end of the run, where it has come."""
+    problems: tuple[str, ...] = ()
+    transcript: tuple[str, ...] = ()
+
+    @property
+    def has_finish(self) -> bool:
+        """True where the forecast reaches to the end of the run."""
+        return self.end.steps_total > 0
+
+    @property
+    def known(self) -> Modelled:
+        """The part of the models; raises ``CalibrationError`` where there is none."""
+        if self.modelled is None:
+            raise CalibrationError(f"the layout of run {self.run_id} is not known")
+        return self.modelled
 
     @property
     def window_scores(self) -> list[WindowScore]:
         """What each window was worth, against the end of the run or the newest forecast of it."""
+        if self.modelled is None:
+            return []
         forecast, ended = self.forecast, self.ended_unix_s
         return window_scores(
-            self.history.errors,
+            self.modelled.history.errors,
             started_unix_s=forecast.now_unix_s - forecast.elapsed_s,
             finish_unix_s=forecast.finish_p50_unix_s if ended is None else ended,
         )
 
     @property
-    def throughput(self) -> Throughput:
-        """Of the measured step."""
-        return throughput(self.config, self.measured_step_s)
-
-    def throughput_at(self, iteration: int, step_time_s: float) -> Throughput:
-        """Of a step of this run, counted from 1, that takes so long: with the batch that it has."""
-        size = batch_size_at(self.config, iteration)
-        return throughput(at_batch_size(self.config, size), step_time_s)
+    def left(self) -> RunLeft | None:
+        """What remains of the run; None at its end, and where its length or layout is not known."""
+        if self.modelled is None or not self.has_finish:
+            return None
+        own = self.modelled.plan.own
+        restart_s = self.modelled.restart_s
+        return RunLeft.of(self.forecast, own.config, own.step_time_s, restart_s=restart_s)
 
     @property
-    def left(self) -> RunLeft | None:
-        """What is left of the run; None at its end, and where nobody said how long it is."""
-        if self.config.cadence.train_iters <= 0:
-            return None
-        own = self.plan.own
-        return RunLeft.of(self.forecast, own.config, own.step_time_s, restart_s=self.restart_s)
+    def rates(self) -> dict[str, float]:
+        """Rates of the measured step by key."""
+        return self.rates_of(self.measured_step_s)
+
+    def rates_of(self, step_time_s: float, iteration: int | None = None) -> dict[str, float]:
+        """Returns the rates by key of a step of that time, with the batch of this iteration.
+
+        Of a run whose layout is not known tokens or samples a second of all ranks and of one, and
+        none where the batch was not seen.
+        """
+        if self.modelled is not None:
+            return self.modelled.throughput(step_time_s, iteration).rates
+        unit, count = self.batch
+        if not count:
+            return {}
+        own = count / step_time_s
+        return {f"{unit}_per_s": own * self.run.num_ranks, f"{unit}_per_s_per_gpu": own}
+
+    @property
+    def batch(self) -> tuple[str, int]:
+        """What a step of one rank is counted in, and how many; 0 where none was seen."""
+        loop = self.loop
+        return ("tokens", loop.tokens) if loop.tokens else ("samples", loop.samples)
 
     def predicted_step(self, iteration: int) -> PredictedStep:
-        """What a step of this run, counted from 1, will take."""
+        """Returns what a step of this run, counted from 1, will take."""
+        ahead = self.forecast
         step = PredictedStep(
-            time_s=self.forecast.step_time_s,
-            low_s=self.forecast.single_low_s,
-            high_s=self.forecast.single_high_s,
+            time_s=ahead.step_time_s, low_s=ahead.single_low_s, high_s=ahead.single_high_s
         )
-        return step.scaled(self.model_forecast.ratio(iteration, self.forecast.steps_done))
-
-    def modelled_at(self, iteration: int) -> PredictedStep:
-        """The same from the models alone."""
-        window_size = self.config.batch.global_batch_size
-        size = batch_size_at(self.config, iteration)
-        ratios = self.model_forecast.ratios
-        if size == window_size or size not in ratios:
-            return self.modelled_step
-        return self.modelled_step.scaled(ratios[size])
+        if self.modelled is None:
+            return step
+        return step.scaled(self.modelled.model_forecast.ratio(iteration, ahead.steps_done))
 
     @property
     def advice(self) -> str:
-        """The line of the transcript that says what is advised; empty without a transcript."""
+        """The line of the transcript that says what is advised; empty where none does."""
         return advised(self.transcript)
 
     @property
     def is_stop(self) -> bool:
         """True where the advice is to stop."""
         return self.decision.action is Action.STOP
+
+    def forecast_json(self) -> JsonObject:
+        """``forecast.json``: of a pass over the data under ``pass``, never as the run's end."""
+        ahead = self.forecast
+        whole = forecast_json(self.end, ahead)
+        whole |= self.rates_of(ahead.step_time_s, ahead.steps_done + 1)
+        if self.overhead is not None:
+            whole |= self.overhead.values
+            whole["overhead_low_frac"] = self.overhead.low_frac
+            whole["overhead_high_frac"] = self.overhead.high_frac
+        return whole
+
+    def decision_json(self) -> JsonObject:
+        """``decision.json``."""
+        modelled = self.modelled
+        if modelled is None:
+            own: JsonObject = {
+                "throughput": dict(self.rates),
+                "groups": [asdict(group) for group in self.groups],
+                "reason_no_finish": self.end.reason,
+            }
+        else:
+            own = {"throughput": modelled.throughput(self.measured_step_s).to_json()}
+            if modelled.micro_batch is not None:
+                own["micro_batch"] = modelled.micro_batch.to_json()
+        return self.decision.to_json() | {
+            **own,
+            "forecast": self.forecast_json(),
+            "transcript": list(self.transcript),
+            "problems": list(self.problems),
+        }
+
+    def calibration_json(self) -> JsonObject:
+        """``calibration.json``."""
+        against = "newest forecast" if self.ended_unix_s is None else "end"
+        return self.known.calibration.summary() | {
+            "history": [score.to_json() for score in self.window_scores],
+            "finish_errors_against": against,
+        }

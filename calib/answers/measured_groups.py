@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..records.record_kinds import LoopRecord
 from ..samples.table import SampleTable
-from ..units import format_bytes
+from ..units import format_bytes, format_time
 from ..workload.collectives import GroupRole
 
 _UNMEASURED = (
@@ -30,6 +30,17 @@ class MeasuredGroup:
     """``time_s`` is an upper bound: the end of some was not seen."""
     note: str = ""
     """What is not measured, and why; empty where all is."""
+
+    def line(self, step_s: float) -> str:
+        """The transfers of a step; a bound above the step itself says nothing of their time."""
+        what = f"group {self.role}, {self.num_ranks} ranks"
+        if self.note:
+            return f"{what}: {self.note}"
+        times = f"{self.calls:.3g} per step, {format_bytes(self.nbytes)}"
+        if self.is_bound and self.time_s > step_s:
+            return f"{what}: {self.collective} {times}, whose end is not seen"
+        bound = "at most " if self.is_bound else ""
+        return f"{what}: {self.collective} {times}, {bound}{format_time(self.time_s)} of transfers"
 
 
 def measured_groups(table: SampleTable, loop: LoopRecord) -> tuple[MeasuredGroup, ...]:

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 
 from ..advice.decision import Action, Decision, Reason, Rule, odds_text, saving_text
 from ..advice.layout_words import layout_words
-from ..advice.micro_batch import MicroBatchAdvice
 from ..advice.plan import Candidate, Plan
 from ..fit.priors import UNKNOWN_DEVICE, device_prior
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.throughput import Throughput, peak_flop_per_s
 from ..layers.model_size import model_name
-from ..lint.lint import Lint
 from ..records.actions import action_text
 from ..shell import quoted
 from ..units import CANNOT_TELL, GIB, format_bytes, format_frac, format_time
@@ -137,41 +135,6 @@ def checked_line(
         fired = f"hooks {hooks.num_fired} of {hooks.num_installed}, {_cost(overhead)}"
         words += [fired, *hooks.remarks]
     return f"checked: {_SEPARATOR.join(words)}" if words else ""
-
-
-def transcript_lines(
-    config: RunConfig,
-    *,
-    measured_s: float,
-    found: Throughput,
-    modelled: PredictedStep,
-    hooks: HookSummary,
-    overhead: Overhead | None,
-    plan: Plan,
-    decision: Decision,
-    ends: Sequence[str],
-    has_end: bool,
-    micro_batch: MicroBatchAdvice | None = None,
-    lint: Lint | None = None,
-    remarks: Sequence[str] = (),
-    directory: str = "DIR",
-) -> list[str]:
-    """The lines of a run whose layout is known; ``remarks`` stand behind the first, as they are.
-
-    ``ends`` say when it ends, or, without ``has_end``, why nobody knows.
-    """
-    return prefixed(
-        [
-            run_line(config, config.parallelism.num_ranks, measured_s, found),
-            *remarks,
-            *ends,
-            faster_line(plan, decision, has_end=has_end),
-            micro_batch.line if micro_batch is not None else "",
-            lint.line(directory) if lint is not None else "",
-            decision_line(decision, plan, directory=directory),
-            checked_line(hooks, overhead, measured_s, modelled),
-        ]
-    )
 
 
 def _memory(candidate: Candidate, capacity_nbytes: int | None) -> str:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...calib.answers.analysis import analyse
+from ...calib.answers.analysis import analyse, finish_lines, renewed
 from ...calib.answers.answer import Answer
-from ...calib.answers.finish_line import finish_line as ends_line
-from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.answers.request import Request
-from ...calib.answers.transcript import prefixed
 from ...calib.drift.monitor import Drift
 from ...calib.errors import ForerunError
 from ...calib.forecast.evaluation import Evaluation
@@ -50,7 +47,6 @@ from .drift_watch import DriftWatch
 from .energy import ReadEnergy, open_meter
 from .forecasting import Forecasts, OwnWork, RunSoFar
 from .log_lines import Writing, say, say_lines
-from .measured_run import MeasuredRuns
 from .orders import AdviceOrders, StopRequests
 
 _ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
@@ -102,7 +98,6 @@ class CompanionLoop:
         meter = read_energy or open_meter(rank.local_world_size, os.environ)
         self._run = RunSoFar(num_nodes=rank.world_size / rank.local_world_size, meter=meter)
         self._forecasts = Forecasts()
-        self._measured = MeasuredRuns(self._place, self._forecasts, self._keep)
         self._own_work = OwnWork()
         self._earlier = Earlier(settings.directory)
         self._reader = RunReader(settings.directory, rank.run_id)
@@ -198,8 +193,9 @@ class CompanionLoop:
             ended_unix_s = end_of_run(place.directory, place.run_id)
             self._answer = replace(self._answer, ended_unix_s=ended_unix_s)
             # Once more: the end tells what the finishes that windows predicted were worth.
-            windows = wandb_tables(windows_tables(self._answer))
-            self._sink.tables(self._run.last_iteration, windows)
+            if self._answer.modelled is not None:
+                windows = wandb_tables(windows_tables(self._answer))
+                self._sink.tables(self._run.last_iteration, windows)
         if self._publisher.is_newest():
             self._write_last(place, track)
             self._publish()
@@ -220,9 +216,7 @@ class CompanionLoop:
             self._writing(lambda: write_steps(place, self._steps))
         if answer is not None or track is not None:
             self._writing(lambda: write_score(place, score, track))
-        if answer is None:
-            self._writing(lambda: self._measured.write_last(self._steps))
-        elif shown is not None:
+        if answer is not None and shown is not None:
             self._writing(lambda: write_end(place, answer))
             self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._steps))
 
@@ -251,10 +245,8 @@ class CompanionLoop:
     @property
     def _is_about_to_end(self) -> bool:
         """True where a window that is asked for now would not begin, or tell nobody anything."""
-        seen = self._answer or self._measured.answer
-        if seen is None or not seen.forecast:
-            return False
-        if isinstance(seen, Answer) and not seen.config.cadence.train_iters:
+        seen = self._answer
+        if seen is None or not seen.has_finish:
             return False
         return seen.forecast.finish_p50_unix_s - self._run.last_unix_s < LEAST_LEFT_S
 
@@ -264,31 +256,25 @@ class CompanionLoop:
             return
         self._run.rebase(drift.since_iteration)
         self._forecasts.rebase()
-        if self._answer is not None:
-            view = replace(self._answer.model_forecast, recorded_s=())
-            self._answer = replace(self._answer, model_forecast=view)
+        if self._answer is not None and (modelled := self._answer.modelled) is not None:
+            view = replace(modelled.model_forecast, recorded_s=())
+            modelled = replace(modelled, model_forecast=view)
+            self._answer = replace(self._answer, modelled=modelled)
 
     def _forecast_again(self, now_unix_s: float) -> None:
         """Between windows: all steps so far, no new fit."""
-        if self._answer is None:
-            lines = self._measured.again(self._run, self._asked, now_unix_s)
-        else:
-            lines = self._renew(self._answer, now_unix_s)
-        if lines is not None:
-            self._publish()
-            say_lines(lines)
-
-    def _renew(self, answer: Answer, now_unix_s: float) -> Sequence[str] | None:
-        """Lines where a new forecast was written, empty where it is no news; None: not yet."""
-        if not answer.config.cadence.train_iters:
-            return None
-        found = self._forecasts.again(answer, self._run, self._asked, now_unix_s)
-        if found is None:
-            return None
-        self._answer = renewed = replace(answer, forecast=found)
-        self._keep(lambda: write_forecast(self._place, renewed))
-        is_news = self._forecasts.is_news(found)
-        return prefixed([ends_line(found, self._asked.goals)]) if is_news else ()
+        answer, run = self._answer, self._run
+        # Only its first step tells that another pass over the data begins.
+        if answer is None or run.last_iteration == answer.end.pass_end:
+            return
+        request = self._forecasts.due(answer.end, run, self._asked, now_unix_s)
+        if request is None:
+            return
+        self._answer = again = renewed(answer, request)
+        self._keep(lambda: write_forecast(self._place, again))
+        self._publish()
+        if self._forecasts.is_news(again.forecast):
+            say_lines(finish_lines(again, self._asked.goals))
 
     def _analyse(self, closed: Closed, now_unix_s: float) -> None:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
@@ -300,28 +286,23 @@ class CompanionLoop:
         table = self._earlier.join(self._windows.table())
         self._watching.window_closed(table, closed.window, unix_s=request.now_unix_s)
         problems = (*run.problems, *self._closed.problems())
-        if not run.configs:
-            seen = self._measured.window_closed(
-                table, request, problems=problems, run_log=self._steps
-            )
-            self._tell(seen, is_again=closed.is_again)
-            return
+        seen = self._answer.modelled if self._answer else None
         answer = analyse(
             table,
             request,
             problems=problems,
-            history=self._answer.history if self._answer else None,
-            known=self._earlier.steps(table),
+            history=seen.history if seen else None,
+            known=self._earlier.steps(table) if table.is_described else (),
             directory=str(self._publisher.shown),
         )
         self._answer = answer = with_normal(answer, self._publisher.shown)
         self._forecasts.answered(answer.forecast, self._run.last_iteration)
-        self._shown = table, measured_spans(run)
-        place, spans = self._place, self._shown[1]
-        self._keep(lambda: write_answer(place, table, request, answer, spans, self._steps))
+        spans = tuple(measured_spans(run)) if answer.modelled is not None else ()
+        self._shown = table, spans
+        self._keep(lambda: write_answer(self._place, table, request, answer, spans, self._steps))
         self._tell(answer, is_again=closed.is_again)
 
-    def _tell(self, answer: Answer | MeasuredAnswer, *, is_again: bool) -> None:
+    def _tell(self, answer: Answer, *, is_again: bool) -> None:
         """What a window says, which may say it again: to readers of files, the log, the sinks, the
         user and training."""
         if not is_again:
@@ -332,7 +313,7 @@ class CompanionLoop:
         say(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
         iteration = self._steps.next_iteration or self._run.last_iteration
         self._sink.tables(iteration, wandb_tables(tables_of(answer)))
-        if isinstance(answer, Answer) and (values := window_values(answer)):
+        if values := window_values(answer):
             self._sink.step(iteration, values)
         self._orders.follow(answer.decision)
         if answer.is_stop and self._told.settings.on_advice in _ALERTING:
@@ -344,8 +325,9 @@ class CompanionLoop:
         self._closed.settle()
         self._own_work.over()
         self._steps.is_first_open = False
-        if self._answer is not None and (total := self._answer.config.cadence.train_iters):
-            groups = step_groups(total, batch_levels(self._answer.config))
+        modelled = self._answer.modelled if self._answer is not None else None
+        if modelled is not None and (total := modelled.config.cadence.train_iters):
+            groups = step_groups(total, batch_levels(modelled.config))
             self._steps.size_ends = tuple(group.end for group in groups)
             self._steps.num_steps = total
         for drift in self._watching.begin(self._steps.size_ends):
@@ -353,5 +335,4 @@ class CompanionLoop:
         self._flush()
 
     def _flush(self, **how: bool) -> None:
-        answer = self._answer or self._measured.answer
-        self._steps.flush(answer, self._watching.values, **how)
+        self._steps.flush(self._answer, self._watching.values, **how)

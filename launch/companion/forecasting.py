@@ -7,10 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...calib.answers.answer import Answer
 from ...calib.answers.request import Request
+from ...calib.answers.run_end import RunEnd
 from ...calib.forecast.forecast import Forecast
-from ...calib.forecast.run_forecast import run_forecast
 from ..directory.run_log import LoggedStep
 from .energy import ReadEnergy
 
@@ -155,22 +154,10 @@ class Forecasts:
         """The step has drifted: the next forecast is due now, and is news."""
         self._at_iteration, self._at_unix_s, self._said = -AGAIN_AFTER_STEPS, -math.inf, None
 
-    def again(
-        self, answer: Answer, run: RunSoFar, asked: Request, now_unix_s: float
-    ) -> Forecast | None:
-        """A newer forecast, from the last answer's models and every step so far; None: not yet."""
-        request = self.due(answer.config.cadence.train_iters, run, asked, now_unix_s)
-        return None if request is None else run_forecast(answer.model_forecast, request)
-
-    def due(
-        self, steps_total: int, run: RunSoFar, asked: Request, now_unix_s: float
-    ) -> Request | None:
-        """What the next forecast rests on, which now counts as made; None where none is due.
-
-        ``steps_total`` is 0 where the end of the run is not known.
-        """
+    def due(self, end: RunEnd, run: RunSoFar, asked: Request, now_unix_s: float) -> Request | None:
+        """What the next forecast rests on, which now counts as made; None where none is due."""
         num_new = run.last_iteration - self._at_iteration
-        if 0 < steps_total <= run.last_iteration:
+        if not end.horizon or 0 < end.steps_total <= run.last_iteration:
             return None
         if num_new < AGAIN_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < self._every_s:
             return None  # a clock that was set back says nothing of when the last one was

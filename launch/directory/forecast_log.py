@@ -16,7 +16,6 @@ from .publishing import Place
 
 if TYPE_CHECKING:
     from ...calib.answers.answer import Answer
-    from ...calib.answers.measured_answer import MeasuredAnswer
 
 FORECASTS = "forecasts.jsonl"
 
@@ -36,12 +35,12 @@ class Logged:
         return evaluate(self.made.get(run_id, ()), ended) if ended is not None else None
 
 
-def append_forecast(place: Place, answer: Answer | MeasuredAnswer) -> None:
+def append_forecast(place: Place, answer: Answer) -> None:
     """Keep the forecast of an answer; called wherever ``forecast.json`` is written.
 
     Nothing is kept where the end of the run is not known.
     """
-    if answer.forecast is not None and answer.end.steps_total:
+    if answer.has_finish:
         _append(place, PastForecast.of(answer.forecast, answer.run_id).to_json())
 
 

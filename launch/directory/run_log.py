@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any, Generic, TypeVar
 
 from ...calib.answers.answer import Answer
-from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.errors import RecordError
 from ...calib.forecast.adaptive import AdaptiveInterval
 from ...calib.forecast.evaluation import Coverage, Ended, Evaluation, StepTally, step_coverage
@@ -89,7 +88,7 @@ class Score:
     def add(
         self,
         row: LoggedStep,
-        answer: Answer | MeasuredAnswer,
+        answer: Answer,
         interval: tuple[float, float] | None = None,
     ) -> dict[str, float]:
         """Values to log for a step after the window; steps with flags do not count in the score.
@@ -112,11 +111,11 @@ class Score:
             "step_time_predicted_high_s": predicted.high_s,
             "step_time_error_frac": error_frac,
             "is_in_interval": float(inside),
-            **_rates(answer, row),
+            **answer.rates_of(row.time_s, row.iteration),
         }
-        if isinstance(answer, Answer):
-            values["step_time_modelled_s"] = answer.modelled_at(row.iteration).time_s
-        if answer.forecast is not None and answer.end.steps_total:
+        if answer.modelled is not None:
+            values["step_time_modelled_s"] = answer.modelled.step_at(row.iteration).time_s
+        if answer.has_finish:
             values["finish_p50_unix_s"] = answer.forecast.finish_p50_unix_s
             values["finish_p95_unix_s"] = answer.forecast.finish_p95_unix_s
             if row.unix_s:
@@ -158,12 +157,6 @@ def score_line(summary: Mapping[str, Any]) -> str:
         f"scored: steps were predicted {format_frac(abs(error_frac))} too {side} in the median "
         f"of {num_steps:.0f}, and their 90 % interval held {held} of them"
     )
-
-
-def _rates(answer: Answer | MeasuredAnswer, row: LoggedStep) -> dict[str, float]:
-    if isinstance(answer, MeasuredAnswer):
-        return answer.rates_of(row.time_s)
-    return answer.throughput_at(row.iteration, row.time_s).rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +240,7 @@ class RunLog:
 
     def flush(
         self,
-        answer: Answer | MeasuredAnswer | None,
+        answer: Answer | None,
         level: Callable[[], Mapping[str, float]],
         *,
         is_final: bool = False,

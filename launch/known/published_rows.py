@@ -30,12 +30,12 @@ def published_rows() -> tuple[StepRow, ...]:
 def with_normal(answer: Answer, directory: Path) -> Answer:
     """The answer with a line on its rate among published ones; the same of a CPU, and where
     nothing is published of its device."""
-    if is_processor(answer.config.device):
+    if answer.modelled is None or is_processor(answer.device):
         return answer
     row = StepRow(
         table="",
         row_id="",
-        config=answer.config,
+        config=answer.modelled.config,
         measured_s=answer.measured_step_s,
         machine=answer.run_id,
         group="",

@@ -13,7 +13,6 @@ from typing import Any
 from ...calib.answers.analysis import analyse
 from ...calib.answers.answer import Answer
 from ...calib.answers.finish_line import moment
-from ...calib.answers.measured_answer import MeasuredAnswer, analyse_steps
 from ...calib.answers.request import Request
 from ...calib.answers.transcript import prefixed
 from ...calib.errors import RecordError
@@ -39,7 +38,7 @@ class ReportAnswer(Told):
 
     directory: Path
     table: SampleTable
-    answer: Answer | MeasuredAnswer
+    answer: Answer
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -97,11 +96,8 @@ class ReportAnswer(Told):
 
 
 def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
-    """The report of a loaded run; see ``analyse`` and ``analyse_steps`` for what is raised."""
+    """The report of a loaded run; see ``analyse`` for what is raised."""
     request = _request(directory, loaded.table)
-    if not loaded.table.is_described:
-        found = analyse_steps(loaded.table, request, problems=loaded.problems)
-        return ReportAnswer(directory=directory, table=loaded.table, answer=found)
     answer = analyse(
         loaded.table,
         request,
@@ -109,11 +105,8 @@ def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
         known=loaded.known,
         directory=str(directory),
     )
-    return ReportAnswer(
-        directory=directory,
-        table=loaded.table,
-        answer=_with_the_past(directory, with_normal(answer, directory)),
-    )
+    answer = _with_the_past(directory, with_normal(answer, directory))
+    return ReportAnswer(directory=directory, table=loaded.table, answer=answer)
 
 
 def _with_the_past(directory: Path, answer: Answer) -> Answer:
@@ -128,10 +121,12 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
         if isinstance(row, dict) and isinstance(row.get("window"), int):
             told = [number(row.get(f"finish_{name}_unix_s")) for name in ("before", "after")]
             finishes[row["window"]] = told[0] or None, told[1] or None
-    ended_unix_s = end_of_run(top, answer.run_id)
+    ended_unix_s, modelled = end_of_run(top, answer.run_id), answer.modelled
+    if modelled is not None:
+        modelled = replace(modelled, history=modelled.history.told(finishes))
     return replace(
         answer,
-        history=answer.history.told(finishes),
+        modelled=modelled,
         ended_unix_s=ended_unix_s,
         transcript=(*_past(top, answer, ended_unix_s), *answer.transcript),
     )

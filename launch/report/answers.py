@@ -10,9 +10,7 @@ from typing import Any
 
 from ... import __version__
 from ...calib.answers.answer import Answer
-from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.answers.request import Request
-from ...calib.answers.run_end import forecast_json
 from ...calib.answers.step_trace import PREDICTED, step_trace
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.records.files import OPEN, PRIVATE
@@ -44,7 +42,7 @@ def write_answer(
     place: Place,
     table: SampleTable,
     request: Request,
-    answer: Answer | MeasuredAnswer,
+    answer: Answer,
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> None:
@@ -60,9 +58,9 @@ def write_answer(
         home / SAMPLES: lambda: write_table(home / SAMPLES, table),
         **{home / name: partial(_make, place, name, make) for name, make in made.items()},
     }
-    if isinstance(answer, Answer):
+    if (modelled := answer.modelled) is not None:
         writes[home / TRACE] = lambda: write_json(
-            home / TRACE, step_trace({PREDICTED: answer.own}, measured, version=__version__)
+            home / TRACE, step_trace({PREDICTED: modelled.own}, measured, version=__version__)
         )
     if run_log is not None:
         writes[home / STEPS] = lambda: write_steps(place, run_log)
@@ -71,55 +69,40 @@ def write_answer(
     write_each(writes.items())
 
 
-def write_forecast(place: Place, answer: Answer | MeasuredAnswer) -> None:
+def write_forecast(place: Place, answer: Answer) -> None:
     """Write a forecast that was made between windows."""
     write_each(
         [
-            (place.path / FORECAST, lambda: _write(place, FORECAST, _forecast(answer))),
+            (place.path / FORECAST, lambda: _write(place, FORECAST, answer.forecast_json())),
             (place.directory / FORECASTS, lambda: append_forecast(place, answer)),
         ]
     )
 
 
-def artefacts(answer: Answer | MeasuredAnswer) -> dict[str, dict[str, Any]]:
+def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
     """The JSON artefacts by name: calibration, forecast, plan, waiting, decision; forecast and
     decision alone of a run whose layout nobody knows."""
     return {name: make() for name, make in _makers(answer).items()}
 
 
-def _makers(answer: Answer | MeasuredAnswer) -> dict[str, Callable[[], dict[str, Any]]]:
+def _makers(answer: Answer) -> dict[str, Callable[[], dict[str, Any]]]:
     """What makes each of them, since one may fail where another does not."""
-    if isinstance(answer, MeasuredAnswer):
-        return {"forecast": lambda: _forecast(answer), "decision": answer.decision_json}
+    modelled = answer.modelled
+    if modelled is None:
+        return {"forecast": answer.forecast_json, "decision": answer.decision_json}
     return {
-        "calibration": lambda: (
-            answer.calibration.summary()
-            | {
-                "history": [score.to_json() for score in answer.window_scores],
-                "finish_errors_against": "newest forecast"
-                if answer.ended_unix_s is None
-                else "end",
-            }
-        ),
-        "forecast": lambda: _forecast(answer),
-        "plan": answer.plan.to_json,
-        "waiting": answer.waiting.to_json,
-        "decision": lambda: (
-            answer.decision.to_json()
-            | ({"micro_batch": answer.micro_batch.to_json()} if answer.micro_batch else {})
-            | {
-                "throughput": answer.throughput.to_json(),
-                "forecast": _forecast(answer),
-                "transcript": list(answer.transcript),
-                "problems": list(answer.problems),
-            }
-        ),
+        "calibration": answer.calibration_json,
+        "forecast": answer.forecast_json,
+        "plan": modelled.plan.to_json,
+        "waiting": modelled.waiting.to_json,
+        "decision": answer.decision_json,
     }
 
 
 def write_end(place: Place, answer: Answer) -> None:
     """Write again what the end of the run says more of: errors of the predicted finishes."""
-    _make(place, CALIBRATION, _makers(answer)["calibration"])
+    if answer.modelled is not None:
+        _make(place, CALIBRATION, answer.calibration_json)
 
 
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:
@@ -159,21 +142,7 @@ def summary_values(answer: Answer) -> dict[str, float]:
             before, after = zip(*both, strict=True)
             found[f"windows_{name}_error_before_frac"] = median(before)
             found[f"windows_{name}_error_after_frac"] = median(after)
-    return found | answer.throughput.rates
-
-
-def _forecast(answer: Answer | MeasuredAnswer) -> dict[str, Any]:
-    if isinstance(answer, MeasuredAnswer):
-        return answer.to_json()
-    ahead = answer.forecast
-    rates = answer.throughput_at(ahead.steps_done + 1, ahead.step_time_s).rates
-    told = answer.forecast if answer.end.steps_total else answer.pass_forecast or answer.forecast
-    found = forecast_json(answer.end, told) | rates
-    if answer.overhead is not None:
-        found |= answer.overhead.values
-        found["overhead_low_frac"] = answer.overhead.low_frac
-        found["overhead_high_frac"] = answer.overhead.high_frac
-    return found
+    return found | answer.rates
 
 
 def _make(place: Place, name: str, make: Callable[[], Mapping[str, Any]]) -> None:

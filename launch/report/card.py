@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...calib.answers.answer import Answer
+from ...calib.advice.plan import Plan
+from ...calib.answers.answer import Answer, Modelled
 from ...calib.answers.finish_line import moment
-from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.answers.transcript import PREFIX, run_line
-from ...calib.forecast.forecast import Forecast
 from ...calib.forecast.throughput import rest_of_run
 from ...calib.shell import quoted
 from ...calib.units import format_count, format_frac, format_time
@@ -38,23 +37,23 @@ class Card:
 
 
 def card_of(
-    answer: Answer | MeasuredAnswer,
+    answer: Answer,
     *,
     end_unix_s: float | None,
     directory: str,
     version: str,
 ) -> Card:
     """The card of an answer; ``directory`` is what the command names, ``version`` is ours."""
-    ahead = answer.forecast if isinstance(answer, Answer) else answer.ahead
-    headline, within = _ending(answer, ahead, end_unix_s)
+    ahead, modelled = answer.forecast, answer.modelled
+    headline, within = _ending(answer, end_unix_s)
     made = f"{moment(ahead.now_unix_s, 0.0)}, step {ahead.steps_done:,}"
-    facts, run, about = _of_model(answer) if isinstance(answer, Answer) else _of_steps(answer)
+    facts, run, about = _of_steps(answer) if modelled is None else _of_model(answer, modelled)
     return Card(
         headline=headline,
         within=within,
         facts=facts,
         run=run,
-        slow=answer.waiting.line if isinstance(answer, Answer) else "",
+        slow="" if modelled is None else modelled.waiting.line,
         # The command that this line names stands below it.
         advice=answer.advice.removeprefix(PREFIX).partition(" · ")[0].strip(),
         command=_command(answer, quoted(directory)),
@@ -62,13 +61,12 @@ def card_of(
     )
 
 
-def _ending(
-    answer: Answer | MeasuredAnswer, ahead: Forecast, end_unix_s: float | None
-) -> tuple[str, str]:
+def _ending(answer: Answer, end_unix_s: float | None) -> tuple[str, str]:
+    ahead = answer.forecast
     has_seconds = ahead.total_s < _SECONDS_TELL_S
     if end_unix_s is not None:
         return f"Ended {moment(end_unix_s, 0.0, has_seconds=has_seconds)}", ""
-    if not answer.end.steps_total:
+    if not answer.has_finish:
         return f"{format_time(answer.measured_step_s)} per step", "end of the run not known"
     now = ahead.now_unix_s
     low, high = (
@@ -79,17 +77,20 @@ def _ending(
     return f"Ends {end}", f"90 %: {low} to {high}"
 
 
-def _of_model(answer: Answer) -> tuple[tuple[str, ...], str, tuple[tuple[str, str], ...]]:
-    config, found = answer.config, answer.throughput
+_Facts = tuple[tuple[str, ...], str, tuple[tuple[str, str], ...]]
+
+
+def _of_model(answer: Answer, modelled: Modelled) -> _Facts:
+    config, found = modelled.config, modelled.throughput(answer.measured_step_s)
     rate = f"{format_count(found.tokens_per_s)} tokens/s"
     if found.mfu_frac is not None:
         rate = f"{format_frac(found.mfu_frac)} MFU"
     run = run_line(config, config.parallelism.num_ranks, answer.measured_step_s)
     about = ("device", config.device), ("framework", config.framework)
-    return (rate, *_gain(answer)), run, about
+    return (rate, *_gain(answer, modelled.plan)), run, about
 
 
-def _of_steps(answer: MeasuredAnswer) -> tuple[tuple[str, ...], str, tuple[tuple[str, str], ...]]:
+def _of_steps(answer: Answer) -> _Facts:
     rates = tuple(
         f"{format_count(rate)} {name.partition('_')[0]}/s"
         for name, rate in list(answer.rates.items())[:1]
@@ -98,20 +99,20 @@ def _of_steps(answer: MeasuredAnswer) -> tuple[tuple[str, ...], str, tuple[tuple
     return rates, run, (("device", answer.device),)
 
 
-def _command(answer: Answer | MeasuredAnswer, directory: str) -> str:
-    if not isinstance(answer, Answer):
+def _command(answer: Answer, directory: str) -> str:
+    if answer.modelled is None:
         return f"forerun report {directory}"
-    best = answer.plan.best
-    row = "" if best is None else f" --show {answer.plan.candidates.index(best) + 1}"
+    plan = answer.modelled.plan
+    row = "" if plan.best is None else f" --show {plan.candidates.index(plan.best) + 1}"
     return f"forerun plan {directory}{row}"
 
 
-def _gain(answer: Answer) -> Iterator[str]:
-    best, left = answer.plan.best, answer.left
-    if answer.plan.doubt and (best is None or best.is_unsure):
+def _gain(answer: Answer, plan: Plan) -> Iterator[str]:
+    best, left = plan.best, answer.left
+    if plan.doubt and (best is None or best.is_unsure):
         yield "the model cannot rank layouts"
         return
-    if best is None and (coded := answer.plan.by_code) is not None:
+    if best is None and (coded := plan.by_code) is not None:
         yield f"{format_frac(-coded.time_frac)} less per step by a change of the code"
         return
     if best is None:
@@ -123,10 +124,10 @@ def _gain(answer: Answer) -> Iterator[str]:
     yield f"{format_frac(-best.time_frac)} less per step available"
     if left is None or answer.ended_unix_s is not None:
         return
-    own = rest_of_run(left, answer.plan.own.config, answer.plan.own.step_time_s)
+    own = rest_of_run(left, plan.own.config, plan.own.step_time_s)
     other = rest_of_run(left, best.config, best.step_time_s)
     saved = own.gpu_hours - other.gpu_hours
-    if saved > 0 and answer.config.device != "cpu":
+    if saved > 0 and answer.device != "cpu":
         yield f"saves {format_count(saved)} GPU-hours"
     elif own.remaining_s > other.remaining_s:
         yield f"saves {format_time(own.remaining_s - other.remaining_s)}"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...calib.answers.answer import Answer
-from ...calib.answers.measured_answer import MeasuredAnswer
+from ...calib.answers.answer import Answer, Modelled
 from ...calib.forecast.evaluation import Coverage, Evaluation, PastForecast
 from ...calib.timeline.measured import MeasuredSpan
 from ..directory.run_log import StepPoint
@@ -29,7 +28,7 @@ WIDE, NARROW = 820, 358
 class Page:
     """Everything that a page shows."""
 
-    answer: Answer | MeasuredAnswer
+    answer: Answer
     tables: Sequence[ReportTable]
     notes: Sequence[str] = ()
     steps: Sequence[StepPoint] = ()
@@ -59,8 +58,8 @@ def figures(page: Page) -> dict[str, Figure]:
         "steps": lambda width: steps_chart(page.steps, width),
         "held": lambda width: held_chart(page.step_coverage, finish, width),
     }
-    if isinstance(page.answer, Answer):
-        makers |= _of_model(page.answer, page.spans)
+    if page.answer.modelled is not None:
+        makers |= _of_model(page.answer.modelled, page.spans)
     drawn = ((key, make(WIDE), make(NARROW)) for key, make in makers.items())
     return {
         key: Figure(key=key, wide=wide, narrow=narrow)
@@ -69,7 +68,7 @@ def figures(page: Page) -> dict[str, Figure]:
     }
 
 
-def _of_model(answer: Answer, spans: Sequence[MeasuredSpan]) -> dict[str, Make]:
+def _of_model(answer: Modelled, spans: Sequence[MeasuredSpan]) -> dict[str, Make]:
     rows = answer.plan.candidates[:NUM_LAYOUTS]
     found: dict[str, Make] = {
         "layouts": lambda width: layouts_chart(answer.plan, rows, width),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...calib.answers.measured_answer import MeasuredAnswer
+from ...calib.answers.answer import Answer
 from ...calib.units import format_count, format_time
 from .cells import bytes_cell, count_cell, time_cell, whole_cell
 from .table import ReportTable, table_of
 
 
-def measured_tables(answer: MeasuredAnswer) -> list[ReportTable]:
+def measured_tables(answer: Answer) -> list[ReportTable]:
     """The step, what is left, and the groups."""
     step = ReportTable(
         key="measured_step",
@@ -21,7 +21,7 @@ def measured_tables(answer: MeasuredAnswer) -> list[ReportTable]:
     left = table_of(
         "left",
         "What is left of the run" if answer.end.steps_total else "What is left of this pass",
-        answer.ahead.parts if answer.end.horizon else (),
+        answer.forecast.parts if answer.end.horizon else (),
         {
             "part": lambda part: part.name,
             "how many": lambda part: count_cell(part.num_left),
@@ -47,8 +47,8 @@ def measured_tables(answer: MeasuredAnswer) -> list[ReportTable]:
     return [table for table in (step, left, groups) if table.rows]
 
 
-def _step_rows(answer: MeasuredAnswer) -> Iterator[tuple[str, str]]:
-    ahead = answer.ahead
+def _step_rows(answer: Answer) -> Iterator[tuple[str, str]]:
+    ahead = answer.forecast
     yield "step", format_time(answer.measured_step_s)
     yield (
         "90 % of single steps",

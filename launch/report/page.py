@@ -14,8 +14,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from ... import __version__
-from ...calib.answers.answer import Answer
-from ...calib.answers.measured_answer import MeasuredAnswer
+from ...calib.answers.answer import Answer, Modelled
 from ...calib.answers.what_if import predict_words
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import step_coverage
@@ -42,7 +41,7 @@ _MOST_CHARACTERS = 98
 def write_page(
     place: Place,
     table: SampleTable,
-    answer: Answer | MeasuredAnswer,
+    answer: Answer,
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> None:
@@ -73,7 +72,7 @@ def write_page(
 def page_of(
     directory: Path,
     table: SampleTable,
-    answer: Answer | MeasuredAnswer,
+    answer: Answer,
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> Page:
@@ -101,11 +100,12 @@ def page_of(
 
 def render(page: Page, drawn: Mapping[str, Figure] | None = None, *, directory: str = "DIR") -> str:
     """The page as text; ``directory`` is what its commands name."""
-    plan = page.answer.plan if isinstance(page.answer, Answer) else None
+    modelled = page.answer.modelled
+    plan = None if modelled is None else modelled.plan
     rows = () if plan is None else plan.candidates[:NUM_LAYOUTS]
     script = Markup(_text("what_if.js"))
     return _template().render(
-        what_if=_what_if(page.answer, directory) if isinstance(page.answer, Answer) else None,
+        what_if=None if modelled is None else _what_if(modelled, directory),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         card=card_of(
@@ -125,7 +125,7 @@ def render(page: Page, drawn: Mapping[str, Figure] | None = None, *, directory: 
     )
 
 
-def _what_if(answer: Answer, directory: str) -> dict[str, Any] | None:
+def _what_if(answer: Modelled, directory: str) -> dict[str, Any] | None:
     """The table of choices, and what the script shows of it; None without a choice."""
     if len(answer.what_if) < 2:
         return None
@@ -158,7 +158,7 @@ def _inline(drawing: Drawing, key: str) -> Markup:
     return Markup(drawing.inline(key))
 
 
-def _window_steps(table: SampleTable, answer: Answer | MeasuredAnswer) -> list[StepPoint]:
+def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
     """Bare clean steps of the windows, of the first rank that has them."""
     steps = table.steps
     own = steps[(steps["run_id"] == answer.run_id) & steps["is_clean"] & ~steps["is_hooked"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ...calib.answers.answer import Answer
+from ...calib.answers.answer import Answer, Modelled
 from ...calib.stragglers.waiting import Clock
 from ...calib.units import TERA, format_time
 from .cells import Cell, bytes_cell, count_cell, frac_cell, span_cell, time_cell, whole_cell
@@ -20,30 +20,30 @@ NUM_RANKS = 64
 PPM = 1e6
 
 
-def report_tables(answer: Answer) -> list[ReportTable]:
+def report_tables(answer: Answer, modelled: Modelled) -> list[ReportTable]:
     """Where the step goes, operators, collectives, layouts, windows, waiting."""
     return [
         table
         for table in (
-            _throughput(answer),
-            _parts(answer),
-            _work(answer),
-            _operators(answer),
-            _collectives(answer),
-            layouts_table(answer.plan, left=answer.left),
-            micro_batch_table(answer.micro_batch),
+            _throughput(answer, modelled),
+            _parts(modelled),
+            _work(modelled),
+            _operators(modelled),
+            _collectives(modelled),
+            layouts_table(modelled.plan, left=answer.left),
+            micro_batch_table(modelled.micro_batch),
             *windows_tables(answer),
-            _roles(answer),
-            _ranks(answer),
-            _slow(answer),
-            _clocks(answer),
+            _roles(modelled),
+            _ranks(modelled),
+            _slow(modelled),
+            _clocks(modelled),
         )
         if table.rows
     ]
 
 
-def _parts(answer: Answer) -> ReportTable:
-    own, total_s = answer.own, answer.modelled_step.time_s
+def _parts(answer: Modelled) -> ReportTable:
+    own, total_s = answer.own, answer.step.time_s
     parts = [(part.value, time_s) for part, time_s in own.parts_s.items()]
     parts += [
         ("waiting for later ranks", answer.waiting_s),
@@ -59,9 +59,9 @@ def _parts(answer: Answer) -> ReportTable:
     return ReportTable(key="step_parts", title=title, columns=columns, rows=tuple(rows))
 
 
-def _throughput(answer: Answer) -> ReportTable:
-    found = answer.throughput
-    one = "rank" if answer.config.device == "cpu" else "GPU"
+def _throughput(answer: Answer, modelled: Modelled) -> ReportTable:
+    found = modelled.throughput(answer.measured_step_s)
+    one = "rank" if answer.device == "cpu" else "GPU"
     rows = [
         ("tokens/s", count_cell(found.tokens_per_s)),
         (f"tokens/s per {one}", count_cell(found.tokens_per_s_per_gpu)),
@@ -74,7 +74,7 @@ def _throughput(answer: Answer) -> ReportTable:
     return ReportTable(key="throughput", title=title, columns=("rate", "value"), rows=tuple(rows))
 
 
-def _work(answer: Answer) -> ReportTable:
+def _work(answer: Modelled) -> ReportTable:
     found = sorted(answer.own.contributions, key=lambda work: -work.time_s)
     step_s = answer.own.time_s
     return table_of(
@@ -92,7 +92,7 @@ def _work(answer: Answer) -> ReportTable:
     )
 
 
-def _operators(answer: Answer) -> ReportTable:
+def _operators(answer: Modelled) -> ReportTable:
     return table_of(
         "operators",
         "Operator models",
@@ -108,7 +108,7 @@ def _operators(answer: Answer) -> ReportTable:
     )
 
 
-def _collectives(answer: Answer) -> ReportTable:
+def _collectives(answer: Modelled) -> ReportTable:
     return table_of(
         "collectives",
         "Collective models",
@@ -154,7 +154,7 @@ def windows_tables(answer: Answer) -> list[ReportTable]:
     return [own, ahead]
 
 
-def _roles(answer: Answer) -> ReportTable:
+def _roles(answer: Modelled) -> ReportTable:
     step_s = answer.waiting.step_s
     return table_of(
         "waiting",
@@ -171,7 +171,7 @@ def _roles(answer: Answer) -> ReportTable:
     )
 
 
-def _ranks(answer: Answer) -> ReportTable:
+def _ranks(answer: Modelled) -> ReportTable:
     waits, last = answer.skew_s, answer.waiting.last_frac
     most = sorted(waits, key=lambda rank: -waits[rank])[:NUM_RANKS]
     return table_of(
@@ -186,7 +186,7 @@ def _ranks(answer: Answer) -> ReportTable:
     )
 
 
-def _slow(answer: Answer) -> ReportTable:
+def _slow(answer: Modelled) -> ReportTable:
     step_s = answer.waiting.step_s
     return table_of(
         "slow_ranks",
@@ -205,7 +205,7 @@ def _slow(answer: Answer) -> ReportTable:
     )
 
 
-def _clocks(answer: Answer) -> ReportTable:
+def _clocks(answer: Modelled) -> ReportTable:
     def where_reached(text: Callable[[Clock], str], otherwise: str = "") -> Callable[[Clock], str]:
         return lambda clock: text(clock) if clock.is_reached else otherwise
 
@@ -226,24 +226,24 @@ def _clocks(answer: Answer) -> ReportTable:
     )
 
 
-def notes(answer: Answer) -> list[str]:
+def notes(answer: Answer, modelled: Modelled) -> list[str]:
     """What should be known of the tables, a sentence each."""
 
     def found() -> Iterator[str]:
-        if answer.waiting.slow.reason:
-            yield f"Stragglers: {answer.waiting.slow.reason}."
-        if answer.config.unmodelled:
-            yield "Left out by the model: " + ", ".join(answer.config.unmodelled) + "."
-        if answer.history.errors:
+        if modelled.waiting.slow.reason:
+            yield f"Stragglers: {modelled.waiting.slow.reason}."
+        if modelled.config.unmodelled:
+            yield "Left out by the model: " + ", ".join(modelled.config.unmodelled) + "."
+        if modelled.history.errors:
             against = "the newest forecast of it" if answer.ended_unix_s is None else "the end"
             yield (
                 "Windows: 'before' uses the windows up to then, 'after' this window's rows as "
                 "well. Next step: that of the following window. Finish: how much too late it was "
                 f"predicted, as a share of the whole run, against {against}."
             )
-        if informative := telling_note(answer.plan):
+        if informative := telling_note(modelled.plan):
             yield informative
-        if answer.config.device == "cpu":
+        if modelled.config.device == "cpu":
             yield "Measured on a CPU stand-in: for correctness and dry runs, not for speed."
 
     return list(found())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...calib.answers.answer import Answer
-from ...calib.answers.measured_answer import MeasuredAnswer
 from .measured_tables import measured_tables
 from .run_tables import notes, report_tables
 from .table import ReportTable, markdown_lines
@@ -15,21 +14,21 @@ Pictures = Mapping[str, tuple[str, str]]
 _NO_PICTURES: Pictures = {}
 
 
-def tables_of(answer: Answer | MeasuredAnswer) -> list[ReportTable]:
+def tables_of(answer: Answer) -> list[ReportTable]:
     """Every table that has something to show."""
-    return report_tables(answer) if isinstance(answer, Answer) else measured_tables(answer)
+    modelled = answer.modelled
+    return measured_tables(answer) if modelled is None else report_tables(answer, modelled)
 
 
-def notes_of(answer: Answer | MeasuredAnswer) -> list[str]:
+def notes_of(answer: Answer) -> list[str]:
     """What belongs below the tables, a sentence each."""
-    told = notes(answer) if isinstance(answer, Answer) else []
+    told = [] if answer.modelled is None else notes(answer, answer.modelled)
     return [*told, *(f"Problem: {problem}" for problem in answer.problems)]
 
 
-def markdown(answer: Answer | MeasuredAnswer, pictures: Pictures = _NO_PICTURES) -> str:
+def markdown(answer: Answer, pictures: Pictures = _NO_PICTURES) -> str:
     """The report as Markdown, pictures first."""
-    device = answer.config.device if isinstance(answer, Answer) else answer.device
-    lines = ["# Forerun report", "", f"Run `{answer.run_id}`, {device}.", "", "```"]
+    lines = ["# Forerun report", "", f"Run `{answer.run_id}`, {answer.device}.", "", "```"]
     lines += [*answer.transcript, "```", ""]
     for path, (title, text) in pictures.items():
         lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]

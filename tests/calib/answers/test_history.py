@@ -62,7 +62,7 @@ def test_answers_one_after_the_other_keep_what_was_said(table: SampleTable) -> N
     for end in (1, 2, 2, 3):
         seen = only_windows(table, range(end))
         answer = analyse(seen, Request(now_unix_s=1e9, last_step=11), history=history)
-        history = answer.history
+        history = answer.known.history
     whole = History.of(table)
     assert [e.window for e in history.errors] == [0, 1, 2]
     for known, again in zip(history.errors, whole.errors, strict=True):
@@ -81,7 +81,7 @@ def test_the_finish_before_a_refit_is_what_the_window_before_says_at_that_moment
         done = 100 * end
         request = Request(now_unix_s=1e9 + done, last_step=done, step_times_s=(time_s,) * 50)
         answer = analyse(_long(seen), request, history=history)
-        history = answer.history
+        history = answer.known.history
         told.append(answer.forecast.finish_p50_unix_s)
     assert cadence.train_iters < TRAIN_ITERS
     assert [e.finish_after_unix_s for e in history.errors] == pytest.approx(told, abs=1e-6)

@@ -29,16 +29,16 @@ def answer(table: SampleTable) -> Answer:
 
 def test_what_hides_no_more_than_is_exposed_is_no_flaw(answer: Answer) -> None:
     """Of this run's step 1 % is exposed reduction of gradients: overlap has nothing to hide."""
-    assert answer.lint is not None
-    times = {one.config: one.time_frac for one in answer.plan.candidates}
-    for flaw in answer.lint.flaws:
+    assert answer.known.lint is not None
+    times = {one.config: one.time_frac for one in answer.known.plan.candidates}
+    for flaw in answer.known.lint.flaws:
         if flaw.gain is not None:
             assert flaw.gain.time_frac == pytest.approx(times[flaw.remedy.layout], rel=1e-9)
             assert flaw.gain.time_frac > -0.01
 
 
 def test_what_is_not_sure_is_no_line(answer: Answer) -> None:
-    assert answer.lint is not None and answer.lint.best is None
+    assert answer.known.lint is not None and answer.known.lint.best is None
     assert not any(line.startswith(f"{PREFIX} launch: ") for line in answer.transcript)
 
 
@@ -50,7 +50,7 @@ def test_a_sure_one_is_one_line(table: SampleTable) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("forerun.calib.answers.analysis.running_config", lambda _: running)
         answer = analyse(table, asked)
-    assert answer.lint is not None
+    assert answer.known.lint is not None
     (line,) = [line for line in answer.transcript if line.startswith(f"{PREFIX} launch: ")]
     assert "--eval-interval 2 with --eval-iters 2 · about " in line
-    assert line == f"{PREFIX} {answer.lint.line()}"
+    assert line == f"{PREFIX} {answer.known.lint.line()}"

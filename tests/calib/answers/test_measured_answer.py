@@ -14,8 +14,8 @@ import pytest
 from undescribed_runs import GOLDEN, undescribed
 
 from forerun.calib.advice.decision import Action, Rule
-from forerun.calib.answers.analysis import analyse
-from forerun.calib.answers.measured_answer import MeasuredAnswer, analyse_steps
+from forerun.calib.answers.analysis import analyse, finish_lines, renewed
+from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.measured_groups import measured_groups
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_measurements import measured_step_s
@@ -45,20 +45,18 @@ def request(**more: Any) -> Request:
     return Request(now_unix_s=NOW_S, last_step=DONE, step_times_s=(STEP_S,) * DONE, **more)
 
 
-def answer(directory: Path, loop: LoopRecord | None, **more: Any) -> MeasuredAnswer:
-    return analyse_steps(table_of(directory, loop), request(**more))
+def answer(directory: Path, loop: LoopRecord | None, **more: Any) -> Answer:
+    return analyse(table_of(directory, loop), request(**more))
 
 
 def test_the_finish_is_what_is_left_of_steps_times_a_step(tmp_path: Path) -> None:
     found = answer(tmp_path, TOLD).forecast
-    assert found is not None
     assert found.finish_p50_unix_s == pytest.approx(NOW_S + (TOTAL - DONE) * STEP_S)
     assert found.finish_p95_unix_s > found.finish_p50_unix_s
 
 
 def test_evaluations_and_saves_go_on_as_often_as_so_far(tmp_path: Path) -> None:
     found = answer(tmp_path, TOLD, eval_times_s=(0.5,) * 4, save_times_s=(2.0,) * 2).forecast
-    assert found is not None
     extra_s = 6 * 0.5 + 3 * 2.0  # of 60 steps, where 40 had 4 and 2
     assert found.remaining_s == pytest.approx((TOTAL - DONE) * STEP_S + extra_s)
     assert {part.name: part.num_left for part in found.parts} == {
@@ -76,8 +74,8 @@ def test_every_rate_that_is_logged_says_what_it_is(tmp_path: Path, loop: LoopRec
 
 def test_the_end_of_a_pass_is_never_that_of_the_run(tmp_path: Path) -> None:
     found = answer(tmp_path, PASS)
-    assert found.forecast is None and "how many passes over its data" in found.reason_no_finish
-    told = found.to_json()
+    assert not found.has_finish and "how many passes over its data" in found.end.reason
+    told = found.forecast_json()
     assert not {"finish_p50_unix_s", "steps_left", "remaining_s"} & told.keys()
     part = told["pass"]
     assert isinstance(part, dict) and part["end_step"] == 50
@@ -92,15 +90,15 @@ def test_a_run_without_any_end_has_reason_and_remedy(
     tmp_path: Path, loop: LoopRecord | None
 ) -> None:
     found = answer(tmp_path, loop)
-    assert found.forecast is None and "pass" not in found.to_json()
-    assert "--calibrate-total-steps=N" in found.reason_no_finish
-    assert found.reason_no_finish in "\n".join(found.transcript)
+    assert not found.has_finish and "pass" not in found.forecast_json()
+    assert "--calibrate-total-steps=N" in found.end.reason
+    assert found.end.reason in "\n".join(found.transcript)
     assert found.decision.action is Action.ABSTAIN
 
 
 def test_rates_are_of_all_ranks(tmp_path: Path) -> None:
     table = table_of(tmp_path, TOLD)
-    found = analyse_steps(table, request())
+    found = analyse(table, request())
     each = 256 / measured_step_s(table)
     assert found.rates == {"tokens_per_s": 2 * each, "tokens_per_s_per_gpu": each}
     assert found.rates_of(2.0) == {"tokens_per_s": 256.0, "tokens_per_s_per_gpu": 128.0}
@@ -117,7 +115,6 @@ def test_steps_that_only_the_loop_tells_end_a_described_run(tmp_path: Path) -> N
     assert found.end.steps_total == TOTAL and found.left is not None
     assert found.forecast.steps_left == TOTAL - DONE
     plain = answer(tmp_path, TOLD).forecast
-    assert plain is not None
     assert found.forecast.finish_p50_unix_s == pytest.approx(plain.finish_p50_unix_s)
 
 
@@ -128,10 +125,10 @@ def test_samples_count_where_there_are_no_tokens(tmp_path: Path) -> None:
 
 def test_a_later_moment_goes_on_from_the_window(tmp_path: Path) -> None:
     later = Request(now_unix_s=NOW_S + 3.0, last_step=70, step_times_s=(STEP_S,) * 70)
-    found = answer(tmp_path, TOLD).again(later)
-    assert found.forecast is not None
+    found = renewed(answer(tmp_path, TOLD), later)
+    assert found.has_finish
     assert found.forecast.finish_p50_unix_s == pytest.approx(NOW_S + 3.0 + 30 * STEP_S)
-    (line,) = found.finish_lines(Goals())
+    (line,) = finish_lines(found, Goals())
     assert line.startswith("[forerun] ends ")
 
 
@@ -150,7 +147,7 @@ def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) 
     calls = Counter(
         (r.role.value, r.collective.value) for r in records if isinstance(r, CollectiveRecord)
     )
-    groups = analyse_steps(build_table(read_run(directory)), request()).groups
+    groups = analyse(build_table(read_run(directory)), request()).groups
     assert groups
     for group in groups:
         made = calls[group.role, group.collective] / len(hooked)
@@ -162,7 +159,7 @@ def test_a_bound_above_the_step_is_no_time_of_transfers(tmp_path: Path) -> None:
     (group, *others) = found.groups
     for time_s, words in ((8.1, "whose end is not seen"), (STEP_S / 2, "at most")):
         bound = replace(group, is_bound=True, time_s=time_s)
-        told = replace(found, groups=(bound, *others)).again(request())
+        told = renewed(replace(found, groups=(bound, *others)), request())
         text = "\n".join(told.transcript)
         assert words in text and "8.1" not in text
 
@@ -186,13 +183,13 @@ def test_calls_whose_size_changes_are_counted_once() -> None:
 def test_groups_are_those_that_were_seen_and_those_that_are_only_known(tmp_path: Path) -> None:
     loop = LoopRecord(num_replicas=2, grad_nbytes=4096)
     table = table_of(tmp_path, loop)
-    seen = {(group.role, group.num_ranks) for group in analyse_steps(table, request()).groups}
+    seen = {(group.role, group.num_ranks) for group in analyse(table, request()).groups}
     rows = table.collectives
     assert seen == set(zip(rows["role"], rows["num_ranks"], strict=True))
     bare = SampleTable(
         **{name: getattr(table, name) for name in table.__slots__}
         | {"samples": table.samples[table.samples["row"] != "collective"]}
     )
-    (known,) = analyse_steps(bare, request()).groups
+    (known,) = analyse(bare, request()).groups
     assert (known.role, known.num_ranks, known.calls) == ("dp", 2, 0.0)
     assert "4.0 KiB" in known.note and "TORCH_FR_BUFFER_SIZE" in known.note

@@ -17,7 +17,7 @@ from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import Recompute
 from forerun.calib.workload.run_options import Goals, MicroBatchChoice
 from forerun.launch.report.answers import artefacts
-from forerun.launch.report.run_tables import report_tables
+from forerun.launch.report.whole_report import tables_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 RESERVE = 1.03
@@ -36,7 +36,7 @@ def answered(table: SampleTable, capacity_nbytes: int | None = None, **goals: An
 
 def test_nothing_is_said_where_nobody_asks(table: SampleTable) -> None:
     answer = answered(table)
-    assert answer.micro_batch is None
+    assert answer.known.micro_batch is None
     assert not any("micro-batch:" in line for line in answer.transcript)
     assert "micro_batch" not in artefacts(answer)["decision"]
 
@@ -54,7 +54,7 @@ def test_the_largest_is_the_one_that_planted_memory_has_room_for(table: SampleTa
     # Three deviations of 3 % lie between what surely fits and what surely does not.
     room = round((RESERVE + 0.04) * (peak + grown(4)))
     answer = answered(table, room, micro_batch=MicroBatchChoice.ADVISE)
-    found = answer.micro_batch
+    found = answer.known.micro_batch
     assert found is not None and found.largest is not None
     largest = found.largest.config.batch.micro_batch_size
     assert largest >= 4
@@ -65,16 +65,16 @@ def test_the_largest_is_the_one_that_planted_memory_has_room_for(table: SampleTa
     told = artefacts(answer)["decision"]["micro_batch"]
     assert told["largest"]["micro_batch_size"] == largest
     assert told["memory_capacity_nbytes"] == room
-    (shown,) = [part for part in report_tables(answer) if part.key == "micro_batches"]
+    (shown,) = [part for part in tables_of(answer) if part.key == "micro_batches"]
     assert len(shown.rows) == len(found.choices)
 
 
 def test_a_choice_of_the_plan_is_not_predicted_otherwise_here(table: SampleTable) -> None:
     """One door: the same layout has the same step in the plan and in the advice."""
     answer = answered(table, 10**12, micro_batch=MicroBatchChoice.ADVISE)
-    assert answer.micro_batch is not None
-    planned = {one.config: one.step_time_s for one in answer.plan.candidates}
-    both = [one for one in answer.micro_batch.choices if one.config in planned]
+    assert answer.known.micro_batch is not None
+    planned = {one.config: one.step_time_s for one in answer.known.plan.candidates}
+    both = [one for one in answer.known.micro_batch.choices if one.config in planned]
     assert both
     for one in both:
         assert one.step_time_s == pytest.approx(planned[one.config], rel=1e-9)

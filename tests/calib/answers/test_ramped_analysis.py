@@ -59,23 +59,25 @@ def test_megatron_saves_where_the_ramp_changes() -> None:
 def test_steps_behind_the_ramp_are_longer_and_the_window_is_as_it_was(
     plain: Answer, ramped: Answer
 ) -> None:
-    assert ramped.own.time_s == plain.own.time_s
+    assert ramped.known.own.time_s == plain.known.own.time_s
     assert ramped.predicted_step(50) == ramped.predicted_step(NUM_BEFORE)
     before, after = ramped.predicted_step(NUM_BEFORE), ramped.predicted_step(NUM_BEFORE + 1)
     # Twice the micro-batches, one optimizer step and one reduction as before.
     assert 1.3 < after.time_s / before.time_s < 2.0
     assert after.high_s / after.time_s >= before.high_s / before.time_s
-    assert ramped.modelled_at(150).time_s > 1.3 * ramped.modelled_at(50).time_s
-    rates = [ramped.throughput_at(number, 1.0).tokens_per_s for number in (50, 150)]
-    sizes = [batch_size_at(ramped.config, number) for number in (50, 150)]
-    assert rates == [size * ramped.config.model.seq_length for size in sizes]
+    assert ramped.known.step_at(150).time_s > 1.3 * ramped.known.step_at(50).time_s
+    rates = [ramped.known.throughput(1.0, number).tokens_per_s for number in (50, 150)]
+    sizes = [batch_size_at(ramped.known.config, number) for number in (50, 150)]
+    assert rates == [size * ramped.known.config.model.seq_length for size in sizes]
     assert sizes[0] < sizes[1]
 
 
 def test_layouts_are_compared_at_the_size_that_is_left(ramped: Answer) -> None:
-    assert ramped.plan.own.config.batch.global_batch_size == 2 * RECORDED
+    assert ramped.known.plan.own.config.batch.global_batch_size == 2 * RECORDED
     ratio = ramped.predicted_step(150).time_s / ramped.predicted_step(50).time_s
-    assert ramped.plan.own.step_time_s == pytest.approx(ramped.measured_step_s * ratio, rel=0.02)
+    assert ramped.known.plan.own.step_time_s == pytest.approx(
+        ramped.measured_step_s * ratio, rel=0.02
+    )
 
 
 def test_a_window_behind_the_ramp_is_modelled_at_its_own_size(plain: Answer) -> None:
@@ -84,5 +86,5 @@ def test_a_window_behind_the_ramp_is_modelled_at_its_own_size(plain: Answer) -> 
     found = answer(
         Cadence(train_iters=200, rampup_batch_size=ramp, full_batch_size=RECORDED), RECORDED // 2
     )
-    assert found.own.time_s == pytest.approx(plain.own.time_s)
+    assert found.known.own.time_s == pytest.approx(plain.known.own.time_s)
     assert found.predicted_step(150).time_s == pytest.approx(plain.predicted_step(150).time_s)

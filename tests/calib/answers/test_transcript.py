@@ -14,8 +14,8 @@ import pytest
 from forerun.calib.advice.decision import Rule, decide
 from forerun.calib.advice.layout_words import layout_words
 from forerun.calib.advice.plan import Candidate, Plan
+from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.finish_line import finish_line
-from forerun.calib.answers.measured_answer import analyse_steps
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_end import run_end, undecided
 from forerun.calib.answers.run_measurements import HookSummary, Overhead
@@ -23,8 +23,8 @@ from forerun.calib.answers.transcript import (
     checked_line,
     decision_line,
     faster_line,
+    prefixed,
     run_line,
-    transcript_lines,
 )
 from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.calib.forecast.finish import TimeLeft
@@ -108,18 +108,14 @@ def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) ->
     )
     goals = Goals(restart_cost_s=720.0, limit_unix_s=run.now_unix_s - 3960.0 + 172_800.0)
     decision = decide(goals, forecast=run, plan=faster)
-    lines = transcript_lines(
-        config,
-        measured_s=1.842,
-        found=RATE,
-        modelled=PredictedStep(time_s=1.861, low_s=1.80, high_s=1.93),
-        hooks=HOOKS,
-        overhead=COST,
-        plan=faster,
-        decision=decision,
-        ends=[finish_line(run, goals)],
-        has_end=True,
-        directory="my runs",
+    lines = prefixed(
+        [
+            run_line(config, config.parallelism.num_ranks, 1.842, RATE),
+            finish_line(run, goals),
+            faster_line(faster, decision),
+            decision_line(decision, faster, directory="my runs"),
+            checked_line(HOOKS, COST, 1.842, PredictedStep(time_s=1.861, low_s=1.80, high_s=1.93)),
+        ]
     )
     words = layout_words(faster.candidates[0].config)
     (reason,) = decision.reasons
@@ -334,11 +330,11 @@ def test_a_run_whose_layout_is_not_known_says_so_and_what_to_do() -> None:
     told = table.runs.assign(config="", loop=json.dumps(encode_fields(LoopRecord(num_steps=20))))
     goals = Goals(budget_hours=100.0)
     request = Request(now_unix_s=float(table.runs["started_unix_s"].min()) + 5.0, goals=goals)
-    run, end, *_, others, checked = analyse_steps(replace(table, runs=told), request).transcript
+    run, end, *_, others, checked = analyse(replace(table, runs=told), request).transcript
     assert run.startswith("[forerun] 2 x CPU · step 0.")
     assert end.startswith("[forerun] ends ") and end.endswith("inside the budget of 100 h")
     assert "not compared" in others and "forerun.attach" in others
     assert checked.startswith("[forerun] checked: hooks ")
     silent = replace(table, runs=table.runs.assign(config=""))
-    (_, unknown, *_) = analyse_steps(silent, request).transcript
+    (_, unknown, *_) = analyse(silent, request).transcript
     assert unknown.startswith("[forerun] end of the run not known: ") and "train_iters" in unknown

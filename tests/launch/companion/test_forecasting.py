@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings
 
-from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.analysis import analyse, renewed
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
+from forerun.calib.answers.run_end import RunEnd
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.companion.companion_loop import CompanionLoop
@@ -47,11 +48,11 @@ def row(iteration: int, time_s: float = 0.2, *flags: str) -> LoggedStep:
 @pytest.fixture(scope="module")
 def answer() -> Answer:
     found = analyse(build_table(read_run(GOLDEN)), Request(now_unix_s=BEGIN_S, last_step=11))
-    cadence = replace(found.model_forecast.config.cadence, train_iters=1000)
-    config = replace(found.config, cadence=cadence)
-    return replace(
-        found, config=config, model_forecast=replace(found.model_forecast, config=config)
-    )
+    cadence = replace(found.known.config.cadence, train_iters=1000)
+    config = replace(found.known.config, cadence=cadence)
+    view = replace(found.known.model_forecast, config=config)
+    modelled = replace(found.known, config=config, model_forecast=view)
+    return replace(found, end=RunEnd(steps_total=1000), modelled=modelled)
 
 
 def test_what_is_irregular_is_kept_apart() -> None:
@@ -74,13 +75,15 @@ def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
     made.answered(replace(answer.forecast, total_s=1000.0), 11)
     asked = Request(now_unix_s=0.0)
     for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
-        assert made.again(answer, run, asked, BEGIN_S + AGAIN_AFTER_S) is None
+        assert made.due(answer.end, run, asked, BEGIN_S + AGAIN_AFTER_S) is None
         run.add(row(iteration), BEGIN_S + iteration)
-    assert made.again(answer, run, asked, BEGIN_S + 0.5 * AGAIN_AFTER_S) is None
-    found = made.again(answer, run, asked, BEGIN_S + AGAIN_AFTER_S)
+    assert made.due(answer.end, run, asked, BEGIN_S + 0.5 * AGAIN_AFTER_S) is None
+    found = made.due(answer.end, run, asked, BEGIN_S + AGAIN_AFTER_S)
     assert found is not None
-    assert found.remaining_s == pytest.approx(0.2 * (1000 - run.last_iteration), rel=1e-6)
-    assert made.again(answer, run, asked, BEGIN_S + 1e6) is None
+    assert renewed(answer, found).forecast.remaining_s == pytest.approx(
+        0.2 * (1000 - run.last_iteration), rel=1e-6
+    )
+    assert made.due(answer.end, run, asked, BEGIN_S + 1e6) is None
 
 
 def test_a_run_of_a_minute_has_its_next_forecast_after_six_seconds(answer: Answer) -> None:
@@ -88,10 +91,10 @@ def test_a_run_of_a_minute_has_its_next_forecast_after_six_seconds(answer: Answe
     made.answered(replace(answer.forecast, total_s=60.0), 11)
     asked = Request(now_unix_s=0.0)
     for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
-        assert made.again(answer, run, asked, BEGIN_S + 6.0) is None
+        assert made.due(answer.end, run, asked, BEGIN_S + 6.0) is None
         run.add(row(iteration), BEGIN_S + 0.1 * iteration)
-    assert made.again(answer, run, asked, BEGIN_S + 5.9) is None
-    assert made.again(answer, run, asked, BEGIN_S + 6.1) is not None
+    assert made.due(answer.end, run, asked, BEGIN_S + 5.9) is None
+    assert made.due(answer.end, run, asked, BEGIN_S + 6.1) is not None
 
 
 def test_it_is_news_where_the_end_leaves_the_interval(answer: Answer) -> None:
@@ -175,8 +178,10 @@ def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) 
     for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
         run.add(row(iteration), BEGIN_S + jump_s + iteration)
     now_s = BEGIN_S + jump_s + AGAIN_AFTER_S
-    found = made.again(answer, run, Request(now_unix_s=0.0), now_s)
-    assert found is not None and found.remaining_s > 0.0
+    request = made.due(answer.end, run, Request(now_unix_s=0.0), now_s)
+    assert request is not None
+    found = renewed(answer, request).forecast
+    assert found.remaining_s > 0.0
     left_s = 0.2 * (1000 - run.last_iteration)
     assert found.finish_p50_unix_s - now_s == pytest.approx(left_s, rel=0.2)
 

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings, started
 
-from forerun.calib.answers.run_end import RunEnd
 from forerun.calib.forecast.batch_ratios import PredictedStep
-from forerun.calib.forecast.throughput import Throughput
 from forerun.launch.companion.closed_windows import ClosedWindows
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.companion.event_queue import EventQueue
@@ -112,8 +110,8 @@ def test_windows_that_follow_one_another_leave_no_problem() -> None:
 class Said:
     """What a forecast says of every step."""
 
-    overhead = None
-    end = RunEnd(steps_total=1_000_000)
+    overhead = modelled = None
+    has_finish = True
 
     class forecast:
         finish_p50_unix_s = finish_p95_unix_s = 0.0
@@ -121,16 +119,8 @@ class Said:
     def predicted_step(self, iteration: int) -> PredictedStep:
         return PredictedStep(time_s=1.1, low_s=0.9, high_s=1.3)
 
-    modelled_at = predicted_step
-
-    def throughput_at(self, iteration: int, step_time_s: float) -> Throughput:
-        return Throughput(
-            tokens_per_s=1.0 / step_time_s,
-            tokens_per_s_per_gpu=1.0 / step_time_s,
-            flop_per_s_per_gpu=1.0,
-            mfu_frac=None,
-            hfu_frac=None,
-        )
+    def rates_of(self, step_time_s: float, iteration: int) -> dict[str, float]:
+        return {"tokens_per_s": 1.0 / step_time_s}
 
 
 def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> None:

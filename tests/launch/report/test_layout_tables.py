@@ -33,7 +33,7 @@ def answer() -> Answer:
 
 
 def left_of(answer: Answer) -> RunLeft:
-    own = answer.plan.own
+    own = answer.known.plan.own
     return RunLeft(
         config=own.config,
         step_time_s=own.step_time_s,
@@ -50,7 +50,7 @@ def test_eighty_columns_hold_layout_step_interval_and_memory(
     left = left_of(answer) if is_running_out else None
     out = Console(width=80)
     with out.capture() as caught:
-        show_table(layouts_table(answer.plan, left=left), out)
+        show_table(layouts_table(answer.known.plan, left=left), out)
     text = caught.get()
     header = " ".join(text.splitlines()[1:3])
     for name in ("layout", "step", "90 %", "memory"):
@@ -61,11 +61,11 @@ def test_eighty_columns_hold_layout_step_interval_and_memory(
 
 
 def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> None:
-    left, rows = left_of(answer), (answer.plan.own, *answer.plan.candidates)
-    table = layouts_table(answer.plan, left=left)
+    left, rows = left_of(answer), (answer.known.plan.own, *answer.known.plan.candidates)
+    table = layouts_table(answer.known.plan, left=left)
     for name in ("GPU-hours left", "finish (UTC)", "cost"):
         assert name in table.columns
-        assert name not in layouts_table(answer.plan).columns
+        assert name not in layouts_table(answer.known.plan).columns
     running = dict(zip(table.columns, table.rows[0], strict=True))
     assert running["GPU-hours left"] == "2"
     assert running["finish (UTC)"] == "2023-11-14 23:13"
@@ -79,17 +79,17 @@ def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> No
 
 
 def test_devices_that_are_known_have_flop_and_mfu(answer: Answer) -> None:
-    assert "MFU" not in layouts_table(answer.plan).columns
-    own = answer.plan.own
+    assert "MFU" not in layouts_table(answer.known.plan).columns
+    own = answer.known.plan.own
     card = replace(own, config=replace(own.config, device="NVIDIA H100 80GB HBM3"))
-    table = layouts_table(replace(answer.plan, own=card))
+    table = layouts_table(replace(answer.known.plan, own=card))
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert {"tokens/s", "TFLOP/s per GPU", "MFU"} <= first.keys()
     assert "TFLOP/s per GPU" not in table.within(100).columns
 
 
 def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
-    tokens = answer.config.batch.global_batch_size * answer.config.model.seq_length
+    tokens = answer.known.config.batch.global_batch_size * answer.known.config.model.seq_length
     rate = tokens / answer.measured_step_s
     assert any("tokens/s" in line and " · step " in line for line in answer.transcript)
     assert "tokens/s per rank" in markdown(answer)
@@ -102,13 +102,14 @@ def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
     assert "mfu_frac" not in values  # of a CPU nobody knows the peak
     ahead = said["forecast"]
     assert ahead["tokens_per_s"] * ahead["step_time_s"] == pytest.approx(tokens)
-    card = replace(answer, config=replace(answer.config, device="NVIDIA H100 80GB HBM3"))
+    config = replace(answer.known.config, device="NVIDIA H100 80GB HBM3")
+    card = replace(answer, modelled=replace(answer.known, config=config))
     assert 0 < summary_values(card)["mfu_frac"] < 1
 
 
 def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path) -> None:
     def left(run_id: str = "one", **more: float) -> RunLeft | None:
-        return run_left(tmp_path, run_id, answer.config, 0.5, **more)
+        return run_left(tmp_path, run_id, answer.known.config, 0.5, **more)
 
     assert left() is None
     said = {"run_id": "one", "remaining_s": 100.0, "now_unix_s": 5.0}

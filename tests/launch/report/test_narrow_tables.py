@@ -23,8 +23,8 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.report.layout_tables import layouts_table
 from forerun.launch.report.plan_tables import BestLayout, plans_table
-from forerun.launch.report.run_tables import report_tables
 from forerun.launch.report.table import ReportTable, console, show_table
+from forerun.launch.report.whole_report import tables_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
@@ -75,8 +75,10 @@ def answer() -> Answer:
 @pytest.fixture(scope="module")
 def tables(answer: Answer) -> list[ReportTable]:
     """Of a run on GPUs with a price, so that every column is there."""
-    own = replace(answer.plan.own, config=replace(answer.plan.own.config, device="NVIDIA H100"))
-    plan = replace(answer.plan, own=own)
+    own = replace(
+        answer.known.plan.own, config=replace(answer.known.plan.own.config, device="NVIDIA H100")
+    )
+    plan = replace(answer.known.plan, own=own)
     left = RunLeft(
         config=own.config,
         step_time_s=own.step_time_s,
@@ -93,7 +95,7 @@ def tables(answer: Answer) -> list[ReportTable]:
         )
         for place, one in enumerate(plan.candidates[:6])
     ]
-    return [*report_tables(answer), layouts_table(plan, left=left), plans_table(best)]
+    return [*tables_of(answer), layouts_table(plan, left=left), plans_table(best)]
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -117,10 +119,10 @@ def test_eighty_columns_hold_step_interval_and_memory(tables: list[ReportTable])
 
 
 def test_eighty_columns_say_which_layout_does_not_fit(answer: Answer) -> None:
-    assert "fits" not in layouts_table(answer.plan).within(60).columns
-    first, *others = answer.plan.candidates
+    assert "fits" not in layouts_table(answer.known.plan).within(60).columns
+    first, *others = answer.known.plan.candidates
     too_large = replace(first, verdict=Verdict.DOES_NOT_FIT)
-    table = layouts_table(replace(answer.plan, candidates=(too_large, *others)))
+    table = layouts_table(replace(answer.known.plan, candidates=(too_large, *others)))
     for width in (60, 80):
         assert {"step", "fits"} <= set(table.within(width).columns)
         assert "does not fit" in drawn(table, width)

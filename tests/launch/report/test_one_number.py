@@ -313,7 +313,7 @@ def test_sentences_say_the_same_of_the_advised_layout(surfaces: Surfaces) -> Non
     (numbers,) = [one["numbers"] for one in decision["reasons"] if one["rule"] == "restart"]
     assert numbers["time_frac"] == near(gain.frac)
     assert surfaces.run.decision.to_json()["candidate"] == decision["candidate"]
-    explained = surfaces.run.report().answer.explained[-1].to_json()
+    explained = surfaces.run.report().answer.known.explained[-1].to_json()
     assert explained["difference"]["time_frac"] == near(gain.frac)
     (svg,) = surfaces.home.rglob("layouts*.svg")
     assert ends_in(svg.read_text()) == gain.ends
@@ -380,8 +380,8 @@ def test_wandb_and_tensorboard_are_read_back_with_the_rows(
 def test_each_share_names_its_step(surfaces: Surfaces) -> None:
     answer = surfaces.run.report().answer
     steps = {
-        "modelled": answer.modelled_step.time_s,
-        "simulated": answer.own.time_s,
+        "modelled": answer.known.step.time_s,
+        "simulated": answer.known.own.time_s,
         "measured": answer.measured_step_s,
     }
     seen = set()

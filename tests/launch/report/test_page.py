@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.answers.analysis import analyse
-from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
 from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.samples.store import read_run
@@ -159,21 +158,20 @@ def test_what_can_be_scrolled_can_be_reached_by_keys(outline: Outline) -> None:
 
 
 def test_who_holds_the_others_up_stands_on_the_card(page: Page) -> None:
-    assert isinstance(page.answer, Answer) and not page.answer.waiting.line
+    assert not page.answer.known.waiting.line
     late = Straggler(
         ranks=(1,), stage=0, role="", kind=StragglerKind.COMPUTE,
         excess_s=0.5, cost_s=0.4, low_s=0.3, high_s=0.5,
     )  # fmt: skip
-    slow = replace(page.answer.waiting, slow=StragglerReport(slow=(late,), cost_s=0.4))
-    held = replace(page.answer, waiting=slow)
+    slow = replace(page.answer.known.waiting, slow=StragglerReport(slow=(late,), cost_s=0.4))
+    held = replace(page.answer, modelled=replace(page.answer.known, waiting=slow))
     card = render(replace(page, answer=held)).partition("</header>")[0]
     assert '<p class="slow">slow: rank 1 (stage 0)' in card and "cause: compute" in card
     assert 'class="slow"' not in render(page)
 
 
 def test_a_layout_that_is_not_offered_looks_otherwise_without_its_colour(page: Page) -> None:
-    assert isinstance(page.answer, Answer)
-    plan = page.answer.plan
+    plan = page.answer.known.plan
     barred = [row for row in plan.candidates[:NUM_LAYOUTS] if plan.obstacle(row)]
     drawing = layouts_chart(plan, plan.candidates[:NUM_LAYOUTS], 820)
     assert drawing is not None and barred

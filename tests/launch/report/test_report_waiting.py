@@ -16,8 +16,7 @@ from forerun.calib.samples.store import read_run, write_table
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.report.answers import SAMPLES
-from forerun.launch.report.run_tables import report_tables
-from forerun.launch.report.whole_report import markdown
+from forerun.launch.report.whole_report import markdown, tables_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 EXTRA_NS = 200_000_000
@@ -75,7 +74,7 @@ def steady() -> Answer:
 
 def test_no_two_columns_of_a_table_have_one_name(steady: Answer) -> None:
     """W&B takes a row as a mapping: of two columns with one name it would show one."""
-    for table in report_tables(steady):
+    for table in tables_of(steady):
         assert len(set(table.columns)) == len(table.columns), table.key
         assert {len(row) for row in table.rows} == {len(table.columns)}
 

@@ -98,17 +98,23 @@ def test_rows_say_what_predict_answers(parts: Parts, run: Any) -> None:
 
 def test_nearest_choices_come_first_and_no_more_than_fit_on_a_page(run: Any) -> None:
     answer, steps = run.report().answer, run.machine().steps
-    few = replace(answer.plan, candidates=())
+    few = replace(answer.known.plan, candidates=())
     rows = what_if(few, steps)
-    assert rows[0].config == answer.plan.own.config
+    assert rows[0].config == answer.known.plan.own.config
     away = [doublings(row.config, rows[0].config) for row in rows]
     assert away == sorted(away)
-    many = what_if(answer.plan, steps, gpus=(4, 8, 16, 32, 64))
+    many = what_if(answer.known.plan, steps, gpus=(4, 8, 16, 32, 64))
     assert len(rows) < len(many) <= MOST_ROWS
     assert [row.label for row in many] == [
-        row.label for row in what_if(answer.plan, steps, gpus=(4, 8, 16, 32, 64))
+        row.label for row in what_if(answer.known.plan, steps, gpus=(4, 8, 16, 32, 64))
     ]
-    page = render(made(run.directory, run.report().table, replace(answer, what_if=many)))
+    page = render(
+        made(
+            run.directory,
+            run.report().table,
+            replace(answer, modelled=replace(answer.known, what_if=many)),
+        )
+    )
     assert len(page.encode()) * MOST_ROWS < MOST_NBYTES * len(many)
 
 
@@ -123,7 +129,7 @@ def doublings(config: RunConfig, other: RunConfig) -> float:
 
 
 def test_a_loop_of_ones_own_is_asked_for_no_layout_that_it_would_have_to_build(run: Any) -> None:
-    plan, steps = run.report().answer.plan, run.machine().steps
+    plan, steps = run.report().answer.known.plan, run.machine().steps
     own = replace(plan.own.config, framework="transformers 4.57")
     found = what_if(
         replace(plan, own=replace(plan.own, config=own), candidates=()), steps, gpus=(4,)
