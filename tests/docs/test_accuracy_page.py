@@ -81,7 +81,7 @@ STANDS_IN = {
         "| peak memory by the model alone, measured |",
         "| other shapes from one calibration, step |",
     ],
-    "| hooks in the window, two runs on the CPU |": ["| the same, before calls of modules"],
+    "| hooks in the window, two runs on the CPU |": ["| hooks in the window, two runs on the CPU"],
     "| the step timer after it |": ["| the step timer after it, last rank |"],
     "| looking for orders |": ["| the thread that looks for orders |"],
     "| `import torch` where nobody asked |": ["its search for entry points"],
