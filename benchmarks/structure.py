@@ -1,8 +1,10 @@
-"""The shape of the code in figures: rooms, arrows, sizes, names used twice, comments, duplicates.
+"""The shape of the package in two trees: sizes, kinds, arrows between rooms, and lines that moved.
 
-    python benchmarks/structure.py [CHECKOUT...] [--json OUT]
+    python benchmarks/structure.py OLD NEW
 
-One column for each checkout, so that two of them stand beside each other.  Only text is read.
+OLD and NEW are revisions of this repository, or directories.  Only text is read.  A line moved
+where one that is not blank left a file of the package and stands, to the letter, in another that
+did not have it before; what many files say, such as ``return None``, may meet by chance.
 """
 
 from __future__ import annotations
@@ -10,206 +12,302 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import json
-import tokenize
-from collections import Counter, defaultdict
+import re
+import subprocess
+import tarfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
+from forerun.benchmarks.markdown_text import markdown_table
 
-PACKAGE = ("calib", "hooks", "launch", "recipes/stand_in_cuda")
-TREES = {"package": PACKAGE, "tests": ("tests",), "benchmarks": ("benchmarks",)}
-CROWDED = 16
-LONG_LINES = 40
-DUPLICATE_LINES = 10
+Files = Mapping[str, str]
+Arrows = Mapping[str, frozenset[str]]
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+ROOT_MODULES = ("__init__.py", "__main__.py", "_forerun_autoload.py")
+PACKAGE = ("calib", "hooks", "launch")
+OUTSIDE = ("benchmarks", "recipes", "tests")
+ORDER = "ARCHITECTURE.md"
+COUNTED_NAME = "MeasuredAnswer"
 _CHECKOUT = Path(__file__).resolve().parents[1]
+_NAMED = re.compile(r"(\.*)(?:forerun\.)?(\w+(?:\.\w+)+)(?::\w+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Figures of one tree; the upward ones are None where no order of rooms is declared."""
+
+    num_modules: int
+    num_lines: int
+    num_classes: int
+    num_dataclasses: int
+    num_functions: int
+    median_function: float
+    longest_function: int
+    num_to_json: int
+    num_counted_name: int
+    num_imports_across: int
+    num_imports_within: int
+    upward_imports: tuple[str, ...] | None
+    upward_names: tuple[str, ...] | None
+    num_circles: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """Lines of the package that are not blank, by what became of them from one tree to the next."""
+
+    num_moved: int
+    num_left_for: Mapping[str, int]
+    num_gone: int
+    num_new: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The shape of the code in figures.")
-    parser.add_argument("checkouts", type=Path, nargs="*", default=[_CHECKOUT], metavar="CHECKOUT")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="all figures, names included")
+    """Prints the table of two trees, and the upward arrows of the newer one."""
+    parser = argparse.ArgumentParser(description="The shape of the package in two trees.")
+    parser.add_argument("old", metavar="OLD", help="a revision or a directory")
+    parser.add_argument("new", metavar="NEW", help="a revision or a directory")
     arguments = parser.parse_args()
-    told = {str(path): figures(path.resolve()) for path in arguments.checkouts}
-    for line in table([figure["figures"] for figure in told.values()]):
-        print(line)
-    for figure in told.values():
-        for name, members in figure["lists"].items():
-            print(f"{name}: {'; '.join(members) or 'none'}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    old, new = tree_of(arguments.old), tree_of(arguments.new)
+    shape = shape_of(new)
+    print(table(shape_of(old), shape, moves(old, new)))
+    for arrow in (*(shape.upward_imports or ()), *(shape.upward_names or ())):
+        print(f"up: {arrow}")
 
 
-def figures(root: Path) -> dict[str, Any]:
-    """Figures by name, and the members of some as text."""
-    sources = {
-        name: {path: path.read_text(encoding="utf-8") for path in _files(root, rooms)}
-        for name, rooms in TREES.items()
-    }
-    package = sources["package"]
+def table(old: Shape, new: Shape, moved: Moves) -> str:
+    """Returns each measure of both trees, with the difference, as Markdown."""
+    rows = [(name, *_told(before, after)) for name, before, after in _measures(old, new)]
+    lines = [
+        ("lines that moved to another file", moved.num_moved),
+        *((f"lines that left for {name}", n) for name, n in moved.num_left_for.items()),
+        ("lines that are gone", moved.num_gone),
+        ("lines that are new", moved.num_new),
+    ]
+    rows[2:2] = [(name, "", "", str(number)) for name, number in lines]
+    return markdown_table(["measure", "old", "new", "change"], rows)
+
+
+def tree_of(name: str, repository: Path = _CHECKOUT) -> dict[str, str]:
+    """Reads the files of a directory, or else of a revision of the repository, by their paths."""
+    if (directory := Path(name)).is_dir():
+        places = [directory / one for one in (*ROOT_MODULES, ORDER)]
+        for folder in (*PACKAGE, *OUTSIDE):
+            places += sorted((directory / folder).rglob("*.py"))
+        found = [place for place in places if place.is_file()]
+        return {one.relative_to(directory).as_posix(): one.read_text("utf-8") for one in found}
+    command = ["git", "-C", str(repository), "archive", "--format=tar", name]
+    packed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        for member in archive:
+            content = archive.extractfile(member) if _is_read(member.name) else None
+            if content is not None:
+                files[member.name] = content.read().decode("utf-8")
+    return files
+
+
+def shape_of(files: Files) -> Shape:
+    """Counts what stands in one tree."""
+    package = {path: text for path, text in files.items() if _is_package(path)}
     trees = {path: ast.parse(text) for path, text in package.items()}
-    arrows = _arrows(root, trees)
-    rooms = Counter(path.parent.relative_to(root).as_posix() for path in package)
-    twice = _names_used_twice(root, trees)
-    long = [f for tree in trees.values() for f in _functions(tree) if _length(f) > LONG_LINES]
-    whole = {path: text for tree in sources.values() for path, text in tree.items()}
-    lines = {f"lines, {name}": _lines(texts.values()) for name, texts in sources.items()}
-    return {
-        "figures": {
-            **lines,
-            "lines, package and benchmarks": lines["lines, package"] + lines["lines, benchmarks"],
-            "files, package": len(package),
-            "rooms": len(rooms),
-            f"rooms of more than {CROWDED} files": sum(n > CROWDED for n in rooms.values()),
-            "most files in a room": max(rooms.values()),
-            "files in circles of imports": sum(map(len, _circles(arrows))),
-            "arrows that point up": _upward(root, arrows),
-            "data classes": sum(map(_data_classes, trees.values())),
-            "class names used twice": len(twice),
-            f"functions over {LONG_LINES} lines": len(long),
-            **_comments(package.values()),
-            f"duplicates of {DUPLICATE_LINES} lines, package": _duplicates(package.values()),
-            f"duplicates of {DUPLICATE_LINES} lines, all": _duplicates(whole.values()),
-        },
-        "lists": {
-            "circles": [" ".join(sorted(circle)) for circle in _circles(arrows)],
-            "names used twice": [f"{name} ({', '.join(at)})" for name, at in twice.items()],
-            "files per room": [f"{room} {number}" for room, number in rooms.most_common()],
-        },
-    }
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    functions = [node for node in nodes if isinstance(node, FunctionNode)]
+    lengths = [(one.end_lineno or one.lineno) - one.lineno + 1 for one in functions]
+    known = _known(files)
+    imports = {dotted(path): _imported(path, tree, known) for path, tree in trees.items()}
+    named = {dotted(path): _named(path, tree, known) for path, tree in trees.items()}
+    is_within = [room_of(a) == room_of(b) for a, others in imports.items() for b in others]
+    order = _declared(files.get(ORDER, ""))
+    return Shape(
+        num_modules=len(package),
+        num_lines=sum(len(text.splitlines()) for text in package.values()),
+        num_classes=len(classes),
+        num_dataclasses=sum(map(_is_dataclass, classes)),
+        num_functions=len(functions),
+        median_function=median(lengths or [0]),
+        longest_function=max(lengths, default=0),
+        num_to_json=sum(one.name == "to_json" for one in functions),
+        num_counted_name=sum(COUNTED_NAME in _names(node) for node in nodes),
+        num_imports_across=is_within.count(False),
+        num_imports_within=is_within.count(True),
+        upward_imports=_upward(imports, order),
+        upward_names=_upward(named, order),
+        num_circles=len(circles(imports)),
+    )
 
 
-def table(columns: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Markdown: a line for each figure, a column for each checkout."""
-    names = dict.fromkeys(name for column in columns for name in column)
-    yield "| figure |" + " |" * len(columns)
-    yield "| --- |" + " ---: |" * len(columns)
-    for name in names:
-        yield f"| {name} | {' | '.join(str(column.get(name, '')) for column in columns)} |"
+def moves(old: Files, new: Files) -> Moves:
+    """Follows the lines of files that differ."""
+    gone, came = Counter[str](), Counter[str]()
+    outside = {folder: Counter[str]() for folder in OUTSIDE}
+    for path in old.keys() | new.keys():
+        before, after = (Counter(_filled(files.get(path, ""))) for files in (old, new))
+        folder = path.partition("/")[0]
+        if _is_package(path):
+            gone += before - after
+            came += after - before
+        elif folder in outside:
+            outside[folder] += after - before
+    moved = gone & came
+    gone, came = gone - moved, came - moved
+    left = {}
+    for folder, found in outside.items():
+        left[folder] = (gone & found).total()
+        gone -= found
+    return Moves(
+        num_moved=moved.total(),
+        num_left_for=left,
+        num_gone=gone.total(),
+        num_new=came.total(),
+    )
 
 
-def _files(root: Path, rooms: Iterable[str]) -> Iterator[Path]:
-    for room in rooms:
-        yield from sorted((root / room).rglob("*.py"))
+def circles(arrows: Arrows) -> set[frozenset[str]]:
+    """Finds sets of modules that import each other, by way of others too."""
+    reached = {name: _reached(name, arrows) for name in arrows}
+    found = (
+        frozenset(other for other in others if name in reached.get(other, ()))
+        for name, others in reached.items()
+    )
+    return {circle for circle in found if circle}
 
 
-def _lines(texts: Iterable[str]) -> int:
-    return sum(len(text.splitlines()) for text in texts)
-
-
-def _module(root: Path, path: Path) -> str:
-    parts = path.relative_to(root).with_suffix("").parts
+def dotted(path: str) -> str:
+    """Returns the module of a path; the root's own ``__init__`` has an empty name."""
+    parts = path.removesuffix(".py").split("/")
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _arrows(root: Path, trees: Mapping[Path, ast.Module]) -> dict[str, set[str]]:
-    """Modules that each module imports, in functions and for types alone as well."""
-    known = {_module(root, path) for path in trees}
-    found: dict[str, set[str]] = {}
-    for path, tree in trees.items():
-        package = path.relative_to(root).parts[:-1]
-        asked = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
-                start = ".".join(part for part in base if part)
-                asked |= {f"{start}.{alias.name}" for alias in node.names}
-        name = _module(root, path)
-        found[name] = {a if a in known else a.rpartition(".")[0] for a in asked} & known - {name}
+def room_of(module: str) -> str:
+    """Returns the first two parts of a module, its room; a package is a room of its own."""
+    parts = module.split(".")
+    return parts[0] if parts[0] == "recipes" else "/".join(parts[:2])
+
+
+def _measures(old: Shape, new: Shape) -> Iterator[tuple[str, float | None, float | None]]:
+    """Yields each measure of both trees, in the order of the table."""
+    names = {
+        "modules": "num_modules",
+        "lines": "num_lines",
+        "classes": "num_classes",
+        "dataclasses": "num_dataclasses",
+        "functions": "num_functions",
+        "lines of a function, median": "median_function",
+        "lines of a function, most": "longest_function",
+        "definitions of `to_json`": "num_to_json",
+        f"occurrences of `{COUNTED_NAME}`": "num_counted_name",
+        "imports across rooms": "num_imports_across",
+        "imports within rooms": "num_imports_within",
+        "imports that point up": "upward_imports",
+        "modules above, named in strings": "upward_names",
+        "circles of imports": "num_circles",
+    }
+    for name, field in names.items():
+        both = (getattr(shape, field) for shape in (old, new))
+        before, after = (len(one) if isinstance(one, tuple) else one for one in both)
+        yield name, before, after
+
+
+def _told(before: float | None, after: float | None) -> tuple[str, str, str]:
+    """Returns both figures and their difference as text; a dash stands for no figure."""
+    change = "-" if before is None or after is None else f"{after - before:+g}"
+    old, new = ("-" if one is None else str(one) for one in (before, after))
+    return old, new, "0" if change == "+0" else change
+
+
+def _is_read(path: str) -> bool:
+    is_code = path.endswith(".py") and path.partition("/")[0] in (*PACKAGE, *OUTSIDE)
+    return is_code or path in (*ROOT_MODULES, ORDER)
+
+
+def _is_package(path: str) -> bool:
+    return path in ROOT_MODULES or path.partition("/")[0] in PACKAGE
+
+
+def _known(files: Files) -> set[str]:
+    """Returns the modules that an arrow may lead to; others take only its version of the root."""
+    paths = (path for path in files if _is_package(path) or path.startswith("recipes/"))
+    return {*map(dotted, paths)} - {""}
+
+
+def _filled(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _declared(text: str) -> list[str]:
+    """Returns the rooms of ARCHITECTURE.md, lowest first."""
+    listed = text.partition("```rooms\n")[2].partition("```")[0]
+    return [line.split()[0] for line in listed.splitlines() if line.strip()]
+
+
+def _imported(path: str, tree: ast.Module, known: set[str]) -> frozenset[str]:
+    """Returns the modules that a module imports, in functions and for types as well."""
+    package = path.split("/")[:-1]
+    asked = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*package[: len(package) - node.level + 1], *filter(None, [node.module])]
+            asked |= {".".join([*base, alias.name]) for alias in node.names}
+    modules = {one if one in known else one.rpartition(".")[0] for one in asked}
+    return frozenset(modules & known - {dotted(path)})
+
+
+def _named(path: str, tree: ast.Module, known: set[str]) -> frozenset[str]:
+    """Returns the modules that strings of a module name, from the root or its own package."""
+    package, found = path.split("/")[:-1], set()
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and (match := _NAMED.fullmatch(text)):
+            base = package[: len(package) - len(match[1]) + 1] if match[1] else []
+            found |= {match[2], ".".join([*base, match[2]])}
+    return frozenset(found & known - {dotted(path)})
+
+
+def _upward(arrows: Arrows, order: list[str]) -> tuple[str, ...] | None:
+    """Returns arrows from a declared room to one above it; None where no order is declared."""
+    place = {room: number for number, room in enumerate(order)}
+    between = [(name, other) for name, others in arrows.items() for other in others]
+    declared = [pair for pair in between if {*map(room_of, pair)} <= place.keys()]
+    up = [f"{a} -> {b}" for a, b in declared if place[room_of(b)] > place[room_of(a)]]
+    return tuple(sorted(up)) if order else None
+
+
+def _reached(name: str, arrows: Arrows) -> set[str]:
+    """Returns all modules that a module reaches by imports; itself where it is in a circle."""
+    found: set[str] = set()
+    open_ones = [*arrows[name]]
+    while open_ones:
+        if (one := open_ones.pop()) not in found:
+            found.add(one)
+            open_ones += arrows.get(one, ())
     return found
 
 
-def _circles(arrows: Mapping[str, set[str]]) -> list[set[str]]:
-    """Sets of modules that reach each other."""
-    names = list(arrows)
-    leads = [[other in arrows[name] for other in names] for name in names]
-    _, labels = connected_components(csr_array(np.array(leads)), connection="strong")
-    circles: dict[int, set[str]] = defaultdict(set)
-    for name, label in zip(names, labels.tolist(), strict=True):
-        circles[label].add(name)
-    return [circle for circle in circles.values() if len(circle) > 1]
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    return any("dataclass" in _names(part) for part in _parts(node.decorator_list))
 
 
-def _upward(root: Path, arrows: Mapping[str, set[str]]) -> int | str:
-    """Arrows against the order of ARCHITECTURE.md; words where none is declared."""
-    declared = root / "ARCHITECTURE.md"
-    if not declared.exists():
-        return "no order declared"
-    text = declared.read_text(encoding="utf-8").split("```rooms\n")[1].split("```")[0]
-    order = {line.split()[0].replace("/", "."): i for i, line in enumerate(text.splitlines())}
-
-    def place(module: str) -> int:
-        return order.get(".".join(module.split(".")[:2]), len(order))
-
-    return sum(place(other) > place(name) for name in arrows for other in arrows[name])
+def _parts(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    return chain.from_iterable(map(ast.walk, nodes))
 
 
-def _data_classes(tree: ast.Module) -> int:
-    return sum(
-        any("dataclass" in ast.unparse(one) for one in node.decorator_list)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-    )
-
-
-def _names_used_twice(root: Path, trees: Mapping[Path, ast.Module]) -> dict[str, list[str]]:
-    """Public classes of one name in several files."""
-    places: dict[str, list[str]] = defaultdict(list)
-    for path, tree in trees.items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(path.relative_to(root).as_posix())
-    return {name: at for name, at in sorted(places.items()) if len(at) > 1}
-
-
-def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node
-
-
-def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return (function.end_lineno or function.lineno) - function.lineno + 1
-
-
-def _comments(texts: Iterable[str]) -> dict[str, float]:
-    """Per 100 lines that are not blank: comments, and texts under constants and fields."""
-    comments = under = lines = 0
-    for text in texts:
-        lines += sum(bool(line.strip()) for line in text.splitlines())
-        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        comments += sum(token.type == tokenize.COMMENT for token in tokens)
-        for node in ast.walk(ast.parse(text)):
-            body = getattr(node, "body", None)
-            if isinstance(body, list):
-                under += sum(_is_text(one) for one in body[1:])
-    return {
-        "comments per 100 lines": round(100 * comments / lines, 1),
-        "texts under constants and fields per 100 lines": round(100 * under / lines, 1),
-    }
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
-
-
-def _duplicates(texts: Iterable[str]) -> int:
-    """Runs of equal lines that stand in two places; blanks, comments, imports are passed over."""
-    found: Counter[tuple[str, ...]] = Counter()
-    for text in texts:
-        lines = [line.strip() for line in text.splitlines()]
-        kept = [s for s in lines if s and not s.startswith(("#", "import ", "from "))]
-        runs = {tuple(kept[i : i + DUPLICATE_LINES]) for i in range(len(kept))}
-        found.update(run for run in runs if len(run) == DUPLICATE_LINES)
-    return sum(number > 1 for number in found.values())
+def _names(node: ast.AST) -> tuple[str | None, ...]:
+    """Returns the names that a node itself says; a string may be one, as in ``__all__``."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.ClassDef(name=name):
+            return (name,)
+        case ast.alias(name=name, asname=other):
+            return (name, other)
+        case ast.Constant(value=str(text)):
+            return (text,)
+    return ()
 
 
 if __name__ == "__main__":
