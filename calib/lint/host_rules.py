@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .rule import Harm, Remedy, Rule, StatedLaunch, missing
+from .rule import Find, Remedy, StatedLaunch, missing, rules_of
 
 if TYPE_CHECKING:
     from .pricing import Pricing
 
-_TRAINING = "megatron/training/training.py"
-_ARGUMENTS = "megatron/training/arguments.py"
-_COMMON = "megatron/training/common_config.py"
-_CONFIG = "megatron/training/training_config.py"
-_CHECKPOINTS = "megatron/training/checkpointing.py"
-_HOST = "the cost of a waiting host depends on how far it runs ahead, which is not in the model"
-_PROFILED = "it slows a few steps, or each one by the cost of a profiler, which is not in the model"
-_LOG_EVERY = "10"
-"""Reports that are so far apart let the host run ahead between them."""
-_GARBAGE_EVERY = "100"
-"""What Megatron's own guide for experts advises (``megatron/core/transformer/moe/README.md``)."""
 _MOST_EVAL_FRAC, _WANTED_EVAL_FRAC = 0.05, 0.02
 """Shares of the run: how often to evaluate is a choice, so only what is far from little is told,
 and what is offered leaves room below that."""
@@ -104,149 +94,25 @@ def _round_up(number: float) -> int:
     return math.ceil(number / unit) * unit
 
 
-RULES = (
-    Rule(
-        name="timing-log-level",
-        harm=Harm.DISTORTS,
-        when="`--timing-log-level` above 0",
-        why="Megatron's timers wait for the device where they start and where they stop",
-        source="megatron/core/timers.py",
-        unpriced=_HOST,
-        drop="--timing-log-level",
-        holds=lambda launch: _exceeds_zero(launch, "--timing-log-level"),
+_HOLDS: Mapping[str, Callable[[StatedLaunch], bool]] = {
+    "timing-log-level": lambda one: _exceeds_zero(one, "--timing-log-level"),
+    # Reports that are ten steps apart let the host run ahead between them.
+    "log-interval": lambda one: one.is_on_gpu and one.number("--log-interval") == 1,
+    "check-for-nan": _checks_nan,
+    "empty-unused-memory": lambda one: _exceeds_zero(one, "--empty-unused-memory-level"),
+    "num-workers": lambda one: one.number("--num-workers") == 0 and not one.says("--mock-data"),
+    # The interval is what Megatron's guide for experts advises (core/transformer/moe/README.md).
+    "manual-gc": _lacks_gc,
+    "ckpt-format": lambda one: (
+        one.is_on_gpu and one.text("--ckpt-format") == "torch" and one.says("--save")
     ),
-    Rule(
-        name="log-interval",
-        when="`--log-interval 1`",
-        why="each report waits for the device and for all ranks",
-        source=_TRAINING,
-        unpriced=_HOST,
-        put=(("--log-interval", _LOG_EVERY),),
-        holds=lambda launch: launch.number("--log-interval") == 1 and launch.is_on_gpu,
+    "async-save-worker": lambda one: (
+        one.says("--async-save") and not one.says("--use-persistent-ckpt-worker")
     ),
-    Rule(
-        name="log-params-norm",
-        when="`--log-params-norm`",
-        why="the norm of all parameters is computed, reduced and read after each step",
-        source=_TRAINING,
-        unpriced=_HOST,
-        drop="--log-params-norm",
-    ),
-    Rule(
-        name="log-num-zeros-in-grad",
-        when="`--log-num-zeros-in-grad`",
-        why="zeros of all gradients are counted, reduced and read after each step",
-        source="megatron/core/optimizer/clip_grads.py",
-        unpriced=_HOST,
-        drop="--log-num-zeros-in-grad",
-    ),
-    Rule(
-        name="profile",
-        harm=Harm.DISTORTS,
-        when="`--profile`",
-        why="steps under a profiler are slower; by default these are steps 10 and 11",
-        source=_COMMON,
-        unpriced=_PROFILED,
-        drop="--profile",
-    ),
-    Rule(
-        name="record-memory-history",
-        harm=Harm.DISTORTS,
-        when="`--record-memory-history`",
-        why="every allocation is recorded with its stack",
-        source=_COMMON,
-        unpriced=_PROFILED,
-        drop="--record-memory-history",
-    ),
-    Rule(
-        name="check-for-nan",
-        when="`--overlap-grad-reduce`, no `--no-check-for-nan-in-loss-and-grad`",
-        why="the host reads a norm of each bucket before its reduction starts; without it a NaN "
-        "shows only in the norm of all gradients",
-        source="megatron/core/distributed/param_and_grad_buffer.py",
-        unpriced=_HOST,
-        put=(("--no-check-for-nan-in-loss-and-grad",),),
-        holds=_checks_nan,
-    ),
-    Rule(
-        name="deterministic-mode",
-        when="`--deterministic-mode`",
-        why="deterministic kernels and one NCCL algorithm are slower than the usual ones",
-        source=_ARGUMENTS,
-        unpriced="the usual kernels were not timed",
-        drop="--deterministic-mode",
-    ),
-    Rule(
-        name="empty-unused-memory",
-        when="`--empty-unused-memory-level` above 0",
-        why="each step gives its memory back and asks for it anew, which waits for the device",
-        source=_CONFIG,
-        unpriced=_HOST,
-        drop="--empty-unused-memory-level",
-        holds=lambda launch: _exceeds_zero(launch, "--empty-unused-memory-level"),
-    ),
-    Rule(
-        name="num-workers",
-        when="`--num-workers 0`",
-        why="the training process itself reads the data, between steps",
-        source="megatron/training/datasets/data_samplers.py",
-        unpriced="how long data take is not in the model",
-        drop="--num-workers",
-        holds=lambda launch: launch.number("--num-workers") == 0 and not launch.says("--mock-data"),
-    ),
-    Rule(
-        name="manual-gc",
-        when="several ranks, no `--manual-gc`",
-        why="Python collects garbage on each rank at another moment, and all others wait for it",
-        source=_CONFIG,
-        unpriced=_HOST,
-        put=(("--manual-gc",), ("--manual-gc-interval", _GARBAGE_EVERY)),
-        holds=_lacks_gc,
-    ),
-    Rule(
-        name="ckpt-format",
-        when="`--ckpt-format torch`",
-        why="one rank of each group of replicas writes for all, while training stands still",
-        source=_CHECKPOINTS,
-        unpriced="how fast each way writes to this storage is not known",
-        drop="--ckpt-format",
-        holds=lambda launch: (
-            launch.text("--ckpt-format") == "torch" and launch.says("--save") and launch.is_on_gpu
-        ),
-    ),
-    Rule(
-        name="async-save",
-        when="`--save` with its interval, no `--async-save`",
-        why="training stands still while a checkpoint is written",
-        source=_CHECKPOINTS,
-        find=_async_save,
-    ),
-    Rule(
-        name="async-save-worker",
-        harm=Harm.RISKS,
-        when="`--async-save` without `--use-persistent-ckpt-worker`",
-        why="Megatron switches `--async-save` off then",
-        source=_ARGUMENTS,
-        unpriced="a save beside training takes no time in the model",
-        put=(("--use-persistent-ckpt-worker",),),
-        what="--async-save without --use-persistent-ckpt-worker",
-        holds=lambda launch: (
-            launch.says("--async-save") and not launch.says("--use-persistent-ckpt-worker")
-        ),
-    ),
-    Rule(
-        name="eval-interval",
-        when="evaluations that take more than 5 % of the run",
-        why="training stands still while the model is evaluated",
-        source=_TRAINING,
-        find=_evaluations,
-    ),
-    Rule(
-        name="save-interval",
-        when="`--save-interval` far from Young's and Daly's, where the time between failures is "
-        "given",
-        why="saves, and work that is repeated after a failure, take more time than they need",
-        source="Daly 2006: sqrt(2 (MTBI + MTTR) t_save)",
-        find=_saves,
-    ),
-)
+}
+_FIND: Mapping[str, Find] = {
+    "async-save": _async_save,
+    "eval-interval": _evaluations,
+    "save-interval": _saves,
+}
+RULES = rules_of("host", holds=_HOLDS, then={}, find=_FIND)

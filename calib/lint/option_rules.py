@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..arguments.megatron_args import apply_options
@@ -14,14 +14,8 @@ from ..workload.config import (
     Precision,
     RunConfig,
 )
-from .rule import Harm, Remedy, Rule, StatedLaunch, missing
+from .rule import Find, Remedy, StatedLaunch, missing, rules_of
 
-_ARGUMENTS = "megatron/training/arguments.py"
-_GUIDE = "docs/user-guide/parallelism-guide.md"
-_MOE = "megatron/core/transformer/moe/README.md"
-_TRANSFORMER = "megatron/core/transformer/transformer_config.py"
-_REFUSED = "the run ends before its first step"
-_UNTIMED = "the other kernel was not timed, and no law gives its time"
 _LOADS = ("--load", "--finetune", "--pretrained-checkpoint", "--use-checkpoint-args")
 """Of a model that is there already, sizes are what they are."""
 _HEAD_MULTIPLE = 8
@@ -133,20 +127,6 @@ def _has_rope(launch: StatedLaunch) -> bool:
     return has_positions and is_plain and launch.has_engine
 
 
-def _unfused(option: str, is_used: Callable[[StatedLaunch], bool]) -> Rule:
-    """A switch that puts one fused kernel out of use, where the launch would use it."""
-    what = option.removeprefix("--no-").removesuffix("-fusion").replace("-", " ")
-    return Rule(
-        name=option.removeprefix("--no-"),
-        when=f"`{option}` where {what} could be fused",
-        why=f"{what} runs as several kernels that each read and write the activations",
-        source=_ARGUMENTS,
-        unpriced=_UNTIMED,
-        drop=option,
-        holds=lambda launch: launch.is_on_gpu and is_used(launch),
-    )
-
-
 def _head_size(launch: StatedLaunch, _: object) -> Remedy | None:
     model, size = launch.config.model, launch.config.model.kv_channels
     is_plain = model.latent_attention is None and launch.has_engine and not launch.says(*_LOADS)
@@ -156,179 +136,54 @@ def _head_size(launch: StatedLaunch, _: object) -> Remedy | None:
     return Remedy(what=f"a head of {size}", put=(("--kv-channels", str(larger)),))
 
 
-RULES = (
-    Rule(
-        name="precision",
-        when="neither `--bf16` nor `--fp16` on GPUs",
-        why="products in fp32 run at a sixteenth to a half of the rate, and activations take twice "
-        "the memory",
-        source=_ARGUMENTS,
-        find=_wide,
+_HOLDS: Mapping[str, Callable[[StatedLaunch], bool]] = {
+    "bf16-and-fp16": lambda one: one.says("--bf16"),
+    "param-gather": lambda one: (
+        not one.says("--use-distributed-optimizer") and not is_fsdp(one.config)
     ),
-    Rule(
-        name="bf16-before-ampere",
-        when="`--bf16` on a device before Ampere (V100, T4)",
-        why="tensor cores there take fp16 alone, so that products in bf16 run at the rate of fp32 "
-        "at best",
-        source="NVIDIA A100 Tensor Core GPU Architecture; TransformerEngine: sm80",
-        find=_emulated,
+    "cross-entropy-fusion-impl": lambda one: one.text("--cross-entropy-fusion-impl") == "te",
+    "overlap-grad-reduce": lambda one: (
+        _has_replicas(one) and not one.config.parallelism.overlaps_grad_reduce
     ),
-    Rule(
-        name="bf16-and-fp16",
-        harm=Harm.RISKS,
-        when="`--bf16` and `--fp16`",
-        why="Megatron takes one of them alone, and ends at both",
-        source=_ARGUMENTS,
-        unpriced=_REFUSED,
-        drop="--fp16",
-        what="--bf16 --fp16",
-        holds=lambda launch: launch.says("--bf16"),
+    "tp-comm-overlap": _waits_in_tp,
+    "overlap-p2p": lambda one: (
+        one.config.parallelism.vp > 1 and not one.config.parallelism.overlaps_p2p
     ),
-    Rule(
-        name="param-gather",
-        harm=Harm.RISKS,
-        when="`--overlap-param-gather` without `--use-distributed-optimizer`",
-        why="without shards there is nothing to gather, and Megatron ends",
-        source=_ARGUMENTS,
-        unpriced=_REFUSED,
-        drop="--overlap-param-gather",
-        holds=lambda one: not one.says("--use-distributed-optimizer") and not is_fsdp(one.config),
+    "moe-dispatcher": _sends_to_all,
+    "masked-softmax-fusion": _has_unfused_softmax,
+    # FSDP2 needs it; without Transformer Engine it is an extension of Apex.
+    "gradient-accumulation-fusion": lambda one: one.has_engine and not is_fsdp(one.config),
+    "cross-entropy-loss-fusion": _has_open_loss,
+    "attention-backend": _has_unfused_attention,
+    "transformer-impl": lambda one: one.is_on_gpu and one.text("--transformer-impl") == "local",
+    "rope-fusion": _has_rope,
+    "bias-swiglu-fusion": lambda one: one.is_on_gpu and one.config.model.is_gated,
+    "bias-gelu-fusion": lambda one: (
+        one.is_on_gpu and one.config.model.has_bias and not one.config.model.is_gated
     ),
-    Rule(
-        name="cross-entropy-fusion-impl",
-        harm=Harm.RISKS,
-        when="`--cross-entropy-fusion-impl te`",
-        why="core 0.19 and later refuse Transformer Engine's loss",
-        source=f"{_ARGUMENTS} of core_v0.19.0",
-        unpriced=_REFUSED,
-        drop="--cross-entropy-fusion-impl",
-        holds=lambda launch: launch.text("--cross-entropy-fusion-impl") == "te",
+    "bias-dropout-fusion": lambda one: one.is_on_gpu and one.config.hidden_dropout > 0,
+    "moe-grouped-gemm": _has_single_experts,
+    "moe-permute-fusion": lambda one: (
+        one.config.model.experts is not None
+        and one.has_engine
+        and not one.says("--moe-permute-fusion")
     ),
-    Rule(
-        name="overlap-grad-reduce",
-        when="more than one replica, no `--overlap-grad-reduce`",
-        why="gradients are reduced after the backward pass, with nothing beside",
-        source=_GUIDE,
-        put=(("--overlap-grad-reduce",),),
-        holds=lambda one: _has_replicas(one) and not one.config.parallelism.overlaps_grad_reduce,
-        then=_with_parallelism(overlaps_grad_reduce=True),
-    ),
-    Rule(
-        name="overlap-param-gather",
-        when="a distributed optimizer, no `--overlap-param-gather`",
-        why="parameters are gathered before the forward pass, with nothing beside",
-        source=_GUIDE,
-        find=_param_gather,
-    ),
-    Rule(
-        name="tp-comm-overlap",
-        when="sequence parallelism within a node, no `--tp-comm-overlap`",
-        why="gathers and scatters of tp run before and after products, not inside them",
-        source=_GUIDE,
-        put=(("--tp-comm-overlap",),),
-        holds=_waits_in_tp,
-        then=_with_parallelism(overlaps_tp=True),
-    ),
-    Rule(
-        name="overlap-p2p",
-        when="virtual stages and `--no-overlap-p2p-communication`",
-        why="stages wait for each message instead of computing meanwhile",
-        source="megatron/core/pipeline_parallel/schedules.py",
-        drop="--no-overlap-p2p-communication",
-        holds=lambda one: one.config.parallelism.vp > 1 and not one.config.parallelism.overlaps_p2p,
-        then=_with_parallelism(overlaps_p2p=True),
-    ),
-    Rule(
-        name="moe-dispatcher",
-        when="the dispatcher `allgather` with more ranks of experts than experts of a token",
-        why="every token goes to all ranks of the experts",
-        source=_MOE,
-        put=(("--moe-token-dispatcher-type", "alltoall"),),
-        holds=_sends_to_all,
-        then=_with_experts(dispatcher=Dispatcher.ALL_TO_ALL),
-    ),
-    Rule(
-        name="masked-softmax-fusion",
-        when="`--no-masked-softmax-fusion` with unfused attention",
-        why="scale, mask and softmax each read and write a matrix of sequence x sequence",
-        source=_ARGUMENTS,
-        drop="--no-masked-softmax-fusion",
-        holds=_has_unfused_softmax,
-        then=_with(is_softmax_fused=True),
-    ),
-    Rule(
-        name="gradient-accumulation-fusion",
-        when="`--no-gradient-accumulation-fusion` with Transformer Engine",
-        why="gradients of weights are written once more, to be added",
-        source=_ARGUMENTS,
-        drop="--no-gradient-accumulation-fusion",
-        # FSDP2 needs it; without Transformer Engine it is an extension of Apex.
-        holds=lambda launch: launch.has_engine and not is_fsdp(launch.config),
-        then=_with(fuses_gradient_accumulation=True),
-    ),
-    Rule(
-        name="cross-entropy-loss-fusion",
-        when="no `--cross-entropy-loss-fusion`",
-        why="the loss reads and writes the logits in several kernels",
-        source=_MOE,
-        put=(("--cross-entropy-loss-fusion",),),
-        holds=_has_open_loss,
-        then=_with(is_loss_fused=True),
-    ),
-    Rule(
-        name="attention-backend",
-        when="`--attention-backend unfused` or `local`",
-        why="attention writes a matrix of sequence x sequence, which flash attention never does",
-        source=_TRANSFORMER,
-        drop="--attention-backend",
-        holds=_has_unfused_attention,
-        then=_with(attention=Attention.AUTO),
-    ),
-    Rule(
-        name="transformer-impl",
-        when="`--transformer-impl local` on GPUs",
-        why="layers are PyTorch's, without the fused kernels of Transformer Engine",
-        source=_ARGUMENTS,
-        unpriced=_UNTIMED,
-        drop="--transformer-impl",
-        holds=lambda one: one.text("--transformer-impl") == "local" and one.is_on_gpu,
-    ),
-    _unfused("--no-rope-fusion", _has_rope),
-    _unfused("--no-bias-swiglu-fusion", lambda one: one.config.model.is_gated),
-    _unfused(
-        "--no-bias-gelu-fusion",
-        lambda one: one.config.model.has_bias and not one.config.model.is_gated,
-    ),
-    _unfused("--no-bias-dropout-fusion", lambda one: one.config.hidden_dropout > 0),
-    Rule(
-        name="moe-grouped-gemm",
-        when="several experts on a rank, no `--moe-grouped-gemm`",
-        why="every expert has products of its own, each too small for the GPU",
-        source=_MOE,
-        put=(("--moe-grouped-gemm",),),
-        holds=_has_single_experts,
-        then=_with_experts(is_grouped=True),
-    ),
-    Rule(
-        name="moe-permute-fusion",
-        when="experts, no `--moe-permute-fusion`",
-        why="tokens are sorted for their experts by several kernels",
-        source=_MOE,
-        unpriced=_UNTIMED,
-        put=(("--moe-permute-fusion",),),
-        holds=lambda launch: (
-            launch.config.model.experts is not None
-            and launch.has_engine
-            and not launch.says("--moe-permute-fusion")
-        ),
-    ),
-    Rule(
-        name="head-size",
-        harm=Harm.RISKS,
-        when="a head that is not a multiple of 8, trained from the start",
-        why="flash and fused attention take multiples of 8; any other runs unfused, or not at all",
-        source=_TRANSFORMER,
-        unpriced="the model takes attention to be fused",
-        find=_head_size,
-    ),
-)
+}
+_THEN: Mapping[str, _Then] = {
+    "overlap-grad-reduce": _with_parallelism(overlaps_grad_reduce=True),
+    "tp-comm-overlap": _with_parallelism(overlaps_tp=True),
+    "overlap-p2p": _with_parallelism(overlaps_p2p=True),
+    "moe-dispatcher": _with_experts(dispatcher=Dispatcher.ALL_TO_ALL),
+    "masked-softmax-fusion": _with(is_softmax_fused=True),
+    "gradient-accumulation-fusion": _with(fuses_gradient_accumulation=True),
+    "cross-entropy-loss-fusion": _with(is_loss_fused=True),
+    "attention-backend": _with(attention=Attention.AUTO),
+    "moe-grouped-gemm": _with_experts(is_grouped=True),
+}
+_FIND: Mapping[str, Find] = {
+    "precision": _wide,
+    "bf16-before-ampere": _emulated,
+    "overlap-param-gather": _param_gather,
+    "head-size": _head_size,
+}
+RULES = rules_of("options", holds=_HOLDS, then=_THEN, find=_FIND)

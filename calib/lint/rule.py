@@ -12,6 +12,7 @@ from ..arguments.megatron_command import split_launcher
 from ..arguments.megatron_options import options_of
 from ..arguments.taken_options import TRANSFORMER_ENGINE
 from ..arguments.variables import variables_of
+from ..records.files import read_package_json
 from ..workload.config import RunConfig
 from .gain import Gain
 
@@ -119,30 +120,35 @@ class Remedy:
         return "; ".join(filter(None, (put, dropped and f"leave out {dropped}", *variables)))
 
 
+Find = Callable[[StatedLaunch, "Pricing | None"], Remedy | None]
+"""Makes a remedy; the model is None where none was given."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule, as ``docs/lint.md`` lists it."""
+    """One rule, as ``rules.json`` states it and ``docs/lint.md`` lists it."""
 
     name: str
+    when: str
+    """What it finds."""
     why: str
     """One short sentence."""
     source: str
     """Where the host's own source or documents say so; Megatron-LM's are of core_v0.16.1."""
-    when: str
-    """What it finds."""
-    harm: Harm = Harm.WASTES
-    unpriced: str = ""
+    harm: Harm
+    unpriced: str
     """Why its gain is no part of the model, or not of any; empty where the model decides."""
-    holds: Callable[[StatedLaunch], bool] = lambda launch: launch.is_on_gpu
-    """Where what is put or left out is wrong; what is left out is then also given."""
-    put: tuple[tuple[str, ...], ...] = ()
     drop: str = ""
+    put: tuple[tuple[str, ...], ...] = ()
+    """Phrases that take the place of what is dropped or missing."""
     what: str = ""
     """What is wrong where the option as written does not say it."""
-    then: Callable[[StatedLaunch], RunConfig] | None = None
+    holds: Callable[[StatedLaunch], bool]
+    """Where what is put or dropped is wrong; what is dropped is then also given."""
+    then: Callable[[StatedLaunch], RunConfig] | None
     """The layout that runs after the remedy."""
-    find: Callable[[StatedLaunch, Pricing | None], Remedy | None] | None = None
-    """Makes the remedy where it is no fixed option; the model is None where none was given."""
+    find: Find | None
+    """Makes the remedy where it is no fixed option."""
 
     def remedy(self, launch: StatedLaunch, pricing: Pricing | None = None) -> Remedy | None:
         """What to write otherwise; None where the launch is right."""
@@ -158,6 +164,38 @@ class Rule:
             drop=(self.drop,) if self.drop else (),
             layout=self.then(launch) if self.then is not None else None,
         )
+
+
+def rules_of(
+    group: str,
+    *,
+    holds: Mapping[str, Callable[[StatedLaunch], bool]],
+    then: Mapping[str, Callable[[StatedLaunch], RunConfig]],
+    find: Mapping[str, Find],
+) -> tuple[Rule, ...]:
+    """The rules of one group of ``rules.json``, with what tells where each holds, by its name.
+
+    A rule that nothing is said of holds on any GPU.
+    """
+    texts = read_package_json(__package__, "rules.json")
+    return tuple(
+        Rule(
+            **{
+                **row,
+                "harm": Harm[row.get("harm", "WASTES")],
+                "unpriced": texts["unpriced"].get(row.get("unpriced"), row.get("unpriced", "")),
+                "put": tuple(map(tuple, row.get("put", ()))),
+            },
+            holds=holds.get(row["name"], _is_on_gpu),
+            then=then.get(row["name"]),
+            find=find.get(row["name"]),
+        )
+        for row in texts[group]
+    )
+
+
+def _is_on_gpu(launch: StatedLaunch) -> bool:
+    return launch.is_on_gpu
 
 
 def missing(*words: str) -> str:
