@@ -28,71 +28,33 @@ TAKEN = "FORERUN_TAKEN"
 _BETWEEN = "\x1f"
 FLAGS = ("--forerun", "--calibrate")
 """Two names for one thing; what begins with the first is never another program's."""
-OPTIONS = (
-    "steps",
-    "every",
-    "total-steps",
-    "dir",
-    "on-advice",
-    "deadline",
-    "budget-hours",
-    "restart-cost",
-    "mtbf-hours",
-    "price-per-gpu-hour",
-    "confidence",
-    "gpus",
-    "micro-batch",
-    "python",
-    "probe-seconds",
-    "wandb",
-    "tensorboard",
-    "prometheus",
-    "trainjob",
-    "slurm-comment",
-    "device",
-    "trace",
-    "cluster",
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+OPTIONS = _names(
+    "steps every total-steps dir on-advice deadline budget-hours restart-cost mtbf-hours "
+    "price-per-gpu-hour confidence gpus micro-batch python probe-seconds wandb tensorboard "
+    "prometheus trainjob slurm-comment device trace cluster"
 )
 """What may stand behind ``--forerun-`` or ``--calibrate-``."""
-PROGRAMS = (
-    "accelerate",
-    "accelerate-launch",
-    "colossalai",
-    "composer",
-    "deepspeed",
-    "deepspeed.pt",
-    "ds",
-    "fabric",
-    "forerun",
-    "horovodrun",
-    "ipexrun",
-    "lightning",
-    "ray",
-    "torchrun",
-    "torchx",
-    "tune",
+PROGRAMS = _names(
+    "accelerate accelerate-launch colossalai composer deepspeed deepspeed.pt ds fabric forerun "
+    "horovodrun ipexrun lightning ray torchrun torchx tune"
 )
 """Launchers, by the name of their command."""
-MODULES = (
-    "accelerate.commands",
-    "colossalai.cli",
-    "composer.cli",
-    "deepspeed.launcher",
-    "forerun.launch.cli",
-    "horovod.runner",
-    "intel_extension_for_pytorch.cpu.launch",
-    "lightning.fabric.cli",
-    "lightning_fabric.cli",
-    "ray.scripts",
-    "torch.backends.xeon",
-    "torch.distributed.elastic",
-    "torch.distributed.launch",
-    "torch.distributed.launcher",
-    "torch.distributed.run",
-    "torchtune._cli",
-    "torchx",
+MODULES = _names(
+    "accelerate.commands colossalai.cli composer.cli deepspeed.launcher forerun.launch.cli "
+    "horovod.runner intel_extension_for_pytorch.cpu.launch lightning.fabric.cli "
+    "lightning_fabric.cli ray.scripts torch.backends.xeon torch.distributed.elastic "
+    "torch.distributed.launch torch.distributed.launcher torch.distributed.run torchtune._cli "
+    "torchx"
 )
 """Launchers, by the name of their module; what is below it counts too."""
+_WITH_VALUE = ("alias option", "option")
+"""Kinds of arguments that have their value in a word of its own."""
 _CLOSE = 0.8
 """From which likeness on an unknown name is a slip of the pen."""
 
@@ -132,19 +94,13 @@ def split(argv: Sequence[str]) -> FlagSplit:
     ours = _ours(kinds)
     own: list[str] = []
     rest: list[str] = []
-    left: list[str] = []
-    is_value = False
     for index, (word, kind) in enumerate(zip(head, kinds, strict=True)):
-        if is_value:
+        is_value = index > 0 and kinds[index - 1] in ours and kinds[index - 1] in _WITH_VALUE
+        if is_value and _has_value(head, index - 1):
             own[-1] += "=" + word
-            is_value = False
-        elif kind in ours:
-            own.append(word)
-            is_value = kind in ("alias option", "option") and _has_value(head, index)
         else:
-            rest.append(word)
-            if kind:
-                left.append(word)
+            (own if kind in ours else rest).append(word)
+    left = (word for word, kind in zip(head, kinds, strict=True) if kind and kind not in ours)
     return FlagSplit(tuple(own), (*rest, *argv[end:]), tuple(left))
 
 
@@ -236,7 +192,7 @@ def _be_worker(environ: MutableMapping[str, str], asked: FlagSplit, *, is_again:
         if not is_again:
             say(f"taken from the arguments: {' '.join(own)} ({OFF}=1 switches this off)")
     is_calibrating = bool(own) or environ.get("FORERUN_CALIBRATE") == "1"
-    if asked.left and (not is_calibrating or (asked.own[:1] and _is_mixed(asked))):
+    if asked.left and not is_calibrating:
         say(_about(asked))
     if not is_calibrating and environ.get("FORERUN_DEVICE") != "cpu":
         return
@@ -296,33 +252,30 @@ def started(pid: int) -> str:
 def is_launcher() -> bool:
     """True where this program is one that starts workers, by its name as Python was told it."""
     module, script = _program(list(getattr(sys, "orig_argv", ()))[1:])
-    path = script.removesuffix(".py").replace("/", ".").replace("\\", ".")
     if module in PROGRAMS or os.path.basename(script).removesuffix(".exe") in PROGRAMS:
         return True
-    return any(
-        module == name or module.startswith(name + ".") or path.endswith("." + name)
-        for name in MODULES
-    ) or (script.endswith(".py") and ".deepspeed.launcher." in path)
+    path = script.removesuffix(".py").replace(os.sep, ".")
+    is_named = any(
+        f"{module}.".startswith(f"{one}.") or path.endswith(f".{one}") for one in MODULES
+    )
+    return is_named or (script.endswith(".py") and ".deepspeed.launcher." in path)
 
 
 def _program(words: Sequence[str]) -> tuple[str, str]:
     """The module (behind ``-m``) or the script that the interpreter was given."""
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
+    rest = iter(words)
+    for word in rest:
         if not word.startswith("-") or word == "-":
             return "", word
         if word.startswith("--"):
-            index += word == "--check-hash-based-pycs"
+            if word == "--check-hash-based-pycs":
+                next(rest, "")
             continue
-        for place, letter in enumerate(word[1:], start=2):
-            if letter in "mcWX":
-                value = word[place:] or "".join(words[index : index + 1])
-                if letter in "mc":
-                    return (value if letter == "m" else ""), ""
-                index += not word[place:]
-                break
+        # Letters of switches stand together; the first with a value ends them.
+        place = next((n for n, letter in enumerate(word) if letter in "mcWX"), 0)
+        value = (word[place + 1 :] or next(rest, "")) if place else ""
+        if word[place] in "mc":
+            return (value if word[place] == "m" else ""), ""
     return "", ""
 
 
@@ -343,20 +296,11 @@ def _find_package() -> None:
         raise ImportError(f"{where} hides the package forerun; rename it")
 
 
-def _is_mixed(asked: FlagSplit) -> bool:
-    """True where an option of ours has the one name, and another one the other."""
-    is_alias = asked.present and asked.own[0].startswith(FLAGS[0])
-    return is_alias and any(_kind([word], 0) == "sure" for word in asked.left)
-
-
 def _about(asked: FlagSplit) -> str:
-    names = [word.partition("=")[0] for word in asked.left]
-    options = [name[len(FLAGS[1]) + 1 :] for name in names]
-    meant = [name if name in OPTIONS else near(name) for name in options]
-    example = next((name for name in meant if name), "steps")
+    names = " ".join(word.partition("=")[0] for word in asked.left)
     return (
-        f"left to the program: {' '.join(names)}; to calibrate, write --forerun "
-        f"--forerun-{example}=...; to silence this line, set {OFF}=1"
+        f"left to the program: {names}; to calibrate, write --forerun and --forerun-...= in their "
+        f"place; to silence this line, set {OFF}=1"
     )
 
 

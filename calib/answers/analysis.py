@@ -17,7 +17,7 @@ from ..forecast.model_forecast import ModelForecast, model_forecast
 from ..forecast.run_forecast import run_forecast
 from ..lint.lint import Lint, lint
 from ..lint.pricing import Pricing
-from ..lint.stated_launch import stated_launch
+from ..lint.rule import stated_launch
 from ..network.cluster import network_line
 from ..samples.table import SampleTable
 from ..samples.windows import windows_of

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
-import numpy as np
-
-from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Candidate, compare
 from ..forecast.model_forecast import ModelForecast, model_forecast
 from ..forecast.run_forecast import EVAL_SIGMA_LOG, FEW_SIGMA_LOG, SAVE_SIGMA_LOG
@@ -17,7 +15,21 @@ from ..memory.peak import Verdict
 from ..regressors.intervals import Z_90
 from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
-from .rule import Gain, Part
+from .gain import Gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a run does beside its steps: seconds of one, and the deviation of their logarithm."""
+
+    time_s: float
+    sigma_log: float
+
+    def gain(self, change: Callable[[float], float]) -> Gain:
+        """The gain of the run where ``change`` is what it is for such seconds."""
+        spread = math.exp(Z_90 * self.sigma_log)
+        ends = sorted((change(self.time_s / spread), change(self.time_s * spread)))
+        return Gain(time_frac=change(self.time_s), low_frac=ends[0], high_frac=ends[1], of_run=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,19 +63,17 @@ class Pricing:
         """The launch as it is."""
         return self.candidates([self.config])[0]
 
-    def has_room(self, one: Candidate) -> bool:
-        """Whether memory is no reason against a layout: it needs no more, or is not refused."""
-        is_more = one.memory.total_nbytes > self.own.memory.total_nbytes
-        return not is_more or one.verdict is not Verdict.DOES_NOT_FIT
-
-    @cached_property
-    def micro_batch(self) -> MicroBatchAdvice:
-        """Micro-batches and recompute that the measured memory allows."""
-        return micro_batch_advice(
-            self.config,
-            self.steps,
-            memory_capacity_nbytes=self.memory_capacity_nbytes,
-            memory_offset_nbytes=self.memory_offset_nbytes,
+    def gain(self, one: Candidate) -> Gain | None:
+        """The gain of a layout; None where it needs more memory than there is."""
+        change_nbytes = one.memory.total_nbytes - self.own.memory.total_nbytes
+        if change_nbytes > 0 and one.verdict is Verdict.DOES_NOT_FIT:
+            return None
+        return Gain(
+            time_frac=one.time_frac,
+            low_frac=one.time_frac_low,
+            high_frac=one.time_frac_high,
+            memory_nbytes=change_nbytes,
+            memory_frac=one.memory.total_nbytes / self.own.memory.total_nbytes - 1,
         )
 
     @cached_property
@@ -71,32 +81,26 @@ class Pricing:
         own = self.steps.estimates([self.config])[0]
         return model_forecast(self.config, self.steps, own, started_unix_s=0.0)
 
-    def part_s(self, part: Part) -> tuple[float, float]:
-        """Seconds of one evaluation or save, and the deviation of their logarithm."""
-        is_save = part is Part.SAVES
-        seen = self.save_times_s if is_save else self.eval_times_s
-        if seen:
-            return float(np.mean(seen)), FEW_SIGMA_LOG / math.sqrt(len(seen))
-        if is_save:
-            return self._beside.save_s, SAVE_SIGMA_LOG
-        return self._beside.eval_s, EVAL_SIGMA_LOG
+    @property
+    def evaluation(self) -> Part:
+        """One evaluation, as measured or as the model has it."""
+        if self.eval_times_s:
+            return _measured(self.eval_times_s)
+        return Part(time_s=self._beside.eval_s, sigma_log=EVAL_SIGMA_LOG)
 
-    def interval(self, part: Part) -> int:
-        """Steps between two; 0 where there are none."""
-        cadence = self.config.cadence
-        return cadence.save_interval if part is Part.SAVES else cadence.eval_interval
+    @property
+    def save(self) -> Part:
+        """One save, as measured or as the model has it."""
+        if self.save_times_s:
+            return _measured(self.save_times_s)
+        return Part(time_s=self._beside.save_s, sigma_log=SAVE_SIGMA_LOG)
 
-    def apart(self, part: Part, interval: int = 0) -> Gain:
-        """What other steps between two evaluations or saves are worth, of the time of steps and
-        these; 0 steps: they take no time of training at all."""
-        now = self.interval(part)
-        time_s, sigma_log = self.part_s(part)
-        spread = math.exp(Z_90 * sigma_log)
+    def apart(self, part: Part, now: int, then: float = math.inf) -> Gain:
+        """What other steps between two of a part are worth, of the time of steps and these; for
+        ever apart: they take no time of training at all."""
+        step_s = self.own.step_time_s
+        return part.gain(lambda one_s: (step_s + one_s / then) / (step_s + one_s / now) - 1)
 
-        def change(one_s: float) -> float:
-            then_s = one_s / interval if interval else 0.0
-            return (self.own.step_time_s + then_s) / (self.own.step_time_s + one_s / now) - 1
 
-        # More seconds of each are more to gain.
-        ends = sorted((change(time_s / spread), change(time_s * spread)))
-        return Gain(time_frac=change(time_s), low_frac=ends[0], high_frac=ends[1], of_run=True)
+def _measured(times_s: Sequence[float]) -> Part:
+    return Part(time_s=fmean(times_s), sigma_log=FEW_SIGMA_LOG / math.sqrt(len(times_s)))

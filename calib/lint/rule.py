@@ -1,13 +1,80 @@
-"""What a rule of the lint is, and what it finds."""
+"""The launch that a lint looks at, what a rule of it is, and what one finds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from ..workload.config import Dispatcher, RunConfig
-from .stated_launch import StatedLaunch
+from ..arguments.launchers import split_variables
+from ..arguments.megatron_command import split_launcher
+from ..arguments.megatron_options import options_of
+from ..arguments.taken_options import TRANSFORMER_ENGINE
+from ..arguments.variables import variables_of
+from ..records.files import read_package_json
+from ..workload.config import RunConfig
+from .gain import Gain
+
+if TYPE_CHECKING:
+    from .pricing import Pricing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedLaunch:
+    """A launch as its command states it; nothing is known of what the command does not say."""
+
+    config: RunConfig
+    """What runs; ``absent`` is what its program does not take."""
+    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The program's options as written, with the words behind each; the last of two counts."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those that the command sets; what a shell or a scheduler exports is not among them."""
+
+    def says(self, *options: str) -> bool:
+        """Whether one of the options is there."""
+        return any(option in self.given for option in options)
+
+    def text(self, option: str, default: str = "") -> str:
+        """The first word behind an option; the default where there is none."""
+        words = self.given.get(option, ())
+        return words[0] if words else default
+
+    def number(self, option: str) -> int | None:
+        """The whole number behind an option; None where it is not given, or is none."""
+        word = self.text(option)
+        return int(word) if word.removeprefix("-").isdecimal() else None
+
+    def written(self, option: str) -> str:
+        """An option with its words, as a user knows it."""
+        return " ".join((option, *self.given.get(option, ())))
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """False where ranks are processes of a CPU."""
+        return self.config.device != "cpu"
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether layers are Transformer Engine's, as they are by default on a GPU."""
+        is_there = TRANSFORMER_ENGINE not in self.config.absent
+        return self.is_on_gpu and is_there and self.text("--transformer-impl") != "local"
+
+
+def stated_launch(
+    words: Sequence[str], config: RunConfig, variables: Mapping[str, str] | None = None
+) -> StatedLaunch:
+    """The launch of a command line, with or without a launcher, whose layout is known.
+
+    ``variables`` are known beside those that the words set.
+    """
+    front, rest = split_variables(words)
+    launcher, arguments = split_launcher(rest)
+    return StatedLaunch(
+        config=config,
+        given={option: tuple(words) for option, words in options_of(arguments) if option},
+        variables={**(variables or {}), **front, **variables_of(launcher)},
+    )
 
 
 class Harm(Enum):
@@ -19,33 +86,6 @@ class Harm(Enum):
     """Steps that are recorded are not those of the run without it."""
     RISKS = "risks"
     """The run may not start, or not do what the argument says."""
-
-
-class Part(Enum):
-    """What a run does beside its steps."""
-
-    EVALUATIONS = "evaluations"
-    SAVES = "saves"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """A change of time, with its 90 % interval; below 0 is less."""
-
-    time_frac: float
-    low_frac: float
-    high_frac: float
-    of_run: bool = False
-    """Of the whole run in place of a step."""
-    memory_nbytes: int = 0
-    """Change of the peak of a rank."""
-    memory_frac: float = 0.0
-    """The same over that peak."""
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether the interval excludes that it gains nothing."""
-        return self.high_frac < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +102,6 @@ class Remedy:
     """Variables to set; empty ones are unset."""
     layout: RunConfig | None = None
     """What runs then, where the model can tell the two apart."""
-    spares: Part | None = None
-    """What takes no time of training any more."""
     gain: Gain | None = None
     """Where the rule has worked it out itself."""
 
@@ -82,48 +120,84 @@ class Remedy:
         return "; ".join(filter(None, (put, dropped and f"leave out {dropped}", *variables)))
 
 
-Find = Callable[[StatedLaunch], Iterable[Remedy]]
+Find = Callable[[StatedLaunch, "Pricing | None"], Remedy | None]
+"""Makes a remedy; the model is None where none was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule, as ``docs/lint.md`` lists it."""
+    """One rule, as ``rules.json`` states it and ``docs/lint.md`` lists it."""
 
     name: str
-    harm: Harm
     when: str
     """What it finds."""
     why: str
     """One short sentence."""
     source: str
     """Where the host's own source or documents say so; Megatron-LM's are of core_v0.16.1."""
-    unpriced: str = ""
+    harm: Harm
+    unpriced: str
     """Why its gain is no part of the model, or not of any; empty where the model decides."""
-    is_planned: bool = False
-    """A plan of the same run looks for it too."""
+    drop: str = ""
+    put: tuple[tuple[str, ...], ...] = ()
+    """Phrases that take the place of what is dropped or missing."""
+    what: str = ""
+    """What is wrong where the option as written does not say it."""
+    holds: Callable[[StatedLaunch], bool]
+    """Where what is put or dropped is wrong; what is dropped is then also given."""
+    then: Callable[[StatedLaunch], RunConfig] | None
+    """The layout that runs after the remedy."""
+    find: Find | None
+    """Makes the remedy where it is no fixed option."""
+
+    def remedy(self, launch: StatedLaunch, pricing: Pricing | None = None) -> Remedy | None:
+        """What to write otherwise; None where the launch is right."""
+        if self.find is not None:
+            return self.find(launch, pricing)
+        if (self.drop and not launch.says(self.drop)) or not self.holds(launch):
+            return None
+        option = self.drop or self.put[0][0]
+        given = launch.written(option) if launch.says(option) else missing(*self.put[0])
+        return Remedy(
+            what=self.what or given,
+            put=self.put,
+            drop=(self.drop,) if self.drop else (),
+            layout=self.then(launch) if self.then is not None else None,
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatedRule(Rule):
-    """A rule that holds of the words alone."""
+def rules_of(
+    group: str,
+    *,
+    holds: Mapping[str, Callable[[StatedLaunch], bool]],
+    then: Mapping[str, Callable[[StatedLaunch], RunConfig]],
+    find: Mapping[str, Find],
+) -> tuple[Rule, ...]:
+    """The rules of one group of ``rules.json``, with what tells where each holds, by its name.
 
-    find: Find
+    A rule that nothing is said of holds on any GPU.
+    """
+    texts = read_package_json(__package__, "rules.json")
+    return tuple(
+        Rule(
+            **{
+                **row,
+                "harm": Harm[row.get("harm", "WASTES")],
+                "unpriced": texts["unpriced"].get(row.get("unpriced"), row.get("unpriced", "")),
+                "put": tuple(map(tuple, row.get("put", ()))),
+            },
+            holds=holds.get(row["name"], _is_on_gpu),
+            then=then.get(row["name"]),
+            find=find.get(row["name"]),
+        )
+        for row in texts[group]
+    )
 
 
-def missing(option: str) -> str:
+def _is_on_gpu(launch: StatedLaunch) -> bool:
+    return launch.is_on_gpu
+
+
+def missing(*words: str) -> str:
     """What is said of an option that should be there."""
-    return f"{option} is not given"
-
-
-def with_parallelism(launch: StatedLaunch, **fields: bool) -> RunConfig:
-    """What runs with other fields of ``Parallelism``."""
-    config = launch.config
-    return replace(config, parallelism=replace(config.parallelism, **fields))
-
-
-def with_experts(launch: StatedLaunch, **fields: bool | Dispatcher) -> RunConfig:
-    """What runs with other fields of ``Experts``, of a model that has some."""
-    config, experts = launch.config, launch.config.model.experts
-    if experts is None:
-        return config
-    return replace(config, model=replace(config.model, experts=replace(experts, **fields)))
+    return f"{' '.join(words)} is not given"

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from forerun.launch.drawing.terminal import TimedLine, terminal_svg
+from terminal import TimedLine, terminal_svg
 
 LONGEST_S = 2.5
 """Between two lines of the picture, however long it was."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,42 +25,25 @@ _CHANNEL_NBYTES = (512 << 10) + (4800 << 10) + (4 << 20)
 2.30, ``computeBuffSizes`` in init.cc): 9.2 MiB."""
 
 
-class Room(Protocol):
-    """Memory of one rank."""
-
-    def has(self, nbytes: int, small_nbytes: int = 0) -> bool:
-        """True where a probe of that size may run, so much of it in tensors of a MiB or less."""
-        ...
-
-    def has_beyond(self, nbytes: int) -> bool:
-        """True where a library may take as much that the allocator does not own."""
-        ...
-
-    def is_disturbed(self) -> bool:
-        """True where a probe has made the allocator ask the device for memory."""
-        ...
-
-    def give_back(self) -> None:
-        """Memory that probes have left goes back to the system, where training does not need it."""
-        ...
-
-
 class HostRoom:
-    """Memory of a CPU: ranks share it, and each stays within its part of what is free."""
+    """Memory of a CPU: ranks share it, and each stays within its part of what is free.
+
+    ``DeviceRoom`` answers the same questions.
+    """
 
     def __init__(self, *, local_world_size: int) -> None:
         self._num_sharing = max(1, local_world_size)
 
     def has(self, nbytes: int, small_nbytes: int = 0) -> bool:
-        """True where this rank's part of the free memory is large enough."""
+        """True where a probe of that size may run, so much of it in tensors of a MiB or less."""
         return nbytes <= FREE_FRAC * available_nbytes() / self._num_sharing
 
     def has_beyond(self, nbytes: int) -> bool:
-        """Always True: there is one kind of memory."""
+        """Whether a library may take as much that no allocator owns: always, of one memory."""
         return True
 
     def is_disturbed(self) -> bool:
-        """Always False: memory comes from the system and goes back to it."""
+        """Whether a probe made the allocator ask for memory: never, it goes back to the system."""
         return False
 
     def give_back(self) -> None:

@@ -108,31 +108,28 @@ class ProbeRuns:
         The ranks of a group agree on the slowest first repeat, and from it on how many follow
         within ``most_s``; on a device this reads a value, which waits for it.
         """
-        mark = self._stopwatch.mark
         for probe, bench in benches:
-            for repeat in range(-WARMUPS, self._num_repeats(bench, most_s / len(benches))):
-                is_sender = bench.is_sender
-                begin = mark()
+            num_repeats = self._num_repeats(bench, most_s / len(benches))
+            for _ in range(WARMUPS):
                 bench.run()
-                end = mark()
-                if repeat >= 0:
-                    self._sequence += 1
-                    maker = _transfer_maker(probe, bench, is_sender, self._sequence, log)
-                    log.note(begin, end, maker)
+            for _ in range(num_repeats):
+                self._transfer(probe, bench, log)
 
     def transfers_once(
         self, benches: Sequence[tuple[CollectiveProbe, TransferBench]], log: ProbeLog
     ) -> None:
         """One repeat of each, after one to warm up; all ranks of the groups have agreed to join."""
-        mark = self._stopwatch.mark
         for probe, bench in benches:
             bench.run()
-            is_sender = bench.is_sender
-            begin = mark()
-            bench.run()
-            end = mark()
-            self._sequence += 1
-            log.note(begin, end, _transfer_maker(probe, bench, is_sender, self._sequence, log))
+            self._transfer(probe, bench, log)
+
+    def _transfer(self, probe: CollectiveProbe, bench: TransferBench, log: ProbeLog) -> None:
+        is_sender = bench.is_sender
+        begin = self._stopwatch.mark()
+        bench.run()
+        end = self._stopwatch.mark()
+        self._sequence += 1
+        log.note(begin, end, _transfer_maker(probe, bench, is_sender, self._sequence, log))
 
     def _num_repeats(self, bench: TransferBench, most_s: float) -> int:
         bench.run()

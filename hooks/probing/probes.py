@@ -26,7 +26,7 @@ from ..process.settings import Settings
 from ..process.votes import Votes, why_not
 from ..sensors.group_roles import GroupRoles
 from ..sensors.stopwatch import Stopwatch
-from .probe_memory import DeviceRoom, HostRoom, Room, connection_nbytes
+from .probe_memory import DeviceRoom, HostRoom, connection_nbytes
 from .probe_runs import ProbeLog, ProbeRuns, dtype_of
 from .probe_transfers import TransferBench, find_carrier
 
@@ -75,7 +75,7 @@ class Probing:
             self._transfers = []
         self._runs = ProbeRuns(config, device, stopwatch)
         self._roles = GroupRoles(roles, config.parallelism)
-        self._room: Room = (
+        self._room = (
             HostRoom(local_world_size=settings.rank.local_world_size)
             if stopwatch.is_host
             else DeviceRoom(device)

@@ -2,7 +2,9 @@
 
 The words before the program are the parent's, which is torchrun's agent or accelerate's.  Files of
 ``/proc``, the environment and the program's source are read; nothing is sent, and only what may be
-kept is written.
+kept is written.  What the program lacks of what layouts ask for Megatron-LM's own namespace tells,
+where it parsed the arguments; a parser of one's own is gone by then, so that the source of the
+script and of the modules that it imported is read, not that of installed packages.
 """
 
 from __future__ import annotations
@@ -10,19 +12,32 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
 from ...calib.arguments.kept_arguments import kept_arguments, kept_command
 from ...calib.arguments.megatron_rules import VARIABLES
+from ...calib.arguments.taken_options import (
+    TRANSFORMER_ENGINE,
+    absent_of_trainer,
+    absent_options,
+    options_in,
+    options_named,
+)
 from ...calib.records.files import PRIVATE, replace_file
 from ...calib.records.launch import NAME, Launch
-from .program_text import absent_of
+from .looking import contents
 from .settings import Settings
 
 _MOST_NBYTES = 65_536
 """Of a command line: longer ones hold lists of files, and are not kept."""
+_MOST_TEXT_NBYTES = 4 << 20
+"""Of all sources together: beyond, nothing is said of the options."""
+_NOT_THEIRS = frozenset({"forerun", "_forerun_autoload", "megatron", "torch"})
+"""Packages that may lie beside a script and are not its own."""
+_INSTALLED = ("site-packages", "dist-packages")
 _HOSTS = ("megatron.bridge",)
 _KEPT = (*VARIABLES, "FORERUN_DEVICE")
 """Of the environment; a run on the stand-in device is launched on it again."""
@@ -92,14 +107,15 @@ def launcher_words(parent: Sequence[str], program: str) -> tuple[tuple[str, ...]
     begin = parent.index("--") + 1 if "--" in parent else 0
     for place in range(begin, len(parent)):
         word, before = parent[place], parent[place - 1] if place else ""
-        if before in ("-m", "--module") and _is_module(word, program):
+        if before in ("-m", "--module") and is_module(word, program):
             return kept[begin : place - 1], kept[place - 1 : place + 1]
         if place and PurePath(word).name == PurePath(program).name:
             return kept[begin:place], (kept[place],)
     return (), kept_arguments((program,))
 
 
-def _is_module(name: str, program: str) -> bool:
+def is_module(name: str, program: str) -> bool:
+    """Whether a module of that name, or the package of it, is run from the file ``program``."""
     path = PurePath(*name.split("."))
     ends = (path.with_suffix(".py").parts, (path / "__main__.py").parts)
     return any(PurePath(program).parts[-len(end) :] == end for end in ends)
@@ -113,3 +129,59 @@ def _parent_command() -> tuple[str, ...]:
     if len(data) > _MOST_NBYTES:
         return ()
     return tuple(data.decode("utf-8", "replace").rstrip("\0").split("\0"))
+
+
+def absent_of(program: str, modules: Mapping[str, object]) -> tuple[str, ...]:
+    """Options of layouts that the program does not take, and ``transformer_engine`` where it was
+    not imported; options are left out where nothing tells of them.
+
+    Of hosts other than Megatron's that is known of a program on transformers alone.
+    """
+    if "megatron.core" not in modules:
+        is_trained = "transformers.trainer" in modules
+        return absent_of_trainer(*_texts(program, modules)) if is_trained else ()
+    engine = () if TRANSFORMER_ENGINE in modules else (TRANSFORMER_ENGINE,)
+    if "megatron.bridge" in modules:
+        return engine
+    names = _megatron_names(modules)
+    taken = options_named(*_texts(program, modules)) if names is None else options_in(names)
+    return (*(() if taken is None else absent_options(taken)), *engine)
+
+
+def _megatron_names(modules: Mapping[str, object]) -> frozenset[str] | None:
+    """Names in Megatron-LM's namespace; None where it parsed nothing."""
+    args = contents(modules.get("megatron.training.global_vars")).get("_GLOBAL_ARGS")
+    return None if args is None else frozenset(contents(args))
+
+
+def _texts(program: str, modules: Mapping[str, object]) -> list[str]:
+    """The sources of the program; none where they are too long to be read.
+
+    One by one: a search in a text lets no other thread run.
+    """
+    found: list[str] = []
+    left = _MOST_TEXT_NBYTES
+    for path in sorted(_sources(program, modules)):
+        try:
+            if not path.is_file():
+                continue
+            left -= path.stat().st_size
+            if left < 0:
+                return []
+            found.append(path.read_text(encoding="utf-8", errors="replace"))
+        except (OSError, ValueError):  # moved since it was imported, or not ours to read
+            continue
+    return found
+
+
+def _sources(program: str, modules: Mapping[str, object]) -> Iterator[Path]:
+    library = sysconfig.get_path("stdlib")
+    files = {program}
+    for name, module in tuple(modules.items()):
+        file = contents(module).get("__file__")
+        if isinstance(file, str) and name.partition(".")[0] not in _NOT_THEIRS:
+            files.add(file)
+    for file in files:
+        is_installed = file.startswith(library) or any(part in file for part in _INSTALLED)
+        if file.endswith(".py") and not is_installed:
+            yield Path(file)

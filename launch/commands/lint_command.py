@@ -19,11 +19,11 @@ from ...calib.arguments.megatron_command import (
     split_launcher,
 )
 from ...calib.errors import ConfigError
-from ...calib.lint.lint import Flaw, Lint, gain_text, lint
-from ...calib.lint.stated_launch import stated_launch
+from ...calib.lint.lint import Flaw, lint
+from ...calib.lint.rule import stated_launch
 from ...calib.memory.devices import known_device
+from ...calib.shell import quoted
 from ...calib.units import HOUR_S, format_bytes
-from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
 from ..opened.other_run import OtherRun
 from ..options.launch_scripts import line_inside
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _SOME_DEVICE = "accelerator"
 """A launch of a command that nobody said the device of is one of GPUs."""
+_PLANNED = "layouts, micro-batches and recompute are priced by: forerun plan {place}"
 _UNSEEN = "variables exported by a shell or a scheduler are not seen: write them before the command"
 
 
@@ -43,11 +44,9 @@ class _Asked:
     """A launch, and what answers for it."""
 
     words: Sequence[str]
-    config: RunConfig
-    name: str = ""
+    described: Described
     machine: Machine | None = None
     variables: Mapping[str, str] | None = None
-    unknown: tuple[str, ...] = ()
 
 
 def lint_launch(args: argparse.Namespace) -> int:
@@ -57,45 +56,49 @@ def lint_launch(args: argparse.Namespace) -> int:
         at_most("--gpus", args.gpus)
     if args.mtbf_hours is not None and not 0 < args.mtbf_hours < math.inf:
         raise ConfigError(f"--mtbf-hours {args.mtbf_hours} is not a time; give hours above 0")
+    args.command = line_inside(args.command)
     asked = _with_directory(args) if args.directory is not None else _alone(args)
-    launch = stated_launch(asked.words, asked.config, asked.variables)
+    launch = stated_launch(asked.words, asked.described.config, asked.variables)
     pricing = _pricing(args, asked)
     found, room = lint(launch, pricing), _room(pricing)
-    _tell(asked)
+    if asked.machine is not None:
+        tell(*asked.machine.problems)
+    unknown = asked.described.unknown
+    if unknown:
+        tell(f"not known and ignored: {', '.join(unknown)}")
     if args.json:
-        said = {"unknown": list(asked.unknown), "does_not_fit": room or None}
-        print_json({"run_id": asked.name or None, **said, **found.to_json()})
+        name = asked.machine.name if asked.machine is not None else None
+        said = {"unknown": list(unknown), "does_not_fit": room or None}
+        print_json({"run_id": name, **said, **found.to_json()})
     else:
-        print("\n".join([*filter(None, [room]), *_lines(found)]))
+        lines = [
+            line for number, flaw in enumerate(found.flaws, 1) for line in _lines(number, flaw)
+        ]
+        place = quoted(str(args.directory)) if args.directory else "--device NAME -- COMMAND"
+        room_lines = [room] if room else []
+        ends = [_PLANNED.format(place=place), _UNSEEN]
+        print("\n".join([*room_lines, *(lines or ["nothing to improve in this launch"]), *ends]))
     is_over = args.fail_over is not None and found.sure_frac > args.fail_over
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 
 
 def _alone(args: argparse.Namespace) -> _Asked:
     """A command that no run stands behind."""
-    args.command = line_inside(args.command)
     _, command = split_variables(args.command)
     if not command:
         raise ConfigError(
             "these options belong to a launch; give its command after --, or a directory"
         )
     described = config_from_command(args.command, num_ranks=args.gpus or 0)
-    words = " ".join(command)
     if args.device is None:
-        is_cpu = "--distributed-backend gloo" in words.replace("=", " ")
+        is_cpu = "--distributed-backend gloo" in " ".join(command).replace("=", " ")
         config = replace(described.config, device="cpu" if is_cpu else _SOME_DEVICE)
-        return _Asked(words=args.command, config=config, unknown=described.unknown)
+        return _Asked(words=args.command, described=replace(described, config=config))
     config = replace(described.config, device=known_device(args.device).driver_name)
     from ..known.machine_fits import device_machine  # slow to import, as all that it answers with
 
-    machine = device_machine(config)
-    return _Asked(
-        words=args.command,
-        config=config,
-        name=machine.name,
-        machine=machine,
-        unknown=described.unknown,
-    )
+    described = replace(described, config=config)
+    return _Asked(words=args.command, described=described, machine=device_machine(config))
 
 
 def _with_directory(args: argparse.Namespace) -> _Asked:
@@ -104,45 +107,34 @@ def _with_directory(args: argparse.Namespace) -> _Asked:
     from .answer_commands import opened  # slow to import
 
     machine = opened(args).machine()
-    own = machine.own
+    own, par = machine.own, machine.own.parallelism
     if not args.command:
-        noted = launch_of_run(args.directory, machine.name, own.parallelism)
+        noted = launch_of_run(args.directory, machine.name, par)
         if not noted.argv:
             raise ConfigError(
                 f"the launch command of {machine.name} is not recorded; give it after --"
             )
         return _Asked(
             words=(*noted.launcher, *noted.argv),
-            config=own,
-            name=machine.name,
+            described=Described(config=own, unknown=()),
             machine=machine,
             variables=noted.environment,
         )
-    args.command = line_inside(args.command)
-    _, command = split_variables(args.command)
-    par = own.parallelism
     described = config_from_command(
         args.command,
         num_ranks=args.gpus or 0,
         usual_ranks=par.num_ranks,
         ranks_per_node=par.ranks_per_node,
     )
-    program = _program(command)
-    is_same = not program or program == own.program
+    program = _program(split_variables(args.command)[1])
     config = replace(
         described.config,
         device=own.device,
         framework=own.framework,
         program=program or own.program,
-        absent=own.absent if is_same else (),
+        absent=own.absent if program in ("", own.program) else (),
     )
-    return _Asked(
-        words=args.command,
-        config=config,
-        name=machine.name,
-        machine=machine,
-        unknown=described.unknown,
-    )
+    return _Asked(words=args.command, described=replace(described, config=config), machine=machine)
 
 
 def _program(command: Sequence[str]) -> str:
@@ -157,15 +149,14 @@ def _pricing(args: argparse.Namespace, asked: _Asked) -> Pricing | None:
     if machine is None:
         return None
     if args.command:
-        described = Described(config=asked.config, unknown=asked.unknown)
         own = machine.own if args.directory else None
-        if why := OtherRun(command=tuple(args.command)).open_names(described, own):
+        if why := OtherRun(command=tuple(args.command)).open_names(asked.described, own):
             tell(f"nothing is priced: {why.partition(', so there')[0]}")
             return None
     from ...calib.lint.pricing import Pricing  # with a machine only
 
     return Pricing(
-        config=asked.config,
+        config=asked.described.config,
         steps=machine.steps,
         memory_capacity_nbytes=machine.memory_capacity_nbytes,
         memory_offset_nbytes=machine.memory_offset_nbytes,
@@ -182,30 +173,12 @@ def _room(pricing: Pricing | None) -> str:
     return f"it does not fit: {format_bytes(needed)} of the {format_bytes(there)} of {device}"
 
 
-def _tell(asked: _Asked) -> None:
-    if asked.machine is not None:
-        tell(*asked.machine.problems)
-    if asked.unknown:
-        tell(f"not known and ignored: {', '.join(asked.unknown)}")
-
-
-def _lines(found: Lint) -> list[str]:
-    if not found.flaws:
-        return ["nothing to improve in this launch", _UNSEEN]
-    lines = []
-    for number, flaw in enumerate(found.flaws, 1):
-        lines += _lines_of(number, flaw)
-    return [*lines, _UNSEEN]
-
-
-def _lines_of(number: int, flaw: Flaw) -> list[str]:
+def _lines(number: int, flaw: Flaw) -> list[str]:
     """What, what it costs, why, and what instead."""
-    worth = f"gain not known: {flaw.unpriced}"
-    if flaw.gain is not None:
-        worth = gain_text(flaw.gain)
+    worth = flaw.gain.text if flaw.gain is not None else f"gain not known: {flaw.unpriced}"
     indent = " " * (len(str(number)) + 2)
     return [
-        f"{number}. {flaw.remedy.what} · {flaw.harm.value} · {worth}",
+        f"{number}. {flaw.remedy.what} · {flaw.rule.harm.value} · {worth}",
         f"{indent}{flaw.rule.why}",
         f"{indent}instead: {flaw.remedy.instead}",
     ]

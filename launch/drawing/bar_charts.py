@@ -7,20 +7,24 @@ from dataclasses import dataclass
 
 from ...calib.steps.estimate import Contribution
 from ...calib.units import format_frac, format_time
+from .axes import Scale
 from .canvas import Canvas, Drawing, elided, text_width
 
 NUM_BARS = 24
-_ROW, _BAR, _TOP = 22, 14, 30
+_ROW, _BAR, _TOP = 22, 14, 27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A name, a value, and the value as text."""
+    """A name, a bar from one value to another, and what stands behind it."""
 
     name: str
-    value: float
+    end: float
     text: str
     hue: str = "blue"
+    begin: float = 0.0
+    spread: tuple[float, float] | None = None
+    """Where the 90 % interval of the end lies."""
 
 
 def work_chart(found: Sequence[Contribution], step_time_s: float, width: int) -> Drawing | None:
@@ -29,7 +33,7 @@ def work_chart(found: Sequence[Contribution], step_time_s: float, width: int) ->
     bars = [
         Bar(
             name=f"{one.name} {one.phase}".strip(),
-            value=one.time_s,
+            end=one.time_s,
             text=f"{format_frac(one.time_s / step_time_s)} · {format_time(one.time_s)}",
             hue="blue" if one.phase else "green",
         )
@@ -38,7 +42,7 @@ def work_chart(found: Sequence[Contribution], step_time_s: float, width: int) ->
     if rest_s := sum(one.time_s for one in works[NUM_BARS:]):
         text = f"{format_frac(rest_s / step_time_s)} · {format_time(rest_s)}"
         number = len(works) - NUM_BARS
-        bars.append(Bar(name=f"{number} others", value=rest_s, text=text, hue="grey"))
+        bars.append(Bar(name=f"{number} others", end=rest_s, text=text, hue="grey"))
     names = [("operators", "blue"), ("transfers, before overlap", "green")]
     whole = f"a simulated step of {format_time(step_time_s)}"
     return bars_chart(f"Work of the critical stage, as shares of {whole}", bars, names, width)
@@ -50,7 +54,7 @@ def waiting_chart(waits_s: Mapping[int, float], width: int) -> Drawing | None:
     if len(ranks) > NUM_BARS:
         ranks = [*ranks[: NUM_BARS // 2], *ranks[-NUM_BARS // 2 :]]
     bars = [
-        Bar(name=f"rank {rank}", value=waits_s[rank], text=format_time(waits_s[rank]))
+        Bar(name=f"rank {rank}", end=waits_s[rank], text=format_time(waits_s[rank]))
         for rank in sorted(ranks)
     ]
     return bars_chart("Waiting for later ranks, in each step", bars, [], width)
@@ -60,20 +64,37 @@ def bars_chart(
     title: str, bars: Sequence[Bar], names: Sequence[tuple[str, str]], width: int
 ) -> Drawing | None:
     """A row for each bar; None without bars that have a length."""
-    most = max((bar.value for bar in bars), default=0.0)
+    most = max((bar.end for bar in bars), default=0.0)
     if most <= 0:
         return None
-    left = min(0.4 * width, max(text_width(bar.name) for bar in bars) + 10)
-    right = max(text_width(bar.text) for bar in bars) + 14
-    top = _TOP if names else 8
-    canvas = Canvas(width, top + _ROW * len(bars) + 8)
+    left, right = margins(bars)
+    left = min(0.4 * width, left)
+    top = _TOP if names else 5
+    canvas = Canvas(width, top + 3 + _ROW * len(bars) + 8)
     if names:
         top += canvas.legend((left, 16), names)
+    x = Scale(low=0.0, high=most, begin=left, end=width - right)
     for place, bar in enumerate(bars):
-        y = top + place * _ROW
-        length = bar.value / most * (width - left - right)
-        name = elided(bar.name, left - 10)
-        canvas.text((left - 8, y + 12), name, anchor="end", shown=bar.name)
-        canvas.rect((left, y + 1), (max(1.0, length), _BAR), bar.hue)
-        canvas.text((left + max(1.0, length) + 6, y + 12), bar.text, "faint")
+        draw_bar(canvas, bar, x, top + place * _ROW)
     return canvas.finished(title, "; ".join(f"{bar.name} {bar.text}" for bar in bars[:6]))
+
+
+def margins(bars: Sequence[Bar]) -> tuple[float, float]:
+    """Room for the longest name on the left, and for the longest text on the right."""
+    left = max(text_width(bar.name) for bar in bars) + 10
+    return left, max(text_width(bar.text) for bar in bars) + 14
+
+
+def draw_bar(canvas: Canvas, bar: Bar, x: Scale, top: float) -> None:
+    """One row: name, bar, interval where there is one, and text."""
+    low, high = sorted((x(bar.begin), x(bar.end)))
+    high = max(high, low + 1.0)
+    name = elided(bar.name, x.begin - 10)
+    shown = bar.name if name != bar.name else ""
+    canvas.text((x.begin - 8, top + 15), name, anchor="end", shown=shown)
+    canvas.rect((low, top + 4), (high - low, _BAR), bar.hue)
+    if bar.spread is not None:
+        ends = [(x(end), top + 4 + _BAR / 2) for end in bar.spread]
+        canvas.line(ends[0], ends[1], "error")
+        high = max(high, ends[1][0])
+    canvas.text((high + 6, top + 15), bar.text, "faint")

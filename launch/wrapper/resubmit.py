@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from ...calib.arguments.kept_arguments import restored
 from ...calib.records.files import replace_file
 from ...calib.shell import quoted
+from ...hooks.process.launch_note import is_module
 from ..directory.bounded_files import read_bounded
 from ..options.flags import split
 from .log_lines import one_line, say
@@ -116,14 +117,11 @@ def _program(command: Sequence[str], program: str) -> int | None:
     """Where in the launch line the training program stands, by path, file name or module."""
     if program in command:
         return command.index(program)
-    path = PurePath(program)
     for index, word in enumerate(command):
         if index and command[index - 1] in ("-m", "--module"):
-            module = PurePath(*word.split("."))
-            names = (module.with_suffix(".py"), module / "__main__.py")
-            if any(path.parts[-len(n.parts) :] == n.parts for n in names):
+            if is_module(word, program):
                 return index
-        elif word.endswith(".py") and PurePath(word).name == path.name:
+        elif word.endswith(".py") and PurePath(word).name == PurePath(program).name:
             return index
     return None
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.calib.lint.model_rules import RULES as MODEL_RULES
-from forerun.calib.lint.rules import RULES
+from forerun.calib.lint.lint import RULES
 from forerun.launch.cli import build_parser
 
 PAGE = Path(__file__).parents[2] / "docs" / "lint.md"
@@ -16,7 +15,7 @@ def table() -> str:
     rows = [
         f"| `{rule.name}` | {rule.when} | {rule.harm.value} | {rule.why} | "
         f"{rule.unpriced or 'by the model'} | {rule.source} |\n"
-        for rule in (*RULES, *MODEL_RULES)
+        for rule in RULES
     ]
     return _HEAD + "".join(rows)
 

@@ -77,4 +77,4 @@ def test_what_cannot_be_read_says_how_to_give_the_line(tmp_path: Path) -> None:
 
 def test_doctor_reads_a_batch_script(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--", "sbatch", str(script)]) == 0
-    assert "--use-distributed-optimizer" in capsys.readouterr().out
+    assert "--overlap-grad-reduce" in capsys.readouterr().out

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from forerun.calib.arguments.launchers import split_variables
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.lint.rule import Remedy
-from forerun.calib.lint.stated_launch import StatedLaunch, stated_launch
+from forerun.calib.lint.rule import Remedy, StatedLaunch, stated_launch
 
 GPU = "NVIDIA H100 80GB HBM3"
 _SIZES = (
@@ -78,8 +77,6 @@ CASES: Mapping[str, Case] = {
     "cross-entropy-fusion-impl": Case(put="--cross-entropy-fusion-impl te"),
     "overlap-grad-reduce": Case(drop=("--overlap-grad-reduce", "--overlap-param-gather")),
     "overlap-param-gather": Case(drop=("--overlap-param-gather",)),
-    "distributed-optimizer": Case(drop=("--use-distributed-optimizer", "--overlap-param-gather")),
-    "sequence-parallel": Case(drop=("--sequence-parallel", "--tp-comm-overlap")),
     "tp-comm-overlap": Case(drop=("--tp-comm-overlap",)),
     "overlap-p2p": Case(
         put="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 "
@@ -134,14 +131,6 @@ CASES: Mapping[str, Case] = {
     ),
     "CUDA_DEVICE_MAX_CONNECTIONS": Case(variables={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
     "OMP_NUM_THREADS": Case(put="--optimizer-cpu-offload --use-precision-aware-optimizer"),
-    "virtual-stages": Case(drop=("--num-layers-per-virtual-pipeline-stage",)),
-    "recompute": Case(
-        base=FLAT,
-        put="--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-    ),
-    "micro-batch": Case(base=FLAT),
-    "vocabulary": Case(base=FLAT, put="--vocab-size 32001 --make-vocab-size-divisible-by 1"),
-    "ffn-width": Case(base=FLAT, put="--ffn-hidden-size 2044"),
     "eval-interval": Case(put="--eval-interval 2"),
     "save-interval": Case(
         put="--save-interval 2", drop=("--async-save", "--use-persistent-ckpt-worker")

@@ -17,8 +17,8 @@ from forerun.calib.arguments.taken_options import (
     TRAINER_OPTIONS,
     TRANSFORMER_ENGINE,
 )
-from forerun.hooks.process import program_text
-from forerun.hooks.process.program_text import absent_of
+from forerun.hooks.process import launch_note
+from forerun.hooks.process.launch_note import absent_of
 
 CORE = {"megatron.core": ModuleType("megatron.core"), TRANSFORMER_ENGINE: ModuleType("te")}
 MICRO, TENSOR = "--micro-batch-size", "--tensor-model-parallel-size"
@@ -85,7 +85,7 @@ def test_what_is_too_long_is_not_judged_by_its_beginning(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(repr(MICRO) + "\n" * 100)
-    monkeypatch.setattr(program_text, "_MOST_NBYTES", 100)
+    monkeypatch.setattr(launch_note, "_MOST_TEXT_NBYTES", 100)
     assert absent_of(str(script), CORE) == ()
 
 

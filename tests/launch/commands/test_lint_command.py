@@ -87,7 +87,8 @@ def test_a_finding_is_three_lines_and_each_says_what_it_is(capsys: Out) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("1. --overlap-grad-reduce is not given · wastes · gain not known: ")
     assert lines[2] == "   instead: --overlap-grad-reduce"
-    assert len(lines) == 3 * 2 + 1 and lines[-1].startswith("variables exported by a shell")
+    assert lines[-2].endswith("priced by: forerun plan --device NAME -- COMMAND")
+    assert len(lines) == 3 * 2 + 2 and lines[-1].startswith("variables exported by a shell")
 
 
 def test_a_clean_launch_is_said_to_be(capsys: Out) -> None:

@@ -105,7 +105,7 @@ def test_a_scale_is_linear(begin: float, end: float, share: float) -> None:
 )
 def test_bars_stay_in_their_frame(rows: list[tuple[str, float]], width: int) -> None:
     texts = [("".join(c for c in name if c.isprintable()), value) for name, value in rows]
-    bars = [Bar(name=name, value=value, text="x") for name, value in texts]
+    bars = [Bar(name=name, end=value, text="x") for name, value in texts]
     drawing = bars_chart("t", bars, [], width)
     if max(value for _, value in rows) <= 0:
         assert drawing is None
@@ -166,7 +166,7 @@ def texts(drawing: Drawing) -> list[tuple[str, float, float]]:
 
 
 def test_rows_of_a_legend_push_down_what_is_below() -> None:
-    bars = [Bar(name="linear_qkv backward", value=1.0, text="x")]
+    bars = [Bar(name="linear_qkv backward", end=1.0, text="x")]
     names = [("operators", "blue"), ("transfers, before overlap", "green")]
     tops = {}
     for width in (820, 358):

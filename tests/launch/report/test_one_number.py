@@ -327,21 +327,6 @@ def test_the_card_says_the_same_of_the_advised_layout(surfaces: Surfaces) -> Non
     assert (f"{-100 * gain.frac:.1f} % less per step available" in text) is not is_unsure
 
 
-def test_doctor_prices_a_flaw_as_the_row_that_mends_it(surfaces: Surfaces) -> None:
-    found = json.loads(said("doctor", surfaces.home, "--json"))
-    own = set(surfaces.plan["own"]["label"].split())
-    mended = {"--use-distributed-optimizer": "ZeRO1", "--micro-batch-size 8": "mbs8"}
-    priced = [one for one in found["flaws"] if one["gain"] and one["instead"] in mended]
-    assert priced, "the launch lacks the distributed optimizer"
-    for flaw in priced:
-        word = mended[flaw["instead"]]
-        labels = {frozenset(label.split()): label for label in surfaces.gains}
-        kept = {one for one in own if word[:3] != one[:3]}
-        gain = surfaces.gains[labels[frozenset({*kept, word})]]
-        told = [flaw["gain"][name] for name in ("time_frac", "low_frac", "high_frac")]
-        assert told == near(list(gain[1:]))
-
-
 def test_status_repeats_the_reason_of_the_decision(surfaces: Surfaces) -> None:
     found = json.loads(said("status", surfaces.home, "--json"))
     told = found["runs"][0] if "runs" in found else found
