@@ -1,6 +1,6 @@
 """What the search for the best layouts costs, on 1,024 H100s and operators from the shipped priors.
 
-    python benchmarks/costs/plan.py [--cases "dense 175B" "experts 671B"] [--forked]
+    python benchmarks/costs/plan.py [--cases "dense 175B" "experts 671B"]
         [--bulk 4000] [--repetitions 3]
 
 The first table is ``best_layouts`` of a model, each in a process of its own: seconds of the
@@ -28,14 +28,13 @@ from forerun.benchmarks.peers.search_cases import CASES, DEVICE, NUM_GPUS
 from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.best_first import best_layouts
 from forerun.calib.search.cells import cells_of
-from forerun.calib.search.found import Effort, Pool, Room, Tally, in_turn
+from forerun.calib.search.found import Room, Tally
 from forerun.calib.search.recomputes import recomputes
 from forerun.calib.search.space import num_nodes, states
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.units import GIB, MIB
 from forerun.calib.workload.config import RunConfig
-from forerun.launch.opened.search_effort import forked
 
 CAPACITY_NBYTES = 80 * GIB
 COUNTS = (*Tally.__slots__,)
@@ -46,7 +45,6 @@ def main() -> None:
     """Print both tables, or one case's figures as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--forked", action="store_true", help="search in two, as forerun plan")
     parser.add_argument("--bulk", type=int, default=4000, help="distinct layouts in bulk (4000)")
     parser.add_argument("--repetitions", type=int, default=3, help="of the bulk, after the first")
     parser.add_argument("--one", choices=("search", "bulk"), help=argparse.SUPPRESS)
@@ -88,9 +86,8 @@ BULK = {
 
 
 def _words(what: str, case: str, arguments: argparse.Namespace) -> list[object]:
-    forked_word = ["--forked"] if arguments.forked else []
     bulk = ("--bulk", arguments.bulk, "--repetitions", arguments.repetitions)
-    return ["--one", what, "--cases", case, *forked_word, *bulk]
+    return ["--one", what, "--cases", case, *bulk]
 
 
 def _figures(arguments: argparse.Namespace) -> list[Found]:
@@ -98,7 +95,7 @@ def _figures(arguments: argparse.Namespace) -> list[Found]:
     config = running(case)
     steps = fit_steps(prior_times(DEVICE, is_attention_fused=True))
     if arguments.one == "search":
-        return [searched(config, steps, forked if arguments.forked else in_turn)]
+        return [searched(config, steps)]
     variants = {"by chance": 1, "whole splits": None}
     return [
         {
@@ -114,11 +111,11 @@ def running(case: str) -> RunConfig:
     return CASES[case].on_all(CASES[case].eight_ranks())
 
 
-def searched(config: RunConfig, steps: FittedSteps, pool: Pool) -> Found:
+def searched(config: RunConfig, steps: FittedSteps) -> Found:
     """One search with what it costs."""
     room = Room(capacity_nbytes=CAPACITY_NBYTES)
     begin, processor = time.perf_counter(), processor_s()
-    found = best_layouts(config, steps, NUM_GPUS, room=room, effort=Effort(pool=pool))
+    found = best_layouts(config, steps, NUM_GPUS, room=room)
     clock_s, spent_s = time.perf_counter() - begin, processor_s() - processor
     tally = found.proof.tally
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 
 import numpy as np
 
@@ -11,15 +11,17 @@ from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
 from .asked import num_variants
 from .cells import Cells, Ints, cells_of
-from .found import NUM_LACKING, Effort, Floats, Found, Lacking, Proof, Ranked, Room, Tally
-from .halves import SMALL, HalvedBounds, over_halves
+from .found import NUM_LACKING, Effort, Found, Lacking, Proof, Ranked, Room, Tally
 from .least_memory import least_nbytes, overheads
+from .least_time import TimeBounds
 from .recomputes import recomputes
 from .space import num_nodes, states
 from .variants import Outcome, Study, rounded_log
 
 _ROUND = 128
 """Cells of a round: enough for arrays to pay, few enough that the limit falls soon."""
+_SMALL = 1000
+"""Cells whose experts are all priced at once."""
 _MOST_LACKING = 200
 """Cells that are looked through for layouts to tell of that do not fit."""
 _FRONT_FRAC, _EACH = 0.2, 10
@@ -69,19 +71,17 @@ class _Search:
     def search(self) -> None:
         """Bounds of all cells, and those evaluated that may be among the best."""
         able = self._fitting()
-        bounds = HalvedBounds(able, self._steps)
-        with self._effort.pool(bounds.of) as mapped:
-            self._effort.told("bounds", 0.0)
-            self._least_s = bounds.bare(mapped)
-            self._study = Study(cells=able, steps=self._steps, room=self._room, keep=self._keep)
-            self._evaluate(lambda members: bounds.whole(members, mapped))
+        self._effort.told("bounds", 0.0)
+        self._bounds = TimeBounds(able, self._steps)
+        self._least_s = self._bounds.bare()
+        self._study = Study(cells=able, steps=self._steps, room=self._room, keep=self._keep)
+        self._evaluate()
 
     def _fitting(self) -> Cells:
         """Cells of which something may fit."""
-        cells, told = self._cells, self._effort.told
-        told("memory", 0.0)
-        overhead = overheads(cells)
-        least = over_halves(cells, least_nbytes, self._effort.pool)
+        cells = self._cells
+        self._effort.told("memory", 0.0)
+        least, overhead = least_nbytes(cells), overheads(cells)
         is_able = np.asarray(self._room.holds(least, overhead))
         over = np.flatnonzero(~is_able)
         nearest = over[np.argsort((least + overhead)[over], kind="stable")[:_MOST_LACKING]]
@@ -95,33 +95,36 @@ class _Search:
         self._tally.over_memory += num_variants(cells.subset(over))
         return cells.subset(np.flatnonzero(is_able))
 
-    def _evaluate(self, whole: Callable[[Ints], Floats]) -> None:
-        """Rounds of cells until no bound is below the limit; ``whole`` bounds them with experts."""
+    def _evaluate(self) -> None:
+        """Rounds of cells until no bound is below the limit."""
         cells = self._study.cells
-        self._is_left = np.ones(len(cells), dtype=bool)
-        shape = (cells.columns["pp"], cells.columns["vp"], cells.num_microbatches)
-        self._shapes = cells.distinct(*shape)[1]
+        self._is_open = np.ones(len(cells), dtype=bool)
         self._take(self._study.measured(self._own, self._cells.num_ranks))
-        has_experts = cells.config.model.experts is not None
-        with self._effort.pool(self._study.examine) as mapped:
-            front = np.empty(0, dtype=np.int64)
-            if has_experts and len(cells) > SMALL:
-                number = int(_FRONT_FRAC * len(cells))
-                front = np.sort(np.argsort(self._least_s, kind="stable")[:number:_EACH])
-                self._least_s[front] = whole(front)
-                self._rounds(front[np.argsort(self._least_s[front])][:_ROUND], mapped)
-            if has_experts and not self._effort.is_stopped():
-                is_open = self._is_left & (self._least_s < self._limit_s)
-                is_open[front] = False
-                rest = np.flatnonzero(is_open)
-                self._least_s[rest] = whole(rest)
-            left = np.flatnonzero(self._is_left)
-            self._rounds(left[np.argsort(self._least_s[left], kind="stable")], mapped)
-        self._tally.bounded += num_variants(cells.subset(np.flatnonzero(self._is_left)))
+        if cells.config.model.experts is not None:
+            self._price_experts()
+        self._rounds(self._in_order(np.flatnonzero(self._is_open)))
+        self._tally.bounded += num_variants(cells.subset(np.flatnonzero(self._is_open)))
 
-    def _rounds(
-        self, order: Ints, mapped: Callable[[Sequence[tuple[Ints, float]]], Sequence[Outcome]]
-    ) -> None:
+    def _price_experts(self) -> None:
+        """Bounds with experts of the cells whose others do not say enough."""
+        number = len(self._least_s)
+        front = np.empty(0, dtype=np.int64)
+        if number > _SMALL:
+            first = self._in_order(np.arange(number))[: int(_FRONT_FRAC * number)]
+            front = np.sort(first[::_EACH])
+            self._least_s[front] = self._bounds.whole(front)
+            self._rounds(self._in_order(front)[:_ROUND])
+        if not self._effort.is_stopped():
+            is_bare = self._is_open & (self._least_s < self._limit_s)
+            is_bare[front] = False
+            rest = np.flatnonzero(is_bare)
+            self._least_s[rest] = self._bounds.whole(rest)
+
+    def _in_order(self, members: Ints) -> Ints:
+        """The lowest bound first."""
+        return members[np.argsort(self._least_s[members], kind="stable")]
+
+    def _rounds(self, order: Ints) -> None:
         """Evaluates cells in this order as long as their bounds are below the limit."""
         least_s = self._least_s
         for begin in range(0, len(order), _ROUND):
@@ -132,21 +135,13 @@ class _Search:
                 return
             if self._effort.is_stopped():
                 best_s = self._others[0].time_s if self._others else np.inf
-                left_s = float(least_s[self._is_left].min())
-                self._gap_frac = max(0.0, 1.0 - left_s / best_s)
+                unseen_s = float(least_s[self._is_open].min())
+                self._gap_frac = max(0.0, 1.0 - unseen_s / best_s)
                 return
-            for outcome in mapped([(part, limit_s) for part in self._halves_of(members)]):
-                self._take(outcome)
-            self._is_left[members] = False
-            left = int((least_s[self._is_left] < self._limit_s).sum())
-            self._effort.told("layouts", begin / max(begin + left, 1))
-
-    def _halves_of(self, members: Ints) -> list[Ints]:
-        """Cells of a round by the shape of their pipeline, which is built once in each process."""
-        if len(self._shapes) <= SMALL:
-            return [members]
-        parts = [members[self._shapes[members] % 2 == rest] for rest in (0, 1)]
-        return [part for part in parts if len(part)]
+            self._take(self._study.examine(members, limit_s))
+            self._is_open[members] = False
+            remaining = int((least_s[self._is_open] < self._limit_s).sum())
+            self._effort.told("layouts", begin / max(begin + remaining, 1))
 
     @property
     def _limit_s(self) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments.keep import Keep
-from ..workload.config import Batch, Engine, RunConfig
+from ..workload.config import Batch, Engine, Parallelism, RunConfig
 from ..workload.model_shape import at_least_one
 from .space import (
     MOST_CONTEXT,
@@ -204,7 +204,9 @@ class _Builder:
         if cp in (1, own.cp):
             return True
         heads = min(model.num_attention_heads, model.num_query_groups)
-        exchanged = replace(own, cp=cp).exchanged_cp
+        # Of these degrees alone: beside the running ones there may be far too many ranks.
+        around = Parallelism(cp=cp, context_comm=own.context_comm, context_inner=own.context_inner)
+        exchanged = around.exchanged_cp
         return (
             self._passes("cp on a CPU", is_kept=config.device != "cpu")
             and self._passes(f"cp above {MOST_CONTEXT}", is_kept=cp <= MOST_CONTEXT)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,34 +17,13 @@ TOP = 20
 """Layouts that are proven to be the best where nobody asks for another number."""
 NUM_LACKING = 5
 """Layouts told of that do not fit."""
-_Asked = TypeVar("_Asked")
-_Told = TypeVar("_Told")
-
-
-class Pool(Protocol):
-    """Makes of a function one that takes several arguments at once, maybe in several processes."""
-
-    def __call__(
-        self, function: Callable[[_Asked], _Told]
-    ) -> AbstractContextManager[Callable[[Sequence[_Asked]], Sequence[_Told]]]:
-        """The function over sequences, while the processes are there."""
-        ...
-
-
-@contextmanager
-def in_turn(
-    function: Callable[[_Asked], _Told],
-) -> Iterator[Callable[[Sequence[_Asked]], Sequence[_Told]]]:
-    """The pool of one process."""
-    yield lambda asked: [function(one) for one in asked]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Effort:
-    """How a search is done; what it finds does not depend on ``pool``."""
+    """How much a search is asked for, who may stop it and who hears of it."""
 
     top: int = TOP
-    pool: Pool = in_turn
     is_stopped: Callable[[], bool] = lambda: False
     """Asked between rounds: then the answer is the best so far."""
     told: Callable[[str, float], None] = lambda _what, _frac: None

@@ -36,11 +36,6 @@ _ROUNDING = 1e-9
 _PARTS_KIND = BlockKind.EXPERT_LAYER
 
 
-def least_times(cells: Cells, steps: FittedSteps) -> Floats:
-    """Seconds below which no variant of each cell comes in the median, shape (cells,)."""
-    return TimeBounds(cells, steps).whole(np.arange(len(cells)))
-
-
 class TimeBounds:
     """Bounds of cells, first without the experts of their layers, whose prices take most of the
     work, and then with them where that may matter."""

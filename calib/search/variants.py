@@ -41,9 +41,8 @@ class Study:
     keep: Keep
     memory: LayoutMemory = field(default_factory=LayoutMemory)
 
-    def examine(self, asked: tuple[Ints, float]) -> Outcome:
+    def examine(self, members: Ints, limit_s: float) -> Outcome:
         """The best variants of cells, by their places, that may come below a limit in seconds."""
-        members, limit_s = asked
         variants = [_Variants(self, place) for place in members.tolist()]
         self._fit([one for cell in variants for one in cell.lightest()])
         self._fit(self._hopeful([one for cell in variants for one in cell.heavier()]))

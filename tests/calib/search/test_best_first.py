@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from forerun.calib.search.best_first import best_layouts
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.found import NUM_LACKING, TOP, Effort, Found, Room
 from forerun.calib.search.least_memory import least_nbytes, overheads
-from forerun.calib.search.least_time import least_times
+from forerun.calib.search.least_time import TimeBounds
 from forerun.calib.search.recomputes import recomputes
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.known import KnownStep
@@ -93,7 +92,7 @@ def test_no_variant_needs_less_than_its_bounds(seed: int) -> None:
     config, steps, num_ranks, _ = some_run(seed)
     cells = cells_of(config, num_ranks)
     least = least_nbytes(cells), overheads(cells)
-    bounds = least_times(cells, steps)
+    bounds = TimeBounds(cells, steps).whole(np.arange(len(cells)))
     places = {tuple(_key(cells.layout(i))): i for i in range(len(cells))}
     layouts = random.Random(seed).sample(list(every_layout(config, num_ranks)), 400)
     own = [places[tuple(_key(layout))] for layout in layouts]
@@ -185,27 +184,10 @@ def test_where_nothing_can_be_nothing_is_found() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 4, 5, 6])
-def test_two_processes_find_what_one_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All parts of a round are given at once, and come back in their order; where there are many
-    cells, those of experts are priced by and by, and the answer is that of all at once."""
-    asked = []
-
-    @contextmanager
-    def backwards(function: Callable[[Any], Any]) -> Iterator[Callable[[Any], Any]]:
-        def mapped(parts: Any) -> list[Any]:
-            asked.append(len(parts))
-            return [function(one) for one in parts[::-1]][::-1]
-
-        yield mapped
-
+def test_experts_priced_by_and_by_give_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are many cells."""
     config, steps, num_ranks, room = some_run(seed)
-    few = best_layouts(config, steps, num_ranks, room=room)
-    monkeypatch.setattr("forerun.calib.search.halves.SMALL", 0)
-    monkeypatch.setattr("forerun.calib.search.best_first.SMALL", 0)
-    alone, both = (
-        best_layouts(config, steps, num_ranks, room=room, effort=effort)
-        for effort in (Effort(), Effort(pool=backwards))
-    )
-    assert both.layouts == alone.layouts and both.proof == alone.proof
-    assert alone.best == few.best
-    assert max(asked) == 2
+    at_once = best_layouts(config, steps, num_ranks, room=room)
+    monkeypatch.setattr("forerun.calib.search.best_first._SMALL", 0)
+    later = best_layouts(config, steps, num_ranks, room=room)
+    assert later.best == at_once.best and later.layouts == at_once.layouts

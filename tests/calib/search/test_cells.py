@@ -192,6 +192,12 @@ def test_nodes_are_those_that_replicas_lie_on(layout: Layout, per_node: int) -> 
         assert nodes == len({rank // (per_node or 8) for rank in ranks})
 
 
+def test_thousands_of_ranks_are_split(layout: Layout) -> None:
+    """Though the running degrees over every cp would be more ranks than a layout may have."""
+    cells = cells_of(layout(dp=2048, samples=2048, micro=1, device=GPU), 2048)
+    assert len(cells) and set(cells.columns["dp"].tolist()) >= {512, 1024, 2048}
+
+
 def test_no_ranks_are_refused(layout: Layout) -> None:
     with pytest.raises(ConfigError, match="gpus 0 is below 1"):
         cells_of(layout(), 0)
