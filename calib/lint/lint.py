@@ -11,7 +11,7 @@ from ..arguments.taken_options import untaken
 from ..plain_json import JsonObject
 from ..shell import quoted
 from ..units import format_bytes, format_change
-from ..workload.hosts import takes_options
+from ..workload.config import takes_options
 from . import environment_rules
 from .rule import Gain, Harm, Remedy, Rule
 from .rules import RULES
