@@ -33,9 +33,8 @@ from forerun.calib.workload.recording import (
 )
 from forerun.hooks.process.settings import RankInfo
 from forerun.hooks.process.store_link import StoreLink
-from forerun.hooks.recording.bounded_window import BoundedWindow
+from forerun.hooks.recording.bounded_window import BoundedWindow, line_of
 from forerun.hooks.recording.exchange import Exchange
-from forerun.hooks.recording.selection import line_of
 from forerun.hooks.recording.window_records import WindowRecords
 
 NUM_RANKS = 16_384

@@ -17,11 +17,10 @@ from collections.abc import Callable
 import numpy as np
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
-from forerun.calib.timeline.bulk import bulk_program
 from forerun.calib.timeline.costs import PipelineCosts, pipeline_costs
 from forerun.calib.timeline.graph import event_graph
 from forerun.calib.timeline.programs import Pipeline
-from forerun.calib.timeline.simulate import simulate, spans
+from forerun.calib.timeline.simulate import bulk_program, simulate, spans
 from forerun.calib.workload.parallelism import Schedule
 
 HEADER = ["schedule", "events", "layouts / s", "bar", "one, ms", "one, first, ms", "bar"]

@@ -35,8 +35,8 @@ NOT_CHOSEN: Mapping[str, str] = {
         _OPTIMIZER_LAUNCHES SHARDED_CALL_LAUNCHES SHARD_UNIT_LAUNCHES HOST_UPDATE_NBYTES
         _LINEAR_LAUNCHES _LINEAR_BACKWARD_LAUNCHES _SORTED_IDS _SORT_LAUNCHES _CACHED_NBYTES
         _UNCACHED_NBYTES _UNCACHED_FACTOR _LAYER_PASSES _ATTENTION _LINEAR _HOST KINDS
-        fit.shapes: _TILES _ATTENTION_ROWS _HEAD_TILE
-        steps.memory_laws: _KERNEL_S _RATE_FRAC _FP32_NBYTES _COUNTED
+        fit.pools: _TILES _ATTENTION_ROWS _HEAD_TILE
+        steps.base_times: _KERNEL_S _RATE_FRAC _FP32_NBYTES _COUNTED
         steps.optimizer_times: OPTIMIZER_NBYTES ADAM_NBYTES COPIED_NBYTES""",
     "measured by us, in benchmarks/RESULTS.md": """
         steps.model: HOST_SCATTER_LOG""",
@@ -62,12 +62,12 @@ NOT_CHOSEN: Mapping[str, str] = {
         fit.calibration: _LEAST_SIGMA_LOG _TOUCHING_OCTAVES
         fit.pools: _DECIMALS
         fit.rates: _LEAST _MOST_ROWS
-        fit.roofline: _MOST_ROWS
+        fit.machine: _MOST_ROWS
         fit.sharded_host: _GRID
         steps.base_times: _FASTEST_S
         steps.design: _MAX_EXCHANGES _GAIN_FRAC
         steps.estimate: _ROUNDING
-        steps.layer_profiles: _NO_TIME_S
+        steps.table_steps: _NO_TIME_S
         steps.layouts: _LEAST_S _RUN
         steps.model: _ROUNDING
         steps.operator_tables: _MAX_ROWS

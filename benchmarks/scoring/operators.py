@@ -24,8 +24,8 @@ from forerun.benchmarks.protocols.operators import (
 )
 from forerun.calib import validation
 from forerun.calib.fit.outliers import refuse
+from forerun.calib.fit.pools import coordinates
 from forerun.calib.fit.priors import device_prior
-from forerun.calib.fit.shapes import coordinates
 from forerun.calib.validation import Split
 
 CHOSEN = "chosen_24"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..workload.config import RunConfig, Sharding
-from ..workload.hosts import takes_options
+from ..workload.config import RunConfig, Sharding, takes_options
 
 _FORMS = {
     Sharding.NONE: "a whole optimizer",

@@ -12,8 +12,7 @@ from ..search.cells import cells_of
 from ..search.found import Found
 from ..search.recomputes import modules_of
 from ..search.space import FSDP_OPTIONS, OFFLOAD_OPTIONS
-from ..workload.config import RunConfig
-from ..workload.hosts import takes_options
+from ..workload.config import RunConfig, takes_options
 
 _AXES = {
     "tp": "--tensor-model-parallel-size",

@@ -28,8 +28,7 @@ from ..search.recomputes import recomputes
 from ..search.variants import rounded_log
 from ..steps.model import FittedSteps
 from ..units import GIB, format_bytes, format_count, format_frac
-from ..workload.config import RunConfig
-from ..workload.hosts import takes_options
+from ..workload.config import RunConfig, takes_options
 from .layout_words import recompute_text
 from .plan import Candidate, compare
 

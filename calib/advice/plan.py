@@ -14,8 +14,7 @@ from ..arguments.short_names import layout_name
 from ..arguments.taken_options import untaken
 from ..fit.estimates import Source
 from ..forecast.throughput import Throughput, throughput
-from ..memory.host_memory import host_nbytes
-from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
+from ..memory.peak import MemoryEstimate, Verdict, fit_probability, host_nbytes, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
 from ..search.asked import num_variants
@@ -27,8 +26,7 @@ from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
 from ..steps.known import MEASURED_SIGMA_LOG
 from ..steps.model import MISFIT, FittedSteps
 from ..units import CANNOT_TELL, format_bytes, format_change, format_frac, format_time
-from ..workload.config import RunConfig
-from ..workload.hosts import takes_options
+from ..workload.config import RunConfig, takes_options
 from ..workload.routing import Routed, routed
 from .converters import converter
 from .host_limits import askable, counted

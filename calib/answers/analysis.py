@@ -19,8 +19,7 @@ from ..lint.lint import Lint, lint
 from ..lint.pricing import Pricing
 from ..lint.rule import stated_launch
 from ..network.cluster import network_line
-from ..samples.table import SampleTable
-from ..samples.windows import windows_of
+from ..samples.table import SampleTable, windows_of
 from ..steps.estimate import StepEstimate
 from ..steps.known import KnownStep
 from ..steps.live_times import live_times

@@ -15,8 +15,7 @@ from ..fit.training import measured_operators
 from ..forecast.model_forecast import ModelForecast
 from ..forecast.run_forecast import SoFar, run_forecast
 from ..network.groups import Measured
-from ..samples.table import SampleTable
-from ..samples.windows import only_windows, windows_of
+from ..samples.table import SampleTable, only_windows, windows_of
 from ..steps.live_times import live_times
 from ..steps.model import fit_steps
 from ..workload.operators import Operator

@@ -12,8 +12,7 @@ from ..errors import CalibrationError
 from ..forecast.forecast import DRIFT_FRAC, mean_estimate
 from ..memory.devices import known_nbytes
 from ..memory.peak import memory_offset
-from ..samples.table import SampleTable
-from ..samples.windows import windows_of
+from ..samples.table import SampleTable, windows_of
 from ..units import format_frac
 from ..workload.collectives import GroupRole
 from ..workload.operators import OperatorKind, Phase

@@ -14,8 +14,7 @@ from ..arguments.short_names import LAYOUT_NAMES
 from ..errors import ConfigError
 from ..search.labels import is_usually_split
 from ..steps.model import FittedSteps
-from ..workload.config import Recompute, RunConfig
-from ..workload.hosts import takes_options
+from ..workload.config import Recompute, RunConfig, takes_options
 
 MOST_ROWS = 200
 """What a page of 200 kB has room for."""

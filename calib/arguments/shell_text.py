@@ -1,8 +1,9 @@
 """Commands of a shell script, as far as its text says them: nothing is run.
 
 Assignments, arrays, quotes, plain expansions (``$A``, ``${A}``, ``${A:-word}``, ``${A[@]}``,
-``$((A * 2))``) and branches whose conditions they settle are followed in order.  What only a run
-can say (a command's output, another branch, a loop) stays in the text as it is written.
+``$((A * 2))``) and branches are followed in order, a branch where the words of its condition settle
+it.  What only a run can say (a command's output, another branch, a loop) stays in the text as it is
+written.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import ast
 import enum
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
-from .shell_tests import holds, joined
 from .variables import is_of_library
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -43,6 +43,14 @@ _MATHS = {
 
 Value = tuple[str, ...]
 """The value of a variable: one text, or the elements of an array."""
+_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt,
+    "-le": operator.le, "-gt": operator.gt, "-ge": operator.ge,
+}  # fmt: skip
+_EQUAL, _OTHER = ("=", "=="), "!="
+_UNSETTLED = frozenset("$`*?[\\")
+"""Characters of an expansion that only a run can do, or of a pattern."""
+_BRACKETS = {"[": "]", "[[": "]]"}
 
 
 def commands(text: str, variables: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
@@ -366,3 +374,58 @@ def _computed(node: ast.expr) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in _MATHS:
         return int(_MATHS[type(node.op)](_computed(node.left), _computed(node.right)))
     raise ValueError("no whole numbers")
+
+
+def holds(words: Sequence[str]) -> bool | None:
+    """Return True where a command succeeds, None where only a run can say.
+
+    Empty words are not among ``words``, as the reader of scripts leaves them out.
+
+    >>> [holds(text.split()) for text in ("[[ a == a ]]", "[ 8 -gt 9 ]", "[ -z ]", "[ $X = 1 ]")]
+    [True, False, True, None]
+    """
+    if not words or words[0] == "!":
+        inner = holds(words[1:]) if words else None
+        return None if inner is None else not inner
+    if words[0] in ("true", "false", ":"):
+        return words[0] != "false"
+    if _BRACKETS.get(words[0]) != words[-1]:
+        return None
+    return _settled(list(words[1:-1]))
+
+
+def _settled(words: list[str]) -> bool | None:
+    if words[:1] == ["!"]:
+        inner = _settled(words[1:])
+        return None if inner is None else not inner
+    if any(set(word) & _UNSETTLED for word in words):
+        return None
+    if words[:1] in (["-z"], ["-n"]) and len(words) <= 2:
+        return (len(words) == 1) == (words[0] == "-z")
+    signs = [place for place, word in enumerate(words[:2]) if word in (*_EQUAL, _OTHER)]
+    if len(signs) == 1 and len(words) <= 3:
+        place = signs[0]
+        is_same = "".join(words[:place]) == "".join(words[place + 1 :])
+        return is_same == (words[place] != _OTHER)
+    if len(words) == 3 and words[1] in _NUMBERS and words[0].isdecimal() and words[2].isdecimal():
+        return _NUMBERS[words[1]](int(words[0]), int(words[2]))
+    return None
+
+
+def joined(conditions: Sequence[tuple[str, bool | None]]) -> bool | None:
+    """Return the value of a list of conditions, each with its ``&&`` or ``||``, from the left.
+
+    >>> joined([("", None), ("||", True)]), joined([("", False), ("&&", None), ("||", None)])
+    (True, None)
+    """
+    value: bool | None = True
+    for place, (sign, one) in enumerate(conditions):
+        if not place:
+            value = one
+        elif sign == "&&":
+            value = False if False in (value, one) else None if None in (value, one) else True
+        elif sign == "||":
+            value = True if True in (value, one) else None if None in (value, one) else False
+        else:  # the last command of several decides
+            value = one
+    return value

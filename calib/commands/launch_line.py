@@ -16,8 +16,7 @@ from ..arguments.taken_options import untaken
 from ..plain_json import JsonObject
 from ..records.launch import Launch
 from ..shell import without_others
-from ..workload.config import RunConfig
-from ..workload.hosts import takes_options
+from ..workload.config import RunConfig, takes_options
 from .bridge import bridge_program
 from .launchers import start_of
 from .loops import loop_program, trainer_program

@@ -1,10 +1,10 @@
 """What has changed between two windows: a rank, a group, the clocks of all, or the data.
 
 Each part of the step is held against itself in the earlier window: the own work of each rank, its
-batches and the time between its steps, and the transfers of each group.  A rank is blamed for what
-it does beyond the rest, all ranks for what they do alike.  A part is named where noise would not
-show as much in any of the comparisons, and where it explains enough of the step's change; else the
-cause stays unknown, with the reason.
+batches and the time between its steps, and the transfers of each group against the same transfers.
+A rank is blamed for what it does beyond the rest, all ranks for what they do alike.  A part is
+named where noise would not show as much in any of the comparisons, and where it explains enough of
+the step's change; else the cause stays unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
 from ..plain_json import JsonObject
 from ..samples.rank_compute import RankCompute, newest_rank_compute
-from ..samples.reduce import MEDIAN_OVER_MEAN, mad_sigma
+from ..samples.reduce import MAD_EFFICIENCY, MEDIAN_OVER_MEAN, mad_sigma, median_error_log
 from ..samples.table import SampleTable
 from ..units import format_frac, format_ranks, format_time
-from .link_changes import LinkChange, link_changes
 
 Floats = NDArray[np.float64]
 
@@ -42,6 +42,11 @@ _LEAST_SAMPLES = 3
 _LEAST_CROWD = 6
 _ALIKE = 0.5
 """A rank is apart from the rest with an excess of this much of the largest."""
+LEAST_CHANGE_FRAC = 0.1
+"""Of a group's transfers: links differ by less from one window to the next."""
+AGAIN_SIGMA_LOG = 0.02
+"""How far the same transfers lie apart in two windows, beyond the noise of their steps."""
+_KEYS = ["kind", "role", "num_ranks", "num_nodes", "nbytes", "ranks"]
 
 
 class CauseKind(Enum):
@@ -275,3 +280,61 @@ def _who(ranks: Sequence[int], role: str) -> str:
     if not ranks:
         return "all ranks"
     return f"{role} group of {format_ranks(ranks)}" if role else format_ranks(ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkChange:
+    """Time per step of the transfers of a group that are in both windows, ranks' waiting left out.
+
+    ``chance`` is how often noise alone would show such a change in any of the groups; 1 for a
+    change below ``LEAST_CHANGE_FRAC``.
+    """
+
+    role: str
+    ranks: tuple[int, ...]
+    before_s: float
+    after_s: float
+    chance: float
+
+    @property
+    def change_s(self) -> float:
+        """Seconds per step by which they have become slower."""
+        return self.after_s - self.before_s
+
+
+def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
+    """Every group of both windows; the frames are ``links`` of one window each."""
+    both = _timed(before).merge(_timed(after), on=_KEYS, suffixes=("_before", "_after"))
+    if both.empty:
+        return []
+    # Transfers of a group share its links: their errors count as one.
+    columns = ["own_s_before", "own_s_after", "error_s_before", "error_s_after"]
+    groups = both.groupby(["role", "ranks"], sort=True)
+    sums = groups[columns].sum()
+    sums["freedom"] = MAD_EFFICIENCY * groups[["num_steps_before", "num_steps_after"]].min().sum(
+        axis=1
+    )
+    found = []
+    for (role, ranks), row in zip(sums.index.tolist(), sums.to_dict("records"), strict=True):
+        old, new = row["own_s_before"], row["own_s_after"]
+        error = np.hypot(row["error_s_before"], row["error_s_after"])
+        error = np.hypot(error, AGAIN_SIGMA_LOG * old)
+        chance = float(stdtr(max(1.0, row["freedom"]), -abs(new - old) / error)) * 2 * len(sums)
+        is_small = abs(new - old) < LEAST_CHANGE_FRAC * min(old, new)
+        found.append(
+            LinkChange(
+                role=str(role),
+                ranks=tuple(int(rank) for rank in str(ranks).split(",")),
+                before_s=float(old),
+                after_s=float(new),
+                chance=1.0 if is_small else min(1.0, chance),
+            )
+        )
+    return found
+
+
+def _timed(links: pd.DataFrame) -> pd.DataFrame:
+    rows = links[links["num_steps"] > 1]
+    own_s = rows["time_s"] * rows["count"] / rows["num_steps"]
+    error_s = median_error_log(rows) * own_s
+    return rows[[*_KEYS, "num_steps"]].assign(own_s=own_s, error_s=error_s)

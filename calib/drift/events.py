@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ..plain_json import JsonObject
-from ..samples.table import SampleTable
-from ..samples.windows import only_windows
+from ..samples.table import SampleTable, only_windows
 from ..units import format_frac, format_time
 from .causes import Cause, causes, group_causes
 from .monitor import Drift, DriftKind

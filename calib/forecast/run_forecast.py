@@ -17,16 +17,17 @@ from ..units import HOUR_S
 from ..workload.config import RunConfig
 from ..workload.run_options import Goals
 from .batch_ratios import BatchRatio, measured_ratios
-from .finish import Failures, learned_mtbf_s
 from .forecast import (
     CPU_DRIFT_FRAC,
     DRIFT_FRAC,
     Extra,
+    Failures,
     Forecast,
     ForecastPart,
     StepLoad,
     forecast,
     learned_drift_frac,
+    learned_mtbf_s,
 )
 from .model_forecast import SAVE_BYTES_PER_S, ModelForecast, batch_levels
 from .remaining_schedule import BatchLevel, RemainingSchedule, remaining_schedule, step_groups

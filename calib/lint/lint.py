@@ -10,7 +10,7 @@ from ..arguments.megatron_rules import refusals
 from ..arguments.taken_options import untaken
 from ..plain_json import JsonObject
 from ..shell import quoted
-from ..workload.hosts import takes_options
+from ..workload.config import takes_options
 from . import host_rules, option_rules, variable_rules
 from .gain import LEAST_MEMORY_FRAC, Gain
 from .rule import Harm, Remedy, Rule, StatedLaunch

@@ -9,8 +9,7 @@ from ..layers.again import Again
 from ..layers.blocks import Block, BlockKind, block
 from ..layers.layer_modules import norm_module
 from ..layers.tensors import block_numel
-from ..workload.config import Engine, Fp8Recipe, RunConfig
-from ..workload.hosts import takes_options
+from ..workload.config import Engine, Fp8Recipe, RunConfig, takes_options
 from ..workload.operators import OperatorKind
 from .activations import LayerParts, layer_parts, sizes
 from .states import Number

@@ -1,7 +1,8 @@
-"""Peak device memory of a layout, per stage and part, and whether it fits.
+"""Peak device memory of a layout, per stage and part, and whether it fits; what its hosts hold.
 
 Weights and optimizer follow Megatron's ``theoretical_memory_usage.py``; activations are counted
-tensor by tensor (``activations.py``), and per schedule (``in_flight.py``).
+tensor by tensor (``activations.py``), and per schedule (``in_flight.py``).  A host holds what is
+offloaded to it: optimizer states and activations of its devices.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from enum import Enum
 from ..layers.blocks import recomputed_layers
 from ..layers.buckets import num_shards
 from ..plain_json import JsonObject
-from ..workload.config import RunConfig
+from ..workload.config import Precision, RunConfig
 from ..workload.parallelism import Parallelism
 from .in_flight import in_flight
 from .module_memory import ModuleBytes, module_bytes
@@ -37,6 +38,8 @@ CONTEXT_NBYTES = 400 * 1024**2
 """An accelerator's context, outside of the allocator: 0.3 to 0.5 GB (okoge, 2025)."""
 COMMUNICATOR_NBYTES = 500 * 10**6
 """Buffers of one NCCL communicator, outside of the allocator as well (okoge, 2025): a prior."""
+_GRAD_NBYTES = 4
+"""Beside each parameter that the host updates (Megatron's ``hybrid_optimizer.py`` pins them)."""
 
 
 class Verdict(Enum):
@@ -240,3 +243,21 @@ def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
         expert=plain,
         expert_again=again,
     )
+
+
+def host_nbytes(config: RunConfig) -> int:
+    """Bytes that the ranks of the fullest stage keep on one node; 0 where nothing is offloaded.
+
+    These are what their devices have less of than without offloading, and gradients of parameters
+    that hosts update.
+    """
+    if not (config.optimizer_offload_frac or config.offload_modules):
+        return 0
+    whole = stage_memories(replace(config, optimizer_offload_frac=0.0, offload_modules=()))
+    width = config.optimizer_state_nbytes or (8 if config.precision is Precision.FP32 else 12)
+    ranks, par = [], config.parallelism
+    for plain, own in zip(whole, stage_memories(config), strict=True):
+        states = plain.optimizer_nbytes - own.optimizer_nbytes
+        away = max(plain.activations_nbytes - own.activations_nbytes, 0)
+        ranks.append(states * (width + _GRAD_NBYTES) // width + away)
+    return max(ranks) * min(par.ranks_per_node or par.num_ranks, par.num_ranks)

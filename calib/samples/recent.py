@@ -21,7 +21,7 @@ from ..records.record_kinds import (
 )
 from ..records.run_records import RunRecords
 from .columns import KEYS, normalise
-from .reader import NewRecords
+from .store import NewRecords
 from .table import SampleTable, build_live_table, run_rows, with_probes
 
 NUM_WINDOWS = 8

@@ -1,4 +1,7 @@
-"""The sample table: what models are fitted on, and what later commands read of a run."""
+"""The sample table: what models are fitted on, and what later commands read of a run.
+
+Also which windows of a run it holds, and the rows of some of them.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,8 @@ _READINGS = ("start_ns", "issue_ns")
 """Of a clock: as floats of seconds they would lose their last digits."""
 _OF_HOSTS = ("host_bound_frac", "host_s", "host_spread_log")
 """Columns about the host of a device; older tables lack them."""
+_OF_RUNS = ("runs", "traced")
+"""Frames that stay whole: headers have no window, and only one window of a run is traced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -402,3 +407,25 @@ def run_rows(run: RunRecords) -> pd.DataFrame:
         shown = json.dumps(encode_fields(loop), sort_keys=True) if loop else ""
         rows.append({**told, "config": text, "cluster": seen, "loop": shown})
     return normalise("runs", pd.DataFrame(rows).assign(run_id=run.run_id))
+
+
+def windows_of(table: SampleTable) -> list[int]:
+    """Windows of the newest run that have a clean step, oldest first."""
+    steps = table.newest("steps")
+    windows = sorted(int(w) for w in steps[steps["is_clean"]]["window"].unique())
+    if not windows:
+        raise CalibrationError("no window has a clean step; record more steps")
+    return windows
+
+
+def only_windows(table: SampleTable, windows: Sequence[int]) -> SampleTable:
+    """The newest run's rows of these windows."""
+    run_id = table.run_id
+    frames = {name: getattr(table, name) for name in FRAMES if name not in _OF_RUNS}
+    return replace(
+        table,
+        **{
+            name: frame[(frame["run_id"] == run_id) & frame["window"].isin(windows)]
+            for name, frame in frames.items()
+        },
+    )

@@ -8,8 +8,7 @@ from itertools import combinations
 
 from ..arguments.taken_options import NEEDS_ENGINE, TRANSFORMER_ENGINE
 from ..layers.again import CORE_ATTENTION, WITHIN_MOE, Again
-from ..workload.config import Fp8Recipe, Recompute, RunConfig
-from ..workload.hosts import takes_options
+from ..workload.config import Fp8Recipe, Recompute, RunConfig, takes_options
 
 _FULL = ("--recompute-method", "--recompute-num-layers")
 

@@ -10,8 +10,16 @@ from ..arguments.taken_options import untaken
 from ..errors import ConfigError
 from ..layers.blocks import BlockKind
 from ..workload.collectives import Collective, GroupRole
-from ..workload.config import Batch, Engine, Precision, Recompute, RunConfig, Schedule, Sharding
-from ..workload.hosts import takes_options
+from ..workload.config import (
+    Batch,
+    Engine,
+    Precision,
+    Recompute,
+    RunConfig,
+    Schedule,
+    Sharding,
+    takes_options,
+)
 from ..workload.pipeline_layout import uneven_layers
 from ..workload.ranks import group_call
 

@@ -10,8 +10,7 @@ import pandas as pd
 from ..plain_json import JsonObject
 from ..samples.table import SampleTable
 from ..units import format_frac, format_ranks, format_time
-from .detection import LEAST_FRAC, find_stragglers
-from .straggler import Straggler, StragglerReport
+from .detection import LEAST_FRAC, Straggler, StragglerReport, find_stragglers
 
 SCHEMA = 1
 
@@ -107,7 +106,7 @@ def _who(slow: list[Straggler]) -> str:
     """The ranks in short, with their stage or the role of their group.
 
     >>> one = dict(role="", excess_s=0.1, cost_s=0.1, low_s=0.1, high_s=0.1)
-    >>> from forerun.calib.stragglers.straggler import StragglerKind
+    >>> from forerun.calib.stragglers.detection import StragglerKind
     >>> _who([Straggler(ranks=(3,), stage=1, kind=StragglerKind.COMPUTE, **one)])
     'rank 3 (stage 1)'
     """

@@ -1,11 +1,17 @@
-"""What leaves the training process while it runs: events to the companion, metrics to W&B."""
+"""What leaves the training process while it runs: events to the companion, metrics to W&B.
+
+What training itself reports, and where, is looked for once: nothing is imported or touched.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +27,10 @@ from ..process.launch_note import LaunchNote
 from ..process.settings import CompanionSettings, Settings
 from ..recording.window import StepPlan
 from .companion_link import CompanionPipe
-from .host_reporters import event_folder, reports_to_trainjob
 
 _log = logging.getLogger(__name__)
+_WRITER = "tensorboard.summary.writer.event_file_writer"
+_TRANSFORMERS = "transformers.integrations.integration_utils"
 
 
 class Live:
@@ -156,3 +163,31 @@ def companion_settings(settings: Settings, *, has_host_wandb: bool) -> Companion
         host_tensorboard=event_folder(),
         has_host_trainjob=reports_to_trainjob(),
     )
+
+
+def event_folder() -> str:
+    """The folder of an event file that this process has open for TensorBoard; empty: none.
+
+    Megatron, the Trainers and loops of users' own all write by torch's ``SummaryWriter``, which is
+    a thread of tensorboard's; none of them says where in the same way.
+    """
+    for thread in threading.enumerate():
+        if type(thread).__module__ == _WRITER:
+            with suppress(AttributeError, TypeError):  # another release keeps it elsewhere
+                writer: Any = thread
+                return os.path.dirname(os.path.abspath(_path(writer._record_writer._writer)))
+    return ""
+
+
+def _path(file: Any) -> str:
+    name = getattr(file, "filename", None) or file.name
+    return os.fsdecode(name)
+
+
+def reports_to_trainjob() -> bool:
+    """True where transformers' Trainer or Kubeflow's own package may report to the TrainJob."""
+    if "kubeflow.trainer" in sys.modules:
+        return True
+    is_off = os.environ.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"
+    has_callback = hasattr(sys.modules.get(_TRANSFORMERS), "KubeflowCallback")
+    return "transformers.trainer" in sys.modules and has_callback and not is_off

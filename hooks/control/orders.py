@@ -21,19 +21,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...calib.records.files import PRIVATE, replace_file
 from ...calib.records.iso_times import with_iso_times
 from ...calib.records.launch import MARKER
+from ...calib.workload.config_json import decode, encode
 from ...calib.workload.run_options import OnAdvice
 from ..process.guard import OWN_THREAD, Guard
 from ..process.launch_identity import RANKS_PER_S, launch_folder
 from ..process.settings import Settings
 from ..process.store_link import StoreLink, find_link
 from ..process.votes import LATE, YES, Votes, why_not
-from .proposals import Order, OrderKind, Proposal
 
 if TYPE_CHECKING:
     from ..process.host import Host
@@ -56,6 +57,48 @@ PATIENCE_S = 60.0
 where a rank or the store has died meanwhile."""
 # The thread may be inside a wait of the store's; the end of the process is held up no longer.
 CLOSING_S = 5.0
+
+
+class OrderKind(Enum):
+    """What the companion can ask of all ranks."""
+
+    STOP = "stop"
+    """End training after the step that is named."""
+    WINDOW = "window"
+    """Open a window with the step that is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the companion asks for, and why."""
+
+    kind: OrderKind
+    reason: str = ""
+    rule: str = ""
+    command: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Order:
+        """The order of one line; raises ``KeyError`` or ``ValueError`` where it is none."""
+        return decode(Order, {**value, "kind": value["order"]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """An order and its step; from ``settle`` on, who does not know the outcome says no."""
+
+    kind: OrderKind
+    step: int
+    settle: int
+
+    def to_text(self) -> str:
+        """One line of JSON."""
+        return json.dumps(encode(self))
+
+    @staticmethod
+    def from_text(text: str) -> Proposal:
+        """The proposal that ``to_text`` wrote."""
+        return decode(Proposal, json.loads(text))
 
 
 @dataclass(slots=True)

@@ -31,8 +31,7 @@ from ..sensors.shapes import Shape, canonical_shape
 from ..sensors.step_log import NO_SHAPE, NO_SPAN, WAITING, Code, StepLog, TransferKind, split
 from ..sensors.stopwatch import NO_TIME, STEP_STREAM
 from ..sensors.waits import TransferTimes, Waits, exposures
-from .host_pace import host_times
-from .lags import lags_of, waits_for_host
+from .host_pace import host_times, lags_of, waits_for_host
 
 
 @dataclass(slots=True)

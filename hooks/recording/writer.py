@@ -4,7 +4,7 @@ Training hands things over and never waits.  Marks of hooked steps become record
 window has closed, in small slices, so that this thread does not take the interpreter from training
 while it is being measured.  In a large world most ranks write no file, and those that do are
 bounded, as those of a small world are behind their first 32 MiB: ``bounded_window`` has what
-becomes of a window there.
+becomes of a window there.  The first line of a file is its header: whose records follow.
 """
 
 from __future__ import annotations
@@ -18,20 +18,27 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from ...calib.records.record_kinds import CoverageRecord, Header, Record, WindowRecord
+from ...calib.errors import RecordError
+from ...calib.records.files import open_own
+from ...calib.records.record_kinds import SCHEMA, CoverageRecord, Header, Record, WindowRecord
+from ...calib.records.run_records import parse_header
 from ...calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
 from ..process.cores import step_aside
 from ..process.guard import OWN_THREAD, Guard, is_failing
+from ..process.interpreter import own_version
 from ..process.pace import Pace
 from ..sensors.step_log import StepLog
-from .bounded_window import BoundedWindow
+from .bounded_window import BoundedWindow, line_of
 from .exchange import Exchange
 from .flight_recorder import FlightWindow
-from .header import open_records
-from .selection import line_of
 from .window_records import WindowRecords
+
+if TYPE_CHECKING:
+    from ...calib.plain_json import JsonObject
+    from ..process.host import Host
+    from ..process.settings import RankInfo
 
 _log = logging.getLogger(__name__)
 QUEUE_LENGTH = 4096
@@ -40,6 +47,8 @@ MAX_EARLY = 1000
 FAILING_S = 3.0
 """How long the end of a process is held up that an error has ended."""
 _IDLE_S = 1.0
+# A header has 2 to 5 kB; a longer first line is no file of ours.
+_MAX_HEADER_NBYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,3 +313,50 @@ class RecordWriter:
             self._exchange.hand_over(end.record.window, closed.message, on_complete=end.on_written)
         elif end.on_written is not None:
             end.on_written()
+
+
+def header_of(
+    rank: RankInfo,
+    host: Host | None,
+    *,
+    device: str,
+    started_unix_s: float,
+    cluster: JsonObject | None = None,
+) -> Header:
+    """Whose records follow, as far as it is known."""
+    return Header(
+        schema=SCHEMA,
+        run_id=rank.run_id,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        created_by=f"{__name__.partition('.')[0]} {own_version()}".strip(),
+        device=device,
+        started_unix_s=started_unix_s,
+        stage=host.stage if host else 0,
+        tp_rank=host.tp_rank if host else 0,
+        dp_rank=host.dp_rank if host else 0,
+        cluster=cluster or {},
+    )
+
+
+def open_records(path: Path) -> IO[bytes]:
+    """The file of a rank, ready for a header; a restarted worker goes on after what it finds.
+
+    A file whose first line cannot be read is moved aside: it would make ours unreadable.  Raises
+    ``OSError`` as ``open_own``.
+    """
+    file = open_own(path)
+    file.seek(0)
+    first = file.readline(_MAX_HEADER_NBYTES)
+    if not first:
+        return file
+    try:
+        parse_header(first.decode())
+    except (RecordError, ValueError):
+        file.close()
+        path.replace(path.with_name(path.name + ".damaged"))
+        return open_own(path)
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) != b"\n":
+        file.write(b"\n")
+    return file

@@ -2,16 +2,29 @@
 
 One private method beneath torch's loaders is replaced until the first steps have shown it.  It
 returns what it did: no batch is drawn, no random state is touched, no loader is kept alive, and no
-object of the user's is asked for anything.
+object of the user's is asked for anything.  How many batches a pass over a loader has is read from
+what torch's own samplers hold: ``__len__`` of a data set or sampler of the user's own may draw
+random numbers, meet other ranks or take its time.  Whoever is no sampler of torch's, to the exact
+class, says nothing here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any
 
-from torch.utils.data import dataloader
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    dataloader,
+)
 
 from ...calib.records.record_kinds import DataLength
 from ..process.guard import Guard
@@ -19,10 +32,12 @@ from ..process.host import Reference, reference
 from ..process.looking import contents
 from ..process.stand_in import stand_in
 from .first_step import batch_shape
-from .pass_length import pass_length
 
 NUM_STEPS = 2
 """The first step may draw more: a loop that looks ahead, a step that a scaler of losses skips."""
+_RANGE = type(iter(range(0)))
+_MAP = 0
+"""A data set with an index, as torch's loaders number the kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +170,58 @@ _NEXT, _DRAWN = "__next__", "_num_yielded"
 def _iterators() -> Any:
     """The class of all iterators of torch's loaders."""
     return getattr(dataloader, "_BaseDataLoaderIter", object)
+
+
+def pass_length(iterator: Any) -> int | None:
+    """Batches of the pass that runs, after some have been drawn; None where torch does not say."""
+    own = contents(iterator)
+    sampler, drawing = own.get("_index_sampler"), own.get("_sampler_iter")
+    if own.get("_dataset_kind") != _MAP:
+        return None
+    inner = _local(drawing, "sampler_iter") if type(sampler) is BatchSampler else None
+    if _has_ended(drawing) or _has_ended(inner):  # workers are given some before they are drawn
+        return _whole(own.get("_send_idx", own.get("_num_yielded")))
+    if type(sampler) is not BatchSampler:
+        return _num_rows(sampler, drawing)
+    held = contents(sampler)
+    rows, size = _num_rows(held.get("sampler"), inner), _whole(held.get("batch_size"))
+    if rows is None or not size:
+        return None
+    return rows // size if held.get("drop_last") is True else -(-rows // size)
+
+
+def _num_rows(sampler: Any, drawing: Any) -> int | None:
+    """Numbers of rows in a pass of a sampler, whose iterator is ``drawing``."""
+    kind, own = type(sampler), contents(sampler)
+    if kind is WeightedRandomSampler or kind is DistributedSampler:
+        return _whole(own.get("num_samples"))
+    if kind is SubsetRandomSampler:
+        return _num_indices(own.get("indices"))
+    if kind is SequentialSampler and type(drawing) is _RANGE:
+        state: Any = drawing.__reduce__()
+        return state[1][0].stop
+    if kind is RandomSampler:
+        return _whole(own.get("_num_samples")) or _whole(_local(drawing, "n"))
+    return None
+
+
+def _num_indices(indices: Any) -> int | None:
+    kind = type(indices)
+    if kind is list or kind is tuple or kind is range:
+        return len(indices)
+    return indices.numel() if kind is torch.Tensor else None
+
+
+def _has_ended(drawing: Any) -> bool:
+    return type(drawing) is GeneratorType and drawing.gi_frame is None
+
+
+def _local(drawing: Any, name: str) -> Any:
+    """What a generator of torch's, which waits to be asked for more, has under that name."""
+    if type(drawing) is not GeneratorType or drawing.gi_frame is None:
+        return None
+    return drawing.gi_frame.f_locals.get(name)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None

@@ -23,13 +23,11 @@ from ..process.node_sight import Sight
 from ..process.settings import RESTART_WINDOWS, Settings
 from ..process.stand_in import pass_over_package
 from ..recording.exchange import RecordingRole
-from ..recording.header import header_of
 from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches
-from ..recording.writer import RecordWriter
+from ..recording.writer import RecordWriter, header_of
 from .fitting import Fitting
 from .ledger import Between, Ledger, OpenStep
 from .probe_turns import PROBE, ProbeTurns
-from .run_length import RunLength
 from .trace_turns import Tracing
 
 if TYPE_CHECKING:
@@ -406,3 +404,29 @@ def begin(settings: Settings) -> Session | None:
         return None
     session = _STATE["session"] = Session(settings)
     return session
+
+
+class RunLength:
+    """Weighs ``--calibrate-total-steps`` against what the host says, which wins."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._asked = settings.total_steps or 0
+        self._hint = settings.cadence.train_iters or 0
+        self._is_silent = settings.rank.rank != 0
+
+    def steps(self, told: int) -> int:
+        """Steps of the whole run where the host tells so many (0: it does not); 0: unknown.
+
+        The host's own arguments count as its word.
+        Says once, on one rank, that the user's number is not used.
+        """
+        told = told or self._hint
+        if told and self._asked not in (0, told) and not self._is_silent:
+            self._is_silent = True
+            _log.warning(
+                "[forerun] --calibrate-total-steps=%d is ignored: the training loop says that the "
+                "run has %d steps; leave the flag out",
+                self._asked,
+                told,
+            )
+        return told or self._asked

@@ -7,8 +7,7 @@ import argparse
 from ...calib.differences.difference import Verdict
 from ...calib.differences.two_runs import difference
 from ...calib.errors import ConfigError
-from ...calib.samples.table import SampleTable
-from ...calib.samples.windows import only_windows, windows_of
+from ...calib.samples.table import SampleTable, only_windows, windows_of
 from ..known.runs import read
 from ..options.diff_options import AskedRun, asked_runs
 from ..report.diff_text import difference_lines, difference_markdown

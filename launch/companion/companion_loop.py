@@ -15,8 +15,8 @@ from ...calib.errors import ForerunError
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.forecast.model_forecast import batch_levels
 from ...calib.forecast.remaining_schedule import step_groups
-from ...calib.samples.reader import RunReader
 from ...calib.samples.recent import RecentWindows
+from ...calib.samples.store import RunReader
 from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan, measured_spans
 from ...calib.workload.run_options import OnAdvice

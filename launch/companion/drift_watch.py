@@ -14,8 +14,7 @@ from ...calib.drift.monitor import Drift, DriftMonitor
 from ...calib.errors import ForerunError
 from ...calib.records.iso_times import with_iso_times
 from ...calib.records.json_files import read_json, write_json
-from ...calib.samples.table import SampleTable
-from ...calib.samples.windows import windows_of
+from ...calib.samples.table import SampleTable, windows_of
 from ..directory.publishing import Place
 from ..directory.run_log import LoggedStep
 from .log_lines import Writing

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...calib.advice.plan import Plan
 from ...calib.advice.scaling import Scaling
 from ...calib.shell import joined
-from ...calib.workload.hosts import takes_options
+from ...calib.workload.config import takes_options
 from ..options.plan_options import PlanQuestion
 from ..report.layout_tables import (
     layouts_table,

@@ -20,16 +20,14 @@ from ...calib.errors import ConfigError, ForerunError
 from ...calib.fit.priors import is_processor
 from ...calib.forecast.whole_run import WholeRun, whole_run
 from ...calib.memory.devices import known_device
-from ...calib.memory.host_memory import host_nbytes
-from ...calib.memory.peak import MemoryEstimate, Verdict
+from ...calib.memory.peak import MemoryEstimate, Verdict, host_nbytes
 from ...calib.network.cluster import link_figures
 from ...calib.records.iso_times import stamped
 from ...calib.shell import joined
 from ...calib.steps.model import FittedSteps
 from ...calib.units import format_bytes, format_time
 from ...calib.workload.argument_values import shown, whole
-from ...calib.workload.config import RunConfig
-from ...calib.workload.hosts import takes_options
+from ...calib.workload.config import RunConfig, takes_options
 from ...calib.workload.model_shape import at_least_one
 from ..known.machines import Machine
 from ..options.plan_options import read_prices, read_tokens

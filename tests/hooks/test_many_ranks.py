@@ -18,9 +18,8 @@ from forerun.calib.records.record_kinds import (
     WindowRecord,
 )
 from forerun.calib.records.run_records import RunRecords
-from forerun.calib.samples.reader import RunReader
 from forerun.calib.samples.recent import RecentWindows
-from forerun.calib.samples.store import read_run
+from forerun.calib.samples.store import RunReader, read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.recording import MESSAGE_NBYTES, Recorded, recording_plan
 

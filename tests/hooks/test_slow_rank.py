@@ -11,7 +11,7 @@ from launched import torchrun
 from forerun.calib.answers.run_measurements import measured_step_s
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.stragglers.straggler import Straggler, StragglerKind
+from forerun.calib.stragglers.detection import Straggler, StragglerKind
 from forerun.calib.stragglers.waiting import waiting_report
 
 pytest.importorskip("megatron")

@@ -18,8 +18,7 @@ from forerun.calib.advice.decision import (
     saving_probability,
 )
 from forerun.calib.advice.plan import Candidate, Plan
-from forerun.calib.forecast.finish import TimeLeft
-from forerun.calib.forecast.forecast import Forecast
+from forerun.calib.forecast.forecast import Forecast, TimeLeft
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.steps.model import MISFIT
 from forerun.calib.workload.run_options import Goals

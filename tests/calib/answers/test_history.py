@@ -14,8 +14,7 @@ from forerun.calib.answers.history import MOST_WINDOWS, History, Models
 from forerun.calib.answers.request import Request
 from forerun.calib.samples.columns import FRAMES
 from forerun.calib.samples.store import read_run
-from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.samples.windows import only_windows
+from forerun.calib.samples.table import SampleTable, build_table, only_windows
 
 TRAIN_ITERS = 4000
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"

@@ -27,8 +27,7 @@ from forerun.calib.answers.transcript import (
     run_line,
 )
 from forerun.calib.forecast.batch_ratios import PredictedStep
-from forerun.calib.forecast.finish import TimeLeft
-from forerun.calib.forecast.forecast import Forecast
+from forerun.calib.forecast.forecast import Forecast, TimeLeft
 from forerun.calib.forecast.throughput import Throughput
 from forerun.calib.layers.model_size import model_name
 from forerun.calib.memory.peak import MemoryEstimate, Verdict

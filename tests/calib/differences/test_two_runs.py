@@ -15,7 +15,7 @@ from planted_stragglers import config_of
 from forerun.calib.differences.difference import Basis, Difference, Verdict
 from forerun.calib.differences.two_runs import difference
 from forerun.calib.errors import CalibrationError
-from forerun.calib.samples.windows import only_windows
+from forerun.calib.samples.table import only_windows
 from forerun.calib.workload.config import Batch, Parallelism
 
 CONFIG = replace(config_of(LAYOUT), device=GPU)

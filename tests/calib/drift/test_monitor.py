@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from related_noise import related_noise
 
-from forerun.calib.drift.change_points import ChangePoints
-from forerun.calib.drift.monitor import Drift, DriftKind, DriftMonitor
+from forerun.calib.drift.monitor import ChangePoints, Drift, DriftKind, DriftMonitor
 
 STEP_S = 1.6
 

@@ -11,7 +11,7 @@ import pytest
 
 from forerun.calib.fit.batches import batch_of
 from forerun.calib.fit.laws import Ceilings
-from forerun.calib.fit.roofline import FittedLaw
+from forerun.calib.fit.machine import FittedLaw
 from forerun.calib.samples.columns import FRAMES, normalise, shape_text
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.workload.collectives import CollectiveCall

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from forerun.calib.errors import CalibrationError
 from forerun.calib.fit.batches import batch_of
 from forerun.calib.fit.laws import Ceilings, work
+from forerun.calib.fit.machine import FittedLaw
 from forerun.calib.fit.operator_kinds import KINDS
 from forerun.calib.fit.priors import device_prior
-from forerun.calib.fit.roofline import FittedLaw
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 # Sizes by which work is shared out: more ranks or experts elsewhere mean less here.

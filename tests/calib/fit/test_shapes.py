@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planted_machine import batch
 
 from forerun.calib.fit.operator_kinds import KINDS
-from forerun.calib.fit.shapes import coordinates, halvings, idle_waves, trend
+from forerun.calib.fit.pools import coordinates, halvings, idle_waves, trend
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 K = OperatorKind

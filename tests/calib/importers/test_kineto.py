@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.errors import RecordError
-from forerun.calib.importers.kineto import KinetoTables, kineto_tables
-from forerun.calib.importers.kineto_transfers import WORLD_TAKEN
+from forerun.calib.importers.kineto import WORLD_TAKEN, KinetoTables, kineto_tables
 from forerun.calib.records.kineto_origins import NODE
 
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"

@@ -8,8 +8,7 @@ import pytest
 
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.layers.stage_work import updated_parameters
-from forerun.calib.memory.host_memory import host_nbytes
-from forerun.calib.memory.peak import memory
+from forerun.calib.memory.peak import host_nbytes, memory
 
 _LINE = (
     "torchrun --nproc-per-node 8 --nnodes 4 pretrain_gpt.py --bf16 --num-layers 24 "

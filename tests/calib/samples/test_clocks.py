@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.records.record_kinds import CollectiveRecord
-from forerun.calib.samples.clocks import aligned_start_s, clock_rows
-from forerun.calib.samples.offset_lines import Moments, fit_line
+from forerun.calib.samples.clocks import Moments, aligned_start_s, clock_rows, fit_line
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.samples.transfers import match_ranks

@@ -10,8 +10,13 @@ import pytest
 
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.network.groups import Group
-from forerun.calib.steps.base_times import FittedTimes, prior_times, table_times
-from forerun.calib.steps.memory_laws import fused_nbytes, law_time_s
+from forerun.calib.steps.base_times import (
+    FittedTimes,
+    fused_nbytes,
+    law_time_s,
+    prior_times,
+    table_times,
+)
 from forerun.calib.steps.operator_tables import operator_tables
 from forerun.calib.steps.transfer_tables import network_of, transfer_tables
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole

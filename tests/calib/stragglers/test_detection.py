@@ -22,8 +22,12 @@ from planted_stragglers import (
 from forerun.calib.records.cluster import Cluster, SeenNode
 from forerun.calib.samples.rank_compute import newest_rank_compute
 from forerun.calib.stragglers.cost import RankPlaces, step_floor_s
-from forerun.calib.stragglers.detection import excess_s, find_stragglers
-from forerun.calib.stragglers.straggler import StragglerKind, StragglerReport
+from forerun.calib.stragglers.detection import (
+    StragglerKind,
+    StragglerReport,
+    excess_s,
+    find_stragglers,
+)
 from forerun.calib.stragglers.waiting import waiting_report
 from forerun.calib.timeline.costs import pipeline_costs
 from forerun.calib.timeline.programs import Pipeline

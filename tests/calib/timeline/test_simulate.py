@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.timeline import bulk
+from forerun.calib.timeline import simulate as simulation
 from forerun.calib.timeline.costs import PipelineCosts, joined, pipeline_costs
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulate import Floats, Simulation, simulate
@@ -204,8 +204,8 @@ def test_blocks_of_columns_make_one_whole(monkeypatch: pytest.MonkeyPatch) -> No
         rng.uniform(1, 2, (6, 203)), rng.uniform(1, 2, (6, 203)), num_virtual_stages=2
     )
     whole = simulate(costs, pipeline).end_s
-    monkeypatch.setattr(bulk, "BLOCK_NBYTES", 0)
-    assert bulk.LEAST_COLUMNS < 203 / 3
+    monkeypatch.setattr(simulation, "BLOCK_NBYTES", 0)
+    assert simulation.LEAST_COLUMNS < 203 / 3
     assert simulate(costs, pipeline).end_s.tolist() == whole.tolist()
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.hooks.control.companion_link import companion_environment
-from forerun.hooks.control.host_reporters import event_folder, reports_to_trainjob
-from forerun.hooks.control.live import companion_settings
+from forerun.hooks.control.live import companion_settings, event_folder, reports_to_trainjob
 from forerun.hooks.process.settings import RankInfo, Settings
 
 KUBEFLOW = {f"KUBEFLOW_TRAINER_SERVER_{end}": end for end in ("URL", "CA_CERT", "TOKEN")}

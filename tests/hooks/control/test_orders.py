@@ -18,8 +18,7 @@ from torch.distributed import HashStore
 
 from forerun.calib.records.launch import MARKER
 from forerun.calib.workload.run_options import OnAdvice
-from forerun.hooks.control.orders import Orders
-from forerun.hooks.control.proposals import OrderKind, Proposal
+from forerun.hooks.control.orders import OrderKind, Orders, Proposal
 from forerun.hooks.process.guard import MAX_FAULTS, Guard
 from forerun.hooks.process.host import Host
 from forerun.hooks.process.launch_identity import launch_folder

@@ -17,8 +17,9 @@ from forerun.calib.records.packed import Packer, unpacked
 from forerun.calib.records.record_kinds import StepFlag, StepRecord, WindowRecord
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.recording import MESSAGE_NBYTES, Recorded, recording_plan
-from forerun.hooks.recording.bounded_window import BoundedWindow, ClosedWindow
-from forerun.hooks.recording.selection import (
+from forerun.hooks.recording.bounded_window import (
+    BoundedWindow,
+    ClosedWindow,
     StepDetail,
     in_keeping_order,
     levels_of,

@@ -20,8 +20,7 @@ from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord,
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.recording.attribution import Attribution
-from forerun.hooks.recording.pass_shares import mean_waits, transfer_weights
-from forerun.hooks.recording.window_records import WindowRecords
+from forerun.hooks.recording.window_records import WindowRecords, mean_waits, transfer_weights
 from forerun.hooks.sensors import stopwatch
 from forerun.hooks.sensors.recorder import FORWARD, Recorder
 from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind

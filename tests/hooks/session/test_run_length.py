@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forerun.hooks.process.settings import CadenceHint, RankInfo, Settings
-from forerun.hooks.session.run_length import RunLength
+from forerun.hooks.session.session import RunLength
 
 
 def settings(asked: int | None, hint: int | None = None, rank: int = 0) -> Settings:

@@ -17,7 +17,7 @@ from forerun.calib.answers.request import Request
 from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.calib.stragglers.straggler import Straggler, StragglerKind, StragglerReport
+from forerun.calib.stragglers.detection import Straggler, StragglerKind, StragglerReport
 from forerun.calib.timeline.measured import measured_spans
 from forerun.launch.drawing.layout_chart import layouts_chart
 from forerun.launch.report.figures import Page
