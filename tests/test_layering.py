@@ -150,7 +150,6 @@ ANYTHING_IN = {
     "fit": "JSON that is not yet said as such",
     "importers": "values of traces that others wrote",
     "regressors": "an estimator of XGBoost, which may not be installed",
-    "steps": "JSON that is not yet said as such",
     "workload/run_options.py": "what a field of a dataclass holds by default",
     "validation.py": "JSON, and whatever a scored model makes of a table",
 }

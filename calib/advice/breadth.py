@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..errors import ConfigError
 from ..memory.layout_table import needed_nbytes
 from ..memory.peak import Verdict
-from ..plain_json import Json, JsonObject
 from ..regressors.intervals import Z_90
 from ..search.found import Room
 from ..search.labels import layout_label
@@ -22,6 +21,7 @@ from ..steps.known import MEASURED_SIGMA_LOG
 from ..steps.model import FittedSteps
 from ..units import format_frac
 from ..workload.config import Batch, Parallelism, Recompute, RunConfig
+from ..workload.config_json import Encoded
 from .axes import axis_value, changed
 from .plan import Candidate, Plan
 
@@ -37,7 +37,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldChoice:
+class HeldChoice(Encoded):
     """The fastest layout that was found with one value of an axis."""
 
     value: str
@@ -46,14 +46,12 @@ class HeldChoice:
     slower_frac: float
     """Than the fastest of all; the best with this value is at most as slow."""
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AxisWorth:
+class AxisWorth(Encoded):
     """What an axis is worth: its values, the fastest first."""
+
+    JSON: ClassVar[str] = "axis cost_frac matters alike choices"
 
     axis: str
     choices: tuple[HeldChoice, ...]
@@ -79,21 +77,12 @@ class AxisWorth:
         """Whether no value costs more."""
         return len(self.alike) == len(self.choices)
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        choices: list[Json] = [choice.to_json() for choice in self.choices]
-        return {
-            "axis": self.axis,
-            "cost_frac": self.cost_frac,
-            "matters": self.matters,
-            "alike": list(self.alike),
-            "choices": choices,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Breadth:
+class Breadth(Encoded):
     """How sharp a plan's best is."""
+
+    JSON: ClassVar[str] = "first next_slower_frac num_not_told_apart axes"
 
     first: str
     next_slower_frac: tuple[float, ...]
@@ -129,16 +118,6 @@ class Breadth:
         if idle:
             words.append(f"what does not: {', '.join(idle)}")
         return "; ".join(words)
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        axes: list[Json] = [axis.to_json() for axis in self.axes]
-        return {
-            "first": self.first,
-            "next_slower_frac": list(self.next_slower_frac),
-            "num_not_told_apart": self.num_not_told_apart,
-            "axes": axes,
-        }
 
 
 def breadth(plan: Plan, steps: FittedSteps) -> Breadth | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import ndtr
@@ -14,9 +15,9 @@ from ..arguments.kept_arguments import MASK
 from ..arguments.megatron_args import resumed_command, rewrite_command
 from ..forecast.forecast import Forecast
 from ..memory.peak import Verdict
-from ..plain_json import JsonObject
 from ..records.actions import Action
 from ..units import HOUR_S, format_frac, format_time
+from ..workload.config_json import Encoded
 from ..workload.run_options import Goals
 from .plan import Candidate, Plan
 
@@ -45,7 +46,7 @@ class Rule(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
+class Reason(Encoded):
     """One rule with its outcome; ``numbers`` carry their units in their names.
 
     Of a restart: ``saved_s`` is what the steps that are left take less (0 where that is nothing),
@@ -59,14 +60,15 @@ class Reason:
     probability: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {**asdict(self), "rule": self.rule.value}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Encoded):
     """The advice of one window, with what it rests on."""
+
+    JSON: ClassVar[str] = (
+        "schema action confidence now_unix_s reasons candidate command? command_absent command_note"
+    )
+    schema: ClassVar[int] = SCHEMA
 
     action: Action
     reasons: tuple[Reason, ...]
@@ -85,20 +87,10 @@ class Decision:
         """Rules that speak for stopping in this window."""
         return frozenset(reason.rule for reason in self.reasons if reason.is_met)
 
-    def to_json(self) -> JsonObject:
-        """A JSON object with its schema; ``command`` is null where nothing is to be run, and then
-        ``command_absent`` says why."""
-        return {
-            "schema": SCHEMA,
-            "action": self.action.value,
-            "confidence": self.confidence,
-            "now_unix_s": self.now_unix_s,
-            "reasons": [reason.to_json() for reason in self.reasons],
-            "candidate": self.candidate.to_json() if self.candidate else None,
-            "command": list(self.command) or None,
-            "command_absent": self.command_absent,
-            "command_note": _MASKED if any(MASK in word for word in self.command) else "",
-        }
+    @property
+    def command_note(self) -> str:
+        """What the user has to put into the command; empty where it is whole."""
+        return _MASKED if any(MASK in word for word in self.command) else ""
 
 
 def decide(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ..fit.estimates import Source
-from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
 from ..search.labels import layout_label
 from ..steps.estimate import StepEstimate, StepTerms, paired_sigma_log
@@ -16,6 +16,7 @@ from ..steps.model import FittedSteps
 from ..timeline.terms import TERM_TEXTS, Term
 from ..units import format_frac, format_time
 from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .walk import Walk, walk
 
 SCHEMA = 1
@@ -28,8 +29,10 @@ _WORTH_FRAC = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TermTime:
+class TermTime(Encoded):
     """Seconds of one term, of a layout or of the difference of two, with a 90 % interval."""
+
+    JSON: ClassVar[str] = "term time_s low_s high_s source_frac=sources"
 
     term: Term
     time_s: float
@@ -37,18 +40,21 @@ class TermTime:
     high_s: float
     source_frac: Mapping[Source, float]
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {
-            "term": self.term.value,
-            **{name: getattr(self, name) for name in ("time_s", "low_s", "high_s")},
-            "source_frac": {src.value: frac for src, frac in self.source_frac.items() if frac},
-        }
+    @property
+    def sources(self) -> dict[Source, float]:
+        """Sources that have a share."""
+        return {source: frac for source, frac in self.source_frac.items() if frac}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
+class Explained(Encoded):
     """A layout's step as a sum of terms."""
+
+    JSON: ClassVar[str] = (
+        "label num_ranks=estimate.config.parallelism.num_ranks step_time_s=estimate.time_s "
+        "low_s=estimate.low_s high_s=estimate.high_s critical_stage=estimate.critical_stage "
+        "source_frac=estimate.source_frac terms"
+    )
 
     estimate: StepEstimate
     terms: tuple[TermTime, ...]
@@ -68,23 +74,12 @@ class Explained:
         parts = [f"{TERM_TEXTS[t.term]} {format_frac(t.time_s / total_s)}" for t in named]
         return f"{self.label} takes {format_time(total_s)}: {', '.join(parts)}"
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {
-            "label": self.label,
-            "num_ranks": self.estimate.config.parallelism.num_ranks,
-            "step_time_s": self.estimate.time_s,
-            "low_s": self.estimate.low_s,
-            "high_s": self.estimate.high_s,
-            "critical_stage": self.estimate.critical_stage,
-            "source_frac": {src.value: frac for src, frac in self.estimate.source_frac.items()},
-            "terms": [term.to_json() for term in self.terms],
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Encoded):
     """One layout's step less another's, term by term."""
+
+    JSON: ClassVar[str] = "time_s low_s high_s time_frac is_told_apart terms walk"
 
     one: Explained
     other: Explained
@@ -125,20 +120,18 @@ class Difference:
             text += f"; against it {_signed(against)}"
         return text
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {
-            **{name: getattr(self, name) for name in ("time_s", "low_s", "high_s")},
-            "time_frac": self.time_s / self.other.estimate.time_s,
-            "is_told_apart": self.is_told_apart,
-            "terms": [term.to_json() for term in self.terms],
-            "walk": self.walk.to_json(),
-        }
+    @property
+    def time_frac(self) -> float:
+        """The difference as a share of the other layout's step."""
+        return self.time_s / self.other.estimate.time_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Encoded):
     """The answer to why."""
+
+    JSON: ClassVar[str] = "schema sentence layout=one other=difference.other difference"
+    schema: ClassVar[int] = SCHEMA
 
     one: Explained
     difference: Difference | None = None
@@ -147,17 +140,6 @@ class Explanation:
     def sentence(self) -> str:
         """The answer in one sentence."""
         return self.difference.sentence if self.difference else self.one.sentence
-
-    def to_json(self) -> JsonObject:
-        """A JSON object with its schema."""
-        against = self.difference
-        return {
-            "schema": SCHEMA,
-            "sentence": self.sentence,
-            "layout": self.one.to_json(),
-            "other": against.other.to_json() if against else None,
-            "difference": against.to_json() if against else None,
-        }
 
 
 def explain(config: RunConfig, other: RunConfig | None, steps: FittedSteps) -> Explanation:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 from ..arguments.keep import Keep
 from ..arguments.megatron_args import options
@@ -27,6 +28,7 @@ from ..steps.known import MEASURED_SIGMA_LOG
 from ..steps.model import MISFIT, FittedSteps
 from ..units import CANNOT_TELL, format_bytes, format_change, format_frac, format_time
 from ..workload.config import RunConfig, takes_options
+from ..workload.config_json import Encoded
 from ..workload.routing import Routed, routed
 from .converters import converter
 from .host_limits import askable, counted
@@ -47,9 +49,18 @@ _NUM_WORTH_MEASURING = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Candidate:
+class Candidate(Encoded):
     """One layout.  ``time_frac`` is its step time over that of the running layout, minus one; it
     and what belongs to it are NaN where nothing runs that does the same work on such a device."""
+
+    JSON: ClassVar[str] = (
+        "label num_ranks=config.parallelism.num_ranks tp=config.parallelism.tp "
+        "pp=config.parallelism.pp vp=config.parallelism.vp dp=config.parallelism.dp "
+        "cp=config.parallelism.cp ep=config.parallelism.ep "
+        "micro_batch_size=config.batch.micro_batch_size recompute=config.recompute routing "
+        "step_time_s low_s high_s **ratios throughput memory host_nbytes_per_node verdict "
+        "fit_probability source_frac options"
+    )
 
     config: RunConfig
     step_time_s: float
@@ -121,33 +132,27 @@ class Candidate:
             return ""
         return format_change(self.time_frac, self.time_frac_low, self.time_frac_high)
 
-    def to_json(self) -> JsonObject:
-        """A JSON object; the model's shape is left to the plan."""
-        par = self.config.parallelism
-        times = ("step_time_s", "low_s", "high_s")
-        ratios = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
-        return {
-            "label": self.label,
-            "num_ranks": par.num_ranks,
-            **{name: getattr(par, name) for name in ("tp", "pp", "vp", "dp", "cp", "ep")},
-            "micro_batch_size": self.config.batch.micro_batch_size,
-            "recompute": self.config.recompute.value,
-            "routing": self.routing.to_json() if self.routing is not None else None,
-            **{name: getattr(self, name) for name in times},
-            **{name: getattr(self, name) if self.is_comparable else None for name in ratios},
-            "throughput": self.throughput.to_json(),
-            "memory": self.memory.to_json(),
-            "host_nbytes_per_node": host_nbytes(self.config),
-            "verdict": self.verdict.value,
-            "fit_probability": self.fit_probability,
-            "source_frac": {source.value: frac for source, frac in self.source_frac.items()},
-            "options": list(self.options),
-        }
+    @property
+    def ratios(self) -> dict[str, float | None]:
+        """Its step against the running one, by name; None where they do other work."""
+        names = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
+        return {name: getattr(self, name) if self.is_comparable else None for name in names}
+
+    @property
+    def host_nbytes_per_node(self) -> int | None:
+        """Bytes of host memory that offloading takes on a node."""
+        return host_nbytes(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Encoded):
     """The running layout and the others, fastest that may run first."""
+
+    JSON: ClassVar[str] = (
+        "schema config=own.config own measured_step_time_s memory_capacity_nbytes num_layouts "
+        "search best=best.label doubt? telling candidates"
+    )
+    schema: ClassVar[int] = SCHEMA
 
     own: Candidate
     """The layout that runs; of a plan for another model, batch or device the asked run in it."""
@@ -257,24 +262,15 @@ class Plan:
         ]
         return tuple(sorted(able, key=lambda c: c.step_time_s)[:_NUM_WORTH_MEASURING])
 
-    def to_json(self) -> JsonObject:
-        """A JSON object with its schema."""
-        best = self.best
-        return {
-            "schema": SCHEMA,
-            "config": self.own.config.to_json(),
-            "own": self.own.to_json(),
-            "measured_step_time_s": self.measured_step_time_s,
-            "memory_capacity_nbytes": self.memory_capacity_nbytes,
-            "num_layouts": self.num_layouts,
-            "search": [
-                {"num_ranks": number, **proof.to_json()} for number, proof in self.proofs.items()
-            ],
-            "best": best.label if best else None,
-            "doubt": self.doubt or None,
-            "telling": [candidate.label for candidate in self.worth_measuring],
-            "candidates": [candidate.to_json() for candidate in self.candidates],
-        }
+    @property
+    def search(self) -> list[JsonObject]:
+        """How far the search of each number of ranks has come."""
+        return [{"num_ranks": number, **proof.to_json()} for number, proof in self.proofs.items()]
+
+    @property
+    def telling(self) -> list[str]:
+        """Labels of the layouts whose measurement would tell most."""
+        return [candidate.label for candidate in self.worth_measuring]
 
 
 def plan(

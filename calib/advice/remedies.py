@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
+from typing import ClassVar
 
 from ..arguments.megatron_args import apply_options
 from ..errors import ConfigError
 from ..memory.peak import Verdict, memory, verdict
-from ..plain_json import JsonObject
 from ..steps.model import FittedSteps
 from ..units import format_bytes, format_frac
 from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .micro_batch import micro_batches
 from .plan import Candidate, compare, unaskable
 
@@ -32,8 +33,13 @@ _CHOICES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
+class Remedy(Encoded):
     """A layout that fits where another one may not."""
+
+    JSON: ClassVar[str] = (
+        "options=words label=layout.label total_nbytes=layout.memory.total_nbytes "
+        "fit_probability=layout.fit_probability step_time_s=layout.step_time_s slower_frac"
+    )
 
     words: tuple[str, ...]
     """The options that ``predict`` takes for it."""
@@ -48,18 +54,6 @@ class Remedy:
         size += ", tight" * (self.layout.verdict is Verdict.TIGHT)
         cost = f", step {format_frac(self.slower_frac, signed=True)}" * bool(self.slower_frac)
         return f"{' '.join(self.words)} ({size}{cost})"
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        one = self.layout
-        return {
-            "options": list(self.words),
-            "label": one.label,
-            "total_nbytes": one.memory.total_nbytes,
-            "fit_probability": one.fit_probability,
-            "step_time_s": one.step_time_s,
-            "slower_frac": self.slower_frac,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,16 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
+from typing import ClassVar
 
 from ..arguments.keep import Keep
 from ..forecast.throughput import Throughput, throughput
 from ..memory.peak import Verdict
-from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
 from ..steps.estimate import StepEstimate, paired_sigma_log
 from ..steps.model import FittedSteps
 from ..timeline.items import Part
 from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .plan import Candidate, Plan
 
 KNEE_SHARE = 0.5
@@ -36,8 +37,14 @@ _SURE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalePoint:
+class ScalePoint(Encoded):
     """The best layout on one number of GPUs."""
+
+    JSON: ClassVar[str] = (
+        "num_ranks global_batch_size=config.batch.global_batch_size efficiency_frac "
+        "efficiency_low_frac efficiency_high_frac is_trusted tokens_low_per_s "
+        "tokens_high_per_s layout=candidate"
+    )
 
     estimate: StepEstimate
     candidate: Candidate
@@ -86,22 +93,15 @@ class ScalePoint:
         spread = math.exp(Z_90 * math.hypot(self.estimate.sigma_log, other.estimate.sigma_log))
         return ratio, ratio / spread, ratio * spread
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        names = ("efficiency_frac", "efficiency_low_frac", "efficiency_high_frac", "is_trusted")
-        return {
-            "num_ranks": self.num_ranks,
-            "global_batch_size": self.config.batch.global_batch_size,
-            **{name: getattr(self, name) for name in names},
-            "tokens_low_per_s": self.tokens_low_per_s,
-            "tokens_high_per_s": self.tokens_high_per_s,
-            "layout": self.candidate.to_json(),
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class Growth(Encoded):
     """From one number of GPUs to the next."""
+
+    JSON: ClassVar[str] = (
+        "from_num_ranks=before.num_ranks to_num_ranks=after.num_ranks yield_share yield_low "
+        "yield_high past_knee_probability parts_frac"
+    )
 
     before: ScalePoint
     after: ScalePoint
@@ -129,19 +129,9 @@ class Growth:
         grown = [part for part, frac in self.parts_frac.items() if frac >= _WORTH_SAYING_FRAC]
         return tuple(sorted(grown, key=lambda part: -self.parts_frac[part]))
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        names = ("yield_share", "yield_low", "yield_high", "past_knee_probability")
-        return {
-            "from_num_ranks": self.before.num_ranks,
-            "to_num_ranks": self.after.num_ranks,
-            **{name: getattr(self, name) for name in names},
-            "parts_frac": {part.value: frac for part, frac in self.parts_frac.items()},
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knee:
+class Knee(Encoded):
     """The number of GPUs from which on more of them mostly wait: None where none was reached."""
 
     num_ranks: int | None
@@ -150,14 +140,12 @@ class Knee:
     high_num_ranks: int | None
     """The latest, with 95 %; None: beyond what was asked."""
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
+class Scaling(Encoded):
     """The curve of one device, fewest GPUs first."""
+
+    JSON: ClassVar[str] = "device is_weak knee points growths without"
 
     device: str
     points: tuple[ScalePoint, ...]
@@ -187,17 +175,6 @@ class Scaling:
         past = (one for one in self.growths if one.past_knee_probability >= probability)
         found = next(past, None)
         return found.before.num_ranks if found is not None else None
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {
-            "device": self.device,
-            "is_weak": self.is_weak,
-            "knee": self.knee.to_json(),
-            "points": [point.to_json() for point in self.points],
-            "growths": [growth.to_json() for growth in self.growths],
-            "without": list(self.without),
-        }
 
 
 def curve(chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = "") -> Scaling:

@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import ClassVar
 
 from ..errors import ConfigError
-from ..plain_json import Json, JsonObject
+from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
 from ..search.labels import layout_label
 from ..steps.estimate import StepEstimate, paired_sigma_log
 from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .axes import axis_value, differing_axes, mixed
 
 _MOST_AXES = 8
@@ -22,8 +24,10 @@ layouts between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Encoded):
     """One layout between two, with what its choices do to the step before it."""
+
+    JSON: ClassVar[str] = "axes=changed label step_time_s change_s low_s high_s"
 
     axes: tuple[str, ...]
     """What was changed; several where no layout between can run."""
@@ -44,19 +48,18 @@ class Change:
         named = zip(self.axes, self.before, self.after, strict=True)
         return ", ".join(f"{axis} {old} -> {new}" if new else axis for axis, old, new in named)
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        axes: list[Json] = [
-            {"axis": axis, "before": old, "after": new}
-            for axis, old, new in zip(self.axes, self.before, self.after, strict=True)
-        ]
-        times = ("step_time_s", "change_s", "low_s", "high_s")
-        return {"axes": axes, "label": self.label, **{n: getattr(self, n) for n in times}}
+    @property
+    def changed(self) -> list[JsonObject]:
+        """Each choice with its values before and after."""
+        named = zip(self.axes, self.before, self.after, strict=True)
+        return [{"axis": axis, "before": old, "after": new} for axis, old, new in named]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
+class Walk(Encoded):
     """The way from one layout to another."""
+
+    JSON: ClassVar[str] = "changes alone impossible"
 
     changes: tuple[Change, ...]
     """In their order; the last ends at the other layout."""
@@ -64,14 +67,6 @@ class Walk:
     """Each choice changed by itself in the first layout, where that can run."""
     impossible: tuple[str, ...]
     """Axes whose choice cannot be changed by itself."""
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {
-            "changes": [change.to_json() for change in self.changes],
-            "alone": [change.to_json() for change in self.alone],
-            "impossible": list(self.impossible),
-        }
 
 
 def walk(start: RunConfig, end: RunConfig, steps: FittedSteps) -> Walk:

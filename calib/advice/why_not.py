@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..arguments.keep import Keep
 from ..arguments.megatron_args import apply_options
@@ -11,9 +12,9 @@ from ..arguments.short_names import AxisValue, layout_name
 from ..arguments.taken_options import untaken
 from ..errors import ConfigError
 from ..memory.peak import Verdict
-from ..plain_json import JsonObject
 from ..units import format_bytes, format_frac, format_time
 from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .plan import Candidate, Plan
 
 _OF_THE_PLAN = {"gpus": "--gpus", "gbs": "--global-batch-size", "seq": "--seq-length"}
@@ -25,8 +26,10 @@ _FREE = ("tp", "pp", "cp", "ep", "mbs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhyNot:
+class WhyNot(Encoded):
     """Why none of the layouts that were asked for is first."""
+
+    JSON: ClassVar[str] = "asked=question num_layouts best=best.label text"
 
     asked: Keep
     num_layouts: int
@@ -35,14 +38,10 @@ class WhyNot:
     """The fastest that fits, else the one that needs least; None where there is none."""
     text: str
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {
-            "asked": str(self.asked),
-            "num_layouts": self.num_layouts,
-            "best": self.best.label if self.best is not None else None,
-            "text": self.text,
-        }
+    @property
+    def question(self) -> str:
+        """What was asked for, as on the command line."""
+        return str(self.asked)
 
 
 def why_not(

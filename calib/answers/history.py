@@ -4,9 +4,9 @@ against what lay ahead: the next window's step, and the finish."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ..network.groups import Measured
 from ..samples.table import SampleTable, only_windows, windows_of
 from ..steps.live_times import live_times
 from ..steps.model import fit_steps
+from ..workload.config_json import Encoded
 from ..workload.operators import Operator
 from .routing import routed_s, with_measured_routing
 from .run_measurements import (
@@ -189,8 +190,12 @@ class Models:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowScore:
+class WindowScore(Encoded):
     """A window, its own errors and those of what lay ahead of it."""
+
+    JSON: ClassVar[str] = (
+        "**error next_before_frac next_after_frac finish_before_frac finish_after_frac"
+    )
 
     error: WindowError
     next_before_frac: float | None
@@ -203,12 +208,6 @@ class WindowScore:
     how much too late it is, over the time of the whole run.  None where none was predicted."""
     finish_after_frac: float | None
     """The same by those with this window."""
-
-    def to_json(self) -> dict[str, Any]:
-        """A flat JSON object."""
-        own = {one.name: getattr(self.error, one.name) for one in fields(WindowError)}
-        names = ("next_before_frac", "next_after_frac", "finish_before_frac", "finish_after_frac")
-        return own | {name: getattr(self, name) for name in names}
 
 
 def window_scores(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..arguments.kept_arguments import kept_arguments
 from ..arguments.megatron_command import program_of
 from ..errors import ConfigError, RecordError
 from ..forecast.run_forecast import SoFar
 from ..workload.config import RunConfig
-from ..workload.config_json import decode, encode_fields
+from ..workload.config_json import Encoded, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request(SoFar):
+class Request(SoFar, Encoded):
     """What is asked of an analysis; everything that it cannot read from the table."""
+
+    JSON: ClassVar[str] = "* -goals **goals"
 
     host_argv: tuple[str, ...] = ()
     """Only what may be kept: the rest is masked, since the request is written to a file."""
@@ -32,11 +34,6 @@ class Request(SoFar):
     def of_program(self, config: RunConfig) -> RunConfig:
         """The layout with the name of the program that trains it, and what that lacks."""
         return replace(config, program=program_of(self.host_argv), absent=self.absent)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that ``from_json`` reads back, the goals among the rest."""
-        own = {name: value for name, value in encode_fields(self).items() if name != "goals"}
-        return own | encode_fields(self.goals)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Request:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from ..drift.causes import Cause, CauseKind
-from ..plain_json import JsonObject
 from ..units import format_time
+from ..workload.config_json import Encoded
 from .levels import Change, frac_text
 from .settings import SettingChange
 
@@ -32,7 +33,7 @@ class Basis(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(Encoded):
     """One of the two runs."""
 
     run_id: str
@@ -48,36 +49,31 @@ class Side:
     slow: str
     """Ranks or links that hold the others up in its newest window, in words; else empty."""
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {**asdict(self), "windows": list(self.windows)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TermChange:
+class TermChange(Encoded):
     """One term of both runs, seconds per step or per 1,000 tokens."""
+
+    JSON: ClassVar[str] = (
+        "term=name first_s second_s change_s=change.value low_s=change.low high_s=change.high "
+        "is_shown=change.is_shown"
+    )
 
     name: str
     first_s: float
     second_s: float
     change: Change
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {
-            "term": self.name,
-            "first_s": self.first_s,
-            "second_s": self.second_s,
-            "change_s": self.change.value,
-            "low_s": self.change.low,
-            "high_s": self.change.high,
-            "is_shown": self.change.is_shown,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Encoded):
     """The second run held against the first."""
+
+    JSON: ClassVar[str] = (
+        "schema verdict basis sentence reason first second settings **fracs "
+        "chance=step.chance per_tokens terms ranks causes"
+    )
+    schema: ClassVar[int] = SCHEMA
 
     first: Side
     second: Side
@@ -152,29 +148,16 @@ class Difference:
         along.sort(key=lambda term: -abs(term.change.value))
         return ", ".join(f"{t.name} {_signed(t.change.value)}" for t in along[:3])
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        names = ("value", "low", "high", "least")
-        fracs = {name: math.expm1(getattr(self.step, name)) for name in names}
-        return {
-            "schema": SCHEMA,
-            "verdict": self.verdict.value,
-            "basis": self.basis.value,
-            "sentence": self.sentence,
-            "reason": self.reason,
-            "first": self.first.to_json(),
-            "second": self.second.to_json(),
-            "settings": [one.to_json() for one in self.settings],
-            "time_frac": fracs["value"],
-            "low_frac": fracs["low"],
-            "high_frac": fracs["high"],
-            "least_frac": fracs["least"],
-            "chance": self.step.chance,
-            "per_tokens": self.per_tokens,
-            "terms": [term.to_json() for term in self.terms],
-            "ranks": [term.to_json() for term in self.ranks],
-            "causes": [cause.to_json() for cause in self.causes],
+    @property
+    def fracs(self) -> dict[str, float]:
+        """The difference of the steps, its interval and what could be seen, as shares."""
+        names = {
+            "time_frac": "value",
+            "low_frac": "low",
+            "high_frac": "high",
+            "least_frac": "least",
         }
+        return {key: math.expm1(getattr(self.step, name)) for key, name in names.items()}
 
 
 def _signed(time_s: float) -> str:

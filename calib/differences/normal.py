@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..advice.axes import AXES, axis_value, changed, single_choices
 from ..errors import CalibrationError, ConfigError
@@ -14,13 +14,12 @@ from ..fit.priors import device_prior
 from ..forecast.throughput import peak_flop_per_s, throughput
 from ..layers.model_flop import model_flop_per_token
 from ..layers.model_size import model_name
-from ..plain_json import JsonObject
 from ..records.step_rows import StepRow, Trait
 from ..steps.known import alike, degrees_of, same_layout
 from ..steps.model import FittedSteps
 from ..units import format_frac
 from ..workload.config import Fp8Recipe, RunConfig
-from ..workload.config_json import encode, encode_fields
+from ..workload.config_json import Encoded, encode
 from .settings import SettingChange, leaf_texts, part_of, setting_name
 
 _LEAST = 3
@@ -67,8 +66,11 @@ class NearRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Normal:
+class Normal(Encoded):
     """The place of a run among published ones."""
+
+    JSON: ClassVar[str] = "schema sentence slower_frac *"
+    schema: ClassVar[int] = 1
 
     run_id: str
     flop_per_s_per_gpu: float
@@ -93,11 +95,10 @@ class Normal:
             f"MFU: {slower} {self.num_alike} published runs ({self.alike})"
         )
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        slower_frac = self.num_slower / self.num_alike
-        said = {"schema": 1, "sentence": self.sentence, "slower_frac": slower_frac}
-        return {**said, **encode_fields(self)}
+    @property
+    def slower_frac(self) -> float:
+        """Share of the published runs alike that are slower."""
+        return self.num_slower / self.num_alike
 
 
 def normal(own: StepRow, published: Sequence[StepRow]) -> Normal:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..forecast.model_forecast import at_batch_size, batch_size_at
-from ..plain_json import Json, JsonObject, parse_json
+from ..plain_json import Json, parse_json
 from ..samples.table import SampleTable
 from ..steps.known import same_layout
 from ..workload.config import ModelShape, RunConfig
+from ..workload.config_json import Encoded
 
 _NAMES = {
     **dict.fromkeys(("micro_batch_size", "mbs"), "micro-batch"),
@@ -44,7 +45,7 @@ class Part(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingChange:
+class SettingChange(Encoded):
     """One setting that differs; values are text, empty where a run has none."""
 
     part: Part
@@ -60,10 +61,6 @@ class SettingChange:
         'micro-batch 8 instead of 4'
         """
         return f"{self.name} {self.second or 'none'} instead of {self.first or 'none'}"
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {**asdict(self), "part": self.part.value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

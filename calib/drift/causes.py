@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from ..plain_json import JsonObject
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_EFFICIENCY, MEDIAN_OVER_MEAN, mad_sigma, median_error_log
 from ..samples.table import SampleTable
 from ..units import format_frac, format_ranks, format_time
+from ..workload.config_json import Encoded
 
 Floats = NDArray[np.float64]
 
@@ -60,11 +61,13 @@ class CauseKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Encoded):
     """One cause: the times are of the part that changed, per step, ``change_s`` its change.
 
     ``chance`` is how often noise alone would show as much in any of the comparisons.
     """
+
+    JSON: ClassVar[str] = "* change_frac text"
 
     kind: CauseKind
     ranks: tuple[int, ...] = ()
@@ -96,11 +99,6 @@ class Cause:
             CauseKind.DATA: f"{who}: batches and time between steps",
         }[self.kind]
         return f"{self.kind.value}: {what} {amount} per step"
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        frac = self.change_frac
-        return {**asdict(self), "kind": self.kind.value, "change_frac": frac, "text": self.text}
 
 
 def causes(

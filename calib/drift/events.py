@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
-from ..plain_json import JsonObject
 from ..samples.table import SampleTable, only_windows
 from ..units import format_frac, format_time
+from ..workload.config_json import Encoded
 from .causes import Cause, causes, group_causes
 from .monitor import Drift, DriftKind
 
@@ -15,8 +16,10 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriftEvent:
+class DriftEvent(Encoded):
     """A change of the step, or, without ``drift``, of groups that the step hides."""
+
+    JSON: ClassVar[str] = "run_id unix_s iteration kind causes line **drift"
 
     run_id: str
     unix_s: float
@@ -51,20 +54,10 @@ class DriftEvent:
     def _why(self) -> str:
         return "; ".join(cause.text for cause in self.causes)
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        found = self.drift
-        value: JsonObject = {
-            "run_id": self.run_id,
-            "unix_s": self.unix_s,
-            "iteration": self.iteration,
-            "kind": "transfers" if found is None else found.kind.value,
-            "causes": [cause.to_json() for cause in self.causes],
-            "line": self.line,
-        }
-        if found is not None:
-            value |= {**asdict(found), "kind": found.kind.value, "change_frac": found.change_frac}
-        return value
+    @property
+    def kind(self) -> str:
+        """The kind of the drift; ``transfers`` where only these have changed."""
+        return "transfers" if self.drift is None else self.drift.kind.value
 
 
 def drift_causes(table: SampleTable, drift: Drift, window: int) -> tuple[Cause, ...]:

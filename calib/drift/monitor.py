@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from ..samples.reduce import MEDIAN_OVER_MEAN, mad_sigma
+from ..workload.config_json import Encoded
 
 _MOST_LEVELS = 100
 """Earlier levels that a step can come back to."""
@@ -123,8 +125,10 @@ class DriftKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
+class Drift(Encoded):
     """A change of level that was confirmed at ``iteration`` and began at ``since_iteration``."""
+
+    JSON: ClassVar[str] = "* change_frac"
 
     kind: DriftKind
     iteration: int

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import RecordError
-from ..plain_json import Json, JsonObject
+from ..plain_json import Json
+from ..workload.config_json import Encoded
 
 if TYPE_CHECKING:
     from .forecast import Forecast
@@ -23,8 +24,12 @@ _STATED_FRAC = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastForecast:
+class PastForecast(Encoded):
     """One forecast as it was made."""
+
+    JSON: ClassVar[str] = "schema kind *"
+    schema: ClassVar[int] = SCHEMA
+    kind: ClassVar[str] = "forecast"
 
     run_id: str
     unix_s: float
@@ -70,10 +75,6 @@ class PastForecast:
             **{name: getattr(forecast, name) for name in own},
         )
 
-    def to_json(self) -> JsonObject:
-        """A JSON object that ``from_json`` reads back."""
-        return {"schema": SCHEMA, "kind": "forecast", **asdict(self)}
-
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> PastForecast:
         """The forecast of a line; ``RecordError`` where it is not one."""
@@ -86,8 +87,12 @@ class PastForecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Encoded):
     """How the run ended."""
+
+    JSON: ClassVar[str] = "schema kind *"
+    schema: ClassVar[int] = SCHEMA
+    kind: ClassVar[str] = "end"
 
     run_id: str
     last_step_unix_s: float
@@ -106,10 +111,6 @@ class Ended:
     def is_complete(self) -> bool:
         """True where it reached its last step: only then has its finish been seen."""
         return 0 < self.steps_total <= self.iteration
-
-    def to_json(self) -> JsonObject:
-        """A JSON object that ``from_json`` reads back."""
-        return {"schema": SCHEMA, "kind": "end", **asdict(self)}
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> Ended:
@@ -133,8 +134,10 @@ class FinishError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
+class Coverage(Encoded):
     """A nominal interval and how often it held."""
+
+    JSON: ClassVar[str] = "* observed_frac"
 
     nominal_frac: float
     num: int
@@ -144,10 +147,6 @@ class Coverage:
     def observed_frac(self) -> float:
         """Share that it held."""
         return self.num_inside / self.num if self.num else 0.0
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {**asdict(self), "observed_frac": self.observed_frac}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +161,14 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class Evaluation(Encoded):
     """All forecasts of one run against how it went."""
+
+    JSON: ClassVar[str] = (
+        "run_id num_forecasts is_complete total_s "
+        "first_error_of_total_frac=first.of_total_frac errors finish_coverage=finish "
+        "step_coverage=steps settled"
+    )
 
     run_id: str
     num_forecasts: int
@@ -178,20 +183,6 @@ class Evaluation:
     def first(self) -> FinishError | None:
         """The first forecast of the run."""
         return self.errors[0] if self.errors else None
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {
-            "run_id": self.run_id,
-            "num_forecasts": self.num_forecasts,
-            "is_complete": self.is_complete,
-            "total_s": self.total_s,
-            "first_error_of_total_frac": self.first.of_total_frac if self.first else None,
-            "errors": [asdict(error) for error in self.errors],
-            "finish_coverage": [row.to_json() for row in self.finish],
-            "step_coverage": [row.to_json() for row in self.steps],
-            "settled": [asdict(row) for row in self.settled],
-        }
 
 
 @dataclass(slots=True)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
 from ..errors import CalibrationError
-from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
 from ..steps.estimate import StepEstimate
+from ..workload.config_json import Encoded
 
 SCHEMA = 1
 DRIFT_FRAC = 0.01
@@ -222,8 +223,11 @@ class StepLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(Encoded):
     """The run to its end.  All intervals are 90 %; ``p95`` has 5 % beyond it."""
+
+    JSON: ClassVar[str] = "schema * -left"
+    schema: ClassVar[int] = SCHEMA
 
     now_unix_s: float
     steps_done: int
@@ -260,15 +264,6 @@ class Forecast:
     """In the currency of the price that was given."""
     energy_j: float | None = None
     """Of all accelerators, from the first reading to the end."""
-
-    def to_json(self) -> JsonObject:
-        """A JSON object with its schema."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("left", "parts")]
-        return {
-            "schema": SCHEMA,
-            **{name: getattr(self, name) for name in names},
-            "parts": [asdict(part) for part in self.parts],
-        }
 
 
 def mean_estimate(values: ArrayLike) -> MeanEstimate:

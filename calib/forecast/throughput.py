@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -16,9 +16,9 @@ from ..fit.laws import OperatorFamily, family, work
 from ..fit.priors import UNKNOWN_DEVICE, device_prior
 from ..layers.model_flop import model_flop_per_token
 from ..layers.stage_work import stage_operators
-from ..plain_json import JsonObject
 from ..units import HOUR_S, format_count, format_frac
 from ..workload.config import Batch, Fp8Recipe, Parallelism, Recompute, RunConfig
+from ..workload.config_json import Encoded
 from ..workload.operators import OperatorCount
 
 if TYPE_CHECKING:  # what makes forecasts needs SciPy, which a plan does without
@@ -31,7 +31,7 @@ _PASSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
+class Throughput(Encoded):
     """What a step time is worth."""
 
     tokens_per_s: float
@@ -70,10 +70,6 @@ class Throughput:
             "mfu_frac": self.mfu_frac,
         }
         return {name: value for name, value in found.items() if value is not None}
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return asdict(self)
 
 
 def throughput(config: RunConfig, step_time_s: float) -> Throughput:
@@ -209,7 +205,7 @@ def _is_length(value: object) -> TypeGuard[float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestOfRun:
+class RestOfRun(Encoded):
     """The rest of the run in one layout."""
 
     remaining_s: float
@@ -217,10 +213,6 @@ class RestOfRun:
     gpu_hours: float
     cost: float | None
     """In the currency of the price that was given."""
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return asdict(self)
 
 
 def rest_of_run(left: RunLeft, config: RunConfig, step_time_s: float) -> RestOfRun:

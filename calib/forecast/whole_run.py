@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
 from ..errors import ConfigError
-from ..plain_json import JsonObject
 from ..steps.model import FittedSteps
 from ..units import DAY_S, HOUR_S, format_count
 from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .model_forecast import batch_levels, model_forecast
 from .remaining_schedule import POWERS, BatchLevel, remaining_schedule, step_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeRun:
+class WholeRun(Encoded):
     """A run to so many tokens, with the evaluations and the saves that its arguments ask for."""
+
+    JSON: ClassVar[str] = "* cost"
 
     num_tokens: int
     """Tokens of all steps, of which the last is whole."""
@@ -51,10 +54,6 @@ class WholeRun:
             f"{_in_short(self.num_tokens)} tokens: {self.days}",
             f"{self.num_steps:,} steps, {format_count(self.gpu_hours)} GPU-hours{cost}",
         )
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {**asdict(self), "cost": self.cost}
 
 
 def whole_run(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..arguments.megatron_rules import refusals
 from ..arguments.taken_options import untaken
 from ..plain_json import JsonObject
 from ..shell import quoted
 from ..workload.config import takes_options
+from ..workload.config_json import Encoded
 from . import host_rules, option_rules, variable_rules
 from .gain import LEAST_MEMORY_FRAC, Gain
 from .rule import Harm, Remedy, Rule, StatedLaunch
@@ -61,8 +62,10 @@ class Flaw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lint:
+class Lint(Encoded):
     """All flaws, by their rank."""
+
+    JSON: ClassVar[str] = "flaws sure_frac"
 
     flaws: tuple[Flaw, ...]
 
@@ -89,10 +92,6 @@ class Lint:
         also = f" lists {more} more" if more else " says more"
         shown = f"forerun doctor {quoted(directory)}{also}"
         return f"launch: {best.remedy.what} · {best.gain.text} · {shown}"
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {"flaws": [flaw.to_json() for flaw in self.flaws], "sure_frac": self.sure_frac}
 
 
 def lint(launch: StatedLaunch, pricing: Pricing | None = None) -> Lint:

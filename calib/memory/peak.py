@@ -8,13 +8,14 @@ offloaded to it: optimizer states and activations of its devices.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
+from typing import ClassVar
 
 from ..layers.blocks import recomputed_layers
 from ..layers.buckets import num_shards
-from ..plain_json import JsonObject
 from ..workload.config import Precision, RunConfig
+from ..workload.config_json import Encoded
 from ..workload.parallelism import Parallelism
 from .in_flight import in_flight
 from .module_memory import ModuleBytes, module_bytes
@@ -52,8 +53,10 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEstimate:
+class MemoryEstimate(Encoded):
     """Peak bytes of one rank of a stage, by part."""
+
+    JSON: ClassVar[str] = "* total_nbytes"
 
     stage: int
     weights_nbytes: int
@@ -98,10 +101,6 @@ class MemoryEstimate:
     def total_nbytes(self) -> int:
         """All parts together."""
         return self.allocated_nbytes + self.overhead_nbytes
-
-    def to_json(self) -> JsonObject:
-        """A JSON object with every part and the total."""
-        return asdict(self) | {"total_nbytes": self.total_nbytes}
 
 
 def memory(config: RunConfig, *, offset_nbytes: int = 0) -> MemoryEstimate:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ..errors import ConfigError, RecordError
-from ..plain_json import Json, JsonObject
+from ..plain_json import Json
 from ..shell import is_word
-from ..workload.config_json import decode, encode_fields
+from ..workload.config_json import Encoded, decode
 
 NAME = "command.json"
 """The file of rank 0, in the folder of a run's records."""
@@ -25,8 +26,11 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(Encoded):
     """A launch in words; empty where nothing was noted."""
+
+    JSON: ClassVar[str] = "schema *"
+    schema: ClassVar[int] = SCHEMA
 
     argv: tuple[str, ...] = ()
     """The program and its arguments, ours left out."""
@@ -43,10 +47,6 @@ class Launch:
     not imported (``RunConfig.absent``)."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that Megatron's rules ask for, and our own, as the processes had them."""
-
-    def to_json(self) -> JsonObject:
-        """A JSON object with its schema."""
-        return {"schema": SCHEMA, **encode_fields(self)}
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> Launch:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..memory.peak import RESERVE_FRAC
-from ..plain_json import JsonObject
 from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 
 Floats = NDArray[np.float64]
 TOP = 20
@@ -89,8 +90,13 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class Proof(Encoded):
     """How far an answer is proven."""
+
+    JSON: ClassVar[str] = (
+        "num_layouts=tally.num_layouts num_asked=num_layouts **tally cut_by_rules=cut "
+        "is_proven gap_frac"
+    )
 
     num_cells: int
     """Splits of the ranks, each with its variants."""
@@ -131,18 +137,6 @@ class Proof:
             words.insert(-1, f"{tally.not_asked:,} more not asked for")
         end = "proven" if self.is_proven else f"not proven: up to {self.gap_frac:.0%} may be left"
         return f"{', '.join(words)}; {end}"
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        counts = {name: getattr(self.tally, name) for name in Tally.__slots__}
-        return {
-            "num_layouts": self.tally.num_layouts,
-            "num_asked": self.num_layouts,
-            **counts,
-            "cut_by_rules": dict(self.cut),
-            "is_proven": self.is_proven,
-            "gap_frac": self.gap_frac,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

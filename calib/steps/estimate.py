@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import ClassVar
 
 from ..fit.estimates import Source
 from ..layers.stage_work import collective_uses, stage_operators
@@ -17,6 +17,7 @@ from ..timeline.simulate import Span
 from ..timeline.terms import Term, term_of, term_of_role
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from ..workload.operators import OperatorKind, Phase
 from .known import same_layout, similarity
 
@@ -37,8 +38,10 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepEstimate:
+class StepEstimate(Encoded):
     """Median step time, its 90 % interval, and the parts of the critical stage."""
+
+    JSON: ClassVar[str] = "time_s low_s high_s critical_stage parts_s source_frac"
 
     config: RunConfig
     time_s: float
@@ -71,17 +74,6 @@ class StepEstimate:
             spans=tuple(span.scaled(factor) for span in held),
             slices={at: tuple(one.scaled(factor) for one in own) for at, own in slices.items()},
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object of its time and its parts."""
-        return {
-            "time_s": self.time_s,
-            "low_s": self.low_s,
-            "high_s": self.high_s,
-            "critical_stage": self.critical_stage,
-            "parts_s": {part.value: time_s for part, time_s in self.parts_s.items()},
-            "source_frac": {src.value: frac for src, frac in self.source_frac.items()},
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

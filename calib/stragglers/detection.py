@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
 from ..errors import CalibrationError, ConfigError
-from ..plain_json import Json, JsonObject
 from ..regressors.intervals import Z_90
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_EFFICIENCY, mad_sigma, median_error_log, median_of_others
 from ..samples.table import SampleTable
+from ..workload.config_json import Encoded
 from ..workload.operators import OperatorKind
 from .cost import RankPlaces, step_floor_s
 
@@ -85,7 +85,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerReport:
+class StragglerReport(Encoded):
     """Who stands out, the costliest first; ``reason`` says why none does."""
 
     slow: tuple[Straggler, ...] = ()
@@ -94,13 +94,6 @@ class StragglerReport:
     num_ranks: int = 0
     """Ranks that were compared."""
     reason: str = ""
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        rows: list[Json] = [
-            {**asdict(s), "kind": s.kind.value, "ranks": list(s.ranks)} for s in self.slow
-        ]
-        return {**asdict(self), "slow": rows}
 
 
 def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pandas as pd
 
-from ..plain_json import JsonObject
 from ..samples.table import SampleTable
 from ..units import format_frac, format_ranks, format_time
+from ..workload.config_json import Encoded
 from .detection import LEAST_FRAC, Straggler, StragglerReport, find_stragglers
 
 SCHEMA = 1
@@ -42,8 +43,11 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingReport:
+class WaitingReport(Encoded):
     """Of the newest window of the newest run."""
+
+    JSON: ClassVar[str] = "schema step_time_s=step_s roles **slow clocks last_frac"
+    schema: ClassVar[int] = SCHEMA
 
     step_s: float
     roles: tuple[RoleWaiting, ...]
@@ -52,17 +56,6 @@ class WaitingReport:
     """Those that differ from the reference's, or may."""
     last_frac: Mapping[int, float]
     """Share of the collectives of its groups that a rank was the last to come to, by rank."""
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {
-            "schema": SCHEMA,
-            "step_time_s": self.step_s,
-            "roles": [asdict(role) for role in self.roles],
-            **self.slow.to_json(),
-            "clocks": [asdict(clock) for clock in self.clocks],
-            "last_frac": {str(rank): frac for rank, frac in self.last_frac.items()},
-        }
 
     @property
     def line(self) -> str:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..errors import ConfigError
-from ..plain_json import Json, JsonObject
+from ..plain_json import Json
 from .batch import Batch, Cadence
-from .config_json import decode, encode
+from .config_json import Encoded, decode
 from .model_shape import (
     Dispatcher,
     Experts,
@@ -108,7 +108,7 @@ VOCAB_MULTIPLE = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
+class RunConfig(Encoded):
     """Everything that determines a step, plus the cadence of the run."""
 
     model: ModelShape
@@ -351,10 +351,6 @@ class RunConfig:
         """Layers of a chunk, counted from 0."""
         begin = sum(self.chunk_layers[:chunk])
         return range(begin, begin + self.chunk_layers[chunk])
-
-    def to_json(self) -> JsonObject:
-        """A JSON value that ``from_json`` reads back to an equal config."""
-        return {name: encode(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> RunConfig:

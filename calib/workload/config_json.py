@@ -1,4 +1,4 @@
-"""Frozen dataclasses of enums, numbers and tuples as JSON, and back by their annotations."""
+"""The one way from frozen dataclasses to JSON, and back by their annotations."""
 
 from __future__ import annotations
 
@@ -24,22 +24,78 @@ class DataclassInstance(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
+class Encoded:
+    """A dataclass that says by name what its JSON object holds: its fields, where it says nothing.
+
+    A word of ``JSON`` is the name of an attribute.  ``key=one.two`` takes that of a part under
+    another key, null where the part is None; ``name?`` is null where the value is empty; ``*``
+    stands for all fields and ``-name`` takes one out again; ``**name`` puts the keys of a part
+    among these, none where it is None.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Part(Encoded):
+    ...     low_s: float
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Whole(Encoded):
+    ...     JSON = "* -part **part first_s=part.low_s why?"
+    ...     part: Part
+    ...     why: str = ""
+    >>> Whole(part=Part(low_s=0.5)).to_json()
+    {'why': None, 'low_s': 0.5, 'first_s': 0.5}
+    """
+
+    __slots__ = ()
+    JSON: ClassVar[str] = "*"
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        whole: JsonObject = {}
+        for entry in self.JSON.split():
+            if entry.startswith("-"):
+                del whole[entry[1:]]
+            elif entry.startswith("**"):
+                part: Any = encode(_reached(self, entry[2:]))
+                whole |= part or {}
+            elif entry == "*":
+                whole |= _encoded_fields(self)
+            else:
+                key, _, path = entry.removesuffix("?").partition("=")
+                value = encode(_reached(self, path or key))
+                whole[key] = (value or None) if entry.endswith("?") else value
+        return whole
+
+
+def _reached(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
+
+
 def encode(value: object) -> Json:
-    """A JSON value of a dataclass, enum, tuple or plain value."""
+    """A JSON value of a dataclass, enum, mapping, sequence or plain value."""
+    if isinstance(value, Encoded):
+        return value.to_json()
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, tuple):
+    if isinstance(value, Mapping):
+        return {str(encode(key)): encode(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
         return [encode(v) for v in value]
     if isinstance(value, PurePath):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return encode_fields(value)
+        return _encoded_fields(value)
     plain: Any = value
     return plain
 
 
 def encode_fields(value: DataclassInstance) -> JsonObject:
-    """A JSON object of a dataclass."""
+    """A JSON object of the fields of a dataclass."""
+    return _encoded_fields(value)
+
+
+def _encoded_fields(value: Any) -> JsonObject:
     return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
 
 
@@ -98,7 +154,9 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
 
 @lru_cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    """The types of the fields alone: what a class has for all of its own is not read."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _member(kind: type[Enum], value: Any) -> Enum:

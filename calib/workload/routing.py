@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from ..plain_json import JsonObject
 from .config import RunConfig
+from .config_json import Encoded
 from .model_shape import USUAL_IMBALANCE, Experts
 from .quick_enum import QuickEnum
 
@@ -28,7 +28,7 @@ class RoutingSource(QuickEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
+class Routed(Encoded):
     """How tokens are taken to spread in a layout, and whence that is known."""
 
     source: RoutingSource
@@ -51,10 +51,6 @@ class Routed:
         doubt = " (nobody counted)" if self.source is RoutingSource.ASSUMED else ""
         ratio = f"busiest rank {self.imbalance:.2f} x the mean"
         return f"routing {self.source.value}{doubt}: {ratio}"
-
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        return {"source": self.source.value, "imbalance": self.imbalance}
 
 
 def routed(config: RunConfig) -> Routed | None:

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ...calib.errors import RecordError
 from ...calib.records.actions import Action
 from ...calib.records.launch import LAUNCH, MARKER, RUNS
+from ...calib.workload.config_json import Encoded
 from ..directory.bounded_files import number, read_object
 from ..directory.forecast_log import FORECASTS, Logged, read_forecasts
 from ..directory.publishing import OWNER, is_live
@@ -37,8 +38,10 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
+class RunStatus(Encoded):
     """One launch, by its newest run; None: not known."""
+
+    JSON: ClassVar[str] = "* finish_p50_local"
 
     launch_id: str
     run_id: str
@@ -73,10 +76,10 @@ class RunStatus:
         """True where it should be stopped, or was."""
         return self.decision == Action.STOP.value and self.state in (State.LIVE, State.STOPPED)
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object; the end of the run in local time as well."""
-        value = {**asdict(self), "state": self.state.value}
-        return {**value, "finish_p50_local": local_time(self.finish_p50_unix_s)}
+    @property
+    def finish_p50_local(self) -> str | None:
+        """The end of the run in local time."""
+        return local_time(self.finish_p50_unix_s)
 
     def told(self) -> tuple[Any, ...]:
         """What is told anew where it has changed; how long ago it was is not among it."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forerun.calib
 from forerun.calib.errors import ConfigError
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.config import RunConfig, Schedule
+from forerun.calib.workload.config_json import Encoded
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
@@ -53,3 +58,20 @@ def test_other_forms_are_refused(
     inner[path[-1]] = value
     with pytest.raises(ConfigError):
         RunConfig.from_json(written)
+
+
+def test_every_word_of_a_json_object_names_an_attribute() -> None:
+    """A misspelt one would end an answer where that part is first written."""
+    for module in pkgutil.walk_packages(forerun.calib.__path__, "forerun.calib."):
+        importlib.import_module(module.name)
+    kinds = subclasses(Encoded)
+    assert len(kinds) > 40
+    for kind in kinds:
+        names = {field.name for field in fields(kind)} | set(dir(kind))
+        paths = [word.strip("*-?").partition("=") for word in kind.JSON.split()]
+        roots = {(path or key).split(".")[0] for key, _, path in paths}
+        assert roots - {""} <= names, kind
+
+
+def subclasses(kind: type) -> set[type]:
+    return {one for own in kind.__subclasses__() for one in (own, *subclasses(own))}
