@@ -100,7 +100,7 @@ def _said(out: Path, option: str) -> str:
         if time.monotonic() - begin > TIMEOUT_S:
             return "wrong: no answer"
         time.sleep(0.5)
-    plan = json.loads((out / "plan.json").read_text(encoding="utf-8"))
+    plan = json.loads((out / "answer.json").read_text(encoding="utf-8"))["plan"]
     if name not in plan["config"]["unmodelled"]:
         return "wrong: not named"
     if name not in (out / "report.md").read_text(encoding="utf-8"):

@@ -122,8 +122,18 @@ def _written(action: argparse.Action) -> str:
 def files() -> str:
     """The files of a directory, and the keys of each that is JSON."""
     rows = [(f"`{name}`", told) for name, told in LEFT_FILES.items()]
-    parts = [_schema(file_schema(name)["title"], file_schema(name)) for name in FILE_NAMES]
+    parts = [_file(name) for name in FILE_NAMES]
     return _page("Files of a directory", SAYS["files"], table(("file", "holds"), rows), *parts)
+
+
+def _file(name: str) -> str:
+    """A section of its own for each; parts that are files as well have theirs there."""
+    schema = file_schema(name)
+    if name == "answer":
+        properties = schema["$defs"][name]["properties"]
+        for part in ("forecast", "decision"):
+            properties[part] = {"type": "object", "description": properties[part]["description"]}
+    return _schema(schema["title"], schema)
 
 
 def answers() -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import forerun
 from forerun.calib import errors
 from forerun.calib.workload.batch import Batch
+from forerun.calib.workload.config_json import Encoded
 from forerun.calib.workload.model_shape import ModelShape
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.hooks.session.attach import AttachedRun
@@ -45,7 +46,8 @@ def _section(title: str, held: Any) -> str:
         return "\n\n".join((parts[0], _signature(title, held), parts[1]))
     if is_dataclass(held) and (rows := [*_field_rows(held)]):
         parts.append("| field | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows))
-    for name, member in vars(held).items():
+    inherited = {"to_json": Encoded.to_json} if issubclass(held, Encoded) else {}
+    for name, member in (vars(held) | inherited).items():
         if not name.startswith("_") and _is_shown(member):
             parts.append(_member(held, name, member))
     return "\n\n".join(part for part in parts if part)

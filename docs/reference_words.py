@@ -109,11 +109,10 @@ LEFT_FILES = {
     "or why there is none",
     "forecast.json": "step time, P50 and P95 of the finish, what they are made of; GPU-hours, cost and "
     "energy where known",
-    "plan.json": "layouts ranked, each with interval, memory and provenance",
-    "waiting.json": "transfer and waiting by group, clocks of the ranks, the slowest rank and what it "
-    "costs per step",
-    "calibration.json": "what was fitted on how many samples, and how the error moved from window to "
-    "window",
+    "answer.json": "all that is said of the run as of its newest window: `forecast`, `decision`, and "
+    "of a run whose layout is known `plan` (layouts ranked, each with interval, memory and "
+    "provenance), `waiting` (transfer and waiting by group, clocks, the slowest rank) and "
+    "`calibration` (what was fitted, and how the error moved from window to window)",
     "drift.json": "changes of the step's level: since when, by how much, and what changed",
     "score.json": "after the run: predicted against actual",
     "stop.json": "only after a stop: after which iteration, why, and the command line to go on with",

@@ -183,6 +183,15 @@ class Answer:
         """True where the advice is to stop."""
         return self.decision.action is Action.STOP
 
+    def to_json(self) -> JsonObject:
+        """``answer.json``: every part that is known."""
+        whole: JsonObject = {"forecast": self.forecast_json(), "decision": self.decision_json()}
+        if self.modelled is not None:
+            whole["calibration"] = self._calibration(self.modelled.calibration)
+            whole["plan"] = self.modelled.plan.to_json()
+            whole["waiting"] = self.modelled.waiting.to_json()
+        return whole
+
     def forecast_json(self) -> JsonObject:
         """``forecast.json``: of a pass over the data under ``pass``, never as the run's end."""
         ahead = self.forecast
@@ -214,10 +223,9 @@ class Answer:
             "problems": list(self.problems),
         }
 
-    def calibration_json(self) -> JsonObject:
-        """``calibration.json``."""
+    def _calibration(self, calibration: Calibration) -> JsonObject:
         against = "newest forecast" if self.ended_unix_s is None else "end"
-        return self.known.calibration.summary() | {
+        return calibration.summary() | {
             "history": [score.to_json() for score in self.window_scores],
             "finish_errors_against": against,
         }

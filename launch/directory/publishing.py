@@ -42,10 +42,8 @@ PICTURES = {
 """Charts of the report that are files too, for Markdown, mail and W&B, by their keys there."""
 PUBLISHED = (
     "request.json",
-    "calibration.json",
+    "answer.json",
     "forecast.json",
-    "plan.json",
-    "waiting.json",
     "decision.json",
     "score.json",
     "drift.json",

@@ -25,7 +25,7 @@ from ..directory.run_folders import object_of_run, paths_of, top_of
 from ..directory.run_log import score_line
 from ..known.published_rows import with_normal
 from ..known.runs import Loaded
-from ..report.answers import CALIBRATION, REQUEST, SCORE, artefacts
+from ..report.answers import ANSWER, REQUEST, SCORE
 from ..report.page import PAGE, page_of, render
 from ..report.whole_report import markdown, notes_of, tables_of
 from .drawn import Part
@@ -84,7 +84,7 @@ class ReportAnswer(Told):
 
     def to_json(self) -> dict[str, Any]:
         """As ``forerun report --json``."""
-        return stamped({"run_id": self.run_id, **artefacts(self.answer)})
+        return stamped({"run_id": self.run_id, **self.answer.to_json()})
 
     def parts(self) -> Iterator[Part]:
         """The transcript, the tables, and notes."""
@@ -114,8 +114,9 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
     top, _ = top_of(directory)
     kept: dict[str, Any] = {}
     with suppress(RecordError):  # a damaged file takes no answer from the records
-        kept = object_of_run(top, CALIBRATION, answer.run_id) or {}
-    rows = kept.get("history")
+        kept = object_of_run(top, ANSWER, answer.run_id) or {}
+    calibration = kept.get("calibration")
+    rows = calibration.get("history") if isinstance(calibration, dict) else None
     finishes = {}
     for row in rows if isinstance(rows, list) else []:
         if isinstance(row, dict) and isinstance(row.get("window"), int):

@@ -11,14 +11,10 @@ from .plan_options import SCHEMA_FILE as ANSWERS
 
 FILES = ANSWERS.with_name("files.schema.json")
 """Of all of them; what they share with answers of verbs stands with those."""
-FILE_NAMES = {
-    name: name
-    for name in (
-        *("decision", "forecast", "waiting", "calibration", "score", "drift", "request", "stop"),
-        *("stop-request", "owner", "launch", "command", "forecasts", "status"),
-    )
-} | {"plan": "plan_file"}
-"""Names to ask by, and what each is called among the definitions."""
+FILE_NAMES = (
+    *("answer", "decision", "forecast", "score", "drift", "request", "stop", "stop-request"),
+    *("owner", "launch", "command", "forecasts", "status"),
+)
 
 
 def file_schema(name: str) -> dict[str, Any]:
@@ -29,19 +25,18 @@ def file_schema(name: str) -> dict[str, Any]:
     """
     whole = _read(FILES)
     known = _read(ANSWERS)["$defs"] | whole["$defs"]
-    root = FILE_NAMES[name]
     kept: dict[str, Any] = {}
-    left = [root]
+    left = [name]
     while left:
         if (one := left.pop()) not in kept:
             kept[one] = known[one]
             left += _references(known[one])
     return {
         "$schema": whole["$schema"],
-        "$id": f"urn:forerun:{name}:{known[root]['properties']['schema']['const']}",
-        "title": known[root]["description"],
+        "$id": f"urn:forerun:{name}:{known[name]['properties']['schema']['const']}",
+        "title": known[name]["description"],
         "description": whole["description"].rpartition(" What is not")[0],
-        "$ref": f"#/$defs/{root}",
+        "$ref": f"#/$defs/{name}",
         "$defs": {one: kept[one] for one in sorted(kept)},
     }
 

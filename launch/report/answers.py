@@ -31,11 +31,12 @@ from .page import PAGE, write_page
 from .table import ReportTable
 
 REQUEST = "request.json"
-CALIBRATION = "calibration.json"
+ANSWER = "answer.json"
+DECISION = "decision.json"
 SCORE = "score.json"
 TRACE = "timeline.json.gz"
 CREATED_BY = "forerun"
-_PRIVATE = (REQUEST, "decision.json")
+_PRIVATE = (REQUEST, ANSWER, DECISION)
 
 
 def write_answer(
@@ -52,8 +53,12 @@ def write_answer(
     ``UnwrittenError`` names these.
     """
     home = place.path
-    made = {f"{name}.json": make for name, make in _makers(answer).items()}
-    made = {REQUEST: request.to_json, **made}
+    made = {
+        REQUEST: request.to_json,
+        ANSWER: answer.to_json,
+        FORECAST: answer.forecast_json,
+        DECISION: answer.decision_json,
+    }
     writes: dict[Path, Callable[[], object]] = {
         home / SAMPLES: lambda: write_table(home / SAMPLES, table),
         **{home / name: partial(_make, place, name, make) for name, make in made.items()},
@@ -79,30 +84,9 @@ def write_forecast(place: Place, answer: Answer) -> None:
     )
 
 
-def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
-    """The JSON artefacts by name: calibration, forecast, plan, waiting, decision; forecast and
-    decision alone of a run whose layout nobody knows."""
-    return {name: make() for name, make in _makers(answer).items()}
-
-
-def _makers(answer: Answer) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What makes each of them, since one may fail where another does not."""
-    modelled = answer.modelled
-    if modelled is None:
-        return {"forecast": answer.forecast_json, "decision": answer.decision_json}
-    return {
-        "calibration": answer.calibration_json,
-        "forecast": answer.forecast_json,
-        "plan": modelled.plan.to_json,
-        "waiting": modelled.waiting.to_json,
-        "decision": answer.decision_json,
-    }
-
-
 def write_end(place: Place, answer: Answer) -> None:
     """Write again what the end of the run says more of: errors of the predicted finishes."""
-    if answer.modelled is not None:
-        _make(place, CALIBRATION, answer.calibration_json)
+    _make(place, ANSWER, answer.to_json)
 
 
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:

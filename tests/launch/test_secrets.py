@@ -27,7 +27,7 @@ ARGUMENTS = (
     *(f"HF_TOKEN={SECRET}", "--load", f"https://me:{SECRET}@host/x", "--save", "there", SECRET),
 )
 USER = "planted-user"
-PRIVATE = {"request.json", "decision.json", "stop.json", "stop-request.json"}
+PRIVATE = {"request.json", "answer.json", "decision.json", "stop.json", "stop-request.json"}
 ANSWERED = """
 import json, sys
 from forerun.calib.workload.config_json import decode

@@ -41,7 +41,8 @@ def test_files_threads_and_rows_do_not_grow_with_the_windows(tmp_path: Path) -> 
     num_windows = len({getattr(r, "window", 0) for r in run.records[0]})
     assert num_windows >= NUM_STEPS // EVERY
     assert table.steps["window"].nunique() <= NUM_WINDOWS + 1
-    calibration = json.loads((home / "calibration.json").read_text(encoding="utf-8"))
+    answer = json.loads((home / "answer.json").read_text(encoding="utf-8"))
+    calibration = answer["calibration"]
     history = calibration["history"]
     assert len(history) == len({row["window"] for row in history}) <= num_windows
     for row, following in pairwise(history):

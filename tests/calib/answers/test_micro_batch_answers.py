@@ -16,7 +16,6 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import Recompute
 from forerun.calib.workload.run_options import Goals, MicroBatchChoice
-from forerun.launch.report.answers import artefacts
 from forerun.launch.report.whole_report import tables_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -38,7 +37,7 @@ def test_nothing_is_said_where_nobody_asks(table: SampleTable) -> None:
     answer = answered(table)
     assert answer.known.micro_batch is None
     assert not any("micro-batch:" in line for line in answer.transcript)
-    assert "micro_batch" not in artefacts(answer)["decision"]
+    assert "micro_batch" not in answer.to_json()["decision"]
 
 
 def test_the_largest_is_the_one_that_planted_memory_has_room_for(table: SampleTable) -> None:
@@ -62,7 +61,7 @@ def test_the_largest_is_the_one_that_planted_memory_has_room_for(table: SampleTa
         assert one.memory.total_nbytes * RESERVE < room
     (line,) = [line for line in answer.transcript if "micro-batch:" in line]
     assert found.line in line
-    told = artefacts(answer)["decision"]["micro_batch"]
+    told = answer.to_json()["decision"]["micro_batch"]
     assert told["largest"]["micro_batch_size"] == largest
     assert told["memory_capacity_nbytes"] == room
     (shown,) = [part for part in tables_of(answer) if part.key == "micro_batches"]

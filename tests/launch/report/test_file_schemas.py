@@ -27,7 +27,7 @@ from forerun.launch.sinks.sink import Sink
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 WINDOW_END, TRAIN_ITERS, DRIFT_AT = 11, 90, 50
 OF_A_RUN = {
-    *("decision", "forecast", "plan", "waiting", "calibration", "score", "drift", "request"),
+    *("answer", "decision", "forecast", "score", "drift", "request"),
     *("owner", "launch", "command", "forecasts", "stop-request"),
 }
 Found = dict[str, list[dict[str, Any]]]
@@ -135,7 +135,7 @@ def test_every_time_is_told_by_the_calendar_too(found: Found) -> None:
                 assert holder[key.removesuffix("unix_s") + "iso"], (name, key)
                 seen.add(name)
     assert seen == {
-        *("decision", "forecast", "forecasts", "calibration", "drift", "request"),
+        *("answer", "decision", "forecast", "forecasts", "drift", "request"),
         *("owner", "stop-request"),
     }
 
@@ -164,6 +164,6 @@ def test_a_schema_is_printed_by_the_name_of_its_file(
 
 def test_a_file_that_nobody_leaves_has_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["report", "--json-schema", "nothing"])
+        main(["report", "--json-schema", "decisions"])
     assert stop.value.code == 2
-    assert "'nothing' is not a choice; did you mean" in capsys.readouterr().err
+    assert "'decisions' is not a choice; did you mean" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from forerun.calib.forecast.throughput import RunLeft
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.directory.run_left import run_left
-from forerun.launch.report.answers import artefacts, summary_values
+from forerun.launch.report.answers import summary_values
 from forerun.launch.report.layout_tables import layouts_table
 from forerun.launch.report.table import show_table
 from forerun.launch.report.throughput_cells import rest_json
@@ -93,7 +93,7 @@ def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
     rate = tokens / answer.measured_step_s
     assert any("tokens/s" in line and " · step " in line for line in answer.transcript)
     assert "tokens/s per rank" in markdown(answer)
-    said = artefacts(answer)
+    said = answer.to_json()
     assert said["decision"]["throughput"]["tokens_per_s"] == pytest.approx(rate)
     own = said["plan"]["own"]
     assert own["throughput"]["tokens_per_s"] == pytest.approx(tokens / own["step_time_s"])

@@ -232,7 +232,7 @@ def test_a_share_is_of_the_running_step(surfaces: Surfaces) -> None:
 
 NUMBERS = {
     "report --json": lambda found: found.report["plan"],
-    "plan.json of the run": lambda found: found.file("plan.json"),
+    "answer.json of the run": lambda found: found.file("answer.json")["plan"],
     "plan in Python": lambda found: found.run.plan().to_json(),
     "report in Python": lambda found: found.run.report().to_json()["plan"],
 }
