@@ -15,5 +15,5 @@ def report(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found.to_json())
     else:
-        print_parts(found.parts())
+        print_parts(found.parts() if args.full else found.brief())
     return ExitCode.THRESHOLD if found.is_stop else ExitCode.ANSWER

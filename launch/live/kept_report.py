@@ -28,7 +28,7 @@ _REQUEST = "request.json"
 _READ = tuple(
     f"{folder}{name}"
     for folder in ("", "runs/*/")
-    for name in (_REQUEST, "calibration.json", "forecast.json", "decision.json", "forecasts.jsonl")
+    for name in (_REQUEST, "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")
 )
 """What a report reads beside the records."""
 _LOOKS = ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE")
@@ -38,7 +38,7 @@ def report(args: argparse.Namespace) -> int:
     """Print what the run says of itself; 1 where the advice is to stop."""
     kept = None
     if sys.stdout is not None and sys.stderr is not None and _is_asked(args.directory, args.run_id):
-        question = [args.run_id, args.json, *_looks()]
+        question = [args.run_id, args.json, args.full, *_looks()]
         kept = KeptFile(args.directory, "reported", question=question, read=_READ)
         if (body := kept.read()) is not None:
             return _printed(json.loads(body))

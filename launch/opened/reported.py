@@ -19,6 +19,7 @@ from ...calib.errors import RecordError
 from ...calib.records.iso_times import stamped
 from ...calib.records.json_files import write_text
 from ...calib.samples.table import SampleTable
+from ...calib.shell import quoted
 from ..directory.bounded_files import number
 from ..directory.forecast_log import end_of_run, finish_line, read_forecasts
 from ..directory.run_folders import object_of_run, paths_of, top_of
@@ -30,6 +31,11 @@ from ..report.page import PAGE, page_of, render
 from ..report.whole_report import markdown, notes_of, tables_of
 from .drawn import Part
 from .told import Told
+
+_BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}
+"""Tables of a short report, and how many rows each has there."""
+_NEEDED = ("Problem: ", "Left out by the model: ")
+"""How the notes begin that no report goes without."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -86,8 +92,22 @@ class ReportAnswer(Told):
         """As ``forerun report --json``."""
         return stamped({"run_id": self.run_id, **self.answer.to_json()})
 
+    def brief(self) -> Iterator[Part]:
+        """The same within a screen: the lines, where the step goes, and the fastest layouts."""
+        yield "\n".join(self.transcript)
+        tables = tables_of(self.answer)
+        for table in tables:
+            if table.key in _BRIEF:
+                yield ""
+                yield replace(table, rows=table.rows[: _BRIEF[table.key]])
+        yield from (note for note in notes_of(self.answer) if note.startswith(_NEEDED))
+        more = sum(table.key not in _BRIEF for table in tables)
+        if more:
+            home = quoted(str(self.directory))
+            yield f"{more} more tables, and all rows: forerun report {home} --full"
+
     def parts(self) -> Iterator[Part]:
-        """The transcript, the tables, and notes."""
+        """The transcript, the tables, and notes, as ``--full`` prints them."""
         yield "\n".join(self.transcript)
         for table in tables_of(self.answer):
             yield ""

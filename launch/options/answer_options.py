@@ -22,6 +22,7 @@ def add_report(verbs: argparse._SubParsersAction) -> None:
     """The options of ``forerun report``."""
     sub = _add_run(verbs, "report", "when a calibrated run ends, and where its step goes")
     add_file_schema_option(sub)
+    sub.add_argument("--full", action="store_true", help="every table, and every row of each")
 
 
 def add_predict(verbs: argparse._SubParsersAction) -> None:

@@ -28,7 +28,7 @@ def test_the_surface_is_frozen() -> None:
         for verb, sub in build_parser()._subparsers._group_actions[0].choices.items()
     }
     assert surface == {
-        "report": ["--help", "--json", "--json-schema", "--run-id"],
+        "report": ["--full", "--help", "--json", "--json-schema", "--run-id"],
         "predict": [
             *(
                 "--also",

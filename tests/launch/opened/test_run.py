@@ -93,7 +93,7 @@ def test_what_is_printed_is_what_shows_itself(run: Run, home: Path, capsys: Out)
         (["plan", "--top", "3"], run.plan(top=3)),
         (["plan", "--gpus", "2,4", "--gbs", "8"], run.plan(gpus="2,4", global_batch_size=8)),
         (["predict", "--tp", "2"], run.predict(tp=2)),
-        (["report"], run.report()),
+        (["report", "--full"], run.report()),
     ):
         verb, *rest = words
         assert main([verb, str(home), *rest]) == ExitCode.ANSWER

@@ -268,7 +268,7 @@ def test_sinks_get_the_rows_as_numbers(surfaces: Surfaces) -> None:
 
 
 TEXTS = {
-    "report": lambda found: said("report", found.home),
+    "report": lambda found: said("report", found.home, "--full"),
     "plan": lambda found: said("plan", found.home),
     "report.md": lambda found: (found.home / "report.md").read_text(),
 }
