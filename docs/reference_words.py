@@ -125,7 +125,6 @@ LEFT_FILES = {
     "request.json": "what was asked of the analysis, and what the run had shown",
     "fitted-*.json": "what was fitted for `predict` and `plan`, read back by the same user until "
     "anything under it changes; may be deleted",
-    "planned-*.json": "the same for the rows of `plan` and of `explain`: what was searched",
     "reported-*.json": "the same for `report`",
     "forecasts.jsonl": "DIR alone: every forecast that was made and how each run ended, for `compare`",
     "owner.json": "DIR alone: whose answers lie at its top",

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,17 +51,10 @@ class KeptFile:
     ) -> None:
         self._directories, self._patterns = (directory, *also), (*_READ, *read)
         self._key = self._state()
-        self._ask(kind, [*question, *(str(path.absolute()) for path in self._directories)])
-
-    def beside(self, kind: str, question: Sequence[object]) -> KeptFile:
-        """What is kept of a further question to what was read here.
-
-        It holds for the directory as this one found it: an answer that stands on older files than
-        those that are there by now is not kept.
-        """
-        found = copy(self)
-        found._ask(kind, [*self._asked, *question])
-        return found
+        asked = [*question, *(str(path.absolute()) for path in self._directories)]
+        name = _sha256(json.dumps(asked).encode())[:16]
+        self._path = top_of(directory)[0] / f"{kind}-{name}.json"
+        self._names = f"{kind}-{'[0-9a-f]' * 16}.json"
 
     def read(self) -> bytes | None:
         """What was kept; None where there is nothing, or it is stale, damaged or another user's."""
@@ -87,12 +79,6 @@ class KeptFile:
             kept = sorted(self._path.parent.glob(self._names), key=os.path.getmtime)
             for path in kept[:-_MOST_KEPT]:
                 path.unlink()
-
-    def _ask(self, kind: str, asked: list[object]) -> None:
-        self._asked = asked
-        name = _sha256(json.dumps(asked).encode())[:16]
-        self._path = top_of(self._directories[0])[0] / f"{kind}-{name}.json"
-        self._names = f"{kind}-{'[0-9a-f]' * 16}.json"
 
     def _state(self) -> str:
         """Of every file that an answer would read, what fits in this package, and the libraries.

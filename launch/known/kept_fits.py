@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ...calib.answers import plain_models
@@ -14,7 +14,7 @@ from ...calib.steps.model import FittedSteps
 from ...calib.workload.config import RunConfig
 from .kept_files import KeptFile
 
-DAMAGED = (
+_DAMAGED = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, MemoryError, ImportError, ForerunError),
 )
@@ -38,8 +38,6 @@ class Machine:
     problems: tuple[str, ...] = ()
     basis: str = ""
     """The source of its times, in words, where no run of the user was measured; else empty."""
-    kept: KeptFile | None = None
-    """Its fit in a directory, beside which answers on it are kept; None where there is none."""
 
     def runs(self, config: RunConfig) -> bool:
         """True where a layout does the work of the run on this machine, so that both times may be
@@ -61,14 +59,12 @@ class KeptFit:
         if body is None:
             return None
         try:
-            return Machine(**plain_models.made(json.loads(body)), kept=self._kept)
-        except DAMAGED:
+            return Machine(**plain_models.made(json.loads(body)))
+        except _DAMAGED:
             return None
 
-    def write(self, machine: Machine) -> Machine:
-        """Keep a fit, but not one that holds what has no plain form; the machine that is kept."""
-        names = [one.name for one in fields(machine) if one.name != "kept"]
+    def write(self, machine: Machine) -> None:
+        """Keep a fit, but not one that holds what has no plain form."""
         with suppress(TypeError):
-            values = {name: getattr(machine, name) for name in names}
+            values = {one.name: getattr(machine, one.name) for one in fields(machine)}
             self._kept.write(json.dumps(plain_models.plain(values)).encode())
-        return replace(machine, kept=self._kept)

@@ -55,5 +55,5 @@ def open_machine(
             device=device,
             stated=stated,
         )
-        found = kept.write(found)
+        kept.write(found)
     return replace(found, own=with_program(found.own, directory, found.name))
