@@ -21,7 +21,7 @@ from ...calib.errors import RecordError
 from ..commands.outcome import ExitCode
 from ..directory.bounded_files import read_object
 from ..directory.run_folders import nothing_in, paths_of, top_of
-from ..known.kept_files import KeptFile
+from ..store.cached_file import CachedFile
 
 _ANSWERS = "..commands.report_command"
 _REQUEST = "request.json"
@@ -39,8 +39,8 @@ def report(args: argparse.Namespace) -> int:
     kept = None
     if sys.stdout is not None and sys.stderr is not None and _is_asked(args.directory, args.run_id):
         question = [args.run_id, args.json, *_looks()]
-        kept = KeptFile(args.directory, "reported", question=question, read=_READ)
-        if (body := kept.read()) is not None:
+        kept = CachedFile("report-*.json", question, args.directory, read=_READ)
+        if body := kept.read():
             return _printed(json.loads(body))
     answer = importlib.import_module(_ANSWERS, __package__).report
     if lacking := nothing_in(args.directory):

@@ -68,7 +68,7 @@ def test_forecasts_are_scored_without_tables() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["predict --tp 2", "plan", "explain 1 running"])
-def test_an_answer_of_a_kept_fit_needs_numpy_alone(home: Path, words: str) -> None:
+def test_an_answer_of_a_cached_fit_needs_numpy_alone(home: Path, words: str) -> None:
     verb, *rest = words.split()
     loaded(verb, str(home), *rest)
     assert loaded(verb, str(home), *rest) <= {"numpy", "rich"}
@@ -96,7 +96,7 @@ def test_a_report_of_the_moment_is_not_kept(tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(GOLDEN / "records", home / "records")
     assert "pandas" in loaded("report", str(home))
-    assert "pandas" in loaded("report", str(home)) and not [*home.glob("reported-*")]
+    assert "pandas" in loaded("report", str(home)) and not [*home.glob("report-*")]
 
 
 def test_no_colour_where_none_is_wanted() -> None:
