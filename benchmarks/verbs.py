@@ -5,7 +5,7 @@
 A row for each verb, on that directory and on one of 8 ranks and 20 windows whose times are planted
 (``runs/synthetic_run.py``).  Processor time (user and system) and wall time of whole processes, the
 least of the repetitions; the reference is ``import pandas, pyarrow`` in the same run.  The first
-answer fits and keeps the fit, searches and keeps the plan, or keeps the report; the others read it.
+answer fits and caches the fit, or caches the report; the others read it.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def main() -> None:
 
 def commands(home: Path) -> dict[str, tuple[str, ...]]:
     """Every verb that is asked of a run, and what is asked of none."""
-    for kind in ("fitted", "planned", "reported"):
-        for kept in home.glob(f"{kind}-*.json"):
-            kept.unlink()
+    for cached in (*home.glob("fit-*.npz"), *home.glob("report-*.json")):
+        cached.unlink()
     where = str(home)
     return {
         REFERENCE: (sys.executable, "-c", REFERENCE),

@@ -122,10 +122,9 @@ LEFT_FILES = {
     "steps.parquet": "each step's time and what was said of it before: `run.steps` in Python",
     "charts/*.svg": "charts of the report as files",
     "request.json": "what was asked of the analysis, and what the run had shown",
-    "fitted-*.json": "what was fitted for `predict` and `plan`, read back by the same user until "
+    "fit-*.npz": "cache of what was fitted for `predict` and `plan`, read back by the same user until "
     "anything under it changes; may be deleted",
-    "planned-*.json": "the same for the rows of `plan` and of `explain`: what was searched",
-    "reported-*.json": "the same for `report`",
+    "report-*.json": "the same of what `report` printed",
     "forecasts.jsonl": "DIR alone: every forecast that was made and how each run ended, for `compare`",
     "owner.json": "DIR alone: whose answers lie at its top",
     "runs/*": "DIR alone: a folder for each launch; in it `launch.json`, `host_values.json` and "

@@ -26,7 +26,7 @@ from .options.without_directory import with_place
 from .report.progress import waiting
 
 _VERBS = {
-    "report": "live.kept_report:report",
+    "report": "commands.report_command:report",
     "predict": "commands.answer_commands:predict",
     "plan": "commands.plan_command:plan",
     "validate": "commands.validate_command:validate",
@@ -62,10 +62,10 @@ _OF_A_LAUNCH = "commands.lint_command:lint_launch"
 """``doctor`` where a launch is given."""
 _BARE = frozenset({"doctor", "run", "status", "watch"})
 """Verbs of the standard library."""
-_KEPT = frozenset({"plan", "predict", "explain", "normal", "report", "compare"})
-"""Verbs that answer from a kept fit, which holds for the packages that it was made with: those are
-looked at where there is none."""
-_SLOW = _KEPT - {"compare"} | {"diff", "validate", "import", "probe"}
+_CACHED = frozenset({"plan", "predict", "explain", "normal", "report", "compare"})
+"""Verbs that answer from a cached fit, which holds for the packages that it was made with: those
+are looked at where there is none."""
+_SLOW = _CACHED - {"compare"} | {"diff", "validate", "import", "probe"}
 """Verbs that may be waited for."""
 _FIRST = ("--help", "-h", "--version")
 """What may stand in place of a verb."""
@@ -199,7 +199,7 @@ def _questions() -> str:
 
 def _check_packages(verb: str) -> None:
     """``ConfigError`` where the verb needs packages that are not here."""
-    if verb not in _BARE | _KEPT and (text := needs(verb)):
+    if verb not in _BARE | _CACHED and (text := needs(verb)):
         raise ConfigError(text)
 
 

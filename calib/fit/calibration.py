@@ -302,7 +302,7 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     ``device`` is the driver's name of the accelerator or ``cpu``; it picks the priors.  Raises
     ``CalibrationError`` where the table has no operator samples.
     """
-    # A fit that was kept answers without a table: pandas is slow to import.
+    # A cached fit answers without a table: pandas is slow to import.
     from ..samples.operator_rows import weight_fracs
     from .training import measured_collectives, measured_host, measured_operators
 

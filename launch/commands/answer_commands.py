@@ -1,6 +1,6 @@
 """``forerun predict``, and what it shares with other verbs: the run that options name; no torch.
 
-What only fitting needs is not imported here: an answer of a kept fit is quick.
+What only fitting needs is not imported here: an answer of a cached fit is quick.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from ...calib.steps.known import KnownStep
 from ...calib.steps.model import fit_steps
 from ...calib.steps.table_steps import machine_times, table_steps
 from ...calib.workload.config import RunConfig
-from .kept_fits import Machine
+from .machine import Machine
 from .runs import has_run, load
 from .table_files import ImportedTables, read_imported
 

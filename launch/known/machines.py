@@ -1,21 +1,23 @@
 """The one door of the verbs to a step model: a calibrated run, or a machine that was imported.
 
-A fit is kept beside the samples and read back while nothing that it stands on has changed.
+A fit is cached beside the samples and read back while nothing that it stands on has changed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 
 from ...calib.errors import ConfigError
 from ...calib.records.cluster import StatedNodes
 from ...hooks.process.interpreter import needs
-from .kept_fits import KeptFit
-from .kept_fits import Machine as Machine
+from ..store import models
+from ..store.cached_file import CachedFile
 from .launches import with_program
+from .machine import Machine as Machine
 
 
 def open_machine(
@@ -39,8 +41,8 @@ def open_machine(
     said = None if stated is None else json.dumps(stated.values, sort_keys=True)
     asked = (run_id, machine, None if like is None else str(like.absolute()), device, said)
     read = (*also, like) if like is not None else also
-    kept = KeptFit(directory, question=asked, also=read)
-    found = kept.read()
+    cached = CachedFile("fit-*.npz", asked, directory, *read)
+    found = _read(cached)
     if found is None:
         if lacking := needs("a fit"):
             raise ConfigError(lacking)
@@ -55,5 +57,15 @@ def open_machine(
             device=device,
             stated=stated,
         )
-        found = kept.write(found)
+        with suppress(TypeError):  # it holds what no file does
+            values = {one.name: getattr(found, one.name) for one in fields(found)}
+            cached.write(models.written(values))
     return replace(found, own=with_program(found.own, directory, found.name))
+
+
+def _read(cached: CachedFile) -> Machine | None:
+    """A cached fit; None where there is none, or it is damaged or of another version."""
+    try:
+        return Machine(**models.made(cached.read()))
+    except Exception:  # an archive, its JSON and our own classes each raise their own
+        return None

@@ -16,8 +16,7 @@ from ...calib.search.found import TOP
 from ...calib.steps.model import FittedSteps
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
-from ..known.kept_plans import plan_on
-from ..known.machines import Machine
+from ..known.machine import Machine, plan_on
 from ..report.explain_text import explanation_lines
 from .layout import Layout
 from .other_run import OtherRun

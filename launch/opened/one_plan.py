@@ -16,8 +16,7 @@ from ...calib.forecast.throughput import RunLeft
 from ...calib.search.found import Effort
 from ...calib.workload.config import RunConfig
 from ..directory.run_left import run_left
-from ..known.kept_plans import plan_on
-from ..known.machines import Machine
+from ..known.machine import Machine, plan_on
 from ..options.plan_options import PlanQuestion
 from .other_run import OtherRun
 

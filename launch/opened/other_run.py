@@ -17,7 +17,7 @@ from ...calib.workload.argument_values import option_of
 
 if TYPE_CHECKING:
     from ...calib.workload.config import Parallelism, RunConfig
-    from ..known.kept_fits import Machine
+    from ..known.machine import Machine
 
 
 _RELEASES = f"{NAMES['releases'][0]} to {NAMES['releases'][-1]}"

@@ -68,14 +68,14 @@ def test_forecasts_are_scored_without_tables() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["predict --tp 2", "plan", "explain 1 running"])
-def test_an_answer_of_a_kept_fit_needs_numpy_alone(home: Path, words: str) -> None:
+def test_an_answer_of_a_cached_fit_needs_numpy_alone(home: Path, words: str) -> None:
     verb, *rest = words.split()
     loaded(verb, str(home), *rest)
     assert loaded(verb, str(home), *rest) <= {"numpy", "rich"}
 
 
 @pytest.mark.slow
-def test_a_report_is_kept_until_a_file_changes(home: Path) -> None:
+def test_a_report_is_cached_until_a_file_changes(home: Path) -> None:
     def report(*words: str) -> str:
         command = [sys.executable, "-m", "forerun", "report", str(home), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -84,6 +84,9 @@ def test_a_report_is_kept_until_a_file_changes(home: Path) -> None:
     assert not set(FITTING) & loaded("report", str(home))
     assert not loaded("report", str(home))
     assert report() == first and "\x1b" not in first
+    for path in home.glob("report-*.json"):
+        path.write_bytes(path.read_bytes()[:-10])
+    assert report() == first
     value = json.loads(report("--json"))
     assert json.loads(report("--json")) == value
     request = json.loads((home / "request.json").read_text())
@@ -92,11 +95,11 @@ def test_a_report_is_kept_until_a_file_changes(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_of_the_moment_is_not_kept(tmp_path: Path) -> None:
+def test_a_report_of_the_moment_is_not_cached(tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(GOLDEN / "records", home / "records")
     assert "pandas" in loaded("report", str(home))
-    assert "pandas" in loaded("report", str(home)) and not [*home.glob("reported-*")]
+    assert "pandas" in loaded("report", str(home)) and not [*home.glob("report-*")]
 
 
 def test_no_colour_where_none_is_wanted() -> None:

@@ -15,10 +15,10 @@ from forerun.launch.options.file_schemas import FILE_NAMES, file_schema
 def left_files(directory: Path) -> Iterator[tuple[str, Any]]:
     """Name and value of every JSON file and of every line of ``forecasts.jsonl``.
 
-    Without records, which have a format of their own, kept fits and plans, and what is W&B's.
+    Without records, which have a format of their own, cached reports, and what is W&B's.
     """
     for path in sorted(directory.rglob("*.json")):
-        is_cache = path.name.startswith(("fitted-", "planned-"))
+        is_cache = path.name.startswith("report-")
         if not is_cache and "wandb" not in path.relative_to(directory).parts:
             yield path.stem, json.loads(path.read_text(encoding="utf-8"))
     for path in sorted(directory.glob("*.jsonl")):

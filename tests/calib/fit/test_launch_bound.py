@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 from tiny_shape import of_width
 
-from forerun.calib.answers import plain_models
 from forerun.calib.answers.run_measurements import launch_bound_frac, launch_bound_remark
 from forerun.calib.fit.calibration import Calibration, calibrate, on_device
 from forerun.calib.fit.machine import fit_machine
@@ -28,6 +27,7 @@ from forerun.calib.steps.live_times import live_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
+from forerun.launch.store import models
 
 GPU = "NVIDIA H100 80GB HBM3"
 HOST_S = 120e-6
@@ -193,9 +193,8 @@ def test_a_summary_names_them(launch_bound: Calibration) -> None:
     json.dumps(launch_bound.summary())
 
 
-def test_a_kept_fit_knows_them(launch_bound: Calibration) -> None:
-    values = plain_models.plain({"calibration": launch_bound})
-    again = plain_models.made(json.loads(json.dumps(values)))["calibration"]
+def test_a_cached_fit_knows_them(launch_bound: Calibration) -> None:
+    again = models.made(models.written(launch_bound))
     asked = [linear(512, 1024), linear(8192, 8192)]
     assert again.operators(asked).time_s.tolist() == launch_bound.operators(asked).time_s.tolist()
 

@@ -185,6 +185,6 @@ def test_nothing_is_imported_before_it_is_asked_for(home: Path) -> None:
     code = f"import forerun; run = forerun.load({str(home)!r})"
     heavy = ("numpy", "pandas", "scipy", "sklearn", "torch", "rich", "pyarrow")
     assert loaded_by(code, heavy) == []
-    # An answer of a kept fit reads no table.
+    # An answer of a cached fit reads no table.
     forerun.load(home).predict(tp=2)
     assert loaded_by(f"{code}; run.predict(tp=2)", ("pandas", "sklearn", "torch", "rich")) == []

@@ -1,9 +1,11 @@
-"""Fitted models as JSON values and back, and nothing else out of such a value."""
+"""Fitted models as the bytes of a file and back, and nothing else out of such a file."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,25 @@ import numpy as np
 import pytest
 from planted_machine import A100, PlantedMachine, batch, random_shapes
 
-from forerun.calib.answers.plain_models import made, plain
 from forerun.calib.fit.machine import fit_machine
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.launch.store.models import made, written
 
 SHAPES = {OperatorKind.NORM: 90, OperatorKind.RMS_NORM: 24, OperatorKind.RESIDUAL: 3}
 """Of each operator: trees, a forest beside the process, the process alone."""
 
 
-def through_text(value: Any) -> Any:
-    return made(json.loads(json.dumps(plain(value), allow_nan=False)))
+def of_file(value: Any) -> Any:
+    return made(written(value))
+
+
+def file_of(*objects: Any, **arrays: Any) -> bytes:
+    """A file whose value is the last of its objects."""
+    file = io.BytesIO()
+    text = json.dumps({"value": {"object": len(objects) - 1}, "objects": objects})
+    np.savez(file, rest=np.frombuffer(text.encode(), np.uint8), **arrays)
+    return file.getvalue()
 
 
 def test_every_kind_of_model_says_the_same_afterwards() -> None:
@@ -33,22 +43,22 @@ def test_every_kind_of_model_says_the_same_afterwards() -> None:
         for kind, number in SHAPES.items()
     }
     model = fit_machine(groups, device=A100, use_prior=True)
-    again = through_text(model)
+    again = of_file(model)
     for kind in SHAPES:
         asked = batch(kind, Phase.FORWARD, random_shapes(rng, 50, 2))
         one, other = model.predict(kind.value, asked), again.predict(kind.value, asked)
         for name in ("log_time", "low", "high", "octaves"):
-            assert getattr(other, name) == pytest.approx(getattr(one, name), abs=1e-9)
+            assert np.array_equal(getattr(other, name), getattr(one, name))
     assert len({id(pool) for pool in again.pools.values()}) == len(SHAPES)
 
 
 def test_values_of_every_kind_come_back() -> None:
     base = prior_times(A100, is_attention_fused=True)
     value = {
-        ("a", 1): [True, None, 0.1, math.inf, -math.inf, 2**53 + 1],
+        ("a", 1): (True, None, 0.1, math.inf, -math.inf, 2**53 + 1),
         Phase.FORWARD: (np.arange(6.0).reshape(2, 3), np.array([], dtype=np.int64)),
     }
-    found = through_text({"value": value, "twice": (base, base)})
+    found = of_file({"value": value, "twice": (base, base)})
     assert found["value"]["a", 1] == value["a", 1]
     array, empty = found["value"][Phase.FORWARD]
     assert np.array_equal(array, np.arange(6.0).reshape(2, 3)) and empty.dtype == np.int64
@@ -56,9 +66,9 @@ def test_values_of_every_kind_come_back() -> None:
 
 
 @pytest.mark.parametrize("value", [lambda: 0, Path("x"), np.array([object()]), np.array(["a"])])
-def test_what_is_no_model_is_not_kept(value: object) -> None:
-    with pytest.raises(TypeError, match="not kept"):
-        plain(value)
+def test_what_is_no_model_is_not_written(value: object) -> None:
+    with pytest.raises(TypeError):
+        written(value)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +84,29 @@ def test_what_is_no_model_is_not_kept(value: object) -> None:
     ],
 )
 def test_only_our_own_data_classes_are_made(name: str) -> None:
-    value = {"objects": [{"class": name, "fields": {}}], "value": {"object": 0}}
-    with pytest.raises((ValueError, ImportError)):
-        made(value)
+    with pytest.raises((ValueError, ImportError, AttributeError, TypeError)):
+        made(file_of((name, {})))
 
 
 def test_other_fields_than_the_class_has_are_refused() -> None:
-    value = plain(prior_times(A100, is_attention_fused=True))
-    value["objects"][-1]["fields"].popitem()
+    held = {"train_iters": 10}
     with pytest.raises(ValueError, match="other fields"):
-        made(value)
+        made(file_of(("workload.batch:Cadence", held)))
+
+
+def test_nothing_is_unpickled() -> None:
+    with pytest.raises(ValueError, match="allow_pickle"):
+        made(file_of(0, other=np.array([object()])))
+
+
+@pytest.mark.parametrize("cut", [0, 10, -10])
+def test_a_torn_file_is_refused(cut: int) -> None:
+    whole = written(prior_times(A100, is_attention_fused=True))
+    with pytest.raises((EOFError, ValueError, zipfile.BadZipFile)):
+        made(whole[:cut])
+
+
+def test_another_byte_is_refused() -> None:
+    whole = written(prior_times(A100, is_attention_fused=True))
+    with pytest.raises(zipfile.BadZipFile):
+        made(whole.replace(b"fused", b"fuxed", 1))

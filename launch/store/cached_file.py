@@ -1,0 +1,70 @@
+"""An answer in the directory that it was made from, under a name that says all it stands on.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...calib.records.files import PRIVATE, replace_file
+from ...calib.records.launch import LAUNCH, RUNS
+from ..directory.bounded_files import read_bounded
+from ..directory.run_folders import top_of
+
+_MOST_NBYTES = 64 << 20
+# A directory is asked about few states of itself; older answers would only fill the disk.
+_MOST_CACHED = 8
+_READ = ("records/*/*", "imported/*.csv", "*.parquet", f"{RUNS}/*/*.parquet", f"{RUNS}/*/{LAUNCH}")
+"""All that a fit is made from, below a directory."""
+_LIBRARIES = ("numpy", "scipy", "pandas", "sklearn", "xgboost")
+_PACKAGE = Path(__file__).parents[2]
+
+
+class CachedFile:
+    """The answer to one question about directories, as they, this code and the libraries are now.
+
+    Its name, ``fit-*.npz`` by the pattern ``name``, holds a hash of all of these: what has changed
+    since has another name.  ``read`` are patterns of what the answer stands on beside the records.
+    """
+
+    def __init__(
+        self, name: str, question: Sequence[object], *directories: Path, read: Sequence[str] = ()
+    ) -> None:
+        self._top = top_of(directories[0])[0]
+        where = [str(path.absolute()) for path in directories]
+        asked = [question, where, *_states(directories, (*_READ, *read))]
+        key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        self._path = self._top / name.replace("*", key[:16])
+        self._names = name.replace("*", "[0-9a-f]" * 16)
+
+    def read(self) -> bytes:
+        """What was cached; empty where there is nothing, or another user could have written it."""
+        return read_bounded(self._path, _MOST_NBYTES, is_own=True) or b""
+
+    def write(self, body: bytes) -> None:
+        """Cache an answer where that can be done, and drop the oldest of its kind."""
+        with suppress(OSError):
+            replace_file(self._path, body, mode=PRIVATE)
+            cached = sorted(self._top.glob(self._names), key=os.path.getmtime)
+            for path in cached[:-_MOST_CACHED]:
+                path.unlink()
+
+
+def _states(directories: Sequence[Path], patterns: Sequence[str]) -> Iterator[tuple[object, ...]]:
+    """Name, size and times of change of every file that an answer would read or be made by."""
+    tops = (top_of(directory)[0] for directory in directories)
+    read = [path for top in tops for pattern in patterns for path in top.glob(pattern)]
+    specs = (find_spec(name) for name in _LIBRARIES)
+    theirs = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
+    ours = [*_PACKAGE.glob("launch/*/*.py"), *_PACKAGE.glob("calib/**/*.py")]
+    for path in sorted([*read, *theirs, *ours, *_PACKAGE.glob("calib/**/*.json")]):
+        with suppress(OSError):
+            told = path.stat()
+            yield str(path), told.st_size, told.st_mtime_ns, told.st_ctime_ns, told.st_ino

@@ -1,0 +1,117 @@
+"""Fitted models as an ``.npz`` and back: its arrays, and the rest as JSON in one more array.
+
+Nothing is unpickled: a class is named by its module below ``calib``, and made from its fields.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ... import calib
+
+_REST = "rest"
+
+
+def written(value: Any) -> bytes:
+    """A file that ``made`` turns back; one object that is held twice stays one.
+
+    ``TypeError`` where it holds anything but numbers, text, arrays, tuples, mappings and our own
+    data classes and enumerations.  Fields marked ``is_kept=False`` are left to their defaults.
+    """
+    writer, file = _Writer(), io.BytesIO()
+    text = json.dumps({"value": writer.plain(value), "objects": writer.objects})
+    writer.arrays[_REST] = np.frombuffer(text.encode(), dtype=np.uint8)
+    np.savez(file, **writer.arrays)
+    return file.getvalue()
+
+
+def made(data: bytes) -> Any:
+    """What ``written`` was given; some error where it is damaged or of another version."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        arrays = dict(file)
+    rest, objects = json.loads(arrays[_REST].tobytes()), list[Any]()
+
+    def value_of(plain: Any) -> Any:
+        if isinstance(plain, list):
+            return tuple(map(value_of, plain))
+        if not isinstance(plain, dict):
+            return plain
+        if "map" in plain:
+            return {value_of(key): value_of(one) for key, one in plain["map"]}
+        return arrays[plain["array"]] if "array" in plain else objects[plain["object"]]
+
+    for name, held in rest["objects"]:
+        kind = _class(name)
+        if isinstance(held, str):
+            objects.append(kind[held])
+        elif tuple(held) == _fields(kind):
+            objects.append(kind(**{field: value_of(one) for field, one in held.items()}))
+        else:
+            raise ValueError(f"{name} has other fields")
+    return value_of(rest["value"])
+
+
+class _Writer:
+    """Arrays, and other objects in the order in which they can be made."""
+
+    def __init__(self) -> None:
+        self.objects: list[tuple[str, str | dict[str, Any]]] = []
+        self.arrays: dict[str, Any] = {}
+        self._places: dict[int, tuple[object, dict[str, Any]]] = {}
+        """By identity, which is only good while its object lives."""
+
+    def plain(self, value: Any) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, (tuple, list)):
+            return [self.plain(one) for one in value]
+        if isinstance(value, Mapping):
+            return {"map": [[self.plain(key), self.plain(one)] for key, one in value.items()]}
+        if id(value) not in self._places:
+            self._places[id(value)] = value, self._place(value)
+        return self._places[id(value)][1]
+
+    def _place(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            self.arrays[str(len(self.arrays))] = value
+            return {"array": str(len(self.arrays) - 1)}
+        kind = type(value)
+        is_member = isinstance(value, Enum)
+        held = (
+            value.name if is_member else {n: self.plain(getattr(value, n)) for n in _fields(kind)}
+        )
+        self.objects.append((_name(kind), held))
+        return {"object": len(self.objects) - 1}
+
+
+def _name(kind: type) -> str:
+    room, _, module = kind.__module__.partition(f"{calib.__name__}.")
+    if room or not module:
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not cached")
+    return f"{module}:{kind.__qualname__}"
+
+
+@cache
+def _class(name: str) -> Any:
+    """What ``calib`` has of that name; all but data classes and enumerations have no fields."""
+    module, _, own = name.partition(":")
+    kind = getattr(import_module(f"{calib.__name__}.{module}"), own)
+    if _name(kind) != name:
+        raise ValueError(f"{name} is a class of another module")
+    return kind
+
+
+@cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind) if one.metadata.get("is_kept", one.init))
