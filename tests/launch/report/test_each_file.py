@@ -54,6 +54,7 @@ def written(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fault"), list(zip(FILES, FAULTS, strict=True)))
 def test_any_fault_in_writing_one_file_costs_that_file_alone(
     answered: tuple[SampleTable, Request, Answer],
@@ -85,7 +86,7 @@ def test_any_fault_in_writing_one_file_costs_that_file_alone(
     assert re.search(r"\(.+\); .*(all other answers are written|remove )", line)
 
 
-@pytest.mark.parametrize("maker", ["figures", "render", "page_of", "_forecast", "step_trace"])
+@pytest.mark.parametrize("maker", ["figures", "render", "page_of", "forecast_json", "step_trace"])
 def test_what_cannot_be_made_leaves_the_others(
     answered: tuple[SampleTable, Request, Answer],
     tmp_path: Path,
@@ -96,11 +97,12 @@ def test_what_cannot_be_made_leaves_the_others(
     def fail(*args: object, **kwargs: object) -> None:
         raise RuntimeError("a case that nobody thought of")
 
-    monkeypatch.setattr(page if hasattr(page, maker) else answers, maker, fail)
+    owner = next(one for one in (page, answers, Answer) if hasattr(one, maker))
+    monkeypatch.setattr(owner, maker, fail)
     place = Place(directory=tmp_path, run_id="r")
     Writing()(lambda: write_answer(place, *answered))
     lost = {
-        "_forecast": {"forecast.json", "decision.json"},
+        "forecast_json": {"forecast.json", "decision.json"},
         "step_trace": {"timeline.json.gz"},
         "render": {"report.html"},
     }.get(maker, {"report.html", *PICTURES.values()})
