@@ -65,6 +65,7 @@ def test_no_row_is_asked_for_by_what_is_absent(
         assert not {*rewrite_command((), one.config, running=running)} & {*absent}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("absent", LACKS.values(), ids=LACKS)
 def test_the_rows_are_the_best_that_can_be_followed(
     layout: Layout, planted: Callable[..., Any], absent: tuple[str, ...]

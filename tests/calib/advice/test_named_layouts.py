@@ -18,6 +18,7 @@ SHARDED = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True, "rank
 SHARDED["overlaps_param_gather"] = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "NVIDIA H100 80GB HBM3"])
 @pytest.mark.parametrize("par", [{}, SHARDED, SHARDED | {"is_sequence_parallel": True}])
 def test_the_label_of_every_layout_is_read_back(

@@ -24,6 +24,7 @@ from forerun.calib.workload.config import Recompute, RunConfig, Sharding
 Layout = Callable[..., RunConfig]
 
 
+@pytest.mark.slow
 def test_the_best_rows_stand_before_some_that_do_not_fit(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:

@@ -77,7 +77,9 @@ def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, Room]:
     return config, steps, num_ranks, room
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
+)
 def test_bounds_and_every_layout_give_the_same_twenty(seed: int) -> None:
     config, steps, num_ranks, room = some_run(seed)
     found = best_layouts(config, steps, num_ranks, room=room)
@@ -137,6 +139,7 @@ def stopped(seed: int) -> Found:
     return best_layouts(config, steps, num_ranks, effort=effort)
 
 
+@pytest.mark.slow
 def test_what_is_stopped_says_how_far_from_proven() -> None:
     """Before its second round, of a run whose first proves nothing yet."""
     seed = next(seed for seed in range(20) if 0 < stopped(seed).proof.gap_frac < 1)

@@ -136,6 +136,7 @@ def another_row(home: Path) -> None:
         file.write(path.read_text(encoding="utf-8").splitlines()[-1] + "\n")
 
 
+@pytest.mark.slow
 def test_other_code_searches_anew(
     home: Path, searched: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def no_json(path: Path) -> None:
     sealed(path, ["plan"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", [torn, flipped, no_text, of_everyone, no_plan, no_class_of_ours, no_json]
 )

@@ -29,10 +29,7 @@ pytest.importorskip("wandb")
 pytest.importorskip("tensorboard")
 parser = pytest.importorskip("prometheus_client.parser")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not has_openssl(), reason="no openssl for a certificate"),
-]
+pytestmark = pytest.mark.skipif(not has_openssl(), reason="no openssl for a certificate")
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 WINDOW_END, LAST = 11, 16
 BEGIN_UNIX_S, STEP_S = 1_795_000_000.0, 0.15
