@@ -14,6 +14,8 @@ import pytest
 
 from forerun.hooks.process.interpreter import PACKAGES
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 TRAINING = ("__init__.py", "_forerun_autoload.py", "launch/__main__.py", "launch/autoload.py")
 BESIDE_TRAINING = {"hooks/probing/probe_sweep.py"}

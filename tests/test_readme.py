@@ -35,6 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_answers(
     command: str, runs: dict[str, str], capsys: pytest.CaptureFixture[str]

@@ -25,7 +25,7 @@ _REQUEST = "request.json"
 _READ = tuple(
     f"{folder}{name}"
     for folder in ("", "runs/*/")
-    for name in (_REQUEST, "calibration.json", "forecast.json", "decision.json", "forecasts.jsonl")
+    for name in (_REQUEST, "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")
 )
 """What a report reads beside the records."""
 _LOOKS = ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE")
@@ -37,7 +37,7 @@ def report(args: argparse.Namespace) -> int:
     if sys.stdout is None or not _is_asked(args.directory, args.run_id):
         return _answer(args)
     looks = sys.stdout.isatty(), shutil.get_terminal_size().columns, *map(os.environ.get, _LOOKS)
-    question = [args.run_id, args.json, *looks]
+    question = [args.run_id, args.json, args.full, *looks]
     cached = CachedFile("report-*.json", question, args.directory, read=_READ)
     try:
         code, text = json.loads(cached.read())

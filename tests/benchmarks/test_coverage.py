@@ -11,6 +11,8 @@ from forerun.benchmarks.coverage import Row, kind_table, shares_of, table
 from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord
 from forerun.calib.workload.operators import OperatorKind, Phase
 
+pytestmark = pytest.mark.slow
+
 
 def passed(name: str, start_ns: int, duration_ns: int, **more: int) -> PhaseRecord:
     return PhaseRecord(

@@ -12,6 +12,8 @@ from forerun.benchmarks.cpu_choice import choice_of, commands_table
 from forerun.benchmarks.runs import choice_runs
 from forerun.benchmarks.runs.choice_runs import CASES, Rows, feasible, sweep_times, taken
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_choice_that_is_as_fast_within_repetitions_is_met() -> None:
     """Slower by 8 % in the median, but by as much faster in one of three pairs."""

@@ -16,6 +16,8 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
 
+pytestmark = pytest.mark.slow
+
 CLONE = os.environ.get("FORERUN_MEGATRON_CLONES", "")
 US = 1e-6
 
@@ -118,7 +120,6 @@ def test_record_without_a_call_is_a_miss() -> None:
     assert seen.counts["transfers missed"] == 1
 
 
-@pytest.mark.slow
 def test_switch_in_a_launch(tmp_path: Path) -> None:
     """Two ranks over the timeline: on a device for Forerun, and the losses are the same."""
     bare = device.train(tmp_path, "ring-cp2", tmp_path / "bare", has_forerun=False)
@@ -136,7 +137,6 @@ def test_switch_in_a_launch(tmp_path: Path) -> None:
         assert {count for step, count in taken.items() if step not in hooked} <= {0, 1}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not CLONE, reason="FORERUN_MEGATRON_CLONES names no folder of clones")
 def test_megatron_over_the_timeline(tmp_path: Path) -> None:
     """Experts on two ranks, one stream: nearly everything is as it was charged."""

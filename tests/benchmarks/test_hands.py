@@ -19,11 +19,11 @@ def printed(script: str, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("way", ["model", "late", "update_function"])
-def test_ways_to_compile_are_what_they_were(way: str) -> None:
-    done = printed("compiled.py", "--ways", way, "--stances", "default")
+def test_ways_to_compile_are_what_they_were() -> None:
+    """Of the others each trains in ``test_provocations.py``."""
+    done = printed("compiled.py", "--ways", "late", "--stances", "default")
     assert "0 of 1 differ" in done.stdout, done.stdout + done.stderr[-2000:]
-    assert f"| {way} | eager | default |" in done.stdout and "| no difference |" in done.stdout
+    assert "| late | eager | default |" in done.stdout and "| no difference |" in done.stdout
     assert done.returncode == 0
 
 

@@ -30,6 +30,8 @@ from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.workload.config import Attention
 
+pytestmark = pytest.mark.slow
+
 
 def rows(*times_s: float) -> list[StepRow]:
     """Layouts of one job on 8 GPUs."""

@@ -12,6 +12,8 @@ from forerun.benchmarks.protocols.steps import series
 from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scale_out import Held, held_series
 
+pytestmark = pytest.mark.slow
+
 PUBLISHED = Path(__file__).parents[2] / "recipes" / "published"
 MOST_ERROR_FRAC = 0.015
 """Perfect scaling is 1.4 % off in the median over the DGX Cloud tables."""

@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "steps.py"
 GOLDEN = ROOT / "tests" / "golden" / "steps" / "e2e_small_tables.csv"
@@ -42,7 +44,6 @@ def run(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
     return json.loads(out.read_text(encoding="utf-8")), text.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_the_table_is_the_same_in_two_processes_and_counts_who_is_left_out(tmp_path: Path) -> None:
     planted(tmp_path)
     alone, text = run(tmp_path)

@@ -10,6 +10,8 @@ from step_fixtures import layout, row
 
 from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, row_coverage
 
+pytestmark = pytest.mark.slow
+
 
 def shares(num_held: int, count: int) -> list[float]:
     return [1.0] * num_held + [0.0] * (count - num_held)

@@ -9,6 +9,8 @@ import pytest
 
 from forerun.benchmarks.structure import moves, shape_of, table, tree_of
 
+pytestmark = pytest.mark.slow
+
 ORDER = "# Rooms\n\n```rooms\ncalib/low    first\ncalib/high   second\nlaunch/top   third\n```\n"
 MOVED = "    return weight * 3 + offset\n"
 LEFT = "TABLE_OF_OTHERS = (1, 2, 3)\n"

@@ -17,6 +17,8 @@ from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConf
 from forerun.launch.cli import main
 from forerun.launch.known.machines import open_machine
 
+pytestmark = pytest.mark.slow
+
 H100 = "NVIDIA H100 80GB HBM3"
 CONFIG = RunConfig(
     model=public_shape("GPT3_175B", seq_length=512, num_layers=2),

@@ -66,6 +66,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 @settings(max_examples=60)
 @given(environment=st.dictionaries(NAMES, TEXTS, max_size=4), words=st.lists(TEXTS, max_size=3))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from forerun.calib.network.cluster import known_network
 from forerun.calib.records.cluster import KEYS, Cluster, Joint
 from forerun.hooks.process.node_sight import VARIABLES
 from forerun.launch.options.cluster_files import read_cluster
+
+pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from extending_pages import PAGES, blocks, extended, run, touched
 
+pytestmark = pytest.mark.slow
+
 MOST_FILES = 3
 
 BARE = """
@@ -32,7 +34,6 @@ def test_a_page_asks_for_three_files_at_most(page: str) -> None:
     assert 0 < num_files <= MOST_FILES and num_lines < 50
 
 
-@pytest.mark.slow
 def test_an_operator_kind_is_counted_priced_kept_and_timed(tmp_path: Path) -> None:
     path = extended("operator_kind.md", tmp_path / "new")
     unchanged = tmp_path / "old"

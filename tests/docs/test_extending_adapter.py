@@ -15,6 +15,8 @@ from forerun.calib.samples.table import build_table
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD
 from forerun.hooks.session.session import SAVE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending" / "adapter.md").read_text(encoding="utf-8")
 TRAIN = """
@@ -41,7 +43,6 @@ print("saves like before:", toyloop.Trainer.save.__qualname__, vars(model[0]).ge
 """
 
 
-@pytest.mark.slow
 def test_the_adapter_of_the_page_records_its_loop(tmp_path: Path) -> None:
     for name, code in re.findall(r"```python title=(\S+)\n(.+?)```", PAGE, flags=re.DOTALL):
         (tmp_path / name).write_text(code, encoding="utf-8")

@@ -17,6 +17,8 @@ from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks import registry
 from forerun.launch.sinks.sink import Sink
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 PAGE = (ROOT / "docs" / "extending" / "sink.md").read_text(encoding="utf-8")

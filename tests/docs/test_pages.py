@@ -16,6 +16,8 @@ from forerun.calib.workload.run_options import options
 from forerun.launch.cli import ExitCode, build_parser, main
 from forerun.launch.options.flags import parse, split
 
+pytestmark = pytest.mark.slow
+
 NEEDS = ("gpu", "cluster", "network")
 COMMANDS = [*commands()]
 RUN = [one for one in COMMANDS if not one.needs and one.words[0] == "forerun"]

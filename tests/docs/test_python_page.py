@@ -11,6 +11,8 @@ import pytest
 from forerun.calib.samples.columns import FRAMES
 from forerun.launch.opened.step_frame import COLUMNS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

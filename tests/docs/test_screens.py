@@ -11,7 +11,10 @@ import pytest
 from forerun.benchmarks import browser
 
 WHOLE = "<!DOCTYPE html><title>t</title><link rel=icon href='data:,'><p>here</p>"
-pytestmark = pytest.mark.skipif(browser.found() is None, reason="no Chromium on PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(browser.found() is None, reason="no Chromium on PATH"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -20,7 +22,6 @@ def test_every_page_has_its_place() -> None:
     assert sorted(placed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs mkdocs-material: forerun[docs]")
 def test_it_is_built_without_a_warning_and_asks_no_server(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -16,6 +16,8 @@ from forerun.calib.fit.estimates import Source
 from forerun.calib.slices.slices import WAITING
 from forerun.launch.cli import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    forerun (.*?)(?:\s+#.*)?$", PAGE, re.MULTILINE)

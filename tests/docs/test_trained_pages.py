@@ -9,6 +9,8 @@ import pytest
 from launched import Launch
 from page_commands import ROOT, Command, commands
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 PACKAGES = {"hf_trainer": ("transformers", "accelerate"), "lightning_loop": ("lightning",)}
 """What a recipe needs beside torch and ``transformers``."""
@@ -17,7 +19,6 @@ SHORTER = {"200": "40"}
 TRAINED = [one for one in commands() if not one.needs and one.words[0] == "torchrun"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("one", [pytest.param(one, id=one.line) for one in TRAINED])
 def test_a_training_of_a_page_is_calibrated(one: Command, tmp_path: Path) -> None:
     words = [SHORTER.get(word, word) for word in one.words[1:]]

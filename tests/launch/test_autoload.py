@@ -41,7 +41,6 @@ def see(*arguments: str, **environ: str) -> dict[str, list]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_without_a_flag_a_worker_is_as_if_we_were_not_installed() -> None:
     ours = see("--lr", "1", **WORKER)
     bare = see("--lr", "1", **WORKER, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
@@ -52,7 +51,6 @@ def test_without_a_flag_a_worker_is_as_if_we_were_not_installed() -> None:
     assert new == {"_forerun_autoload"}
 
 
-@pytest.mark.slow
 def test_a_launcher_passes_the_flags_on() -> None:
     seen = see("--calibrate", "--calibrate-steps=8")
     assert seen["before"] == seen["after"]

@@ -68,6 +68,7 @@ def test_virtual_stages_are_forecast_and_nothing_of_them_is_left_out(tmp_path: P
     assert "Left out by the model" not in report
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_not_modelled_is_named_and_forecast_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

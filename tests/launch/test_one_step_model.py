@@ -58,6 +58,7 @@ def imported(rows: list[StepRow], directory: Path, *tables: Path) -> None:
     assert main(["import", "steps", str(path), *map(str, tables), "--out", str(directory)]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_the_door_of_predict_says_what_the_validation_scores(name: str, directory: Path) -> None:
     known, asked = parts(name, SETS[name])

@@ -23,7 +23,6 @@ from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import GroupRole
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 ITERS, STEPS, WARMUP = 20, 8, 3
 LAYOUTS = {
@@ -57,7 +56,11 @@ def train(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return Launch(directory, *words, *small, *options, num_workers=2).end_well()
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name != "dp2")) for name in LAYOUTS],
+    ids=LAYOUTS,
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     home = tmp_path_factory.mktemp(request.param)
     directory = home / "out"

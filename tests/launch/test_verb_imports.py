@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 ENDED = Path(__file__).parents[1] / "golden" / "megatron_forecasts"
 FITTING = ("sklearn", "xgboost", "scipy.stats", "joblib")
@@ -66,7 +68,6 @@ def test_forecasts_are_scored_without_tables() -> None:
     assert loaded("compare", str(ENDED)) == {"rich"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["predict --tp 2", "plan", "explain 1 running"])
 def test_an_answer_of_a_cached_fit_needs_numpy_alone(home: Path, words: str) -> None:
     verb, *rest = words.split()
@@ -74,7 +75,6 @@ def test_an_answer_of_a_cached_fit_needs_numpy_alone(home: Path, words: str) -> 
     assert loaded(verb, str(home), *rest) <= {"numpy", "rich"}
 
 
-@pytest.mark.slow
 def test_a_report_is_cached_until_a_file_changes(home: Path) -> None:
     def report(*words: str) -> str:
         command = [sys.executable, "-m", "forerun", "report", str(home), *words]
@@ -94,7 +94,6 @@ def test_a_report_is_cached_until_a_file_changes(home: Path) -> None:
     assert "pandas" in loaded("report", str(home))
 
 
-@pytest.mark.slow
 def test_a_report_of_the_moment_is_not_cached(tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(GOLDEN / "records", home / "records")

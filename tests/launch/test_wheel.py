@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 TRAIN = """
 import importlib.util, os, sys
@@ -100,7 +102,6 @@ def _train(python: Path, cwd: Path, *flags: str) -> subprocess.CompletedProcess[
     return done
 
 
-@pytest.mark.slow
 def test_the_wheel_holds_the_packages_and_their_data_alone(wheel: Path) -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
@@ -121,7 +122,6 @@ def test_the_wheel_holds_the_packages_and_their_data_alone(wheel: Path) -> None:
     assert any(name.endswith("/licenses/LICENSE") for name in files)
 
 
-@pytest.mark.slow
 def test_records_wait_for_another_python_which_answers(python: Path, tmp_path: Path) -> None:
     done = _train(python, tmp_path)
     said = [line for line in (done.stdout + done.stderr).splitlines() if "[forerun]" in line]
@@ -135,7 +135,6 @@ def test_records_wait_for_another_python_which_answers(python: Path, tmp_path: P
     assert "· step " in answer.stdout and "checked: " in answer.stdout
 
 
-@pytest.mark.slow
 def test_another_python_answers_live(python: Path, tmp_path: Path) -> None:
     done = _train(python, tmp_path, f"--calibrate-python={sys.executable}")
     assert "no live answers" not in done.stdout + done.stderr

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from golden_copies import golden_copy
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = golden_copy("cpu_dp2")
 ABSENT = ("torch", "functorch", "torchgen", "megatron", "nvidia", "triton", "__editable__")
@@ -45,7 +47,6 @@ def run(links: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_predict_answers_for_another_layout(links: Path) -> None:
     done = run(links, "predict", str(GOLDEN), "--tensor-model-parallel-size", "2", "--json")
     assert done.returncode == 0, done.stderr
@@ -63,7 +64,6 @@ def test_plan_ranks_layouts_on_more_ranks(links: Path) -> None:
     assert times == sorted(times)
 
 
-@pytest.mark.slow
 def test_report_tells_of_the_recorded_run(links: Path) -> None:
     done = run(links, "report", str(GOLDEN))
     assert done.returncode == 0, done.stderr

@@ -55,6 +55,7 @@ def test_streams_are_told_apart_and_the_page_says_so(tmp_path):
     assert "A rehearsal on a CPU" in text and text.rstrip().endswith(UNSEEN)
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path):
     late = tmp_path / "late"
     child = f"import time, pathlib; time.sleep(9); pathlib.Path({str(late)!r}).touch()"

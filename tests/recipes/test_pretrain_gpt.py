@@ -1,7 +1,8 @@
 """The pre-training recipe in real launches: every layout is the same model on the same data.
 
-The truth is another layout, or the same run without an interruption: nothing in Megatron's tensor
-parallelism, schedules, optimizers or recomputation may change what is computed.
+Only real processes have Megatron's collectives between them.  The truth is another layout, or the
+same run without an interruption: nothing in Megatron's tensor parallelism, schedules, optimizers or
+recomputation may change what is computed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from launched import Launch
 
 pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
@@ -65,27 +68,34 @@ def read(output: str) -> Run:
     )
 
 
-def train(num_ranks: int, *arguments: str) -> Run:
-    done = subprocess.run(
-        command(num_ranks, *arguments),
-        env=environment(), text=True, capture_output=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return read(done.stdout)
+Train = Callable[..., Run]
 
 
 @pytest.fixture(scope="module")
-def one_rank() -> Run:
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Launches so many ranks with these arguments."""
+    home = tmp_path_factory.mktemp("trained")
+
+    def launch(num_ranks: int, *arguments: str) -> Run:
+        words = ("--standalone", "--nproc-per-node", num_ranks, RECIPE, *SMALL, *arguments)
+        own = {"CUDA_VISIBLE_DEVICES": ""}
+        return read(Launch(home, *words, num_workers=num_ranks, **own).end_well().stdout)
+
+    return launch
+
+
+@pytest.fixture(scope="module")
+def one_rank(train: Train) -> Run:
     return train(1, "--train-iters", "3")
 
 
 @pytest.fixture(scope="module")
-def modern() -> Run:
+def modern(train: Train) -> Run:
     return train(1, *MODERN, "--train-iters", "3")
 
 
 @pytest.fixture(scope="module")
-def dropped() -> Run:
+def dropped(train: Train) -> Run:
     """Six steps with dropout, sharded optimizer, evaluation, uninterrupted."""
     return train(2, *SHARDED, *WITH_DROPOUT, "--train-iters", "6")
 
@@ -118,7 +128,9 @@ def test_it_learns(one_rank: Run) -> None:
     ],
     ids=["dp2", "tp2", "tp2-sp", "pp2", "pp2-vpp2"],
 )
-def test_two_ranks_train_what_one_trains(one_rank: Run, layout: tuple[str, ...]) -> None:
+def test_two_ranks_train_what_one_trains(
+    train: Train, one_rank: Run, layout: tuple[str, ...]
+) -> None:
     assert_same(train(2, *layout, "--train-iters", "3"), one_rank)
 
 
@@ -131,12 +143,12 @@ def test_two_ranks_train_what_one_trains(one_rank: Run, layout: tuple[str, ...])
     ids=["tp2-sp-selective", "tp2-dp2-sharded-full"],
 )
 def test_a_llama_like_model_is_the_same_too(
-    modern: Run, num_ranks: int, layout: tuple[str, ...]
+    train: Train, modern: Run, num_ranks: int, layout: tuple[str, ...]
 ) -> None:
     assert_same(train(num_ranks, *MODERN, *layout, "--train-iters", "3"), modern)
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(dropped: Run, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one(train: Train, dropped: Run, tmp_path: Path) -> None:
     shared = (*SHARDED, *WITH_DROPOUT, "--train-iters", "6")
     save = ("--save", str(tmp_path), "--save-interval", "2", "--exit-interval", "3")
     first = train(2, *shared, *save)

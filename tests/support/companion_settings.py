@@ -29,10 +29,15 @@ def companion_settings(
 def started(
     directory: Path, *, launch_id: str = "", leave_after_s: float = 25.0, before: str = ""
 ) -> subprocess.Popen[str]:
-    """A companion as training starts it, without W&B; ``before`` is code that runs first."""
+    """A companion as training starts it, without W&B; ``before`` is code that runs first.
+
+    It does not step back: beside tests on all cores, one that runs only where nothing else wants to
+    waits for minutes.
+    """
     code = (
         f"import sys, functools; {before}\n"
         "from forerun.launch.companion import shutdown, main as companion\n"
+        "companion._step_back = lambda: None\n"
         f"companion.Shutdown = functools.partial(shutdown.Shutdown, {leave_after_s})\n"
         "sys.exit(companion.main(sys.argv[1:]))"
     )

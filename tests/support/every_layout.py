@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from forerun.benchmarks.costs.plan import variants_of
 from forerun.calib.arguments.keep import Keep
@@ -13,11 +16,29 @@ from forerun.calib.steps.model import FittedSteps
 from forerun.calib.workload.config import RunConfig
 
 
-def every_layout(config: RunConfig, num_ranks: int) -> Iterator[RunConfig]:
+@cache
+def every_layout(config: RunConfig, num_ranks: int) -> tuple[RunConfig, ...]:
     """Each split of the ranks with each way to keep states and all that may be computed again."""
     cells = cells_of(config, num_ranks)
-    for place in range(len(cells)):
-        yield from variants_of(cells.layout(place))
+    splits = (cells.layout(place) for place in range(len(cells)))
+    return tuple(one for split in splits for one in variants_of(split))
+
+
+@cache
+def _needed(config: RunConfig, num_ranks: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each layout what it needs, and what of that is no tensor's."""
+    return needed_nbytes(every_layout(config, num_ranks))
+
+
+_timed: dict[tuple[int, RunConfig, int], tuple[FittedSteps, list[float]]] = {}
+
+
+def _times_s(config: RunConfig, steps: FittedSteps, num_ranks: int) -> list[float]:
+    """Of each layout by this very model, which is kept, so that no other gets its number."""
+    key = id(steps), config, num_ranks
+    if key not in _timed:
+        _timed[key] = steps, steps.median_times(every_layout(config, num_ranks)).tolist()
+    return _timed[key][1]
 
 
 def row(config: RunConfig) -> tuple[object, ...]:
@@ -36,11 +57,14 @@ def best_of_every(
     keep: Keep | None = None,
 ) -> list[tuple[float, RunConfig]]:
     """The fastest of each row that fits and is asked for, fastest first, with its step time."""
-    layouts = [one for one in every_layout(config, num_ranks) if keep is None or keep.allows(one)]
-    fits = room.holds(*needed_nbytes(layouts)).tolist()
-    able = [one for one, is_held in zip(layouts, fits, strict=True) if is_held]
+    every = every_layout(config, num_ranks)
+    fits = room.holds(*_needed(config, num_ranks)).tolist()
     best: dict[tuple[object, ...], tuple[float, RunConfig]] = {}
-    for time_s, layout in zip(steps.median_times(able).tolist(), able, strict=True):
+    for layout, time_s, is_held in zip(
+        every, _times_s(config, steps, num_ranks), fits, strict=True
+    ):
+        if not is_held or (keep is not None and not keep.allows(layout)):
+            continue
         known = best.get(row(layout))
         if known is None or time_s < known[0] * (1 - 1e-9):
             best[row(layout)] = time_s, layout

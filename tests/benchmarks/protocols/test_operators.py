@@ -20,6 +20,8 @@ from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.transfer import transfer
 from forerun.calib.validation import score_rows
 
+pytestmark = pytest.mark.slow
+
 WITHIN = [name for name in OPERATOR_PROTOCOLS if not name.startswith(("leave_gpu", "leave_device"))]
 
 

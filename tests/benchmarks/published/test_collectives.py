@@ -9,6 +9,8 @@ import pytest
 
 from forerun.benchmarks.published.readers import read_published
 
+pytestmark = pytest.mark.slow
+
 Golden = Callable[[str], tuple[pd.DataFrame, pd.DataFrame]]
 
 

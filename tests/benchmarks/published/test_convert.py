@@ -20,6 +20,8 @@ from forerun.calib.validation import PROTOCOLS, score_rows
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.table_files import read_frame
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "published" / "convert.py"
 STEPS = sorted((ROOT / "tests" / "golden" / "steps").glob("*.csv"))
@@ -80,7 +82,6 @@ def test_steps_come_back_as_they_were_published(
     assert main(["validate", "design", str(published)]) == ExitCode.USAGE
 
 
-@pytest.mark.slow
 def test_a_step_table_is_scored_and_designed_by_the_verbs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,8 @@ from forerun.benchmarks.published.readers import read_published
 from forerun.calib.errors import ConfigError
 from forerun.calib.importers.own_format import read_table
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_order_of_columns_does_not_matter(frame: pd.DataFrame, table: pd.DataFrame) -> None:
     other = read_published(frame[frame.columns[::-1]], "b.csv")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from published_steps import like, only
+
+pytestmark = pytest.mark.slow
 
 TABLE = "e2e_simumax_b200_8gpu"
 

@@ -122,6 +122,7 @@ def test_what_does_not_fit_is_no_choice(layout: Layout, planted: Callable[..., A
     assert breadth(plan(config, steps, memory_capacity_nbytes=1), steps) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset_nbytes", [0, 20_000])
 def test_what_a_search_would_not_take_for_fitting_is_no_choice_either(
     layout: Layout, planted: Callable[..., Any], offset_nbytes: int

@@ -54,6 +54,7 @@ def test_another_form_of_checkpoint_is_said_and_never_offered(
             assert "converter" in found.obstacle(one)
 
 
+@pytest.mark.slow
 def test_what_can_be_loaded_is_looked_for_behind_what_cannot(
     megatron: RunConfig, planted: Callable[..., Any]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from planted_steps import steps_of
 
 from forerun.calib.advice.host_limits import left_out
 from forerun.calib.advice.micro_batch import micro_batch_layouts
-from forerun.calib.advice.plan import plan
+from forerun.calib.advice.plan import Plan, plan
 from forerun.calib.arguments.keep import Keep
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE, untaken
 from forerun.calib.search.found import Effort, Room
+from forerun.calib.steps.model import FittedSteps
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
 
 Layout = Callable[..., RunConfig]
@@ -40,6 +42,17 @@ def running_with(layout: Layout, *absent: str) -> RunConfig:
     return layout(tp=2, dp=4, micro=1, par=par, program="t.py", absent=absent, **settings)
 
 
+@cache
+def model(planted: Callable[..., Any]) -> FittedSteps:
+    return steps_of(planted())
+
+
+@cache
+def free_plan(layout: Layout, planted: Callable[..., Any]) -> Plan:
+    """Where the program has all options."""
+    return plan(running_with(layout), model(planted))
+
+
 @pytest.mark.parametrize("absent", LACKS.values(), ids=LACKS)
 def test_no_row_is_asked_for_by_what_is_absent(
     layout: Layout, planted: Callable[..., Any], absent: tuple[str, ...]
@@ -52,13 +65,14 @@ def test_no_row_is_asked_for_by_what_is_absent(
         assert not {*rewrite_command((), one.config, running=running)} & {*absent}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("absent", LACKS.values(), ids=LACKS)
 def test_the_rows_are_the_best_that_can_be_followed(
     layout: Layout, planted: Callable[..., Any], absent: tuple[str, ...]
 ) -> None:
     """Every layout of the free space is asked, one by one, whether it can be."""
     running = running_with(layout, *absent)
-    steps, top = steps_of(planted()), 12
+    steps, top = model(planted), 12
     found = plan(running, steps, effort=Effort(top=top))
 
     class Askable(Keep):
@@ -81,7 +95,7 @@ def test_what_is_left_out_is_counted_with_its_reason(
     layout: Layout, planted: Callable[..., Any], absent: tuple[str, ...]
 ) -> None:
     running = running_with(layout, *absent)
-    free, bound = (plan(one, steps_of(planted())) for one in (replace(running, absent=()), running))
+    free, bound = free_plan(layout, planted), plan(running, model(planted))
     reason = left_out(running)
     assert all(option in reason for option in absent if option.startswith("--"))
     cut = bound.proofs[8].cut[reason]

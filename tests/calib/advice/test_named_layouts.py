@@ -18,6 +18,7 @@ SHARDED = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True, "rank
 SHARDED["overlaps_param_gather"] = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "NVIDIA H100 80GB HBM3"])
 @pytest.mark.parametrize("par", [{}, SHARDED, SHARDED | {"is_sequence_parallel": True}])
 def test_the_label_of_every_layout_is_read_back(
@@ -25,7 +26,7 @@ def test_the_label_of_every_layout_is_read_back(
 ) -> None:
     settings = {"device": device, "precision": Precision.BF16}
     running = layout(tp=2, dp=4, samples=32, par=par, model={"num_layers": 6}, **settings)
-    for config in list(every_layout(running, 8))[::17]:
+    for config in every_layout(running, 8)[::17]:
         found = named_layout(layout_label(config), running)
         assert layout_label(found) == layout_label(config)
         assert found.batch == config.batch

@@ -24,6 +24,7 @@ from forerun.calib.workload.config import Recompute, RunConfig, Sharding
 Layout = Callable[..., RunConfig]
 
 
+@pytest.mark.slow
 def test_the_best_rows_stand_before_some_that_do_not_fit(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
@@ -50,7 +51,7 @@ def test_all_layouts_are_counted_of_each_number_of_ranks(
     for number in (2, 4):
         proof = found.proofs[number]
         assert proof.is_proven
-        assert proof.tally.num_layouts == len(list(every_layout(layout(tp=2, dp=2), number)))
+        assert proof.tally.num_layouts == len(every_layout(layout(tp=2, dp=2), number))
     assert found.num_layouts == sum(one.tally.num_layouts for one in found.proofs.values())
     told = found.to_json()
     assert told["num_layouts"] == found.num_layouts

@@ -27,6 +27,7 @@ def answer(table: SampleTable) -> Answer:
     return analyse(table, Request(now_unix_s=1e9, last_step=11))
 
 
+@pytest.mark.slow
 def test_what_hides_no_more_than_is_exposed_is_no_flaw(answer: Answer) -> None:
     """Of this run's step 1 % is exposed reduction of gradients: overlap has nothing to hide."""
     assert answer.known.lint is not None

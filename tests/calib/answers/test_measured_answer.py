@@ -85,6 +85,7 @@ def test_the_end_of_a_pass_is_never_that_of_the_run(tmp_path: Path) -> None:
     assert "--calibrate-total-steps=N" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [None, LoopRecord(data=DataLength.NONE), LoopRecord(samples=3)])
 def test_a_run_without_any_end_has_reason_and_remedy(
     tmp_path: Path, loop: LoopRecord | None
@@ -104,6 +105,7 @@ def test_rates_are_of_all_ranks(tmp_path: Path) -> None:
     assert found.rates_of(2.0) == {"tokens_per_s": 256.0, "tokens_per_s_per_gpu": 128.0}
 
 
+@pytest.mark.slow
 def test_steps_that_only_the_loop_tells_end_a_described_run(tmp_path: Path) -> None:
     """As they end one whose layout nobody knows."""
     table = build_table(read_run(GOLDEN))

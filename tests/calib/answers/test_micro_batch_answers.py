@@ -33,6 +33,7 @@ def answered(table: SampleTable, capacity_nbytes: int | None = None, **goals: An
     return analyse(table, replace(request, goals=Goals(**goals)))
 
 
+@pytest.mark.slow
 def test_nothing_is_said_where_nobody_asks(table: SampleTable) -> None:
     answer = answered(table)
     assert answer.known.micro_batch is None

@@ -68,6 +68,7 @@ def test_a_step_that_the_model_holds_is_ranked() -> None:
     assert any(not one.is_unsure for one in answer.known.plan.candidates)
 
 
+@pytest.mark.slow
 @given(factor=st.floats(2.0, 6.0), gain_frac=st.floats(0.3, 0.6))
 @FEW
 def test_a_layout_that_was_recorded_too_has_its_gain(factor: float, gain_frac: float) -> None:
@@ -110,6 +111,7 @@ def test_the_running_layout_is_known_at_any_batch_and_however_its_node_is_stated
     assert all(MISFIT in one.error_log for one in steps.estimates(others))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["window_size", "deterministic_mode"])
 def test_an_option_that_is_not_modelled_widens_what_was_not_measured(name: str) -> None:
     """The measured steps hold it; of other layouts it may change a factor of two, but for what is

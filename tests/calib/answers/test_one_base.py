@@ -51,12 +51,14 @@ def gains(steps: FittedSteps) -> np.ndarray:
 noises = st.lists(st.floats(0.6, 1.7), min_size=6, max_size=6).map(np.array)
 
 
+@pytest.mark.slow
 @given(noise=noises)
 @PATIENT
 def test_noise_of_the_measured_step_is_nobodys_gain(noise: np.ndarray) -> None:
     assert gains(stretched(noise)) == pytest.approx(gains(stretched(np.ones(6))), abs=1e-3)
 
 
+@pytest.mark.slow
 @given(factor=st.floats(0.5, 2.0))
 @PATIENT
 def test_the_running_row_is_the_measured_step(factor: float) -> None:
@@ -66,6 +68,7 @@ def test_the_running_row_is_the_measured_step(factor: float) -> None:
     assert own.time_frac == 0 and own.log_ratio_sigma == 0
 
 
+@pytest.mark.slow
 @given(factor=st.floats(2.0, 4.0), is_slower=st.booleans())
 @PATIENT
 def test_nothing_is_ranked_where_the_model_misses_the_running_step(
@@ -78,6 +81,7 @@ def test_nothing_is_ranked_where_the_model_misses_the_running_step(
     assert found.doubt and not any(one.time_frac_high < 0 for one in found.candidates)
 
 
+@pytest.mark.slow
 @given(noise=noises, place=st.integers(0, 5))
 @PATIENT
 def test_work_that_is_added_is_never_faster(noise: np.ndarray, place: int) -> None:
@@ -89,6 +93,7 @@ def test_work_that_is_added_is_never_faster(noise: np.ndarray, place: int) -> No
         assert more.step_time_s > bare.step_time_s
 
 
+@pytest.mark.slow
 @given(noise=noises)
 @PATIENT
 def test_what_is_not_explained_is_no_reason(noise: np.ndarray) -> None:
@@ -100,6 +105,7 @@ def test_what_is_not_explained_is_no_reason(noise: np.ndarray) -> None:
         assert largest.term is not Term.UNEXPLAINED, one.label
 
 
+@pytest.mark.slow
 @given(noise=noises)
 @PATIENT
 def test_overlap_hides_at_most_what_is_exposed(noise: np.ndarray) -> None:

@@ -140,6 +140,7 @@ def test_operators_of_every_stage_take_what_they_were_planted_with(
             assert seen[key] == pytest.approx(factor * time_s, rel=0.01, abs=2e-6), key
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

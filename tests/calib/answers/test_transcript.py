@@ -191,6 +191,7 @@ def test_a_cost_that_was_not_measured_says_why() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost_s", [0.0, 60.0, 1e5, 1e9])
 @pytest.mark.parametrize("left", [1.0, 100.0, 1e6])
 def test_no_saving_is_below_zero_whatever_a_restart_costs(

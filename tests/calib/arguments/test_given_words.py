@@ -211,6 +211,7 @@ def test_every_modelled_option_is_drawn() -> None:
     assert {target(option) for option in (*VALUES, *SIZES)} == MODELLED - _NO_OPTION
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(line=lines())
 def test_the_same_layout_is_printed_as_it_was_given(line: tuple[str, ...]) -> None:
@@ -223,6 +224,7 @@ def test_the_same_layout_is_printed_as_it_was_given(line: tuple[str, ...]) -> No
     assert config_from_command(printed).config == config
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(line=lines())
 def test_options_of_a_layout_keep_values_that_were_given(line: tuple[str, ...]) -> None:
@@ -236,6 +238,7 @@ def test_options_of_a_layout_keep_values_that_were_given(line: tuple[str, ...]) 
     assert RunConfig.from_json(config.to_json()).given == config.given
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(line=lines(), option=st.sampled_from(["--micro-batch-size 1", "--ddp-bucket-size 7000000"]))
 def test_another_layout_changes_its_own_options_alone(line: tuple[str, ...], option: str) -> None:

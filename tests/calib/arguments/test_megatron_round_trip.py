@@ -7,6 +7,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from model_options import model_options
@@ -272,6 +273,7 @@ def _with_what_is_asked(config: RunConfig) -> RunConfig:
     return config
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(first=configs(), data=st.data())
 def test_a_rewritten_command_means_the_new_layout(first: RunConfig, data: st.DataObject) -> None:

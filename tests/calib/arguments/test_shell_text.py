@@ -114,6 +114,7 @@ def _chosen(draw: st.DrawFn, depth: int = 2) -> str:
     return f"{text}fi\n{draw(_CONDITIONS)} && X=10\n{draw(_TESTS)} || {draw(_BODIES)}"
 
 
+@pytest.mark.slow
 @given(st.lists(_chosen(), min_size=1, max_size=3), _VALUES, _VALUES)
 def test_branches_are_taken_as_bash_takes_them(parts: list[str], x: str, y: str) -> None:
     body = "\n".join(parts)

@@ -166,6 +166,7 @@ def test_factors_below_a_physical_bound_stay_on_it(builder: ModuleType) -> None:
     assert entry.log_factor[1] == 0.0
 
 
+@pytest.mark.slow
 def test_building_again_gives_the_same_file(
     builder: ModuleType, few_tables: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_rule_of_the_model_speaks_and_is_silent_after_its_remedy(
         assert launch_of(after).config == layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_gain_is_the_ratio_of_two_steps(name: str, planted: Planted) -> None:
     launch = CASES[name].launch

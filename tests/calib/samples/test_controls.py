@@ -166,6 +166,7 @@ def sigma_log(run: RunRecords, kind: OperatorKind, shape: tuple[int, ...]) -> fl
     )
 
 
+@pytest.mark.slow
 def test_the_width_is_that_of_the_estimate(run: RunRecords) -> None:
     """One control, of 1.25: with the prior of log(4) / 3 that is the deviation of kinds."""
     on_device = with_probes(run, H100)
@@ -177,6 +178,7 @@ def test_the_width_is_that_of_the_estimate(run: RunRecords) -> None:
     assert bare == pytest.approx(math.hypot(REPEAT_LOG, kinds_log), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_on_a_cpu_the_kernels_are_the_same(run: RunRecords) -> None:
     found = sigma_log(with_probes(run, "cpu"), OperatorKind.LINEAR_FC1, WIDE)
     assert found == pytest.approx(REPEAT_LOG, rel=1e-3)
@@ -194,6 +196,7 @@ def test_a_machine_that_was_probed_without_a_run_is_as_sure_as_its_repeats(
     assert found == pytest.approx(REPEAT_LOG, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_transfers_without_a_control_are_as_wide_as_the_prior(run: RunRecords) -> None:
     more = [reduced(1 << 12, sequence) for sequence in range(5)]
     table = build_table(with_probes(run, H100, *more))

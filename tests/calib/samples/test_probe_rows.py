@@ -103,6 +103,7 @@ def test_a_transfer_is_matched_on_both_ends(run: RunRecords) -> None:
     assert (row["num_ranks"].tolist(), row["role"].tolist()) == ([2], ["pp"])
 
 
+@pytest.mark.slow
 def test_nothing_of_the_run_itself_changes(run: RunRecords) -> None:
     bare, probed = build_table(run), build_table(with_probes(run))
     for spec in fields(SampleTable):

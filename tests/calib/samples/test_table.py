@@ -152,6 +152,7 @@ def test_the_optimizer_operator_takes_its_waits_with_it(run: RunRecords) -> None
     assert total["wait_s"].unique() == pytest.approx([500e-6])
 
 
+@pytest.mark.slow
 def test_order_of_arrival_changes_nothing(run: RunRecords) -> None:
     shuffler = random.Random(3)
     shuffled = {}
@@ -165,6 +166,7 @@ def test_order_of_arrival_changes_nothing(run: RunRecords) -> None:
     assert other.equals(table)
 
 
+@pytest.mark.slow
 def test_windows_add_rows_and_a_window_read_again_does_not(run: RunRecords) -> None:
     table = build_table(run)
 

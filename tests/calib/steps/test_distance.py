@@ -175,6 +175,7 @@ def test_grouped_products_are_as_much_slower_than_plain_ones_as_where_both_were_
     assert steps[0] < steps[1]
 
 
+@pytest.mark.slow
 @given(names=st.sets(st.text(min_size=1, max_size=5), min_size=1, max_size=3))
 def test_settings_that_are_not_modelled_widen_until_a_step_that_has_them_is_known(
     names: set[str],

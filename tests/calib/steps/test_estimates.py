@@ -144,6 +144,7 @@ def test_errors_add_up_within_a_family_and_in_quadrature_across(
     assert {"linear", "attention", "memory", "host", "tp", "dp"} <= set(families)
 
 
+@pytest.mark.slow
 def test_the_stated_error_is_what_simulated_errors_give(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:

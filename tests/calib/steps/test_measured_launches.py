@@ -114,6 +114,7 @@ def centers(table: SampleTable) -> dict[str, tuple[float, float]]:
     return {s.name: (s.log_center, s.log_sigma) for s in scales(conditions)}
 
 
+@pytest.mark.slow
 def test_the_host_of_a_busy_run_tells_what_a_launch_bound_shape_takes(tmp_path: Path) -> None:
     blind, seen = (
         fit_steps(live_times(calibrate(table, device=GPU), OWN)).estimates([OWN, TINY])
@@ -165,6 +166,7 @@ def test_without_times_of_the_host_all_is_as_it_was(tmp_path: Path) -> None:
     assert found[FLOOR][1] == 0.6 and found[FLOOR_RATIO] == (math.log(1.6), 0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"uses_cuda_graphs": True}, {"device": "cpu"}])
 def test_graphs_and_processors_have_none_of_it(tmp_path: Path, changes: dict[str, object]) -> None:
     """Launches that a graph replays have no marks; on a CPU an operator is the host's work."""

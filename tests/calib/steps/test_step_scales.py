@@ -216,6 +216,7 @@ def test_steps_that_no_constants_explain_widen_the_noise_not_the_constants() -> 
     assert float(np.abs(errors(odd, rows)).mean()) < 0.2
 
 
+@pytest.mark.slow
 def test_intervals_cover_cells_that_differ_as_assumed() -> None:
     generator = np.random.default_rng(0)
     inside = []
@@ -230,6 +231,7 @@ def test_intervals_cover_cells_that_differ_as_assumed() -> None:
     assert 0.82 <= np.mean(inside) <= 0.99
 
 
+@pytest.mark.slow
 def test_a_design_tells_more_than_random_rows() -> None:
     generator = np.random.default_rng(1)
     chosen = design(ROWS, 6)
@@ -275,6 +277,7 @@ def test_what_one_layout_leaves_tells_of_another_as_far_as_they_are_alike() -> N
     assert logs == pytest.approx(s2 * shared / (s2 + noise2) * fit.residuals[0])
 
 
+@pytest.mark.slow
 def test_intervals_cover_layouts_that_miss_alike() -> None:
     generator = np.random.default_rng(2)
     alike = np.linalg.cholesky(correlations(configs(ROWS)))

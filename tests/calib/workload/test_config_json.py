@@ -35,6 +35,7 @@ def test_an_old_recording_takes_todays_defaults(written: dict[str, Any]) -> None
     assert RunConfig.from_json(written | {"surprise": 1}) == config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value"),
     [

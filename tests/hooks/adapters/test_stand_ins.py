@@ -59,6 +59,7 @@ def saved_in(directory: Path) -> set[int]:
     return {r.step for r in records if isinstance(r, StepRecord) and StepFlag.SAVED in r.flags}
 
 
+@pytest.mark.slow
 def test_functions_that_save_are_pickled_and_compared_as_without_us(session: Session) -> None:
     bare = [(f, f.__module__, f.__qualname__) for f in SAVERS]
     places: list[set[str]] = []

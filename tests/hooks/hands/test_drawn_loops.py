@@ -14,7 +14,7 @@ from drawn_acts import acts, found_in_process
 from drawn_loops import Act
 from hypothesis import HealthCheck, Phase, example, given, settings
 
-NUM_EXAMPLES = int(os.environ.get("FORERUN_DRAWN_LOOPS", "40"))
+NUM_EXAMPLES = int(os.environ.get("FORERUN_DRAWN_LOOPS", "20"))
 
 
 @pytest.mark.slow

@@ -96,6 +96,7 @@ def left_by_training(memory: Allocator, nbytes: int, *, small_nbytes: int = 8 * 
     memory.peak = memory.reserved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("kind", sorted(PROBED_KINDS, key=lambda kind: kind.value))
 def test_a_probe_needs_no_more_than_is_told(kind: OperatorKind, run: RunConfig) -> None:
@@ -205,6 +206,7 @@ SMALL = replace(GPT, model=replace(GPT.model, seq_length=128, vocab_size=1024))
 OTHERS = replace(SMALL, parallelism=Parallelism(dp=2, ranks_per_node=2))
 
 
+@pytest.mark.slow
 def test_the_allocator_is_after_the_probes_as_it_was_before(stopwatch: DeviceStopwatch) -> None:
     with installed(), charged(device_nbytes=600 * MIB) as memory:
         left_by_training(memory, 400 * MIB, small_nbytes=200 * MIB)
@@ -241,6 +243,7 @@ def test_a_probe_that_took_more_than_was_told_is_the_last(
     assert len({(r.kind, r.shape) for r in records if isinstance(r, OperatorRecord)}) == 1
 
 
+@pytest.mark.slow
 def test_products_of_8_bits_are_not_probed_in_16(stopwatch: DeviceStopwatch) -> None:
     run = replace(OTHERS, fp8=Fp8Recipe.DELAYED, precision=Precision.BF16)
     with installed(), charged(device_nbytes=600 * MIB) as memory:

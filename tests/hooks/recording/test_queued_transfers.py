@@ -80,6 +80,7 @@ def table(device: str) -> dict[int, tuple[float, bool]]:
     return {nbytes // 2**20: (time_s * 1e3, bool(bound)) for nbytes, time_s, bound in found}
 
 
+@pytest.mark.slow
 def test_m6_overlapped_buckets_take_what_the_device_was_charged() -> None:
     """The last is waited for 12 ms, of which it ran 3: it had queued behind five."""
     found = table("cuda")

@@ -454,6 +454,7 @@ def test_reading_never_works_long_without_a_pause():
     assert max(pieces_s) < 0.15 * sum(pieces_s)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 def test_reading_costs_as_much_for_each_event_however_many_there_are():
     def cost_s(num_kernels: int) -> float:

@@ -188,6 +188,7 @@ def test_a_full_disk_switches_recording_off_in_one_line(
     assert "No space left" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_file_of_a_small_world_is_bounded_and_keeps_its_first_windows_whole(
     tmp_path: Path, clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("megatron.core")
 
 PROBE = Path(__file__).parent / "graph_probe.py"

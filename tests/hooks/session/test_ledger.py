@@ -101,6 +101,7 @@ def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunReco
     return read_run(directory), late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_passes", "step_s"), [(20, 1.0), (50, 0.06), (1000, 0.05)])
 def test_a_window_ends_in_time_and_loses_nothing_unsaid(
     tmp_path: Path, num_passes: int, step_s: float

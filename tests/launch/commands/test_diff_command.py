@@ -79,6 +79,7 @@ def test_json_is_what_the_schema_says(
     )
 
 
+@pytest.mark.slow
 def test_the_threshold_is_of_what_is_shown(homes: dict[str, str]) -> None:
     def code(first: str, second: str, frac: str) -> int:
         return main(["diff", homes[first], homes[second], "--fail-over", frac])
@@ -89,6 +90,7 @@ def test_the_threshold_is_of_what_is_shown(homes: dict[str, str]) -> None:
     assert code("slow", "one", "0") == ExitCode.ANSWER
 
 
+@pytest.mark.slow
 def test_records_that_are_damaged_are_named_and_skipped(tmp_path: Path, capsys: Out) -> None:
     home = tmp_path / "run"
     shutil.copytree(RECORDED, home)
@@ -105,6 +107,7 @@ def test_records_that_are_damaged_are_named_and_skipped(tmp_path: Path, capsys: 
     assert main(["diff", str(RECORDED), str(home)]) == ExitCode.ANSWER
 
 
+@pytest.mark.slow
 def test_runs_of_another_model_are_not_judged(
     homes: dict[str, str], capsys: Out, tmp_path: Path
 ) -> None:
@@ -114,6 +117,7 @@ def test_runs_of_another_model_are_not_judged(
     assert main(["diff", str(RECORDED), str(tmp_path)]) == ExitCode.NO_DATA
 
 
+@pytest.mark.slow
 def test_windows_are_chosen_by_either_way(homes: dict[str, str], capsys: Out) -> None:
     said = []
     for words in (
@@ -127,6 +131,7 @@ def test_windows_are_chosen_by_either_way(homes: dict[str, str], capsys: Out) ->
     assert main(["diff", f"{homes['one']}@0,1", homes["one"]]) == ExitCode.ANSWER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [

@@ -19,6 +19,8 @@ from forerun.calib.arguments.taken_options import (
 from forerun.calib.records.launch import NAME, Launch
 from forerun.launch.cli import ExitCode, main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 TEXT = (ROOT / "recipes" / "gpt_arguments.py").read_text(encoding="utf-8")

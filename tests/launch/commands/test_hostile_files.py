@@ -183,6 +183,7 @@ def test_report_beside_a_hostile_request_is_one_line(
     assert code == 3 and len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("name", ["run.json", "run.yaml"])
 def test_a_description_in_a_file_is_read_or_refused(name: str, text: str, tmp_path: Path) -> None:
@@ -344,6 +345,7 @@ def test_a_damaged_table_is_named(samples: Path, data: st.DataObject) -> None:
         assert len(str(err)) < 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("source", ["kineto", "nccl-tests"])
 def test_imports_are_read_or_refused(

@@ -114,6 +114,7 @@ def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -
     assert "--calibrate-total-steps=N" in said and "was it what" not in said
 
 
+@pytest.mark.slow
 def test_the_last_step_of_a_pass_does_not_promise_another(tmp_path: Path) -> None:
     # A forecast is due at every twentieth step after the window's: at this one.
     steps = WINDOW_END + 40
@@ -130,6 +131,7 @@ def test_a_run_without_an_end_says_why_it_has_no_forecast(in_a_pass: Path) -> No
     assert reason and reason in str(raised.value) and reason in repr(run.decision)
 
 
+@pytest.mark.slow
 def test_a_window_that_is_told_again_is_no_second_window(tmp_path: Path) -> None:
     undescribed(tmp_path, LoopRecord(num_steps=NUM_STEPS, samples=4))
     start = float(build_table(read_run(tmp_path)).runs["started_unix_s"].min())

@@ -56,6 +56,7 @@ def test_one_device_and_number_is_one_plan_and_several_are_many(capsys: Out) -> 
     assert all(len(found["candidates"]) <= 2 for found in plans)
 
 
+@pytest.mark.slow
 def test_devices_stand_beside_each_other(capsys: Out) -> None:
     words = ("--device", "H100,B200", "--price-per-gpu-hour", "2,4")
     found = answer(capsys, "plan", *words)["plans"]
@@ -185,6 +186,7 @@ def test_only_what_is_kept_is_listed(capsys: Out) -> None:
     assert {(c["tp"], c["recompute"]) for c in candidates} <= {(2, "none"), (2, "full")}
 
 
+@pytest.mark.slow
 def test_why_tells_what_is_in_the_way(capsys: Out) -> None:
     assert answer(capsys, "plan")["why"] is None
     found = answer(capsys, "plan", "--why", "tp=64")["why"]
@@ -210,6 +212,7 @@ def test_what_cannot_be_is_one_line(words: str, told: str, capsys: Out) -> None:
     assert told in err and err.splitlines()[-1].startswith("forerun: ")
 
 
+@pytest.mark.slow
 def test_several_numbers_of_gpus_are_a_curve(capsys: Out) -> None:
     found = answer(capsys, "plan", *["--gpus", "8,2,4", "--device", "H100,B200", "--top", "1"])
     assert [one["device"] for one in found["scaling"]] == [NAMES["H100"], NAMES["B200"]]
@@ -225,6 +228,7 @@ def test_several_numbers_of_gpus_are_a_curve(capsys: Out) -> None:
     assert "efficiency" in out and "knee" in out
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_run_that_goes_on_is_told_in_each_layout(capsys: Out, tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(GOLDEN, home)

@@ -91,6 +91,7 @@ def test_the_script_runs_what_was_shown_once_all_is_set(
     assert "my secret" not in text
 
 
+@pytest.mark.slow
 def test_what_others_wrote_into_the_note_is_never_run_nor_obeyed_by_a_terminal(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +123,7 @@ def test_what_others_wrote_into_the_note_is_never_run_nor_obeyed_by_a_terminal(
     assert not list(home.parent.rglob("*PWNED*"))
 
 
+@pytest.mark.slow
 def test_a_note_with_words_that_no_process_was_given_is_damaged(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_note_with_words_that_no_process_was_given_is_damaged(
     assert "recipes/pretrain_gpt.py" in told(capsys, home, "--show", 1)
 
 
+@pytest.mark.slow
 def test_a_file_of_somebody_else_s_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = home.parent / "mine.sh"
     path.write_text("echo mine\n")
@@ -144,6 +147,7 @@ def test_a_file_of_somebody_else_s_stays(home: Path, capsys: pytest.CaptureFixtu
     assert other.read_text() != first
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_there_is_a_usage_error(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +155,7 @@ def test_a_row_that_is_not_there_is_a_usage_error(
     assert "--show 1000 is not a row; give one from 0 to" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_run_is_shown_but_never_written(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +167,7 @@ def test_a_row_that_cannot_run_is_shown_but_never_written(
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_without_the_note_the_request_of_the_companion_tells_the_arguments(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,7 @@ def test_no_records_is_said_and_every_step_is_still_logged(
     assert "no answer for window 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_deadline_that_cannot_be_met_alerts_in_the_second_window(directory: Path) -> None:
     notes = Notes()
     beside = companion(directory, notes, deadline_unix_s=900.0, on_advice=OnAdvice.ALERT)
@@ -159,6 +160,7 @@ def test_a_deadline_that_cannot_be_met_alerts_in_the_second_window(directory: Pa
     assert value["action"] == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("train_iters", "asked"), [(2000, ["window"]), (200, [])])
 def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
     directory: Path, train_iters: int, asked: list[str], capsys: pytest.CaptureFixture[str]

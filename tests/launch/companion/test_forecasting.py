@@ -186,6 +186,7 @@ def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) 
     assert found.finish_p50_unix_s - now_s == pytest.approx(left_s, rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_window_is_answered_though_the_clock_was_set_back(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     options = companion_settings(tmp_path, num_ranks=2)

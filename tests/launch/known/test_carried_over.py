@@ -44,6 +44,7 @@ def test_another_device_is_named_and_wider(tmp_path: Path) -> None:
     assert open_machine(tmp_path).own.device == A100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "device",
     ["AMD Instinct MI325X", "AMD Instinct MI355X", "NVIDIA B300", "NVIDIA H20", "NVIDIA L40S"],

@@ -78,6 +78,7 @@ def another_release(config: Any) -> None:
     config["framework"] = "Megatron-LM core_v0.12.0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "site"),
     [(two_stages, [""]), (another_device, []), (another_release, ["Megatron-LM core_v0.12.0"])],

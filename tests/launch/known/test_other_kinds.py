@@ -26,6 +26,8 @@ from forerun.launch.known.machine_fits import device_machine
 from forerun.launch.known.machines import Machine, open_machine
 from tests.launch.known.test_carried_over import A100, GOLDEN, H100, copy_as
 
+pytestmark = pytest.mark.slow
+
 PUBLISHED = GOLDEN.parents[2] / "recipes" / "published" / "steps_dgxc_scaling.csv.gz"
 NINE_IN_TEN = 0.9
 

@@ -26,6 +26,7 @@ def predicted(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, objec
     return found
 
 
+@pytest.mark.slow
 def test_slow_cards_are_slow_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy_as(tmp_path, "run", H100)
     cluster = tmp_path / "cluster.json"
@@ -105,6 +106,7 @@ def look(home: Path, node: SeenNode, stated: StatedNodes | None = None) -> None:
     path.write_text(json.dumps({**json.loads(head), "cluster": told}) + "\n" + rest)
 
 
+@pytest.mark.slow
 def test_what_the_run_saw_is_priced_and_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

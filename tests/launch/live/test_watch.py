@@ -96,6 +96,7 @@ def test_a_watch_ends_with_the_run(
     assert all(one != two for one, two in pairwise(told))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_directory", [False, True])
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path, has_directory: bool) -> None:
     home = tmp_path / "later"
@@ -143,7 +144,9 @@ def test_a_terminal_is_drawn_anew(companion: subprocess.Popen[str], tmp_path: Pa
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     watching = subprocess.Popen([*WATCH, str(tmp_path)], stdout=theirs, stderr=theirs, env=environ)
     os.close(theirs)
-    shown = os.read(ours, 4096)
+    shown = b""
+    while b"live" not in shown:  # the cursor is hidden first
+        shown += os.read(ours, 4096)
     tell(companion, step(1), '{"event": "end", "step": 1}\n')
     try:
         while part := os.read(ours, 4096):

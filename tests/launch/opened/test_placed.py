@@ -243,6 +243,7 @@ def first_of(near: Sequence[NearRow]) -> str:
     return settings[0].name if settings else ""
 
 
+@pytest.mark.slow
 def test_the_setting_that_a_run_was_made_with_is_named_first() -> None:
     """At least 7 of 10; each is told against the published run that it was made of."""
     found = [(near_rows(run, machine_of(run), ROWS, {}), row, name) for row, run, name in planted()]
@@ -291,6 +292,7 @@ def test_a_group_is_told_beside_what_is_published_of_its_kind() -> None:
     assert found["low_bytes_per_s"] == 341e9 and found["high_bytes_per_s"] == 482e9
 
 
+@pytest.mark.slow
 def test_a_recorded_run_is_placed_among_devices_of_its_peak(tmp_path: Path, capsys: Out) -> None:
     """No H200 is published; an H100 has its peak."""
     records = shutil.copytree(golden_copy("cpu_dp2") / "records", tmp_path / "records")

@@ -99,6 +99,7 @@ def test_steps_of_the_companion_lead_and_records_fill_in(home: Path) -> None:
     assert not steps.loc[steps["iteration"] == 7, "is_clean"].item()
 
 
+@pytest.mark.slow
 def test_a_file_of_steps_is_bounded_and_of_one_run(tmp_path: Path) -> None:
     seen(tmp_path, 45_000)
     found = read_steps(tmp_path, RUN)
@@ -123,6 +124,7 @@ def plain(home: Path) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_a_loop_without_a_layout_has_steps_and_says_why_there_is_no_more(plain: Path) -> None:
     run = forerun.load(plain)
     assert len(run.steps) > 5 and run.report().transcript

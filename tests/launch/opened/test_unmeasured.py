@@ -128,6 +128,7 @@ def test_options_change_the_described_layout(capsys: Out) -> None:
     )
 
 
+@pytest.mark.slow
 def test_layouts_are_planned_for_a_model_of_hugging_face(nowhere: Path, capsys: Out) -> None:
     file = nowhere.parent / "config.json"
     file.write_text(json.dumps(LLAMA_70B))

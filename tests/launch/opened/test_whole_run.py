@@ -77,6 +77,7 @@ def test_evaluations_saves_and_a_ramp_count() -> None:
     assert plain.duration_s < slow.duration_s < 1.1 * plain.duration_s
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_run_of_its_fastest(capsys: Out) -> None:
     words = ("--device", "H100,H200", "--tokens", "2e11", "--price-per-gpu-hour", "2,3")
     for one in asked(capsys, "plan", *words)["plans"]:

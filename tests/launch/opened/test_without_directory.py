@@ -73,6 +73,7 @@ def test_several_plans_are_one_table(run: Run) -> None:
     assert list(found["num_ranks"][found["row"] == 1]) == [8, 16]
 
 
+@pytest.mark.slow
 def test_a_plan_shows_itself_in_a_screen_and_a_layout_in_a_line(run: Run, plan: PlanAnswer) -> None:
     for one in (plan, run.plan(gpus="8..64"), run.plan(gpus=64, top=50)):
         lines = repr(one).splitlines()

@@ -39,6 +39,7 @@ def answer(capsys: Out, words: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ASKED)
 def test_an_answer_is_what_the_schema_says(words: str, capsys: Out) -> None:
     value = answer(capsys, words)

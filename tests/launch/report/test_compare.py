@@ -92,6 +92,7 @@ def test_a_threshold_that_is_crossed_exits_1(
     assert main(["compare", str(whole), "--fail-over", "-1"]) == ExitCode.USAGE
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_short_is_not_scored_on_its_finish(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +118,7 @@ def test_no_forecasts_are_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--calibrate" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_that_is_over_says_what_its_predictions_were_worth(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

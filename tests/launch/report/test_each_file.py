@@ -47,6 +47,7 @@ def written(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fault"), list(zip(FILES, FAULTS, strict=True)))
 def test_any_fault_in_writing_one_file_costs_that_file_alone(
     answered: tuple[SampleTable, Request, Answer],

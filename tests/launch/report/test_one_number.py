@@ -25,6 +25,8 @@ from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 ARGV = (
     *("train.py", "--num-layers", "2", "--micro-batch-size", "2", "--global-batch-size", "16"),
@@ -334,7 +336,6 @@ def test_status_repeats_the_reason_of_the_decision(surfaces: Surfaces) -> None:
     assert told["reason"] in reasons
 
 
-@pytest.mark.slow
 def test_wandb_and_tensorboard_are_read_back_with_the_rows(
     surfaces: Surfaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_every_choice_is_there_once_and_the_running_one_is_known(parts: Parts, r
     assert counts == sorted(counts)
 
 
+@pytest.mark.slow
 def test_rows_say_what_predict_answers(parts: Parts, run: Any) -> None:
     data = json.loads(parts.data)
     asked = what_if_page.spread(data["rows"], NUM_SETTINGS)
