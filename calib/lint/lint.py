@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ..arguments.megatron_rules import refusals
 from ..arguments.taken_options import untaken
-from ..plain_json import JsonObject
 from ..shell import quoted
 from ..workload.config import takes_options
 from ..workload.config_json import Encoded
@@ -29,8 +28,14 @@ _ORDER = (Harm.DISTORTS, Harm.WASTES, Harm.RISKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flaw:
+class Flaw(Encoded):
     """One argument or variable that should be otherwise."""
+
+    JSON: ClassVar[str] = (
+        "rule=rule.name harm=severity what=remedy.what why=rule.why instead=remedy.instead "
+        "put=remedy.put drop=remedy.drop variables=remedy.variables gain unpriced? "
+        "source=rule.source"
+    )
 
     rule: Rule
     remedy: Remedy
@@ -43,22 +48,10 @@ class Flaw:
         """Largest gain first, then what distorts, what wastes, what risks."""
         return (self.gain.time_frac if self.gain else 0.0, _ORDER.index(self.rule.harm))
 
-    def to_json(self) -> JsonObject:
-        """A JSON object."""
-        remedy = self.remedy
-        return {
-            "rule": self.rule.name,
-            "harm": self.rule.harm.name.lower(),
-            "what": remedy.what,
-            "why": self.rule.why,
-            "instead": remedy.instead,
-            "put": [list(phrase) for phrase in remedy.put],
-            "drop": list(remedy.drop),
-            "variables": dict(remedy.variables),
-            "gain": asdict(self.gain) if self.gain is not None else None,
-            "unpriced": self.unpriced or None,
-            "source": self.rule.source,
-        }
+    @property
+    def severity(self) -> str:
+        """The name of the harm, as programs read it."""
+        return self.rule.harm.name.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

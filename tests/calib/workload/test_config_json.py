@@ -7,7 +7,7 @@ import json
 import pkgutil
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -72,6 +72,17 @@ def test_every_word_of_a_json_object_names_an_attribute() -> None:
         paths = [word.strip("*-?").partition("=") for word in kind.JSON.split()]
         roots = {(path or key).split(".")[0] for key, _, path in paths}
         assert roots - {""} <= names, kind
+        # One that writes its object by hand would be taken apart by its fields inside another.
+        for held in hints_of(kind).values():
+            for part in (held, *get_args(held)):
+                assert not hasattr(part, "to_json") or issubclass(part, Encoded), (kind, part)
+
+
+def hints_of(kind: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind)
+    except NameError:  # a name that only a type checker imports
+        return {}
 
 
 def subclasses(kind: type) -> set[type]:
