@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ from forerun.calib.workload.config import RunConfig, Schedule
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
 
+@cache
+def recorded() -> str:
+    """A config that was recorded before there were experts and context parallelism."""
+    return json.dumps(build_table(read_run(GOLDEN, None)).config().to_json())
+
+
 @pytest.fixture
 def written() -> dict[str, Any]:
-    """A config that was recorded before there were experts and context parallelism."""
-    return json.loads(json.dumps(build_table(read_run(GOLDEN, None)).config().to_json()))
+    return json.loads(recorded())
 
 
 def test_an_old_recording_takes_todays_defaults(written: dict[str, Any]) -> None:
@@ -30,7 +36,6 @@ def test_an_old_recording_takes_todays_defaults(written: dict[str, Any]) -> None
     assert RunConfig.from_json(written | {"surprise": 1}) == config
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value"),
     [
