@@ -1,4 +1,7 @@
-"""The loops that a user copies, as two ranks on the CPU: each is seen, described and answered."""
+"""The loops that a user copies, as two ranks on the CPU: each is seen, described and answered.
+
+That a recipe starts as its page says, frameworks and all, only a launch of it shows.
+"""
 
 from __future__ import annotations
 
