@@ -1,5 +1,7 @@
 """Settings of all tests: no example of a property has a deadline, since machines differ.
 
+``FORERUN_EXAMPLES=1000`` draws as many of each property that does not say how many.
+
 One thread computes in each process: tests run side by side, and so do their own processes.
 """
 
@@ -15,7 +17,9 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("forerun", deadline=None)
+settings.register_profile(
+    "forerun", deadline=None, max_examples=int(os.environ.get("FORERUN_EXAMPLES", "40"))
+)
 settings.load_profile("forerun")
 
 _GOLDEN = Path(__file__).with_name("golden")

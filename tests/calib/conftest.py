@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -94,15 +95,22 @@ def steady() -> Callable[..., Forecast]:
 
 
 @pytest.fixture
-def planned(layout: Callable[..., RunConfig], planted: Callable[..., Any]) -> Callable[..., Plan]:
+def planned() -> Callable[..., Plan]:
     """A plan for a slow layout (small micro-batches over tp) on eight ranks."""
 
     def make(*, measured_frac: float | None = 1.0, **more: Any) -> Plan:
         """``measured_frac``: the measured step over the modelled one; None: none is known."""
-        config = layout(tp=4, dp=2, micro=1)
-        more.setdefault("memory_capacity_nbytes", 10**13)
-        own_s = steps_of(planted()).estimate(config).time_s
-        measured_s = None if measured_frac is None else measured_frac * own_s
-        return plan(config, steps_of(planted(), config, measured_s), **more)
+        asked = {n: tuple(held) if isinstance(held, list) else held for n, held in more.items()}
+        return _planned(measured_frac, **asked)
 
     return make
+
+
+@cache
+def _planned(measured_frac: float | None, **more: Any) -> Plan:
+    """The same plan for all who ask the same."""
+    config = run_of(tp=4, dp=2, micro=1)
+    more.setdefault("memory_capacity_nbytes", 10**13)
+    own_s = steps_of(Planted()).estimate(config).time_s
+    measured_s = None if measured_frac is None else measured_frac * own_s
+    return plan(config, steps_of(Planted(), config, measured_s), **more)

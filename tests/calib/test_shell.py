@@ -68,7 +68,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(environment=st.dictionaries(NAMES, TEXTS, max_size=4), words=st.lists(TEXTS, max_size=3))
 def test_a_shell_sets_the_variables_and_passes_the_words_and_does_nothing_else(
     home: Path, shell: str, environment: dict[str, str], words: list[str]

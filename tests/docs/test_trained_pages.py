@@ -1,4 +1,8 @@
-"""Trainings of the pages run as they stand, on the CPU of this machine; long ones are cut short."""
+"""Trainings of the pages run as they stand, on the CPU of this machine; long ones are cut short.
+
+Only a real launch shows that a line of a page is one.  Lines that ``tests/recipes/test_loops.py``
+launches word by word are not launched again here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,18 @@ PACKAGES = {"hf_trainer": ("transformers", "accelerate"), "lightning_loop": ("li
 """What a recipe needs beside torch and ``transformers``."""
 SHORTER = {"200": "40"}
 """Iterations: a window and some steps after it show as much."""
-TRAINED = [one for one in commands() if not one.needs and one.words[0] == "torchrun"]
+LOOPS = {"lightning_loop": "--calibrate", "hf_trainer": "--calibrate", "own_loop": ""}
+"""What that test adds to each recipe."""
+LAUNCHED = {
+    f"torchrun --standalone --nproc-per-node 2 recipes/{name}.py {more}".strip()
+    for name, more in LOOPS.items()
+}
+LINES = [one for one in commands() if not one.needs and one.words[0] == "torchrun"]
+TRAINED = [one for one in LINES if one.line not in LAUNCHED]
+
+
+def test_what_is_launched_elsewhere_is_on_a_page() -> None:
+    assert {one.line for one in LINES} > LAUNCHED
 
 
 @pytest.mark.parametrize("one", [pytest.param(one, id=one.line) for one in TRAINED])

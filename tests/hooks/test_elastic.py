@@ -1,4 +1,7 @@
-"""A node leaves an elastic launch: the rest goes on with fewer ranks, with us as without us."""
+"""A node leaves an elastic launch: the rest goes on with fewer ranks, with us as without us.
+
+The meeting of the ranks that are left is torchrun's own, and has no other form.
+"""
 
 from __future__ import annotations
 

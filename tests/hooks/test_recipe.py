@@ -1,4 +1,7 @@
-"""The recipe under torchrun, with two real ranks: records, losses, and nothing left behind."""
+"""The recipe under torchrun, with two real ranks: records, losses, and nothing left behind.
+
+Only a real launch has Megatron's own calls, pipelines and exits to be seen in.
+"""
 
 from __future__ import annotations
 

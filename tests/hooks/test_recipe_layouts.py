@@ -1,4 +1,7 @@
-"""What real ranks record under torchrun over gloo, against what the layout generates."""
+"""What real ranks record under torchrun over gloo, against what the layout generates.
+
+What Megatron calls in a layout nobody but Megatron on real ranks can tell.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Two real ranks with experts and a router that prefers the first rank's."""
+"""Two real ranks with experts and a router that prefers the first rank's.
+
+Tokens go another way only in Megatron's own exchange between real ranks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A rank that is throttled in a real run over gloo is named, and with what it costs."""
+"""A rank that is throttled in a real run over gloo is named, and with what it costs.
+
+Only a real rank that is late makes the other wait inside gloo's own calls.
+"""
 
 from __future__ import annotations
 

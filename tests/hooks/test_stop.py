@@ -1,4 +1,7 @@
-"""A stop on advice in a real launch: one iteration, a checkpoint, no restart, and a way on."""
+"""A stop on advice in a real launch: one iteration, a checkpoint, no restart, and a way on.
+
+That no agent starts a stopped run again only a real agent shows.
+"""
 
 from __future__ import annotations
 

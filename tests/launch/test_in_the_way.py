@@ -70,13 +70,14 @@ def test_a_name_in_the_working_directory_costs_the_calibration_alone(
         (tmp_path / "forerun").mkdir()
     if shape == "package":
         (tmp_path / "forerun" / "__init__.py").write_text("raise SystemExit('imported')\n")
-    bare = start(train, "--lr", "1", cwd=tmp_path, **WORKER)
-    assert bare.stdout == "2.0 ['--lr', '1']\n"
+    if shape == "package":  # the others are even less of one
+        bare = start(train, "--lr", "1", cwd=tmp_path, **WORKER)
+        assert (bare.stdout, bare.stderr) == ("2.0 ['--lr', '1']\n", "")
     done = start(train, "--lr", "1", "--calibrate", cwd=tmp_path, **WORKER)
     *_, said, printed = done.stdout.splitlines()
     assert "hides the package forerun; rename it; calibration is off" in said
     assert str(tmp_path) in said
-    assert (printed, done.stderr) == ("2.0 ['--lr', '1']", bare.stderr)
+    assert (printed, done.stderr) == ("2.0 ['--lr', '1']", "")
     (row,) = [f for f in attachment({}, (str(tmp_path),)) if f.name == "in the way"]
     assert row.verdict is Severity.WARN and row.value.startswith(str(tmp_path))
 

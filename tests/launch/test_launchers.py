@@ -1,4 +1,7 @@
-"""Who takes the flags: a worker and what it becomes, never a launcher, whatever is exported."""
+"""Who takes the flags: a worker and what it becomes, never a launcher, whatever is exported.
+
+Whether a process is a launcher or a worker depends on how the real launchers start theirs.
+"""
 
 from __future__ import annotations
 

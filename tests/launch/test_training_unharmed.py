@@ -1,6 +1,8 @@
 """torchrun and megatron.core: training with the flag is training without it, bit for bit.
 
 Each layout trains twice, bare and calibrated; the calibrated run is then looked at from all sides.
+
+The promise is about this very launch; nothing cheaper has torchrun, gloo and Megatron in it.
 """
 
 from __future__ import annotations

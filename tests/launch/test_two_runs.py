@@ -1,4 +1,7 @@
-"""Launches that share a directory: each owns what it wrote, nothing of another commands it."""
+"""Launches that share a directory: each owns what it wrote, nothing of another commands it.
+
+Who owns a directory depends on companions that live at the same time, each beside its training.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The wheel beside nothing but torch: training is recorded there, another Python answers."""
+"""The wheel beside nothing but torch: training is recorded there, another Python answers.
+
+What a wheel lacks is found only where nothing else is installed, and under a real launcher.
+"""
 
 from __future__ import annotations
 

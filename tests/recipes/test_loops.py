@@ -1,4 +1,7 @@
-"""The loops that a user copies, as two ranks on the CPU: each is seen, described and answered."""
+"""The loops that a user copies, as two ranks on the CPU: each is seen, described and answered.
+
+That a recipe starts as its page says, frameworks and all, only a launch of it shows.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,10 @@ def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_loop_is_seen_described_and_answered(name: str, tmp_path: Path) -> None:
     for package in LOOPS[name]:
         pytest.importorskip(package)
-    flags = () if name == "own_loop" else ("--calibrate", f"--calibrate-dir={tmp_path}/forerun-out")
-    launch(name, tmp_path, *flags)
+    said = launch(name, tmp_path, *() if name == "own_loop" else ("--calibrate",))
+    assert "[forerun] checked: " in said and "[forerun] report: " in said
     out = tmp_path / "forerun-out"
+    assert (out / "report.html").is_file()
     run = read_run(out)
     assert run.problems == () and sorted(run.records) == [0, 1]
     for records in run.records.values():

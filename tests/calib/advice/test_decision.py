@@ -224,7 +224,6 @@ def test_a_faster_layout_has_a_command_or_the_reason_why_it_has_none(
         assert (value["command"] is None) == bool(value["command_absent"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("misfit_log", [0.0, -0.4])
 @pytest.mark.parametrize("coverage_frac", [None, 0.5])
 @pytest.mark.parametrize("num_samples", [3, 20])

@@ -212,7 +212,7 @@ def test_every_modelled_option_is_drawn() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(line=lines())
 def test_the_same_layout_is_printed_as_it_was_given(line: tuple[str, ...]) -> None:
     config = read(line)
@@ -225,7 +225,7 @@ def test_the_same_layout_is_printed_as_it_was_given(line: tuple[str, ...]) -> No
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(line=lines())
 def test_options_of_a_layout_keep_values_that_were_given(line: tuple[str, ...]) -> None:
     config = read(line)
@@ -239,7 +239,7 @@ def test_options_of_a_layout_keep_values_that_were_given(line: tuple[str, ...]) 
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(line=lines(), option=st.sampled_from(["--micro-batch-size 1", "--ddp-bucket-size 7000000"]))
 def test_another_layout_changes_its_own_options_alone(line: tuple[str, ...], option: str) -> None:
     config = read(line)

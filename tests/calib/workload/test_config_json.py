@@ -6,6 +6,7 @@ import importlib
 import json
 import pkgutil
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -21,10 +22,15 @@ from forerun.calib.workload.config_json import Encoded
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
 
+@cache
+def recorded() -> str:
+    """A config that was recorded before there were experts and context parallelism."""
+    return json.dumps(build_table(read_run(GOLDEN, None)).config().to_json())
+
+
 @pytest.fixture
 def written() -> dict[str, Any]:
-    """A config that was recorded before there were experts and context parallelism."""
-    return json.loads(json.dumps(build_table(read_run(GOLDEN, None)).config().to_json()))
+    return json.loads(recorded())
 
 
 def test_an_old_recording_takes_todays_defaults(written: dict[str, Any]) -> None:
@@ -35,7 +41,6 @@ def test_an_old_recording_takes_todays_defaults(written: dict[str, Any]) -> None
     assert RunConfig.from_json(written | {"surprise": 1}) == config
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -1,4 +1,7 @@
-"""Loops that a loader feeds, on two real ranks: the same bits with the flags and without them."""
+"""Loops that a loader feeds, on two real ranks: the same bits with the flags and without them.
+
+Samplers, workers of loaders and sums over gloo are the same bits only where they are real.
+"""
 
 from __future__ import annotations
 

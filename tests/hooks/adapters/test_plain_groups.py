@@ -1,4 +1,7 @@
-"""FSDP2, HSDP and DDP on four real ranks: all collectives and bytes, as PyTorch counts them."""
+"""FSDP2, HSDP and DDP on four real ranks: all collectives and bytes, as PyTorch counts them.
+
+What FSDP calls, and with how many bytes, only real ranks of it tell.
+"""
 
 from __future__ import annotations
 

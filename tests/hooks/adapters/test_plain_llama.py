@@ -1,4 +1,7 @@
-"""A Llama in loops of one's own: what the layout is taken for, on four real ranks."""
+"""A Llama in loops of one's own: what the layout is taken for, on four real ranks.
+
+Meshes and shards of real ranks are what a layout is read from.
+"""
 
 from __future__ import annotations
 

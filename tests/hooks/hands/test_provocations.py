@@ -2,6 +2,8 @@
 
 Each case trains twice in processes of its own, with our flag and without: exit codes, losses to the
 last bit, random states, what the user has seen, what dynamo compiled and all files are equal.
+
+In one process what dynamo, pickle and the exit have seen of one training would be the other's.
 """
 
 from __future__ import annotations

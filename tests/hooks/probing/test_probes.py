@@ -1,4 +1,7 @@
-"""Probes in a real run of two gloo ranks: the losses stay, the budget holds, nothing is left."""
+"""Probes in a real run of two gloo ranks: the losses stay, the budget holds, nothing is left.
+
+Only real ranks show that probes of one never leave another alone in a collective.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Two real ranks with planted memory: the advice is said live, and is that of a closed form."""
+"""Two real ranks with planted memory: the advice is said live, and is that of a closed form.
+
+Words of a live companion beside two ranks are there in a real launch alone.
+"""
 
 from __future__ import annotations
 

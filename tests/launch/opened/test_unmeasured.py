@@ -132,13 +132,13 @@ def test_options_change_the_described_layout(capsys: Out) -> None:
 def test_layouts_are_planned_for_a_model_of_hugging_face(nowhere: Path, capsys: Out) -> None:
     file = nowhere.parent / "config.json"
     file.write_text(json.dumps(LLAMA_70B))
-    words = ["--gpus", "64", "--config", str(file), "--global-batch-size", "512"]
+    words = ["--gpus", "32", "--config", str(file), "--global-batch-size", "256"]
     words += ["--seq-length", "8192"]
     found = answer(capsys, "plan", "--device", "H100", *words)
-    assert found["num_ranks"] == 64 and found["global_batch_size"] == 512
+    assert found["num_ranks"] == 32 and found["global_batch_size"] == 256
     assert found["config"]["model"]["seq_length"] == 8192
     assert found["own"]["verdict"] == "does not fit", "data parallelism alone"
-    assert found["best"] is not None and found["candidates"][0]["num_ranks"] == 64
+    assert found["best"] is not None and found["candidates"][0]["num_ranks"] == 32
     assert main(["plan", "--device", "H100", *words]) == ExitCode.ANSWER
     out = capsys.readouterr().out
     assert found["basis"] in out.splitlines() and "(as described)" in out

@@ -75,7 +75,7 @@ def test_several_plans_are_one_table(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_plan_shows_itself_in_a_screen_and_a_layout_in_a_line(run: Run, plan: PlanAnswer) -> None:
-    for one in (plan, run.plan(gpus="8..64"), run.plan(gpus=64, top=50)):
+    for one in (plan, run.plan(gpus="8..32"), run.plan(gpus=32, top=50)):
         lines = repr(one).splitlines()
         assert len(lines) <= 24 and max(map(len, lines)) <= 80
         assert one.candidates[0].label.split()[0] in repr(one)

@@ -1,4 +1,7 @@
-"""``forerun run``: codes, signals, and /proc afterwards; processes are real, torchrun is not."""
+"""``forerun run``: codes, signals, and /proc afterwards; processes are real, torchrun is not.
+
+Where a test says so it is: that its workers save, and that none of them stays, is its own doing.
+"""
 
 from __future__ import annotations
 
