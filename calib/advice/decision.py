@@ -89,7 +89,7 @@ class Decision(Encoded):
 
     @property
     def command_note(self) -> str:
-        """What the user has to put into the command; empty where it is whole."""
+        """Says that masked values have to be put into the command; empty where it is whole."""
         return _MASKED if any(MASK in word for word in self.command) else ""
 
 

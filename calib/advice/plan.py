@@ -269,7 +269,7 @@ class Plan(Encoded):
 
     @property
     def telling(self) -> list[str]:
-        """Labels of the layouts whose measurement would tell most."""
+        """Labels of the layouts that are worth measuring next."""
         return [candidate.label for candidate in self.worth_measuring]
 
 

@@ -40,7 +40,7 @@ class WhyNot(Encoded):
 
     @property
     def question(self) -> str:
-        """What was asked for, as on the command line."""
+        """The layouts that were asked for, as the command line names them."""
         return str(self.asked)
 
 

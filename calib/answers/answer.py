@@ -32,7 +32,7 @@ from .transcript import advised
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modelled:
-    """What the models say of a run whose layout is known, and of other layouts."""
+    """The models' part of an answer: the running layout, its step, and other layouts."""
 
     config: RunConfig
     calibration: Calibration
@@ -97,9 +97,9 @@ class Answer:
     decision: Decision
     recalibration_s: float = 0.0
     modelled: Modelled | None = None
-    """None where nobody knows the layout: then steps, batch and transfers are all there is."""
+    """None where the layout is not known: the answer then rests on steps, batch and transfers."""
     groups: tuple[MeasuredGroup, ...] = ()
-    """Of a run whose layout is not known."""
+    """Groups of ranks and their transfers, of a run whose layout is not known; else empty."""
     ended_unix_s: float | None = None
     """The end of the run, where it has come."""
     problems: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ class Answer:
 
     @property
     def window_scores(self) -> list[WindowScore]:
-        """What each window was worth, against the end of the run or the newest forecast of it."""
+        """Scores of the windows against the end of the run, or the newest forecast of it."""
         if self.modelled is None:
             return []
         forecast, ended = self.forecast, self.ended_unix_s
@@ -131,7 +131,7 @@ class Answer:
 
     @property
     def left(self) -> RunLeft | None:
-        """What remains of the run; None at its end, and where its length or layout is not known."""
+        """The remaining run; None at its end, and where its length or layout is not known."""
         if self.modelled is None or not self.has_finish:
             return None
         own = self.modelled.plan.own
@@ -159,7 +159,7 @@ class Answer:
 
     @property
     def batch(self) -> tuple[str, int]:
-        """What a step of one rank is counted in, and how many; 0 where none was seen."""
+        """The unit and size of the batch of one rank; size 0 where no batch was seen."""
         loop = self.loop
         return ("tokens", loop.tokens) if loop.tokens else ("samples", loop.samples)
 

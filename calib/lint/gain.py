@@ -1,4 +1,4 @@
-"""What a remedy is worth."""
+"""The gain of a remedy: time and memory, with an interval."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Gain:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the interval excludes that it gains nothing."""
+        """True where the interval excludes that it gains nothing."""
         return self.high_frac < 0
 
     @property
