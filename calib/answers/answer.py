@@ -114,7 +114,10 @@ class Answer:
     def known(self) -> Modelled:
         """The part of the models; raises ``CalibrationError`` where there is none."""
         if self.modelled is None:
-            raise CalibrationError(f"the layout of run {self.run_id} is not known")
+            raise CalibrationError(
+                f"the layout of run {self.run_id} is not known; give config to forerun.attach and "
+                "record it again"
+            )
         return self.modelled
 
     @property
