@@ -63,6 +63,7 @@ def passed(
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("shell")
     (home / "says.py").write_text(SAYS)
+    (home / "cwd").mkdir()
     return home
 
 
