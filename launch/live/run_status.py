@@ -16,7 +16,7 @@ from ...calib.records.launch import LAUNCH, MARKER, RUNS
 from ...calib.workload.config_json import Encoded
 from ..directory.bounded_files import number, read_object
 from ..directory.forecast_log import FORECASTS, Logged, read_forecasts
-from ..directory.publishing import OWNER, is_live
+from ..directory.publishing import OWNER, STALE_S, is_live
 from ..directory.run_folders import nothing_in, top_of
 from ..directory.status_file import STATUS, Phase, StatusFile, status_of
 
@@ -263,6 +263,10 @@ class _Held:
             return State.ENDED
         if MARKER in self._values or (is_ended and total):
             return State.STOPPED
+        # Its first words come after its folder: between the two it is no run that is lost.
+        is_new = 0 <= now_unix_s - _began(self._folder)[0] < STALE_S
+        if is_new and not (self._values or claim or is_ended):
+            return State.LIVE
         return State.ENDED if is_ended else State.LOST
 
     def _step(self) -> dict[str, float | None]:

@@ -222,3 +222,15 @@ def test_a_directory_that_holds_nothing_is_one_line(
 def test_the_age_is_counted_from_the_last_word(tmp_path: Path) -> None:
     launch(tmp_path, heard_unix_s=time.time() - 100.0)
     assert 100.0 <= (only(tmp_path, time.time()).age_s or 0.0) < 200.0
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(1.0, State.LIVE), (STALE_S + 1.0, State.LOST)])
+def test_a_launch_that_has_only_its_folder_is_not_lost_yet(
+    tmp_path: Path, age_s: float, state: State
+) -> None:
+    """A companion makes the folder, then claims the directory, then says that it runs."""
+    folder = tmp_path / "runs" / "one"
+    put(folder, "launch.json", {"run_ids": ["r1"]})
+    os.utime(folder / "launch.json", (NOW - age_s, NOW - age_s))
+    (found,), problems = run_statuses(tmp_path, NOW)
+    assert (found.state, found.iteration, problems) == (state, None, [])
