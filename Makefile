@@ -41,7 +41,7 @@ quickstart: setup
 test: setup
 	$(BIN)/python -m pytest -q -m 'not slow' $(SIDE_BY_SIDE)
 
-# All there is, before a merge: in 15 minutes on the same.
+# All there is, before a merge.
 test-all: setup
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
 

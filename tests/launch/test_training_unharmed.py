@@ -95,7 +95,7 @@ def test_the_transcript_is_printed_and_the_files_are_there(pair: Pair) -> None:
     lines = [line for line in pair.calibrated.stdout.splitlines() if "[forerun]" in line]
     for word in (" · step ", "] ends ", "decision:", "checked:", "report:", "scored: "):
         assert any(word in line for line in lines), word
-    for name in ("decision", "forecast", "plan", "calibration", "score"):
+    for name in ("decision", "forecast", "answer", "score"):
         value = json.loads((pair.directory / f"{name}.json").read_text(encoding="utf-8"))
         assert value["schema"] and value["run_id"]
     assert {"forecasts", "owner", "launch", "command"} <= check_left_files(pair.directory)

@@ -65,7 +65,7 @@ def test_plan_ranks_layouts_on_more_ranks(links: Path) -> None:
 
 
 def test_report_tells_of_the_recorded_run(links: Path) -> None:
-    done = run(links, "report", str(GOLDEN))
+    done = run(links, "report", str(GOLDEN), "--full")
     assert done.returncode == 0, done.stderr
     assert "measured" in done.stdout and "Operator models" in done.stdout
 
