@@ -44,7 +44,7 @@ _LEAST_CROWD = 6
 _ALIKE = 0.5
 """A rank is apart from the rest with an excess of this much of the largest."""
 LEAST_CHANGE_FRAC = 0.1
-"""Of a group's transfers: links differ by less from one window to the next."""
+"""Share of a group's transfers: links differ by less from one window to the next."""
 AGAIN_SIGMA_LOG = 0.02
 """How far the same transfers lie apart in two windows, beyond the noise of their steps."""
 _KEYS = ["kind", "role", "num_ranks", "num_nodes", "nbytes", "ranks"]

@@ -324,7 +324,7 @@ def transfer_frame(
 
 
 def transfer_row(origin: KernelOrigin, world: int, ranks_per_node: int) -> dict[str, Any] | None:
-    """What is told of one transfer but its time; None where it is none, or not enough is told."""
+    """Returns one transfer without its time; None where the trace does not describe one."""
     details = origin.details or {}
     if origin.collective in (None, Collective.OTHER):
         return None
@@ -361,7 +361,7 @@ def _nbytes(details: Mapping[str, Any], collective: Collective, num_ranks: int) 
 
 
 def _num_elements(dims: Any) -> int:
-    """Of a tensor, or of all in a list of tensors; 0 where no sizes are told.
+    """Returns the size of a tensor, or of all in a list of tensors; 0 where none is recorded.
 
     >>> _num_elements([2, 3]), _num_elements([[2, 3], [4]]), _num_elements([])
     (6, 10, 0)

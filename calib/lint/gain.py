@@ -18,7 +18,7 @@ class Gain:
     low_frac: float
     high_frac: float
     of_run: bool = False
-    """Of the whole run in place of a step."""
+    """True where the change is of the whole run, not of a step."""
     memory_nbytes: int = 0
     """Change of the peak of a rank."""
     memory_frac: float = 0.0

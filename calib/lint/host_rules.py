@@ -1,4 +1,4 @@
-"""What a training loop does beside its steps: timers, logs, profilers, data, tests and saves."""
+"""Rules on work between steps: timers, logs, profilers, data, tests and saves."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _evaluations(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None
 
 
 def _saves(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None:
-    """Where less is lost, of each second of steps, to saves and to what is done again.
+    """Returns the save interval that loses least time to saves and to repeated steps.
 
     A failure comes once in MTBI + MTTR (mean times between interrupts and to restart), and half an
     interval T is done again: save / T + T / (2 (MTBI + MTTR)), least at T = sqrt(2 (MTBI + MTTR)

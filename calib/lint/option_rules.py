@@ -17,15 +17,15 @@ from ..workload.config import (
 from .rule import Find, Remedy, StatedLaunch, missing, rules_of
 
 _LOADS = ("--load", "--finetune", "--pretrained-checkpoint", "--use-checkpoint-args")
-"""Of a model that is there already, sizes are what they are."""
+"""Options that load a model, whose sizes are fixed then."""
 _HEAD_MULTIPLE = 8
-"""Of the size of a head: what flash and fused attention take."""
+"""Flash and fused attention take heads whose size is a multiple of this."""
 
 _Then = Callable[[StatedLaunch], RunConfig]
 
 
 def _with(**fields: object) -> _Then:
-    """What runs with other fields of the configuration."""
+    """Returns a function that replaces fields of the configuration."""
     return lambda launch: replace(launch.config, **fields)  # type: ignore[arg-type]
 
 
@@ -65,7 +65,7 @@ def _emulated(launch: StatedLaunch, _: object) -> Remedy | None:
 
 
 def _has_replicas(launch: StatedLaunch) -> bool:
-    """Whether gradients are reduced as Megatron's own buckets do."""
+    """Returns True where gradients are reduced in the buckets of Megatron itself."""
     par = launch.config.parallelism
     # ``validate_args``: Muon takes neither of the overlaps.
     is_muon = "muon" in launch.text("--optimizer")

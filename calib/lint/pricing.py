@@ -20,7 +20,7 @@ from .gain import Gain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a run does beside its steps: seconds of one, and the deviation of their logarithm."""
+    """Work between steps: seconds of one, and the standard deviation of their logarithm."""
 
     time_s: float
     sigma_log: float

@@ -65,7 +65,9 @@ def open_machine(
 
 def _read(cached: CachedFile) -> Machine | None:
     """A cached fit; None where there is none, or it is damaged or of another version."""
+    if not (body := cached.read()):
+        return None
     try:
-        return Machine(**models.made(cached.read()))
-    except Exception:  # an archive, its JSON and our own classes each raise their own
+        return Machine(**models.made(body))
+    except models.DAMAGED:
         return None

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
 from functools import cache
 from importlib import import_module
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from ... import calib
+from ...calib.errors import ForerunError
 
 _REST = "rest"
+DAMAGED = (
+    *(BadZipFile, zlib.error, EOFError, OSError, NotImplementedError),
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(RecursionError, MemoryError, ImportError, ForerunError),
+)
+"""Errors that an archive, its JSON and data classes raise for a damaged file or another version."""
 
 
 def written(value: Any) -> bytes:
@@ -35,7 +44,7 @@ def written(value: Any) -> bytes:
 
 
 def made(data: bytes) -> Any:
-    """What ``written`` was given; some error where it is damaged or of another version."""
+    """Returns what ``written`` was given; one of ``DAMAGED`` where it cannot be read back."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         arrays = dict(file)
     rest, objects = json.loads(arrays[_REST].tobytes()), list[Any]()
