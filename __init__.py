@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .hooks.adapters.hugging_face import hugging_face_callback as hugging_face_callback
     from .hooks.adapters.lightning import lightning_callback as lightning_callback
     from .hooks.process.stopping import should_stop as should_stop
-    from .hooks.session.attach import attach as attach
+    from .hooks.session.attaching import attach as attach
     from .launch.opened.loading import load as load
     from .launch.opened.run import Run as Run
 
@@ -37,7 +37,7 @@ _HOMES = {
     "ForerunError": ".calib.errors",
     "Run": ".launch.opened.run",
     "RunConfig": ".calib.workload.config",
-    "attach": ".hooks.session.attach",
+    "attach": ".hooks.session.attaching",
     "bridge_callback": ".hooks.adapters.bridge",
     "hugging_face_callback": ".hooks.adapters.hugging_face",
     "lightning_callback": ".hooks.adapters.lightning",

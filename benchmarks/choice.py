@@ -52,7 +52,7 @@ from forerun.benchmarks.scoring.layout_choices import (
 )
 from forerun.benchmarks.scoring.next_runs import after_next_runs
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.validation import layout_text
 
 NUMBERS_KNOWN = (0, 1, 3)

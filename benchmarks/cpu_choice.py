@@ -49,8 +49,8 @@ from forerun.benchmarks.runs.choice_runs import (
     swept,
 )
 from forerun.benchmarks.runs.cpu_runs import SIZES
-from forerun.calib.advice.plan import Candidate, compare
-from forerun.calib.answers.run_steps import run_steps
+from forerun.calib.advice.planning import Candidate, compare
+from forerun.calib.answers.measured_steps import run_steps
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.samples.table import SampleTable

@@ -34,9 +34,9 @@ from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.one_row import SETS, OneRowSet
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.calib.advice.decision import Action, Decision, decide
-from forerun.calib.advice.plan import Candidate, Plan, compare
-from forerun.calib.answers.run_steps import fit_own
-from forerun.calib.forecast.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
+from forerun.calib.advice.planning import Candidate, Plan, compare
+from forerun.calib.answers.measured_steps import fit_own
+from forerun.calib.forecast.forecasts import DRIFT_FRAC, Forecast, forecast, mean_estimate
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.base_times import BaseTimes
 from forerun.calib.steps.known import KnownStep, same_layout

@@ -27,8 +27,15 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from launched import torchrun  # noqa: E402
 
-from forerun.calib.differences.difference import Difference, Verdict  # noqa: E402
-from forerun.calib.differences.levels import Change, Floats, again_log, change, log_level  # noqa: E402
+from forerun.calib.differences.levels import (  # noqa: E402  # noqa: E402
+    Change,
+    Difference,
+    Floats,
+    Verdict,
+    again_log,
+    change,
+    log_level,
+)
 from forerun.calib.differences.terms import step_windows  # noqa: E402
 from forerun.calib.differences.two_runs import difference  # noqa: E402
 from forerun.calib.samples.table import SampleTable  # noqa: E402

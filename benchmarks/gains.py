@@ -34,7 +34,7 @@ from forerun.benchmarks.megatron_matrix import MODEL
 from forerun.benchmarks.runs.cpu_runs import ROOT, WINDOW_STEPS
 from forerun.benchmarks.runs.launches import output_of, torchrun_words
 from forerun.benchmarks.runs.turns import taken_in_turns
-from forerun.calib.advice.plan import compare
+from forerun.calib.advice.planning import compare
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.launch.known.machines import open_machine
 

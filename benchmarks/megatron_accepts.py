@@ -30,11 +30,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from forerun.calib.arguments.launch_lines import LaunchLine, launch_line
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.arguments.megatron_rules import VARIABLES, refusals
-from forerun.calib.commands.launch_line import LaunchLine, launch_line
 from forerun.calib.errors import ConfigError
-from forerun.calib.records.launch import Launch
+from forerun.calib.records.run_values import Launch
 from forerun.calib.search.labels import layout_label
 from forerun.calib.workload.config import Batch, Recompute, RunConfig, Sharding
 from forerun.calib.workload.pipeline_layout import uneven_layers

@@ -25,8 +25,8 @@ import numpy as np
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.runs.loop_finishes import finish_table
+from forerun.calib.answers.measured_steps import known_step, run_steps, running_config
 from forerun.calib.answers.run_measurements import measured_step_s
-from forerun.calib.answers.run_steps import known_step, run_steps, running_config
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 

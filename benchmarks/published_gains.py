@@ -22,8 +22,8 @@ from threadpoolctl import threadpool_limits
 from forerun.benchmarks.decisions import Run, runs_of
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.one_row import SETS
-from forerun.calib.advice.plan import compare
-from forerun.calib.answers.run_steps import fit_own
+from forerun.calib.advice.planning import compare
+from forerun.calib.answers.measured_steps import fit_own
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.workload.config import RunConfig
 

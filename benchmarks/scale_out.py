@@ -22,12 +22,12 @@ from statistics import median
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.protocols.steps import series
 from forerun.benchmarks.published.readers import steps_of
-from forerun.calib.advice.plan import compare
+from forerun.calib.advice.planning import compare
 from forerun.calib.advice.scaling import curve
 from forerun.calib.errors import ForerunError
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.known import KnownStep
-from forerun.calib.steps.table_steps import table_steps
+from forerun.calib.steps.step_tables import table_steps
 
 FACTOR = 4.0
 """Two doublings: less tells noise apart from scaling badly."""

@@ -34,7 +34,7 @@ from forerun.calib.samples.columns import FRAMES, normalise, shape_text
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.search.cells import cells_of
 from forerun.calib.steps.known import KnownStep
-from forerun.calib.steps.live_times import live_times
+from forerun.calib.steps.live import live_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.collectives import Collective
 from forerun.calib.workload.config import Batch as RunBatch

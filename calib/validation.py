@@ -40,8 +40,7 @@ from .network.systems import network_prior
 from .records.cluster import StatedNodes
 from .records.step_rows import StepKind, StepPredictions, StepRow
 from .regressors.choices import first_of_least
-from .steps.operator_tables import timed_rows
-from .steps.transfer_tables import groups_of
+from .steps.operator_tables import groups_of, timed_rows
 from .workload.collectives import Collective
 
 RANDOM, LEAVE_TP, LEAVE_SPAN, LEAVE_ONE_OUT = "random", "leave_tp", "leave_span", "leave_one_out"

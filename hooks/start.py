@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .adapters import registry
 from .process.settings import Settings
-from .process.stand_in import pass_over_package
+from .process.stand_ins import pass_over_package
 from .session.session import begin
 
 

@@ -21,7 +21,7 @@ TRAINING = ("__init__.py", "_forerun_autoload.py", "launch/__main__.py", "launch
 BESIDE_TRAINING = {"hooks/probing/probe_sweep.py"}
 """Of the verb ``probe``, which says what it lacks."""
 GUARDED = {"calib/advice/probes.py", "launch/opened/loading.py", "launch/opened/run.py"}
-"""Imported only where numpy has been found: ``hooks/session/probe_turns.py`` asks first; and where
+"""Imported only where numpy has been found: ``hooks/session/trace_turns.py`` asks first; and where
 a session asks the facade for it."""
 HOSTS = {"torch", "megatron", "transformers", "lightning", "pytorch_lightning", "torchtitan"}
 OWN = {"forerun"}

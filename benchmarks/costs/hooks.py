@@ -21,8 +21,7 @@ from forerun.benchmarks.costs.idle_session import idle_session
 from forerun.hooks.control.orders import CALM_PAUSE_S
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, KnownHost
-from forerun.hooks.process.store_link import StoreLink
-from forerun.hooks.process.votes import Votes
+from forerun.hooks.process.votes import StoreLink, Votes
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks
 from forerun.hooks.sensors.recorder import Recorder

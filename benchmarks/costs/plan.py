@@ -29,8 +29,7 @@ from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.best_first import best_layouts
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.found import Room, Tally
-from forerun.calib.search.recomputes import recomputes
-from forerun.calib.search.space import num_nodes, states
+from forerun.calib.search.space import num_nodes, recomputes, states
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.units import GIB, MIB

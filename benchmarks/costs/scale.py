@@ -32,7 +32,7 @@ from forerun.calib.workload.recording import (
     recording_plan,
 )
 from forerun.hooks.process.settings import RankInfo
-from forerun.hooks.process.store_link import StoreLink
+from forerun.hooks.process.votes import StoreLink
 from forerun.hooks.recording.bounded_window import BoundedWindow, line_of
 from forerun.hooks.recording.exchange import Exchange
 from forerun.hooks.recording.window_records import WindowRecords

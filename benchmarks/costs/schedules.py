@@ -17,10 +17,9 @@ from collections.abc import Callable
 import numpy as np
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
-from forerun.calib.timeline.costs import PipelineCosts, pipeline_costs
-from forerun.calib.timeline.graph import event_graph
+from forerun.calib.timeline.graph import PipelineCosts, event_graph, pipeline_costs
 from forerun.calib.timeline.programs import Pipeline
-from forerun.calib.timeline.simulate import bulk_program, simulate, spans
+from forerun.calib.timeline.simulation import bulk_program, simulate, spans
 from forerun.calib.workload.parallelism import Schedule
 
 HEADER = ["schedule", "events", "layouts / s", "bar", "one, ms", "one, first, ms", "bar"]

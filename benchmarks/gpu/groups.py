@@ -24,7 +24,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.workload.run_options import TraceChoice
 from forerun.hooks.process.settings import Settings
 from forerun.hooks.recording.flight_recorder import NUM_CALLS
-from forerun.hooks.session.attach import AttachedRun, current_rank
+from forerun.hooks.session.attaching import AttachedRun, current_rank
 from forerun.hooks.session.session import Session
 
 _CALLS, _CPU_CALLS = 40_000, 400

@@ -27,7 +27,7 @@ from forerun.calib.workload.run_options import TraceChoice
 from forerun.hooks.process.pace import PAUSE_S, SLICE_S, Pace
 from forerun.hooks.process.settings import Settings
 from forerun.hooks.recording import kineto
-from forerun.hooks.session.attach import AttachedRun, current_rank
+from forerun.hooks.session.attaching import AttachedRun, current_rank
 from forerun.hooks.session.session import Session
 
 _WARMUP = 3

@@ -11,7 +11,7 @@ import pandas as pd
 
 from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers.split_columns import (
+from forerun.calib.importers.own_steps import (
     SPLIT_COLUMNS,
     as_stated,
     holds_narrow_grads,

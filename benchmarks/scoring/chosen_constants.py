@@ -28,8 +28,8 @@ NOT_CHOSEN: Mapping[str, str] = {
         fit.priors: _GPUS _CPU _UNKNOWN _NVIDIA _AMD
         fit.rate_priors: GENERATIONS _UNKNOWN _TF32_YEAR
         fit.laws: _CACHE_NBYTES
-        steps.optimizer_times: _SERVERS _GRACE
-        steps.transfer_tables: _CARDS""",
+        steps.scales: _SERVERS _GRACE
+        steps.operator_tables: _CARDS""",
     "counts of what frameworks and kernels do": """
         fit.operator_kinds: _FP32_NBYTES _TILE _HEAD_TILE _OPTIMIZER_PASSES _OPTIMIZER_FLOP
         _OPTIMIZER_LAUNCHES SHARDED_CALL_LAUNCHES SHARD_UNIT_LAUNCHES HOST_UPDATE_NBYTES
@@ -37,7 +37,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         _UNCACHED_NBYTES _UNCACHED_FACTOR _LAYER_PASSES _ATTENTION _LINEAR _HOST KINDS
         fit.pools: _TILES _ATTENTION_ROWS _HEAD_TILE
         steps.base_times: _KERNEL_S _RATE_FRAC _FP32_NBYTES _COUNTED
-        steps.optimizer_times: OPTIMIZER_NBYTES ADAM_NBYTES COPIED_NBYTES""",
+        steps.scales: OPTIMIZER_NBYTES ADAM_NBYTES COPIED_NBYTES""",
     "measured by us, in benchmarks/RESULTS.md": """
         steps.model: HOST_SCATTER_LOG""",
     "units, names of versions, quantiles of known distributions": """
@@ -49,10 +49,10 @@ NOT_CHOSEN: Mapping[str, str] = {
         fit.calibration: SCHEMA
         fit.priors: _TERA _GIGA
         fit.rate_priors: _LAUNCH_S
-        steps.live_times: IN_SITU
+        steps.live: IN_SITU
         steps.base_times: _MEASURED_TRANSFERS
         steps.model: ERROR_INFLATION
-        steps.transfer_tables: _GIGA
+        steps.operator_tables: _GIGA
         regressors.gaussian: _SQRT_3
         regressors.intervals: Z_90 STUDENT_90
         regressors.trees: _SEED _LEAF""",
@@ -65,15 +65,16 @@ NOT_CHOSEN: Mapping[str, str] = {
         fit.machine: _MOST_ROWS
         fit.sharded_host: _GRID
         steps.base_times: _FASTEST_S
-        steps.design: _MAX_EXCHANGES _GAIN_FRAC
+        steps.step_tables: _MAX_EXCHANGES _GAIN_FRAC
         steps.estimate: _ROUNDING
-        steps.table_steps: _NO_TIME_S
+        steps.slices: _LEAST_FRAC _LEAST_S
+        steps.step_tables: _NO_TIME_S
         steps.layouts: _LEAST_S _RUN
         steps.model: _ROUNDING
         steps.operator_tables: _MAX_ROWS
         steps.posterior: SLOPE_STEP _NUM_DISCREPANCIES _WILD_ROUNDS LEVEL_SIGMA_LOG
         steps.priced_items: _FASTEST_S _INSIDE_S
-        steps.transfer_tables: _MAX_ROWS
+        steps.operator_tables: _MAX_TRANSFER_ROWS
         regressors.choices: _ALIKE _ALIKE_FRAC _BITS
         regressors.gaussian: _FARTHEST _ALIKE_LOG _JITTER_FRACS _SEARCH _MOST_TUNED
         regressors.lines: _LEAST_DEVIATION

@@ -11,15 +11,15 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import ndtr
 
-from ..arguments.kept_arguments import MASK
 from ..arguments.megatron_args import resumed_command, rewrite_command
-from ..forecast.forecast import Forecast
+from ..arguments.passed_on import MASK
+from ..forecast.forecasts import Forecast
 from ..memory.peak import Verdict
-from ..records.actions import Action
+from ..records.iso_times import Action
 from ..units import HOUR_S, format_frac, format_time
 from ..workload.config_json import Encoded
 from ..workload.run_options import Goals
-from .plan import Candidate, Plan
+from .planning import Candidate, Plan
 
 SCHEMA = 2
 MIN_COVERAGE_FRAC = 0.9

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..arguments.keep import Keep
-from ..arguments.short_names import layout_name
+from ..arguments.short_names import Keep, layout_name
 from ..arguments.taken_options import NEEDS_ENGINE, TRANSFORMER_ENGINE, program_name
-from ..search.asked import num_variants
-from ..search.cells import cells_of
+from ..search.cells import cells_of, num_variants
 from ..search.found import Found
-from ..search.recomputes import modules_of
-from ..search.space import FSDP_OPTIONS, OFFLOAD_OPTIONS
+from ..search.space import FSDP_OPTIONS, OFFLOAD_OPTIONS, modules_of
 from ..workload.config import RunConfig, takes_options
 
 _AXES = {

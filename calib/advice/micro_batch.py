@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..arguments.megatron_args import resumed_command, rewrite_command
 from ..arguments.taken_options import untaken
 from ..errors import ConfigError
-from ..forecast.model_forecast import batch_levels
+from ..forecast.modelled import batch_levels
 from ..memory.layout_table import peaks_nbytes
 from ..memory.peak import (
     FITS_PROBABILITY,
@@ -24,13 +24,13 @@ from ..memory.peak import (
     overhead_nbytes,
 )
 from ..plain_json import JsonObject
-from ..search.recomputes import recomputes
+from ..search.space import recomputes
 from ..search.variants import rounded_log
 from ..steps.model import FittedSteps
 from ..units import GIB, format_bytes, format_count, format_frac
 from ..workload.config import RunConfig, takes_options
-from .layout_words import recompute_text
-from .plan import Candidate, compare
+from .axes import recompute_text
+from .planning import Candidate, compare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

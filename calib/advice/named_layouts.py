@@ -19,8 +19,7 @@ from ..search.labels import (
 )
 from ..search.space import WHOLE
 from ..workload.argument_values import whole
-from ..workload.batch import Batch
-from ..workload.config import Parallelism, Recompute, RunConfig, Schedule, Sharding
+from ..workload.config import Batch, Parallelism, Recompute, RunConfig, Schedule, Sharding
 from ..workload.model_shape import at_least_one
 from ..workload.pipeline_layout import uneven_layers
 

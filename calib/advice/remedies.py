@@ -15,7 +15,7 @@ from ..units import format_bytes, format_frac
 from ..workload.config import RunConfig
 from ..workload.config_json import Encoded
 from .micro_batch import micro_batches
-from .plan import Candidate, compare, unaskable
+from .planning import Candidate, compare, unaskable
 
 _NUM_TOLD = 2
 _MOST_CHANGES = 3

@@ -13,8 +13,8 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import ClassVar
 
-from ..arguments.keep import Keep
-from ..forecast.throughput import Throughput, throughput
+from ..arguments.short_names import Keep
+from ..forecast.rates import Throughput, throughput
 from ..memory.peak import Verdict
 from ..regressors.intervals import Z_90
 from ..steps.estimate import StepEstimate, paired_sigma_log
@@ -22,7 +22,7 @@ from ..steps.model import FittedSteps
 from ..timeline.items import Part
 from ..workload.config import RunConfig
 from ..workload.config_json import Encoded
-from .plan import Candidate, Plan
+from .planning import Candidate, Plan
 
 KNEE_SHARE = 0.5
 """Growth of tokens/s over growth of the number of GPUs, both in doublings, below which the knee

@@ -7,31 +7,29 @@ from dataclasses import replace
 from typing import TypedDict
 
 from ..advice.decision import Decision, Rule, decide
-from ..advice.explain import Explanation, explain
+from ..advice.explanation import Explanation, explain
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
-from ..advice.plan import Plan, plan
+from ..advice.planning import Plan, plan
+from ..drift.stragglers import waiting_report
 from ..fit.calibration import Calibration, calibrate
-from ..forecast.forecast import Forecast
-from ..forecast.measured_forecast import MeasuredRun, measured_forecast
-from ..forecast.model_forecast import ModelForecast, model_forecast
-from ..forecast.run_forecast import run_forecast
-from ..lint.lint import Lint, lint
-from ..lint.pricing import Pricing
-from ..lint.rule import stated_launch
+from ..forecast.forecasts import Forecast
+from ..forecast.modelled import ModelForecast, model_forecast
+from ..forecast.remaining_run import MeasuredRun, measured_forecast, run_forecast
+from ..lint.linter import Lint, lint
+from ..lint.rule import Pricing, stated_launch
 from ..network.cluster import network_line
 from ..samples.table import SampleTable, windows_of
 from ..steps.estimate import StepEstimate
 from ..steps.known import KnownStep
-from ..steps.live_times import live_times
+from ..steps.live import live_times
 from ..steps.model import FittedSteps
-from ..stragglers.waiting import waiting_report
 from ..units import HOUR_S, format_count
 from ..workload.config import RunConfig
 from ..workload.run_options import Goals, MicroBatchChoice
-from .answer import Answer, Modelled
+from .answer import Answer, Modelled, measured_groups
 from .finish_line import finish_line
 from .history import History, Levels, Models
-from .measured_groups import measured_groups
+from .measured_steps import RunFit, fit_run, layout_left, running_config
 from .request import Request
 from .routing import (
     imbalance_cost_frac,
@@ -48,7 +46,6 @@ from .run_measurements import (
     memory_offset_nbytes,
     recalibration_s,
 )
-from .run_steps import RunFit, fit_run, layout_left, running_config
 from .transcript import (
     NO_LAYOUT,
     checked_line,

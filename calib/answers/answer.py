@@ -6,28 +6,93 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from ..advice.decision import Action, Decision
-from ..advice.explain import Explanation
+from ..advice.explanation import Explanation
 from ..advice.micro_batch import MicroBatchAdvice
-from ..advice.plan import Candidate, Plan
+from ..advice.planning import Candidate, Plan
+from ..drift.stragglers import WaitingReport
 from ..errors import CalibrationError
 from ..fit.calibration import Calibration
 from ..forecast.batch_ratios import PredictedStep
-from ..forecast.forecast import Forecast
-from ..forecast.measured_forecast import MeasuredRun
-from ..forecast.model_forecast import ModelForecast, at_batch_size, batch_size_at
-from ..forecast.throughput import RunLeft, Throughput, throughput
-from ..lint.lint import Lint
+from ..forecast.forecasts import Forecast
+from ..forecast.modelled import ModelForecast, at_batch_size, batch_size_at
+from ..forecast.rates import RunLeft, Throughput, throughput
+from ..forecast.remaining_run import MeasuredRun
+from ..lint.linter import Lint
 from ..plain_json import JsonObject
 from ..records.record_kinds import LoopRecord
+from ..samples.table import SampleTable
 from ..steps.estimate import StepEstimate
-from ..stragglers.waiting import WaitingReport
+from ..units import format_bytes, format_time
+from ..workload.collectives import GroupRole
 from ..workload.config import RunConfig
 from .history import History, WindowScore, window_scores
-from .measured_groups import MeasuredGroup
 from .routing import MeasuredRouting
 from .run_end import RunEnd, forecast_json
 from .run_measurements import HookSummary, Overhead
 from .transcript import advised
+
+_UNMEASURED = (
+    "its transfers are not measured: DistributedDataParallel issues them in C++, where only "
+    "PyTorch's flight recorder sees them, and it recorded nothing here; set "
+    "TORCH_FR_BUFFER_SIZE=2000 to switch it on"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredGroup:
+    """One kind of transfer among ranks of one role, per step of a rank."""
+
+    role: str
+    num_ranks: int
+    collective: str = ""
+    calls: float = 0.0
+    nbytes: float = 0.0
+    time_s: float = 0.0
+    is_bound: bool = False
+    """``time_s`` is an upper bound: the end of some was not seen."""
+    note: str = ""
+    """What is not measured, and why; empty where all is."""
+
+    def line(self, step_s: float) -> str:
+        """The transfers of a step; a bound above the step itself says nothing of their time."""
+        what = f"group {self.role}, {self.num_ranks} ranks"
+        if self.note:
+            return f"{what}: {self.note}"
+        times = f"{self.calls:.3g} per step, {format_bytes(self.nbytes)}"
+        if self.is_bound and self.time_s > step_s:
+            return f"{what}: {self.collective} {times}, whose end is not seen"
+        bound = "at most " if self.is_bound else ""
+        return f"{what}: {self.collective} {times}, {bound}{format_time(self.time_s)} of transfers"
+
+
+def measured_groups(table: SampleTable, loop: LoopRecord) -> tuple[MeasuredGroup, ...]:
+    """Of the newest window; a group that only the model's wrapper tells of has a note."""
+    rows = table.collectives
+    rows = rows[(rows["run_id"] == table.run_id) & ~rows["is_probe"]]
+    rows = rows[rows["window"] == rows["window"].max()]
+    # A transfer counts once, for all of its ranks that were seen; one size may be seen on one rank,
+    # and in one step, alone.
+    here = rows[["num_ranks", "num_seen"]].min(axis=1)
+    seen = rows.groupby(["role", "num_ranks", "kind"])["num_seen"].transform("max")
+    calls = rows["count"] * here / (rows["num_steps"].max() * seen).clip(lower=1)
+    rows = rows.assign(calls=calls, nbytes=rows["nbytes"] * calls, time_s=rows["time_s"] * calls)
+    found = [
+        MeasuredGroup(
+            role=str(role),
+            num_ranks=int(num_ranks),
+            collective=str(kind),
+            calls=float(part["calls"].sum()),
+            nbytes=float(part["nbytes"].sum()),
+            time_s=float(part["time_s"].sum()),
+            is_bound=bool(part["is_bound"].any()),
+        )
+        for (role, num_ranks, kind), part in rows.groupby(["role", "num_ranks", "kind"], sort=True)
+    ]
+    if loop.num_replicas > 1 and not found:
+        size = format_bytes(loop.grad_nbytes)
+        note = f"gradients of {size} are averaged in every step; {_UNMEASURED}"
+        found.append(MeasuredGroup(role=GroupRole.DP.value, num_ranks=loop.num_replicas, note=note))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 from ..advice.decision import lateness_probability
-from ..forecast.forecast import Forecast
+from ..forecast.forecasts import Forecast
 from ..units import HOUR_S, format_time
 from ..workload.run_options import Goals
 

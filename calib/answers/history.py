@@ -12,11 +12,11 @@ import numpy as np
 
 from ..fit.calibration import Calibration, calibrate
 from ..fit.training import measured_operators
-from ..forecast.model_forecast import ModelForecast
-from ..forecast.run_forecast import SoFar, run_forecast
+from ..forecast.modelled import ModelForecast
+from ..forecast.remaining_run import SoFar, run_forecast
 from ..network.groups import Measured
 from ..samples.table import SampleTable, only_windows, windows_of
-from ..steps.live_times import live_times
+from ..steps.live import live_times
 from ..steps.model import fit_steps
 from ..workload.config_json import Encoded
 from ..workload.operators import Operator

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ..arguments.kept_arguments import kept_arguments
 from ..arguments.megatron_command import program_of
+from ..arguments.passed_on import kept_arguments
 from ..errors import ConfigError, RecordError
-from ..forecast.run_forecast import SoFar
+from ..forecast.remaining_run import SoFar
 from ..workload.config import RunConfig
 from ..workload.config_json import Encoded, decode
 

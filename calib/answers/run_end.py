@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..advice.decision import Action, Decision, Reason, Rule
-from ..forecast.forecast import SCHEMA, Forecast
+from ..forecast.forecasts import SCHEMA, Forecast
 from ..plain_json import JsonObject
 from ..records.record_kinds import DataLength, LoopRecord
 from ..workload.run_options import Goals

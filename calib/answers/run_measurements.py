@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import CalibrationError
-from ..forecast.forecast import DRIFT_FRAC, mean_estimate
+from ..forecast.forecasts import DRIFT_FRAC, mean_estimate
 from ..memory.devices import known_nbytes
 from ..memory.peak import memory_offset
 from ..samples.table import SampleTable, windows_of

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..advice.axes import layout_words
 from ..advice.decision import Action, Decision, Reason, Rule, odds_text, saving_text
-from ..advice.layout_words import layout_words
-from ..advice.plan import Candidate, Plan
+from ..advice.planning import Candidate, Plan
 from ..fit.priors import UNKNOWN_DEVICE, device_prior
 from ..forecast.batch_ratios import PredictedStep
-from ..forecast.throughput import Throughput, peak_flop_per_s
+from ..forecast.rates import Throughput, peak_flop_per_s
 from ..layers.model_size import model_name
-from ..records.actions import action_text
+from ..records.iso_times import action_text
 from ..shell import quoted
 from ..units import CANNOT_TELL, GIB, format_bytes, format_frac, format_time
 from ..workload.config import RunConfig

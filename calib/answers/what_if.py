@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from ..advice.axes import changed
-from ..advice.plan import Candidate, Plan, compare, unaskable
+from ..advice.planning import Candidate, Plan, compare, unaskable
 from ..arguments.megatron_args import apply_options, options
 from ..arguments.short_names import LAYOUT_NAMES
 from ..errors import ConfigError

@@ -10,12 +10,18 @@ from types import SimpleNamespace
 from ..errors import ConfigError
 from ..workload.argument_values import Arguments
 from ..workload.config import RunConfig
-from .launchers import MODULES, ranks_of
+from .launchers import (
+    MODULES,
+    attention_values,
+    left_out_variables,
+    ranks_of,
+    unknown_variables,
+    variables_of,
+)
 from .megatron_model import usual_vocab_size
 from .megatron_namespace import from_namespace
 from .megatron_options import ArgumentTable, read_mapping, read_words
 from .megatron_values import as_given
-from .variables import attention_values, left_out_variables, unknown_variables, variables_of
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
 """Defaults that only Megatron's parser knows."""

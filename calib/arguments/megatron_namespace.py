@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from ..errors import ConfigError
-from ..memory.saved import OFFLOADED_MODULES
+from ..memory.activations import OFFLOADED_MODULES
 from ..workload.argument_values import Arguments, is_true, whole
 from ..workload.config import (
     Attention,
@@ -34,7 +34,7 @@ from ..workload.pipeline_layout import (
 )
 from .megatron_model import model_shape
 from .megatron_options import PARALLEL_SWITCHES, left_out
-from .megatron_sharding import AS_ELSEWHERE, fsdp_dtypes, with_sharding, with_states
+from .megatron_values import AS_ELSEWHERE, fsdp_dtypes, with_sharding, with_states
 
 FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ..memory.saved import OFFLOADED_MODULES
+from ..memory.activations import OFFLOADED_MODULES
 from ..workload.config import (
     Attention,
     Dispatcher,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
-from .variables import is_of_library
+from .launchers import is_of_library
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARAMETER = re.compile(rf"{_NAME.pattern}|\d+|#")

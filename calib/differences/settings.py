@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..forecast.model_forecast import at_batch_size, batch_size_at
+from ..forecast.modelled import at_batch_size, batch_size_at
 from ..plain_json import Json, parse_json
 from ..samples.table import SampleTable
 from ..steps.known import same_layout

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..forecast.forecast import mean_estimate
+from ..forecast.forecasts import mean_estimate
 from ..samples.reduce import MEDIAN_OVER_MEAN
 from ..samples.table import SampleTable
 from ..timeline.terms import TERM_TEXTS, Term, term_of

@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..drift.causes import causes
+from ..drift.attribution import causes
+from ..drift.stragglers import waiting_report
 from ..errors import CalibrationError
-from ..forecast.model_forecast import batch_size_at
+from ..forecast.modelled import batch_size_at
 from ..samples.table import SampleTable
-from ..stragglers.waiting import waiting_report
-from .difference import Basis, Difference, Side, TermChange
-from .levels import Floats, Level, again_log, change, log_level
+from .levels import Basis, Difference, Floats, Level, Side, TermChange, again_log, change, log_level
 from .settings import Part, SettingChange, Settings, setting_changes
 from .terms import (
     ALL_ELSE,

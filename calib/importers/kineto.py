@@ -23,16 +23,6 @@ from typing import Any
 import pandas as pd
 
 from ..errors import RecordError
-from ..records.chrome_trace import from_chrome
-from ..records.kineto_origins import (
-    NODE,
-    SEQUENCE,
-    HostEvents,
-    KernelOrigin,
-    is_again,
-    is_node,
-    origins,
-)
 from ..records.kineto_trace import (
     KERNEL,
     SHAPES,
@@ -45,7 +35,19 @@ from ..records.kineto_trace import (
 from ..units import NS_PER_S
 from ..workload.collectives import Collective
 from ..workload.operators import OperatorKind, Phase
-from .kineto_shares import TraceShares, kernel_frame, shares
+from .kineto_origins import (
+    NODE,
+    SEQUENCE,
+    HostEvents,
+    KernelOrigin,
+    TraceShares,
+    from_chrome,
+    is_again,
+    is_node,
+    kernel_frame,
+    origins,
+    shares,
+)
 from .own_format import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, element_nbytes
 
 Dims = Sequence[Sequence[int]]

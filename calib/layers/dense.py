@@ -1,14 +1,27 @@
-"""Layer modules of a dense GPT: attention, MLP, embedding and head, as Megatron runs them."""
+"""Layer modules of a dense GPT: attention, MLP, embedding and head, as Megatron runs them.
+
+Core attention where the sequence is split over ranks, and the traffic that it takes.
+
+As ``AttnFuncWithCPAndKVP2P``, ``...QKVOA2A`` and ``...KVAllGather`` of TransformerEngine 2 do it
+for causal attention, the first also among groups whose ranks exchange heads (``a2a+p2p``): each
+rank holds two of 2 cp parts of the sequence, one from either end, so that all have equal work.
+
+Layer modules of multi-latent attention (DeepSeek-V2, 2024, section 2.1) as Megatron runs it.
+
+Queries, and keys with values, pass through a narrow latent each: a down projection, a norm, and an
+up projection that is split over tp by heads.  A part of each key carries the position; it leaves
+the down projection directly and is shared by all heads.  Down projections are TransformerEngine's:
+the local layers of ``megatron.core`` 0.16.1 do not run latent attention.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
-from ..workload.config import PositionEmbedding, RunConfig
+from ..workload.config import ContextComm, LatentAttention, PositionEmbedding, RunConfig
 from ..workload.operators import OperatorKind
-from ..workload.ranks import group_call
-from .context_parallel import context_uses, core_attention
+from ..workload.ranks import group, group_call
 from .layer_modules import (
     LayerModule,
     Shaped,
@@ -16,6 +29,7 @@ from .layer_modules import (
     hidden_call,
     linear_tensors,
     local_tokens,
+    norm_kind,
     norm_module,
     norm_tensors,
     row_uses,
@@ -23,6 +37,81 @@ from .layer_modules import (
     transfer,
 )
 from .tensors import ParameterTensor
+
+
+def core_attention(
+    config: RunConfig, heads: int, groups: int, channels: int = 0
+) -> tuple[Shaped, ...]:
+    """Core attention of one micro-batch on one rank; ``channels`` of a head where not kv_channels.
+
+    With all-to-all a rank has some of the heads and the whole sequence, or that of its neighbours.
+    Otherwise it works through as many blocks as there are parts of the sequence: its own, which is
+    causal, and others that are half as large and full, which is the same work; so n parts count as
+    n causal calls at seq / n.
+    """
+    par, model = config.parallelism, config.model
+    inner = par.exchanged_cp
+    num_parts = par.cp // inner
+    shape = (
+        *(config.batch.micro_batch_size, heads // inner, groups // inner),
+        *(model.seq_length // num_parts, channels or model.kv_channels),
+    )
+    return ((OperatorKind.CORE_ATTENTION, shape, num_parts),)
+
+
+def context_uses(
+    config: RunConfig, *, query_width: int, key_width: int, value_width: int
+) -> tuple[CollectiveUse, ...]:
+    """Transfers of attention over cp; widths are those of a token on one rank.
+
+    Point to point: keys and values go round the ring beside the blocks, cp - 1 times, and backwards
+    their gradients with them.  Each send goes with a receive of the same size from the other
+    neighbour at the same time, which is not listed.  All-to-all: queries, keys, values and output,
+    backwards the gradients of each.  A ring of groups has both, at the same bytes: keys and values
+    of all neighbours, of fewer heads.  All-gather: keys and values, and again backwards, where
+    their gradients are scattered.
+    """
+    if config.parallelism.cp == 1:
+        return ()
+    par, nbytes = config.parallelism, tokens_of(config) * config.precision.nbytes
+    forward, backward = Placement.FORWARD, Placement.BACKWARD
+    if par.context_comm is ContextComm.ALL_GATHER:
+        whole = nbytes * par.cp
+        return tuple(
+            _use(config, collective, whole * width, placement)
+            for collective, placement in (
+                (Collective.ALL_GATHER, forward),
+                (Collective.ALL_GATHER, backward),
+                (Collective.REDUCE_SCATTER, backward),
+            )
+            for width in (key_width, value_width)
+        )
+    uses: list[CollectiveUse] = []
+    if par.exchanged_cp > 1:
+        widths = (query_width, key_width, value_width, value_width * query_width // key_width)
+        uses += [
+            _use(config, Collective.ALL_TO_ALL, nbytes * width, placement)
+            for placement in (forward, backward)
+            for width in widths
+        ]
+    if rounds := par.cp // par.exchanged_cp - 1:
+        both = nbytes * (key_width + value_width)
+        send = group_call(config, Collective.SEND, GroupRole.CP, both)
+        use = replace(transfer(send, forward, OperatorKind.CORE_ATTENTION), count=rounds)
+        uses += [use, replace(use, placement=backward, count=2 * rounds)]
+    return tuple(uses)
+
+
+def _use(
+    config: RunConfig, collective: Collective, nbytes: int, placement: Placement
+) -> CollectiveUse:
+    call = group_call(config, collective, GroupRole.CP, nbytes)
+    par = config.parallelism
+    if collective is Collective.ALL_TO_ALL and par.exchanged_cp < par.cp:
+        ranks = group(par, GroupRole.CP, 0)[: par.exchanged_cp]
+        nodes = len({rank // par.ranks_per_node for rank in ranks}) if par.ranks_per_node else 1
+        call = replace(call, num_ranks=len(ranks), num_nodes=nodes)
+    return transfer(call, placement)
 
 
 def attention_module(config: RunConfig) -> LayerModule:
@@ -197,3 +286,127 @@ def _embedding_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
         transfer(hidden_call(config, kind), Placement.FORWARD),
         transfer(hidden_call(config, Collective.ALL_GATHER), Placement.BACKWARD),
     )
+
+
+def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
+    """Down projections and norms, up projections and positions, core attention and projection.
+
+    The first one holds all tensors, in the order of ``named_parameters()``.
+    """
+    latent, model = _latent(config), config.model
+    tokens, heads = tokens_of(config), model.num_attention_heads // config.parallelism.tp
+    query, value = latent.qk_head_dim + latent.qk_pos_emb_head_dim, latent.v_head_dim
+    norms = _latent_norms(config)
+    is_inside = config.has_norms_inside
+    up = LayerModule(
+        module="mla_up_proj",
+        operators=(
+            *(norms if is_inside else ()),
+            *((OperatorKind.LINEAR, (tokens, *sizes), 1) for sizes in _up_sizes(config)),
+            # Each head of the queries, and once the keys of all heads.
+            (OperatorKind.POSITION, (tokens, (heads + 1) * latent.qk_pos_emb_head_dim), 1),
+        ),
+        uses=tuple(
+            use
+            for width, _ in _up_sizes(config)
+            for use in column_uses(config, OperatorKind.LINEAR, width=width)
+        ),
+    )
+    core = LayerModule(
+        module="attention",
+        operators=(
+            # As many operations and bytes as with heads of the mean of both widths.
+            *core_attention(config, heads, heads, (query + value) // 2),
+            (OperatorKind.LINEAR_PROJ, (tokens, heads * value, model.hidden_size), 1),
+        ),
+        uses=(
+            *context_uses(
+                config,
+                query_width=heads * query,
+                key_width=heads * query,
+                value_width=heads * value,
+            ),
+            *row_uses(config, OperatorKind.LINEAR_PROJ),
+        ),
+    )
+    return _down_module(config, () if is_inside else norms), up, core
+
+
+def _latent(config: RunConfig) -> LatentAttention:
+    latent = config.model.latent_attention
+    if latent is None:
+        raise AssertionError("latent attention was asked of a model that has none")
+    return latent
+
+
+def _latent_norms(config: RunConfig) -> tuple[Shaped, ...]:
+    """The norm of each latent before its up projection, inside which Transformer Engine runs it."""
+    latent, tokens = _latent(config), local_tokens(config)
+    if not config.model.has_qk_norm:
+        return ()
+    widths = [width for width in (latent.q_lora_rank, latent.kv_lora_rank) if width]
+    return tuple((norm_kind(config), (tokens, width), 1) for width in widths)
+
+
+def _down_module(config: RunConfig, norms: tuple[Shaped, ...]) -> LayerModule:
+    """Down projections are whole on every rank; what carries the position is then gathered."""
+    latent, hidden, tokens = _latent(config), config.model.hidden_size, local_tokens(config)
+    downs = [latent.kv_lora_rank + latent.qk_pos_emb_head_dim]
+    if latent.q_lora_rank:
+        downs = [latent.q_lora_rank, *downs]
+    operators: list[Shaped] = [(OperatorKind.LINEAR, (tokens, hidden, width), 1) for width in downs]
+    return LayerModule(
+        module="attention",
+        operators=(*operators, *norms),
+        uses=_position_uses(config),
+        tensors=_tensors(config),
+    )
+
+
+def _position_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
+    if config.parallelism.tp == 1 or not config.parallelism.is_sequence_parallel:
+        return ()
+    width = _latent(config).qk_pos_emb_head_dim
+    gather = hidden_call(config, Collective.ALL_GATHER, width)
+    scatter = hidden_call(config, Collective.REDUCE_SCATTER, width)
+    return transfer(gather, Placement.FORWARD), transfer(scatter, Placement.BACKWARD)
+
+
+def _up_sizes(config: RunConfig) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Input and output of the two column-parallel products: queries, then keys with values."""
+    latent, model = _latent(config), config.model
+    heads = model.num_attention_heads // config.parallelism.tp
+    query = heads * (latent.qk_head_dim + latent.qk_pos_emb_head_dim)
+    both = heads * (latent.qk_head_dim + latent.v_head_dim)
+    return (latent.q_lora_rank or model.hidden_size, query), (latent.kv_lora_rank, both)
+
+
+def _tensors(config: RunConfig) -> tuple[ParameterTensor, ...]:
+    latent, model = _latent(config), config.model
+    heads = model.num_attention_heads // config.parallelism.tp
+    query_up, kv_up = _up_sizes(config)
+    down = latent.kv_lora_rank + latent.qk_pos_emb_head_dim
+    tensors = [
+        *linear_tensors(
+            "proj",
+            heads * latent.v_head_dim,
+            model.hidden_size,
+            has_bias=model.has_bias,
+            is_row=True,
+        ),
+        *(_down_tensors(config, "q_down", latent.q_lora_rank) if latent.q_lora_rank else ()),
+        *linear_tensors("q_up", *query_up, has_bias=False),
+        *_down_tensors(config, "kv_down", down),
+        *linear_tensors("kv_up", *kv_up, has_bias=False),
+    ]
+    if model.has_qk_norm:
+        if latent.q_lora_rank:
+            tensors += norm_tensors(config, "q_norm", latent.q_lora_rank)
+        tensors += norm_tensors(config, "kv_norm", latent.kv_lora_rank)
+    return tuple(tensors)
+
+
+def _down_tensors(config: RunConfig, name: str, width: int) -> tuple[ParameterTensor, ...]:
+    """Every rank has all of it, and under sequence parallelism sees a part of the sequence."""
+    found = linear_tensors(name, config.model.hidden_size, width, has_bias=False)
+    return tuple(replace(tensor, is_sequence_parallel=True) for tensor in found)

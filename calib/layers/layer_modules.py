@@ -1,8 +1,13 @@
-"""Part of a layer as one Megatron module runs it, and the tensor-parallel traffic around it."""
+"""Part of a layer as one Megatron module runs it, and the tensor-parallel traffic around it.
+
+The one place to add a module to every transformer layer: what it runs, and what it keeps.
+
+docs/extending/operator_kind.md adds one with an operator of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
@@ -179,3 +184,17 @@ def transfer(
 def between_ranks(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
     """Those over more than one rank; the others carry nothing."""
     return tuple(use for use in uses if use.call.num_ranks > 1)
+
+
+ADDED_MODULES: tuple[Callable[[RunConfig], LayerModule], ...] = ()
+"""Each from a layout; one that a model has not, runs no operators and keeps nothing."""
+
+
+def added_modules(config: RunConfig) -> tuple[LayerModule, ...]:
+    """Those of a layer, in the order in which they run."""
+    return tuple(make(config) for make in ADDED_MODULES)
+
+
+def added_kept_nbytes(config: RunConfig) -> float:
+    """What they keep of one micro-batch until its backward pass."""
+    return float(sum(module.kept_nbytes for module in added_modules(config)))

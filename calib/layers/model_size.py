@@ -1,11 +1,16 @@
-"""What a model is called: its kind and its number of parameters."""
+"""What a model is called: its kind and its number of parameters.
+
+FLOP of a model for each token, as Megatron-LM counts them: what TFLOP/s and MFU stand on.
+
+Not what a layout computes: neither recomputation nor how anything is split is in it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ..workload.config import Batch, Parallelism, RunConfig
-from ..workload.model_shape import ModelShape
+from ..workload.model_shape import Experts, LatentAttention, ModelShape
 from .stage_work import held_parameters
 
 _NAMES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -50,3 +55,77 @@ def count_name(number: float) -> str:
             held = number / size
             return f"{held:.1f}{name}" if held < _FEW else f"{held:.0f}{name}"
     return f"{number:.0f}"
+
+
+_PASSES = 3
+"""Forward, gradient of the input, gradient of the weight."""
+_FLOP_PER_PRODUCT = 2
+"""A multiplication and an addition."""
+_SEEN_FRAC = 0.5
+"""Of the square of scores, that a causal mask leaves."""
+
+
+def model_flop_per_token(model: ModelShape) -> float:
+    """FLOP of one token, forward and backward.
+
+    Megatron-LM core 0.16.1, ``num_floating_point_operations`` of ``megatron/training/training.py``:
+    matrix products three times at 2 FLOP, half of the square of scores, top-k and shared experts,
+    latent attention, prediction layers, and the padded vocabulary.  Elementwise work, the
+    embedding's look-up and the router are not counted.  PaLM (Chowdhery et al. 2022, appendix B)
+    counts the whole square of scores.
+
+    >>> shape = ModelShape(num_layers=96, hidden_size=12288, ffn_hidden_size=49152,
+    ...     num_attention_heads=96, num_query_groups=96, kv_channels=128, seq_length=2048,
+    ...     vocab_size=51200)
+    >>> model_flop_per_token(shape)
+    1061947441152.0
+    """
+    products = sum(_mlp(model, layer) for layer in range(model.num_layers))
+    # Prediction layers are as the last one is.
+    products += model.num_prediction_layers * _mlp(model, model.num_layers - 1)
+    num_layers = model.num_layers + model.num_prediction_layers
+    products += num_layers * _attention(model)
+    products += _head(model)
+    return float(_PASSES * _FLOP_PER_PRODUCT * products)
+
+
+def _mlp(model: ModelShape, layer: int) -> int:
+    """Products of one token in the MLP of a layer, or in those of its experts that it meets."""
+    num_matrices = 3 if model.is_gated else 2
+    width = model.ffn_hidden_size
+    if model.experts is not None and model.has_experts(layer):
+        width = _met_width(model.experts)
+    return num_matrices * model.hidden_size * width
+
+
+def _met_width(experts: Experts) -> int:
+    return experts.top_k * experts.ffn_hidden_size + experts.shared_ffn_hidden_size
+
+
+def _attention(model: ModelShape) -> float:
+    if model.latent_attention is not None:
+        return _latent(model, model.latent_attention)
+    queries = model.kv_channels * model.num_attention_heads
+    keys = model.kv_channels * model.num_query_groups
+    scores = 2 * queries * model.seq_length * _SEEN_FRAC
+    return model.hidden_size * (2 * queries + 2 * keys) + scores
+
+
+def _latent(model: ModelShape, latent: LatentAttention) -> float:
+    """Products, and the norms of the compressed queries and keys, as Megatron has them."""
+    heads, hidden = model.num_attention_heads, model.hidden_size
+    width = heads * (latent.qk_head_dim + latent.qk_pos_emb_head_dim)
+    queries = hidden * width
+    if latent.q_lora_rank:
+        queries = latent.q_lora_rank * (hidden + width + 1)
+    values = heads * latent.v_head_dim
+    keys = latent.kv_lora_rank * (hidden + heads * latent.qk_head_dim + values + 1)
+    keys += hidden * latent.qk_pos_emb_head_dim
+    scores = model.seq_length * (width + values) * _SEEN_FRAC
+    return queries + keys + values * hidden + scores
+
+
+def _head(model: ModelShape) -> int:
+    """Logits of the model and of each prediction layer, with that one's projection and norms."""
+    hidden, ahead = model.hidden_size, model.num_prediction_layers
+    return hidden * model.vocab_size * (1 + ahead) + ahead * (3 * hidden + 2 * hidden**2)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..layers.added_modules import added_kept_nbytes
 from ..layers.again import Again
 from ..layers.blocks import Block, BlockKind, block
-from ..layers.layer_modules import norm_module
+from ..layers.layer_modules import added_kept_nbytes, norm_module
 from ..layers.tensors import block_numel
 from ..workload.config import Engine, Fp8Recipe, RunConfig, takes_options
 from ..workload.operators import OperatorKind

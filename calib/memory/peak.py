@@ -17,9 +17,8 @@ from ..layers.buckets import num_shards
 from ..workload.config import Precision, RunConfig
 from ..workload.config_json import Encoded
 from ..workload.parallelism import Parallelism
-from .in_flight import in_flight
 from .module_memory import ModuleBytes, module_bytes
-from .stage_memory import ChunkLayers, StageBytes, stage_bytes
+from .stage_memory import ChunkLayers, StageBytes, in_flight, stage_bytes
 from .states import StateBytes, state_bytes
 
 FITS_PROBABILITY = 0.9

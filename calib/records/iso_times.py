@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from enum import Enum
 from typing import Any
 
 LONGEST_S = 100 * 365 * 86400.0
@@ -65,3 +66,24 @@ def _told(value: Any) -> Any:
         told = [iso_time(one) for one in value]
         return told if all(told) else []
     return iso_time(value)
+
+
+class Action(Enum):
+    """What is advised; the value is that of files."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+    ABSTAIN = "abstain"
+
+
+_TEXTS = {Action.CONTINUE: "go on", Action.STOP: "stop", Action.ABSTAIN: "none yet"}
+
+
+def action_text(value: str) -> str:
+    """The words of every line for a value of ``action``; one of a newer version as it is.
+
+    >>> action_text("continue"), action_text("abstain"), action_text("pause")
+    ('go on', 'none yet', 'pause')
+    """
+    known = {action.value: text for action, text in _TEXTS.items()}
+    return known.get(value, value)

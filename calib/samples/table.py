@@ -37,7 +37,7 @@ from ..units import NS_PER_S
 from ..workload.config import RunConfig
 from ..workload.config_json import decode, encode_fields
 from ..workload.parallelism import Parallelism
-from .clocks import clock_rows
+from .clocks import arrival_rows, clock_rows, link_rows
 from .columns import FRAMES, normalise, shape_text
 from .operator_rows import (
     host_microbatch_rows,
@@ -47,7 +47,6 @@ from .operator_rows import (
     traced_rows,
 )
 from .routing import load_rows, routing_rows
-from .skew import arrival_rows, link_rows
 from .transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
 
 _READINGS = ("start_ns", "issue_ns")

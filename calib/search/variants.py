@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..arguments.keep import Keep
+from ..arguments.short_names import Keep
 from ..layers.again import Again
 from ..memory.layout_table import LayoutMemory
 from ..steps.known import same_layout
@@ -15,8 +15,7 @@ from ..steps.model import FittedSteps
 from ..workload.config import RunConfig, Sharding
 from .cells import Cells, Ints
 from .found import Lacking, Ranked, Room, Tally
-from .recomputes import lightest, recomputes
-from .space import num_nodes, states
+from .space import lightest, num_nodes, recomputes, states
 
 _DECIMALS = 9
 """Of the log of a step time: closer layouts take the same time."""

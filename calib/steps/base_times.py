@@ -215,8 +215,10 @@ def prior_times(
 
     Priors leave out the public tables that ``without`` names.
     """
-    from .operator_tables import operator_tables  # tables need pandas, which is slow to import
-    from .transfer_tables import transfer_tables
+    from .operator_tables import (
+        operator_tables,  # tables need pandas, which is slow to import
+        transfer_tables,
+    )
 
     operators = operator_tables((), device=device, without=without)
     transfers = transfer_tables(collectives, device=device, network=network)
@@ -259,8 +261,7 @@ def table_times(
     What they lack is the prior of the device, and on a stack with fused attention the bytes of
     fused kernels over the bandwidth of the memory.
     """
-    from .operator_tables import operator_tables
-    from .transfer_tables import transfer_tables
+    from .operator_tables import operator_tables, transfer_tables
 
     tables = operator_tables(operators, device=device, without=without)
     sigmas = {

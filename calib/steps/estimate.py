@@ -10,16 +10,16 @@ from typing import ClassVar
 from ..fit.estimates import Source
 from ..layers.stage_work import collective_uses, stage_operators
 from ..regressors.intervals import Z_90
-from ..slices.slices import Place, Slice
-from ..timeline.evaluate import GroupTimes
+from ..timeline.evaluation import GroupTimes
 from ..timeline.items import Item, Part, item_name
-from ..timeline.simulate import Span
+from ..timeline.simulation import Span
 from ..timeline.terms import Term, term_of, term_of_role
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.config_json import Encoded
 from ..workload.operators import OperatorKind, Phase
 from .known import same_layout, similarity
+from .slices import Place, Slice
 
 _ROUNDING = 1e-12
 """Relative; sums in another order differ by this at most."""

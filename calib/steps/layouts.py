@@ -15,9 +15,9 @@ from ..layers.blocks import BlockKind
 from ..layers.launches import again_frac, launched_frac, replayed_frac
 from ..timeline.block_times import BlockTimes
 from ..timeline.compiled import Compiled, compile_layouts
-from ..timeline.evaluate import GroupTimes, evaluate, step_times
+from ..timeline.evaluation import GroupTimes, evaluate, step_times
 from ..timeline.items import Floats
-from ..timeline.simulate import Simulation
+from ..timeline.simulation import Simulation
 from ..timeline.steady import Run, simulate_long
 from ..timeline.terms import Term, term_times
 from ..workload.collectives import Placement

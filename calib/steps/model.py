@@ -14,11 +14,10 @@ import numpy as np
 
 from ..records.step_rows import StepPredictions
 from ..regressors.intervals import Z_90
-from ..slices.layout_slices import layout_slices
 from ..timeline.compiled import Compiled
-from ..timeline.evaluate import step_times
+from ..timeline.evaluation import step_times
 from ..timeline.items import Floats
-from ..timeline.simulate import simulate_least, spans
+from ..timeline.simulation import simulate_least, spans
 from ..timeline.steady import simulate_each, simulate_long
 from ..timeline.terms import Term
 from ..workload.config import RunConfig
@@ -35,6 +34,7 @@ from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
 from .scales import BOOST, FLOOR, GROWTH, UNMODELLED, effects_of, releases_of
+from .slices import layout_slices
 
 ERROR_INFLATION = 1.8124611228 / Z_90
 """Of a deviation, for 90 % of Student's distribution with 10 degrees to lie within ``Z_90`` of

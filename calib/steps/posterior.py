@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..regressors.robust import robust_minimum
-from ..timeline.evaluate import step_times
+from ..timeline.evaluation import step_times
 from ..timeline.items import Floats
 from ..workload.config import RunConfig
 from .known import (

@@ -16,8 +16,7 @@ from ..timeline.items import Floats, Item, family
 from ..workload.config import Fp8Recipe, Normalization, PositionEmbedding, RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import BaseTimes, decomposed
-from .optimizer_times import OPTIMIZERS, optimizer_s
-from .scales import Scale, scales, weights
+from .scales import OPTIMIZERS, Scale, optimizer_s, scales, weights
 
 Kind = OperatorKind
 _FASTEST_S = 1e-7

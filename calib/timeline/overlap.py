@@ -8,8 +8,7 @@ import numpy as np
 
 from ..layers.again import Again
 from ..layers.blocks import BlockKind
-from ..memory.activations import expert_tensors, layer_tensors
-from ..memory.saved import offloaded_nbytes, stashed_nbytes
+from ..memory.activations import expert_tensors, layer_tensors, offloaded_nbytes, stashed_nbytes
 from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase

@@ -1,13 +1,302 @@
-"""The order in which each stage computes and exchanges, schedule by schedule."""
+"""The order in which each stage computes and exchanges, schedule by schedule.
+
+Zero-bubble schedules H1 and H2: weight gradients put off to where a stage would idle.
+
+Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism" (2023, arXiv:2401.10241), section 2.  With
+passes of equal length nothing idles in H2 between the first and the last pass of a stage, provided
+that optimizers do not wait for each other.  The order does not depend on times: where a weight
+gradient takes longer than the other passes, one that is searched for the times at hand does better.
+
+Interleaved 1F1B as ``megatron.core`` 0.16.1 runs it: several chunks per stage.
+
+Follows ``forward_backward_pipelining_with_interleaving`` step by step: what is posted, and which
+handle is waited for where.  Pass k of a stage is its k-th in forward order (or in backward order,
+where the chunks go the other way round).
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ..workload.parallelism import Schedule
-from .interleaved import interleaved_program
 from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, passes
-from .zero_bubble import zero_bubble_program
+
+
+class ScheduleEntry(NamedTuple):
+    """One entry of Megatron's schedule table; the chunk counts on its own stage."""
+
+    microbatch: int
+    local_chunk: int
+
+
+def schedule_table(pipeline: Pipeline) -> tuple[ScheduleEntry, ...]:
+    """Micro-batch and local chunk of each forward pass; the same on every stage.
+
+    >>> pipeline = Pipeline(num_stages=2, num_microbatches=5, num_virtual_stages=2,
+    ...                     microbatch_group_size=3)
+    >>> [place.microbatch for place in schedule_table(pipeline)]
+    [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
+    """
+    m, group = pipeline.num_microbatches, pipeline.group_size
+    return tuple(
+        ScheduleEntry(microbatch, chunk)
+        for first in range(0, m, group)
+        for chunk in range(pipeline.num_virtual_stages)
+        for microbatch in range(first, min(first + group, m))
+    )
+
+
+def num_interleaved_warmup(pipeline: Pipeline, stage: int) -> int:
+    """Forward passes before the first backward one (``get_pp_rank_microbatches``).
+
+    >>> pipeline = Pipeline(num_stages=4, num_microbatches=8, num_virtual_stages=2)
+    >>> [num_interleaved_warmup(pipeline, stage) for stage in range(4)]
+    [10, 8, 6, 4]
+    """
+    total = pipeline.num_microbatches * pipeline.num_virtual_stages
+    ahead = 2 * (pipeline.num_stages - stage - 1)
+    return min(total, ahead + (pipeline.num_virtual_stages - 1) * pipeline.group_size)
+
+
+def interleaved_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
+    """Program of ``stage``: warm-up, one forward one backward, cool-down."""
+    return _InterleavedWriter(pipeline, stage).build()
+
+
+class _Direction:
+    """The passes of one direction on one stage: their chunks, their messages, open handles."""
+
+    def __init__(
+        self, pipeline: Pipeline, stage: int, table: tuple[ScheduleEntry, ...], *, is_gradient: bool
+    ) -> None:
+        self._pipeline = pipeline
+        self._stage = stage
+        self._table = table
+        self._is_gradient = is_gradient
+        self.is_leading = stage == (pipeline.num_stages - 1 if is_gradient else 0)
+        """True on the stage where this direction begins."""
+        self.receiving: deque[Message] = deque()
+        """Posted and not yet waited for, oldest first."""
+        self.sending: list[Message] = []
+        """The last one that was posted."""
+
+    def task(self, k: int) -> Pass:
+        kind = TaskKind.BACKWARD if self._is_gradient else TaskKind.FORWARD
+        return Pass(kind, self._chunk(k), self._table[k].microbatch)
+
+    def needed(self, k: int) -> list[Message]:
+        """What pass k works on; nothing on the chunk where this direction begins."""
+        return self._across(self._chunk(k) - (not self._is_gradient), k)
+
+    def sent(self, k: int) -> list[Message]:
+        """What pass k hands on; nothing on the chunk where this direction ends."""
+        return self._across(self._chunk(k) - self._is_gradient, k)
+
+    def received(self, k: int) -> list[Message]:
+        """What Megatron receives beside or after pass k.
+
+        The input of the next pass; but the leading stage receives what the ending one,
+        ``num_stages - 1`` passes behind it, hands on, and may keep it for a while.
+        """
+        if k == len(self._table) - 1:
+            return []
+        if not self.is_leading:
+            return self.needed(k + 1)
+        aligned = k - (self._pipeline.num_stages - 1)
+        if aligned < 0:
+            return []
+        last = self._pipeline.num_stages - 1
+        ending = self._chunk(aligned) + (-last if self._is_gradient else last)
+        return self._across(ending - self._is_gradient, aligned)
+
+    def _across(self, boundary: int, k: int) -> list[Message]:
+        if not 0 <= boundary < self._pipeline.num_chunks - 1:
+            return []
+        return [Message(boundary, self._table[k].microbatch, self._is_gradient)]
+
+    def _chunk(self, k: int) -> int:
+        local = self._table[k].local_chunk
+        if self._is_gradient:
+            local = self._pipeline.num_virtual_stages - 1 - local
+        return local * self._pipeline.num_stages + self._stage
+
+
+class _InterleavedWriter:
+    def __init__(self, pipeline: Pipeline, stage: int) -> None:
+        table = schedule_table(pipeline)
+        self._forward = _Direction(pipeline, stage, table, is_gradient=False)
+        self._backward = _Direction(pipeline, stage, table, is_gradient=True)
+        self._total = len(table)
+        self._warmup = num_interleaved_warmup(pipeline, stage)
+        self._is_async = pipeline.overlaps_p2p
+        self._is_async_at_ends = pipeline.overlaps_p2p and pipeline.overlaps_p2p_ends
+        self._items: list[Item] = []
+
+    def build(self) -> tuple[Item, ...]:
+        self._exchange(self._forward.needed(0))
+        for k in range(self._warmup):
+            self._warm_up(k)
+        remaining = self._total - self._warmup
+        for k in range(remaining):
+            if self._is_async:
+                self._steady_overlapped(k)
+            else:
+                self._steady(k)
+        if not remaining:
+            self._exchange(self._backward.needed(0))
+        for k in range(remaining, self._total):
+            self._cool_down(k)
+        self._wait(self._backward.sending)
+        return tuple(self._items)
+
+    def _warm_up(self, k: int) -> None:
+        is_last = k == self._warmup - 1 and self._warmup < self._total
+        first_gradient = self._backward.needed(0) if is_last else []
+        if self._is_async_at_ends:
+            self._end_pass_overlapped(self._forward, k)
+        else:
+            self._items.append(self._forward.task(k))
+            also = [] if self._is_async else first_gradient
+            self._exchange(self._forward.sent(k) + self._forward.received(k) + also)
+        if self._is_async and is_last:
+            self._post(self._backward, [], first_gradient)
+
+    def _cool_down(self, k: int) -> None:
+        if self._is_async_at_ends:
+            self._end_pass_overlapped(self._backward, k)
+            return
+        if k:
+            self._await_input(self._backward, k)
+        self._items.append(self._backward.task(k))
+        self._exchange(self._backward.sent(k) + self._backward.received(k))
+
+    def _end_pass_overlapped(self, way: _Direction, k: int) -> None:
+        """A pass of warm-up or cool-down; all but the leading stage post the next receive first."""
+        if k:
+            self._await_input(way, k)
+        received = way.received(k)
+        if not way.is_leading:
+            self._post_receive(way, received)
+        self._items.append(way.task(k))
+        self._post(way, way.sent(k), received if way.is_leading else [])
+
+    def _steady_overlapped(self, k: int) -> None:
+        ahead = k + self._warmup
+        for way, index in ((self._forward, ahead), (self._backward, k)):
+            self._await_input(way, index)
+            self._items.append(way.task(index))
+            # The last forward pass finds its input received ahead, and receives no other.
+            self._post(way, way.sent(index), way.received(index))
+
+    def _steady(self, k: int) -> None:
+        ahead = k + self._warmup
+        self._items += [self._forward.task(ahead), self._backward.task(k)]
+        self._exchange(
+            self._forward.sent(ahead)
+            + self._backward.sent(k)
+            + self._forward.received(ahead)
+            + self._backward.received(k)
+        )
+
+    def _await_input(self, way: _Direction, k: int) -> None:
+        """Megatron waits for its oldest open handle, whichever input that is."""
+        if way.needed(k) and way.receiving:
+            self._wait([way.receiving.popleft()])
+
+    def _post(self, way: _Direction, sent: list[Message], received: list[Message]) -> None:
+        """Post without waiting, but for the send before."""
+        if sent or received:
+            self._items.append(Post((*sent, *received), is_blocking=False))
+        self._wait(way.sending)
+        way.sending = sent
+        way.receiving.extend(received)
+
+    def _post_receive(self, way: _Direction, received: list[Message]) -> None:
+        if received:
+            self._items.append(Post(tuple(received), is_blocking=False))
+            way.receiving.extend(received)
+
+    def _exchange(self, messages: list[Message]) -> None:
+        if messages:
+            both = tuple(messages)
+            self._items += [Post(both, is_blocking=True), Wait(both)]
+
+    def _wait(self, messages: list[Message]) -> None:
+        if messages:
+            self._items.append(Wait(tuple(messages)))
+
+
+def zero_bubble_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
+    """Program of ``stage`` under H1 or H2.
+
+    Counting from 0 of p stages, stage i runs p - i forward passes before its first backward one
+    and weight gradients i micro-batches late under H1; 2 (p - i) - 1 and 2 i under H2.  A message
+    goes as soon as it is there, and the receiver is always ready for it.
+    """
+    return _Writer(pipeline, stage).build()
+
+
+class _Writer:
+    def __init__(self, pipeline: Pipeline, stage: int) -> None:
+        self._stage = stage
+        self._last_stage = pipeline.num_stages - 1
+        self._num_microbatches = m = pipeline.num_microbatches
+        remaining = self._last_stage - stage
+        is_h2 = pipeline.schedule is Schedule.ZERO_BUBBLE_H2
+        self._warmup = min(m, 2 * remaining if is_h2 else remaining)
+        self._delay = min(m, 2 * stage if is_h2 else stage)
+        self._items: list[Item] = []
+
+    def build(self) -> tuple[Item, ...]:
+        m = self._num_microbatches
+        self._post_receives()
+        for index in range(self._warmup):
+            self._forward(index)
+        for index in range(m):
+            if index + self._warmup < m:
+                self._forward(index + self._warmup)
+            self._input_gradient(index)
+            if index >= self._delay:
+                self._weight_gradient(index - self._delay)
+        for index in range(m - self._delay, m):
+            self._weight_gradient(index)
+        return tuple(self._items)
+
+    def _post_receives(self) -> None:
+        messages = [
+            message
+            for index in range(self._num_microbatches)
+            for message in (
+                self._message(self._stage - 1, index, False),
+                self._message(self._stage, index, True),
+            )
+            if message
+        ]
+        self._items.append(Post(tuple(messages), is_blocking=False))
+
+    def _forward(self, microbatch: int) -> None:
+        self._run(TaskKind.FORWARD, microbatch, self._stage - 1, self._stage)
+
+    def _input_gradient(self, microbatch: int) -> None:
+        self._run(TaskKind.INPUT_GRADIENT, microbatch, self._stage, self._stage - 1)
+
+    def _weight_gradient(self, microbatch: int) -> None:
+        self._items.append(Pass(TaskKind.WEIGHT_GRADIENT, self._stage, microbatch))
+
+    def _run(self, kind: TaskKind, microbatch: int, source: int, target: int) -> None:
+        is_gradient = kind is not TaskKind.FORWARD
+        if received := self._message(source, microbatch, is_gradient):
+            self._items.append(Wait((received,)))
+        self._items.append(Pass(kind, self._stage, microbatch))
+        if sent := self._message(target, microbatch, is_gradient):
+            self._items.append(Post((sent,), is_blocking=False))
+
+    def _message(self, boundary: int, microbatch: int, is_gradient: bool) -> Message | None:
+        if not 0 <= boundary < self._last_stage:
+            return None
+        return Message(boundary, microbatch, is_gradient)
 
 
 def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:

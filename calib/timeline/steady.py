@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .costs import PipelineCosts, joined
+from .graph import PipelineCosts, joined
 from .programs import Pipeline
-from .simulate import Simulation, simulate
+from .simulation import Simulation, simulate
 
 _START = 2
 """Groups of micro-batches after which the pace is read off."""
@@ -45,7 +45,7 @@ def simulate_long(
     worst with few virtual stages, whose pace settles late (0.1 and 2 % with ``start`` and
     ``period`` 4).
 
-    >>> from .costs import pipeline_costs
+    >>> from .graph import pipeline_costs
     >>> costs = pipeline_costs([1.0] * 4, [2.0] * 4)
     >>> found = simulate_long([(costs, Pipeline(num_stages=4, num_microbatches=1000))])
     >>> found[0].makespan_s.tolist()

@@ -11,7 +11,7 @@ import numpy as np
 from ..workload.collectives import GroupRole
 from ..workload.operators import Operator, OperatorKind, Phase
 from .compiled import Compiled
-from .evaluate import GroupTimes
+from .evaluation import GroupTimes
 from .items import PASS_PARTS, Floats, Part, SparseRows, part_of
 
 Kind = OperatorKind

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .argument_values import QuickEnum
 from .operators import OperatorKind
-from .quick_enum import QuickEnum
 
 
 class Collective(QuickEnum):

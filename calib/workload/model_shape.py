@@ -7,7 +7,7 @@ from decimal import Decimal
 from numbers import Integral
 
 from ..errors import ConfigError
-from .quick_enum import QuickEnum
+from .argument_values import QuickEnum
 
 MOST_OTHERS = 10**9
 """The largest size that a number may have that ``MOST`` does not name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .quick_enum import QuickEnum
+from .argument_values import QuickEnum
 
 OPTIMIZER_ELEMENT_NBYTES = 4
 """The optimizer works on fp32 copies in every precision."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from .argument_values import QuickEnum
 from .model_shape import at_least_one, at_most, not_negative
-from .quick_enum import QuickEnum
 
 
 class ContextComm(QuickEnum):

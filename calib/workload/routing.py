@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from .argument_values import QuickEnum
 from .config import RunConfig
 from .config_json import Encoded
 from .model_shape import USUAL_IMBALANCE, Experts
-from .quick_enum import QuickEnum
 
 
 class RoutingSource(QuickEnum):

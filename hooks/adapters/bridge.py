@@ -12,7 +12,7 @@ from ..process.host import Host, Reference, living, reference, references
 from ..process.looking import contents, is_a
 from ..process.post_import import when_imported
 from ..process.settings import CadenceHint
-from ..process.stand_in import is_stood_in, lying_at, stand_in
+from ..process.stand_ins import is_stood_in, lying_at, stand_in
 from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, Listeners, OwnCallback, WatchedTraining
 from .megatron_model import chunks_of, place, run_config, timer_holders

@@ -10,11 +10,10 @@ from typing import Any
 from ..process.guard import Guard
 from ..process.host import Host, Reference, reference, references
 from ..process.looking import contents, is_a
-from ..session.attach import new_session
+from ..session.attaching import new_session
 from ..session.chain import chain_of, roles_in, unseen_in
-from ..session.data_watch import DataWatch
+from ..session.data_watch import DataWatch, LoopSight
 from ..session.first_step import Known
-from ..session.loop_sight import LoopSight
 from ..session.session import Session, running
 from .patches import Patches
 

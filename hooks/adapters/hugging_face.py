@@ -13,7 +13,7 @@ from typing import Any
 from ...calib.workload.config import Cadence
 from ..process.looking import contents
 from ..process.post_import import when_imported
-from ..process.stand_in import is_stood_in, lying_at, stand_in
+from ..process.stand_ins import is_stood_in, lying_at, stand_in
 from ..sensors.recorder import OPTIMIZER
 from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session

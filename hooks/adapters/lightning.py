@@ -17,7 +17,7 @@ import torch
 
 from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
-from ..process.stand_in import is_stood_in, lying_at, stand_in
+from ..process.stand_ins import is_stood_in, lying_at, stand_in
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
 from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session

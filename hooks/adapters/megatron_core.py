@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ..process.host import Host, Reference, living, reference, references
 from ..process.post_import import when_imported
-from ..process.stand_in import stand_in
+from ..process.stand_ins import stand_in
 from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
 from ..session.session import EVAL, SAVE, Session

@@ -18,7 +18,7 @@ from ...calib.workload.config import RunConfig
 from ..process.host import Host, Reference, living, references
 from ..process.looking import attribute, tree
 from ..process.post_import import when_imported
-from ..process.stand_in import stand_in
+from ..process.stand_ins import stand_in
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import (
     chunks_of,

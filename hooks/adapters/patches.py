@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..process.stand_in import lying_at, places_of, stand_in
+from ..process.stand_ins import lying_at, places_of, stand_in
 from ..session.session import Session
 
 _log = logging.getLogger(__name__)

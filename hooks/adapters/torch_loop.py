@@ -16,7 +16,7 @@ import torch
 from ...calib.workload.config import Cadence
 from ..process.host import living, reference
 from ..process.post_import import when_imported
-from ..process.stand_in import stand_in
+from ..process.stand_ins import stand_in
 from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
 from ..session.data_watch import DataWatch

@@ -12,11 +12,11 @@ from ...calib.workload.config import Cadence
 from ..process.host import reference
 from ..process.looking import contents, module_name
 from ..process.post_import import when_imported
-from ..process.stand_in import is_stood_in, lying_at, stand_in
+from ..process.stand_ins import is_stood_in, lying_at, stand_in
 from ..sensors.captured import tell_captured
 from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
-from ..session.attach import new_session
+from ..session.attaching import new_session
 from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, Watched, WatchedTraining

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ...calib.arguments.kept_arguments import kept_arguments
+from ...calib.arguments.passed_on import kept_arguments
 from ...calib.records.record_kinds import StepFlag
 from ...calib.workload.config_json import encode_fields
 from ...calib.workload.run_options import WandbMode

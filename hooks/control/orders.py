@@ -27,14 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.records.files import PRIVATE, replace_file
 from ...calib.records.iso_times import with_iso_times
-from ...calib.records.launch import MARKER
+from ...calib.records.run_values import MARKER
 from ...calib.workload.config_json import decode, encode
 from ...calib.workload.run_options import OnAdvice
 from ..process.guard import OWN_THREAD, Guard
 from ..process.launch_identity import RANKS_PER_S, launch_folder
 from ..process.settings import Settings
-from ..process.store_link import StoreLink, find_link
-from ..process.votes import LATE, YES, Votes, why_not
+from ..process.votes import LATE, YES, StoreLink, Votes, find_link, why_not
 
 if TYPE_CHECKING:
     from ..process.host import Host

@@ -10,7 +10,7 @@ runs the user's hooks, draws from Megatron's tracker of random states where atte
 writes scales into the 8-bit history of TransformerEngine's modules and workspaces and masks into
 caches, and under tensor parallelism sends.  None of that can be taken back.  How far these kernels
 are from the model's, the run's own shapes say, and probes are as wide as that differs between them
-(``calib/samples/controls.py``).
+(``calib/samples/operator_rows.py``).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ...calib.advice.probe_list import REPEATS, WARMUPS, CollectiveProbe, OperatorProbe
+from ...calib.advice.probe_sizes import REPEATS, WARMUPS, CollectiveProbe, OperatorProbe
 from ...calib.records.record_kinds import CollectiveRecord, OperatorRecord, Record
 from ...calib.workload.collectives import Collective
 from ...calib.workload.config import Precision, RunConfig

@@ -16,7 +16,7 @@ from itertools import product
 import torch
 import torch.distributed as dist
 
-from ...calib.advice.probe_list import REPEATS, WARMUPS, CollectiveProbe, OperatorProbe
+from ...calib.advice.probe_sizes import REPEATS, WARMUPS, CollectiveProbe, OperatorProbe
 from ...calib.advice.probes import collective_probe, is_probed, operator_probe, probe_plan
 from ...calib.layers.stage_work import stage_operators
 from ...calib.records.record_kinds import CollectiveRecord, Record

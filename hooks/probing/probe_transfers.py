@@ -11,9 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ...calib.workload.collectives import Collective, GroupRole
-from ..sensors.group_roles import GroupRoles
-from ..sensors.payloads import is_described
-from ..sensors.process_groups import was_called
+from ..sensors.process_groups import GroupRoles, is_described, was_called
 
 # torch 2.13 has renamed both; the old names warn.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ...calib.advice.probe_list import REPEATS, CollectiveProbe, OperatorProbe, fingerprint
+from ...calib.advice.probe_sizes import REPEATS, CollectiveProbe, OperatorProbe, fingerprint
 from ...calib.advice.probes import is_probed, probe_plan
 from ...calib.records.record_kinds import CoverageRecord, Record
 from ...calib.workload.collectives import Collective, GroupRole
@@ -24,7 +24,7 @@ from ...calib.workload.operators import OperatorKind
 from ...calib.workload.ranks import group
 from ..process.settings import Settings
 from ..process.votes import Votes, why_not
-from ..sensors.group_roles import GroupRoles
+from ..sensors.process_groups import GroupRoles
 from ..sensors.stopwatch import Stopwatch
 from .probe_memory import DeviceRoom, HostRoom, connection_nbytes
 from .probe_runs import ProbeLog, ProbeRuns, dtype_of

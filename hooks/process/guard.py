@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import ParamSpec, TypeVar
 
-from ...calib.arguments.kept_arguments import masked_text
-from .stand_in import pass_over
+from ...calib.arguments.passed_on import masked_text
+from .stand_ins import pass_over
 
 _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")

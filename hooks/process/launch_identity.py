@@ -20,10 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...calib.records.files import replace_file
-from ...calib.records.launch import LAUNCH, RUNS
+from ...calib.records.run_values import LAUNCH, RUNS
 from .guard import is_failing
 from .settings import Settings
-from .store_link import StoreLink, find_link
+from .votes import StoreLink, find_link
 
 _log = logging.getLogger(__name__)
 LAUNCH_ID = "FORERUN_LAUNCH_ID"

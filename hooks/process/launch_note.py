@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
-from ...calib.arguments.kept_arguments import kept_arguments, kept_command
 from ...calib.arguments.megatron_rules import VARIABLES
+from ...calib.arguments.passed_on import kept_arguments, kept_command
 from ...calib.arguments.taken_options import (
     TRANSFORMER_ENGINE,
     absent_of_trainer,
@@ -27,7 +27,7 @@ from ...calib.arguments.taken_options import (
     options_named,
 )
 from ...calib.records.files import PRIVATE, replace_file
-from ...calib.records.launch import NAME, Launch
+from ...calib.records.run_values import NAME, Launch
 from .looking import contents
 from .settings import Settings
 

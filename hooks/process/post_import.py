@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from .guard import place
-from .stand_in import calls_through
+from .stand_ins import calls_through
 
 _log = logging.getLogger(__name__)
 Callback = Callable[[ModuleType], object]

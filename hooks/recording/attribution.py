@@ -27,11 +27,10 @@ from typing import Any
 from ...calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord, Record
 from ...calib.workload.operators import OperatorKind, Phase
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
-from ..sensors.shapes import Shape, canonical_shape
 from ..sensors.step_log import NO_SHAPE, NO_SPAN, WAITING, Code, StepLog, TransferKind, split
 from ..sensors.stopwatch import NO_TIME, STEP_STREAM
-from ..sensors.waits import TransferTimes, Waits, exposures
-from .host_pace import host_times, lags_of, waits_for_host
+from .shapes import Shape, canonical_shape
+from .waits import TransferTimes, Waits, exposures, host_times, lags_of, waits_for_host
 
 
 @dataclass(slots=True)

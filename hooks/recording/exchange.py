@@ -27,7 +27,7 @@ from ...calib.workload.recording import (
     recording_plan,
 )
 from ..process.settings import RankInfo, Settings
-from ..process.store_link import StoreLink, find_link, values
+from ..process.votes import StoreLink, find_link, values
 
 _log = logging.getLogger(__name__)
 BATCH = 256

@@ -1,4 +1,14 @@
-"""When torch begins to compile: what is put on for a step comes off before any frame is read."""
+"""When torch begins to compile: what is put on for a step comes off before any frame is read.
+
+When the step's stream waits for another stream of its device: what runs there is exposed then.
+
+``Stream.wait_stream`` and ``Stream.wait_event`` both call ``torch.cuda.Event.wait``, which has a
+stand-in during hooked steps.  It queues a mark before the wait and one after it, where the stream
+that waits is the step's own.  Functional collectives (those of DTensor) wait in C++, for which
+their module has one function: with a stand-in, the time is none of the operator's that comes first
+to use the result.  Compiled frames may be bound to that function: where there are any it stays as
+it is, since they would be compiled again for another one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
+from ..process.guard import Guard
 from ..process.post_import import when_imported
+from ..process.stand_ins import stand_in
+from .recorder import Recorder
 
 _COMPILER = "torch._dynamo"
 _CALLBACKS = "torch._dynamo.callback"
@@ -44,3 +59,68 @@ def _giving_way() -> Iterator[None]:
     for start in list(_BEFORE_IMPORT):
         start()
     yield
+
+
+_NAME = "wait"
+_CONVERT_FRAME = "torch._dynamo.convert_frame"
+_FUNCTIONAL, _WAIT = "torch.distributed._functional_collectives", "wait_tensor"
+
+
+class StallHooks:
+    """Stand-ins for what waits, between ``install`` and ``remove``."""
+
+    def __init__(self, recorder: Recorder, guard: Guard) -> None:
+        self._recorder = recorder
+        self._begin = guard.protect(self._begin_at)
+        self._end = guard.protect(recorder.end_stall)
+        self._saved: list[tuple[Any, str, Any, Any]] = []
+
+    def install(self) -> None:
+        """Put them in; events wait where marks are a device's."""
+        if self._saved:
+            return
+        functional = sys.modules.get(_FUNCTIONAL)
+        if functional is not None and not _has_compiled():
+            self._put(functional, _WAIT, lambda *_, **__: self._begin(None))
+        if not self._recorder.stopwatch.is_host:
+            self._put(torch.cuda.Event, _NAME, self._begin_for)
+
+    def _put(self, owner: Any, name: str, begin: Callable[..., Any]) -> None:
+        original = vars(owner).get(name)
+        if original is not None:
+            ours = self._wrap(original, begin)
+            self._saved.append((owner, name, original, ours))
+            setattr(owner, name, ours)
+
+    def remove(self) -> None:
+        """Put the originals back; what another has put there meanwhile stays his."""
+        while self._saved:
+            owner, name, original, ours = self._saved.pop()
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, original)
+
+    def _wrap(self, original: Any, begin: Callable[..., Any]) -> Any:
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            is_begun = begin(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if is_begun:
+                    self._end()
+
+        return stand_in(original, wait)
+
+    def _begin_for(self, event: Any, stream: Any = None) -> bool | None:
+        return self._begin(stream)
+
+    def _begin_at(self, stream: Any) -> bool:
+        recorder = self._recorder
+        if recorder.log is None or not recorder.is_of_step:
+            return False
+        return recorder.stopwatch.is_of_step(stream) and recorder.begin_stall()
+
+
+def _has_compiled() -> bool:
+    """True where a frame of this process was compiled, or may have been by a release unknown."""
+    compiler = sys.modules.get(_CONVERT_FRAME)
+    return compiler is not None and getattr(compiler, "FRAME_COUNTER", 1) > 0

@@ -20,9 +20,9 @@ from ...calib.workload.collectives import Collective, GroupRole
 from ...calib.workload.routing import expected_distinct
 from ..process.guard import Guard
 from ..process.looking import attribute, class_names, tree
-from .methods import Methods
+from .module_calls import Methods
 from .modules import first_tensor, is_tensor, last_node, take_off
-from .payloads import tensor_nbytes
+from .process_groups import tensor_nbytes
 from .recorder import Recorder
 from .sites import OutOfReach, untraceable, why_not
 from .step_log import StepLog, TransferKind

@@ -24,9 +24,8 @@ from torch.utils.hooks import RemovableHandle
 from ...calib.workload.operators import OperatorKind
 from ..process.guard import Guard
 from ..process.looking import attribute, class_names, module_name
-from ..process.stand_in import stand_in
-from .methods import Methods
-from .module_calls import CALLS, entries_of
+from ..process.stand_ins import stand_in
+from .module_calls import CALLS, Methods, entries_of
 from .recorder import Recorder, around_mark, backward_mark
 from .sites import FORWARD, find_places, untraceable, why_not
 from .step_log import NO_SPAN, Site, StepLog

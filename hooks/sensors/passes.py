@@ -15,7 +15,7 @@ import torch
 
 from ..process.guard import Guard
 from ..process.host import living, references
-from ..process.stand_in import stand_in
+from ..process.stand_ins import stand_in
 from .module_calls import CALLS, entries_of
 from .recorder import BACKWARD, FORWARD, Recorder
 

@@ -7,7 +7,7 @@ Functional collectives (torch.compile, DTensor) do not pass here.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +15,213 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from ...calib.workload.collectives import Collective
+from ...calib.errors import ConfigError
+from ...calib.workload.collectives import Collective, GroupRole
+from ...calib.workload.config import Parallelism
+from ...calib.workload.ranks import group as ranks_of
 from ..process.guard import Guard
 from ..process.host import Reference, reference
-from ..process.stand_in import stand_in
-from .group_roles import GroupRoles
-from .payloads import PAYLOADS, Payload
+from ..process.stand_ins import stand_in
 from .recorder import Recorder
 from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
+
+_ROLES = {
+    "TENSOR_MODEL_PARALLEL_GROUP": GroupRole.TP,
+    "PIPELINE_MODEL_PARALLEL_GROUP": GroupRole.PP,
+    "DATA_PARALLEL_GROUP": GroupRole.DP,
+    "DATA_PARALLEL_GROUP_WITH_CP": GroupRole.DP,
+    "DATA_PARALLEL_GROUP_WITH_CP_AG": GroupRole.DP,
+    "DATA_PARALLEL_GROUP_WITH_GTP_REMAT": GroupRole.DP,
+    "DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT": GroupRole.DP,
+    "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": GroupRole.DP,
+    "INTRA_PARTIAL_DATA_PARALLEL_GROUP": GroupRole.DP,
+    "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": GroupRole.DP,
+    "EXPERT_MODEL_PARALLEL_GROUP": GroupRole.EP,
+    "EXPERT_TENSOR_PARALLEL_GROUP": GroupRole.EXPERT_TP,
+    "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": GroupRole.EXPERT_TP_EP,
+    "EXPERT_DATA_PARALLEL_GROUP": GroupRole.EXPERT_DP,
+    "EXPERT_DATA_PARALLEL_GROUP_AG": GroupRole.EXPERT_DP,
+    "EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": GroupRole.EXPERT_DP,
+    "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L1": GroupRole.DP_INSTANCES,
+    "CONTEXT_PARALLEL_GROUP": GroupRole.CP,
+    "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L0": GroupRole.EXPERT_DP,
+    "EMBEDDING_GROUP": GroupRole.EMBEDDING,
+    "POSITION_EMBEDDING_GROUP": GroupRole.EMBEDDING,
+    "MODEL_PARALLEL_GROUP": GroupRole.MODEL,
+    "default_pg": GroupRole.WORLD,
+}
+_UNDESCRIBED = frozenset({"", "undefined"})
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """How one method is counted: the place of the tensors that count, and that of the peer.
+
+    With ``other`` the larger of two sides counts: a rank to which more is sent than it sends is as
+    long at it.
+    """
+
+    collective: Collective
+    place: int | None
+    peer: int | None = None
+    other: int | None = None
+
+    def nbytes(self, args: tuple[Any, ...]) -> int:
+        """Bytes of the payload of one call."""
+        if self.place is None or len(args) <= self.place:
+            return 0
+        nbytes = tensor_nbytes(args[self.place])
+        if self.other is None or len(args) <= self.other:
+            return nbytes
+        return max(nbytes, tensor_nbytes(args[self.other]))
+
+
+def role_of(description: str) -> GroupRole:
+    """What a group is for, from its ``group_desc``; Megatron names all of its groups.
+
+    >>> role_of("DATA_PARALLEL_GROUP_WITH_CP").value
+    'dp'
+    """
+    return _ROLES.get(description, GroupRole.OTHER)
+
+
+def is_described(description: str) -> bool:
+    """False for what torch says of a group that was made without a description."""
+    return description not in _UNDESCRIBED
+
+
+def tensor_nbytes(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested lists; 0 for anything else."""
+    if isinstance(value, (list, tuple)):
+        return sum(tensor_nbytes(item) for item in value)
+    try:
+        return value.numel() * value.element_size()
+    except AttributeError:
+        return 0
+
+
+_OUTPUT, _INPUT = 0, 1
+_GATHER = Payload(Collective.ALL_GATHER, _OUTPUT)
+_SCATTER = Payload(Collective.REDUCE_SCATTER, _INPUT)
+_EXCHANGE = Payload(Collective.ALL_TO_ALL, _INPUT, other=_OUTPUT)
+_REDUCE = Payload(Collective.ALL_REDUCE, 0)
+_BARRIER = Payload(Collective.OTHER, None)
+
+# torch 2.13 renamed the single-tensor methods; the old names are bindings of the same work.
+PAYLOADS: Mapping[str, Payload] = {
+    "allreduce": _REDUCE,
+    "allreduce_coalesced": _REDUCE,
+    "broadcast": Payload(Collective.BROADCAST, 0),
+    "allgather": _GATHER,
+    "allgather_coalesced": _GATHER,
+    "_allgather_base": _GATHER,
+    "all_gather_single": _GATHER,
+    "allgather_into_tensor_coalesced": _GATHER,
+    "all_gather_single_coalesced": _GATHER,
+    "reduce_scatter": _SCATTER,
+    "_reduce_scatter_base": _SCATTER,
+    "reduce_scatter_single": _SCATTER,
+    "reduce_scatter_tensor_coalesced": _SCATTER,
+    "reduce_scatter_single_coalesced": _SCATTER,
+    "alltoall": _EXCHANGE,
+    "alltoall_base": _EXCHANGE,
+    "all_to_all_single": _EXCHANGE,
+    "send": Payload(Collective.SEND, 0, peer=1),
+    "recv": Payload(Collective.RECV, 0, peer=1),
+    "recv_anysource": Payload(Collective.RECV, 0),
+    "reduce": Payload(Collective.OTHER, 0),
+    "gather": Payload(Collective.OTHER, _INPUT),
+    "scatter": Payload(Collective.OTHER, _OUTPUT),
+    "barrier": _BARRIER,
+    "monitored_barrier": _BARRIER,
+}
+
+
+_EXCHANGES = (GroupRole.EP, GroupRole.EXPERT_TP_EP, GroupRole.CP)
+_BETWEEN_STAGES = (GroupRole.PP, GroupRole.CP)
+_DENSE = (GroupRole.TP, GroupRole.CP, GroupRole.DP, GroupRole.EMBEDDING, GroupRole.PP)
+_OTHERS = (
+    *(GroupRole.MODEL, GroupRole.DP_INSTANCES, GroupRole.EXPERT_TP, GroupRole.EP),
+    *(GroupRole.EXPERT_TP_EP, GroupRole.EXPERT_DP, GroupRole.WORLD),
+)
+_FIRST: Mapping[Collective, tuple[GroupRole, ...]] = {
+    Collective.ALL_TO_ALL: _EXCHANGES,
+    Collective.SEND: _BETWEEN_STAGES,
+    Collective.RECV: _BETWEEN_STAGES,
+}
+"""Of groups with the same ranks, those that are used so; of the rest the dense ones come first."""
+
+
+class GroupRoles:
+    """The roles of groups, in the process that has them.
+
+    ``told`` says some by name.  A group without a description is known by its ranks where the
+    layout is known and nothing names any group: Megatron's own have descriptions, unless somebody
+    has made them in its place; then those without are the user's.
+    """
+
+    def __init__(
+        self,
+        told: Mapping[str, GroupRole] | None = None,
+        parallelism: Parallelism | None = None,
+    ) -> None:
+        self._told = told or {}
+        self._parallelism = parallelism
+        self._is_nameless: bool | None = None
+
+    def of(
+        self, group: Any, ranks: Sequence[int], collective: Collective | None = None
+    ) -> GroupRole:
+        """What a group is for, or what a collective on it is."""
+        told = self._told.get(group.group_name)
+        if told is not None:
+            return told
+        description = group.group_desc
+        if is_described(description):
+            return role_of(description)
+        is_whole = len(ranks) == dist.get_world_size()
+        if self._parallelism is not None and self._has_no_names():
+            found = role_by_ranks(self._parallelism, dist.get_rank(), ranks, collective)
+            if found is not GroupRole.OTHER:
+                return found
+        return GroupRole.WORLD if is_whole else GroupRole.OTHER
+
+    def _has_no_names(self) -> bool:
+        if self._is_nameless is None:
+            known = dist.distributed_c10d._world.pg_map
+            names = (getattr(group, "group_desc", "") for group in known)
+            is_named = any(role_of(name) not in _NAMELESS for name in names)
+            self._is_nameless = not (self._told or is_named)
+        return self._is_nameless
+
+
+_NAMELESS = (GroupRole.WORLD, GroupRole.OTHER)
+
+
+def role_by_ranks(
+    parallelism: Parallelism,
+    rank: int,
+    ranks: Sequence[int],
+    collective: Collective | None = None,
+) -> GroupRole:
+    """The role of the group of ``rank`` that has these ranks; ``OTHER`` where none has.
+
+    >>> role_by_ranks(Parallelism(tp=2, dp=2, pp=2), 5, (5, 7)).value
+    'dp'
+    >>> role_by_ranks(Parallelism(tp=2, dp=2, pp=2), 5, (1, 5), Collective.SEND).value
+    'pp'
+    """
+    wanted = tuple(sorted(ranks))
+    first = _FIRST.get(collective, ()) if collective is not None else ()
+    for role in (*first, *_DENSE, *_OTHERS):
+        try:
+            found = ranks_of(parallelism, role, rank)
+        except ConfigError:
+            return GroupRole.OTHER  # another number of ranks than the layout has
+        if len(wanted) > 1 and tuple(sorted(found)) == wanted:
+            return role
+    return GroupRole.OTHER
+
 
 _WithoutModes = torch._C.DisableTorchFunction
 _called: dict[int, tuple[Reference, set[tuple[Collective, int]]]] = {}

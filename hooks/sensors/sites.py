@@ -39,8 +39,7 @@ from ..process.looking import (
     own_weights,
     tree,
 )
-from .captured import hidden_in
-from .regions import is_compiled
+from .captured import hidden_in, is_compiled
 from .step_log import Site
 
 _GROUPED = "TEGroupedLinear"

@@ -13,7 +13,7 @@ from typing import Any
 from ..process.guard import Guard
 from ..process.host import Reference, reference
 from ..process.looking import attribute
-from ..process.stand_in import stand_in
+from ..process.stand_ins import stand_in
 from .recorder import Recorder
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...calib.workload.collectives import GroupRole
 from ..process.looking import attribute, class_names, contents, own_weights, tree, weights
-from ..sensors.regions import is_compiled
+from ..sensors.captured import is_compiled
 
 _UNSEEN_DDP = "collectives inside DistributedDataParallel"
 _UNSEEN_COMPILED = "collectives through torch.compile"

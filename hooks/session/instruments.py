@@ -13,20 +13,18 @@ from ...calib.records.record_kinds import CoverageRecord
 from ...calib.workload.config import RunConfig
 from ..process.guard import Guard
 from ..process.host import KnownHost
-from ..process.stand_in import pass_over_package
+from ..process.stand_ins import pass_over_package
 from ..recording.flight_recorder import COLLECTIVES, FlightRecorder
 from ..recording.kineto import traced_samples
 from ..recording.window import samples
 from ..recording.window_records import coverage_name
-from ..sensors.compiling import CompileWatch
+from ..sensors.captured import find_regions, graphs_remark, why_no_operators
+from ..sensors.compiling import CompileWatch, StallHooks
 from ..sensors.dispatches import DispatchHooks
-from ..sensors.group_roles import GroupRoles
 from ..sensors.modules import ModuleHooks
 from ..sensors.passes import PassHooks
-from ..sensors.process_groups import ProcessGroupHooks
+from ..sensors.process_groups import GroupRoles, ProcessGroupHooks
 from ..sensors.recorder import Recorder
-from ..sensors.regions import find_regions, graphs_remark, why_no_operators
-from ..sensors.stalls import StallHooks
 from ..sensors.step_log import MAX_MARKS, MAX_WINDOW_MARKS, StepLog
 from ..sensors.stopwatch import Stopwatch
 from ..sensors.timers import TimerHooks

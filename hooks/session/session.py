@@ -21,14 +21,12 @@ from ..process.guard import Guard
 from ..process.host import Reference, reference
 from ..process.node_sight import Sight
 from ..process.settings import RESTART_WINDOWS, Settings
-from ..process.stand_in import pass_over_package
+from ..process.stand_ins import pass_over_package
 from ..recording.exchange import RecordingRole
 from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches
 from ..recording.writer import RecordWriter, header_of
-from .fitting import Fitting
 from .ledger import Between, Ledger, OpenStep
-from .probe_turns import PROBE, ProbeTurns
-from .trace_turns import Tracing
+from .trace_turns import PROBE, Fitting, ProbeTurns, Tracing
 
 if TYPE_CHECKING:
     from ..process.host import Host
@@ -138,7 +136,7 @@ class Session:
         if self._step is None:
             self._fitting.drop()
         if self._index < self._plan.num_warmup:
-            from ..sensors.regions import find_regions
+            from ..sensors.captured import find_regions
 
             num_warmup = max(NUM_WARMUP_STEPS, find_regions(host.models).warmup_steps)
             self._plan = replace(self._plan, num_warmup=num_warmup)

@@ -5,18 +5,30 @@ The profiler belongs to the process: whatever else is profiled, this stands down
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...calib.records.record_kinds import CoverageRecord, Record, StepFlag
+from ...calib.workload.config import RunConfig
 from ...calib.workload.run_options import TraceChoice
 from ..process.guard import OWN_THREAD, Guard
+from ..process.host import Host, KnownHost
+from ..process.interpreter import is_installed
+from ..process.looking import weights
+from ..process.settings import Settings
+from ..recording.window import StepPlan
+from .ledger import Between
 
 if TYPE_CHECKING:
+    from ..probing.probes import Probing
+    from ..process.host import Host
     from ..recording.kineto import Tracer
     from ..recording.traced import TracedStep
     from .instruments import Instruments
+    from .mark_budget import MarkBudget
+
 
 COVERAGE = "trace"
 _TIMEOUT_S = 20.0
@@ -98,3 +110,179 @@ class Tracing:
     def _say(self, window: int, name: str) -> None:
         """A remark: it has no hooks that could fire, and so does not count as coverage."""
         self._put(CoverageRecord(window=window, name=name, installed=0, fired=0))
+
+
+_log = logging.getLogger(__name__)
+GONE = "hooks: the model no longer exists"
+"""Name in the coverage of a window that has step times alone."""
+
+
+class Fitting:
+    """Knows the host without keeping any of its objects alive; ``put`` takes remarks."""
+
+    def __init__(self, guard: Guard, put: Callable[[Record], object]) -> None:
+        self._guard = guard
+        self._put = put
+        self._known: KnownHost | None = None
+        self._num_hooked = 0
+        self._budget: MarkBudget | None = None
+        self._gone_window = -1
+        self.instruments: Instruments | None = None
+        self.device = "cpu"
+        self.config: RunConfig | None = None
+        """What the host says that it trains, once it is known."""
+
+    @property
+    def host(self) -> Host | None:
+        """What the host has told, without its objects."""
+        return None if self._known is None else self._known.told
+
+    def alive(self) -> Host | None:
+        """The host with its objects, None where there is none or a model is gone; not to keep."""
+        return None if self._known is None else self._known.alive()
+
+    def describe(self, host: Host) -> None:
+        """Who is hooked from the next window on."""
+        self._known = KnownHost(host)
+
+    def put_on(
+        self,
+        *,
+        step: int,
+        window: int,
+        microbatches: tuple[int, ...],
+        num_steps: int,
+        has_operators: bool,
+        num_local_ranks: int,
+        step_s: float,
+    ) -> Instruments | None:
+        """Everything that a hooked step has; None, and said, where the model is gone."""
+        if self._known is None:
+            return None
+        if self._known.alive() is None:
+            self._say_gone(window)
+            return None
+        if self.instruments is None:
+            from .instruments import Instruments
+
+            self.instruments = Instruments(
+                self._known,
+                self._guard,
+                microbatches=microbatches,
+                num_steps=num_steps,
+                num_hooked=self._num_hooked,
+                step_s=step_s,
+                budget=self._budget,
+                has_operators=has_operators,
+                num_local_ranks=num_local_ranks,
+                config=self.config,
+            )
+            self.device = self.instruments.device
+        self.instruments.put_on(step=step, window=window)
+        return self.instruments
+
+    def _say_gone(self, window: int) -> None:
+        self.drop()
+        if self._gone_window != window:
+            self._gone_window = window
+            _log.warning("[forerun] window %d has only step times; %s", window, GONE)
+            self._put(CoverageRecord(window=window, name=GONE, installed=0, fired=0))
+
+    def drop(self) -> None:
+        """Let go of buffers, events and what was found in the model; hooks must be off."""
+        if self.instruments is not None:
+            self._num_hooked = self.instruments.num_hooked
+            self._budget = self.instruments.budget
+            self.instruments = None
+
+    def forget(self) -> None:
+        """Other objects will be trained."""
+        self._known = self.instruments = self.config = self._budget = None
+        self._num_hooked = 0
+
+
+PROBE = "probe"
+
+
+class ProbeTurns:
+    """One turn before each step outside of windows; nothing is imported before the first.
+
+    ``on_done`` is called once, a step after the last turn, or at the end of training.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        guard: Guard,
+        *,
+        put: Callable[[Record], object],
+        on_done: Callable[[], object],
+        clock: Callable[[], int],
+    ) -> None:
+        self._settings, self._put, self._on_done, self._clock = settings, put, on_done, clock
+        self._probing: Probing | None = None
+        self._take_turn = guard.protect(self._take)
+        self.is_over = settings.probe_s <= 0
+
+    def before_step(
+        self, host: Host | None, plan: StepPlan, between: Between, *, step: int, window: int
+    ) -> None:
+        """Run a slice of the probes where this is a moment for them, and bracket it."""
+        if self.is_over or host is None or plan.window is not None:
+            return
+        if self._probing is not None and self._probing.is_done:
+            self.finish()
+            return
+        start_ns = self._clock()
+        if not self._take_turn(host, max(0, step), window):
+            self.stop()
+        between.extend(PROBE, start_ns, self._clock())
+
+    def stop(self) -> None:
+        """No more turns here, and no more collectives on any rank."""
+        if not self.is_over and self._probing is not None:
+            self._probing.abstain()
+        self.is_over, self._probing = True, None  # it has buffers and groups
+
+    def finish(self) -> None:
+        """All that was measured has been handed over."""
+        if not self.is_over and self._probing is not None:
+            self.is_over, self._probing = True, None
+            self._on_done()
+
+    def _take(self, host: Host, step: int, window: int) -> bool:
+        """One slice; False where there is nothing to probe here."""
+        if self._probing is None:
+            self._probing = self._begin(host)
+        if self._probing is None:
+            return False
+        self._probing.run_slice(step, window)
+        return True
+
+    def _begin(self, host: Host) -> Probing | None:
+        config = host.run_config() if host.run_config is not None else None
+        weight = next(iter(weights(host.models)), None)
+        if config is None or weight is None:
+            return None
+        if not is_installed("numpy"):
+            if self._settings.rank.is_last:
+                _log.warning("[forerun] no probes: NumPy is not installed here; pip install numpy")
+            return None
+        from ..probing.probes import Probing
+        from .devices import why_no_marks
+        from .instruments import stopwatch_for
+
+        reason = why_no_marks(host.models)
+        if reason:
+            if self._settings.rank.is_last:
+                _log.warning("[forerun] no probes: %s", reason)
+            return None
+
+        return Probing(
+            config,
+            self._settings,
+            roles=host.roles,
+            device=weight.device,
+            stopwatch=stopwatch_for(host.models),
+            put=self._put,
+        )

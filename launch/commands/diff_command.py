@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ...calib.differences.difference import Verdict
+from ...calib.differences.levels import Verdict
 from ...calib.differences.two_runs import difference
 from ...calib.errors import ConfigError
 from ...calib.samples.table import SampleTable, only_windows, windows_of

@@ -19,7 +19,7 @@ from ...calib.arguments.megatron_command import (
     split_launcher,
 )
 from ...calib.errors import ConfigError
-from ...calib.lint.lint import Flaw, lint
+from ...calib.lint.linter import Flaw, lint
 from ...calib.lint.rule import stated_launch
 from ...calib.memory.devices import known_device
 from ...calib.shell import quoted
@@ -30,7 +30,7 @@ from ..options.launch_scripts import line_inside
 from .outcome import ExitCode, print_json, tell
 
 if TYPE_CHECKING:
-    from ...calib.lint.pricing import Pricing
+    from ...calib.lint.rule import Pricing
     from ..known.machines import Machine
 
 _SOME_DEVICE = "accelerator"
@@ -153,7 +153,7 @@ def _pricing(args: argparse.Namespace, asked: _Asked) -> Pricing | None:
         if why := OtherRun(command=tuple(args.command)).open_names(asked.described, own):
             tell(f"nothing is priced: {why.partition(', so there')[0]}")
             return None
-    from ...calib.lint.pricing import Pricing  # with a machine only
+    from ...calib.lint.rule import Pricing  # with a machine only
 
     return Pricing(
         config=asked.described.config,

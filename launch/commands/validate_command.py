@@ -16,8 +16,7 @@ from ...calib.errors import CalibrationError, ConfigError
 from ...calib.importers.own_format import read_table, table_kind
 from ...calib.importers.own_steps import read_steps
 from ...calib.records.step_rows import StepTable
-from ...calib.steps.design import design, expected_sigma_log
-from ...calib.steps.table_steps import TableSteps
+from ...calib.steps.step_tables import TableSteps, design, expected_sigma_log
 from ...calib.units import format_frac
 from ..known.table_files import read_frame, table_names
 from ..options.cluster_files import read_cluster

@@ -13,12 +13,12 @@ from ...calib.answers.request import Request
 from ...calib.drift.monitor import Drift
 from ...calib.errors import ForerunError
 from ...calib.forecast.evaluation import Evaluation
-from ...calib.forecast.model_forecast import batch_levels
+from ...calib.forecast.modelled import batch_levels
 from ...calib.forecast.remaining_schedule import step_groups
 from ...calib.samples.recent import RecentWindows
 from ...calib.samples.store import RunReader
 from ...calib.samples.table import SampleTable
-from ...calib.timeline.measured import MeasuredSpan, measured_spans
+from ...calib.timeline.items import MeasuredSpan, measured_spans
 from ...calib.workload.run_options import OnAdvice
 from ...hooks.process.settings import CompanionSettings
 from ..directory.forecast_log import end_of_run, finish_line

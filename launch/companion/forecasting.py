@@ -9,7 +9,7 @@ from typing import Any
 
 from ...calib.answers.request import Request
 from ...calib.answers.run_end import RunEnd
-from ...calib.forecast.forecast import Forecast
+from ...calib.forecast.forecasts import Forecast
 from ..directory.run_log import LoggedStep
 from .energy import ReadEnergy
 

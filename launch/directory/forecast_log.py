@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import Ended, Evaluation, PastForecast, evaluate
+from ...calib.records.files import append_line, read_lines
 from ...calib.records.iso_times import with_iso_times
-from ...calib.records.json_files import append_line, read_lines
 from ...calib.units import format_frac
 from .publishing import Place
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...calib.records.files import PRIVATE, replace_file
 from ...calib.records.iso_times import LONGEST_S, with_iso_times
-from ...calib.records.launch import LAUNCH, MARKER, RUNS
+from ...calib.records.run_values import LAUNCH, MARKER, RUNS
 from ...hooks.process.launch_identity import (
     LAUNCH_ID,
     is_launch_id,

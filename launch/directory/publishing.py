@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.records.files import replace_by, replace_file
 from ...calib.records.iso_times import with_iso_times
-from ...calib.records.launch import LAUNCH
+from ...calib.records.run_values import LAUNCH
 from ...hooks.process.launch_identity import boot_id, launch_folder, process_start
 from .bounded_files import number, read_object
 from .each_file import write_each

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
-from ...calib.records.json_files import read_json
-from ...calib.records.launch import LAUNCH, RUNS
+from ...calib.records.files import read_json
+from ...calib.records.run_values import LAUNCH, RUNS
 from .bounded_files import read_object
 
 SAMPLES = "samples.parquet"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...calib.forecast.throughput import RunLeft
+from ...calib.forecast.rates import RunLeft
 from ...calib.workload.config import RunConfig
 from ...calib.workload.run_options import Goals
 from .bounded_files import read_object

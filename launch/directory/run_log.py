@@ -11,8 +11,14 @@ from typing import Any, Generic, TypeVar
 
 from ...calib.answers.answer import Answer
 from ...calib.errors import RecordError
-from ...calib.forecast.adaptive import AdaptiveInterval
-from ...calib.forecast.evaluation import Coverage, Ended, Evaluation, StepTally, step_coverage
+from ...calib.forecast.evaluation import (
+    AdaptiveInterval,
+    Coverage,
+    Ended,
+    Evaluation,
+    StepTally,
+    step_coverage,
+)
 from ...calib.records.run_values import TIME, hours_left, progress
 from ...calib.units import format_frac
 from .bounded_files import number

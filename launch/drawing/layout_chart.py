@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...calib.advice.plan import Candidate, Plan
+from ...calib.advice.planning import Candidate, Plan
 from ...calib.memory.peak import Verdict
 from ...calib.units import GIB, MIB, format_bytes, format_time
 from .axes import Scale, draw_axes, most_ticks, padded, round_ticks, seconds_unit

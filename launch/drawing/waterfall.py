@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...calib.advice.explain import Difference, Explained, Explanation, TermTime
+from ...calib.advice.explanation import Difference, Explained, Explanation, TermTime
 from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import format_time
 from .axes import Scale

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...calib.arguments.launchers import ranks_of
 from ...calib.arguments.megatron_command import program_of, split_launcher
 from ...calib.errors import RecordError
-from ...calib.records.launch import NAME, Launch
+from ...calib.records.run_values import NAME, Launch
 from ...calib.workload.config import RunConfig
 from ...calib.workload.parallelism import Parallelism
 from ..directory.bounded_files import read_object, words

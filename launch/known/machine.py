@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...calib.advice.plan import Plan, plan
-from ...calib.arguments.keep import Keep
+from ...calib.advice.planning import Plan, plan
+from ...calib.arguments.short_names import Keep
 from ...calib.search.found import Effort
 from ...calib.steps.model import FittedSteps
 from ...calib.workload.config import RunConfig

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ...calib.answers.routing import with_measured_routing
-from ...calib.answers.run_measurements import memory_capacity_nbytes, memory_offset_nbytes
-from ...calib.answers.run_steps import (
+from ...calib.answers.measured_steps import (
     config_on,
     known_elsewhere,
     layout_left,
     run_steps,
     steps_on,
 )
+from ...calib.answers.routing import with_measured_routing
+from ...calib.answers.run_measurements import memory_capacity_nbytes, memory_offset_nbytes
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import device_prior, is_processor
 from ...calib.memory.devices import known_nbytes
@@ -26,7 +26,7 @@ from ...calib.records.step_rows import StepRow
 from ...calib.samples.table import SampleTable
 from ...calib.steps.known import KnownStep
 from ...calib.steps.model import fit_steps
-from ...calib.steps.table_steps import machine_times, table_steps
+from ...calib.steps.step_tables import machine_times, table_steps
 from ...calib.workload.config import RunConfig
 from .machine import Machine
 from .runs import has_run, load

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...calib.answers.answer import Answer
 from ...calib.answers.transcript import prefixed
-from ...calib.differences.normal import normal
+from ...calib.differences.norms import normal
 from ...calib.errors import ForerunError
 from ...calib.fit.priors import is_processor
 from ...calib.importers.own_steps import read_steps

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from ...calib.answers.run_steps import known_elsewhere
+from ...calib.answers.measured_steps import known_elsewhere
 from ...calib.errors import ForerunError, RecordError
 from ...calib.samples.store import read_run, read_table, run_ids
 from ...calib.samples.table import SampleTable, build_table, normalise

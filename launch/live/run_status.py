@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...calib.errors import RecordError
-from ...calib.records.actions import Action
-from ...calib.records.launch import LAUNCH, MARKER, RUNS
+from ...calib.records.iso_times import Action
+from ...calib.records.run_values import LAUNCH, MARKER, RUNS
 from ...calib.workload.config_json import Encoded
 from ..directory.bounded_files import number, read_object
 from ..directory.forecast_log import FORECASTS, Logged, read_forecasts

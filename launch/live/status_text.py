@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ...calib.records.actions import action_text
-from ...calib.records.iso_times import iso_time
+from ...calib.records.iso_times import action_text, iso_time
 from ...calib.units import format_time
 from .run_status import RunStatus, State
 

@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from ...calib.advice.plan import Candidate
-from ...calib.commands.launch_line import LaunchLine, launch_line
-from ...calib.commands.launchers import MEETING, ranks_on_each
+from ...calib.advice.planning import Candidate
+from ...calib.arguments.launch_lines import LaunchLine, launch_line
+from ...calib.arguments.launch_words import MEETING, ranks_on_each
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import is_processor
-from ...calib.forecast.whole_run import WholeRun
+from ...calib.forecast.whole import WholeRun
 from ...calib.memory.peak import Verdict
-from ...calib.records.launch import Launch
+from ...calib.records.run_values import Launch
 from ...calib.shell import quoted
 from ...calib.workload.config import RunConfig
 from ..wrapper.log_lines import one_line

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...calib.advice.explain import Explanation, explain
+from ...calib.advice.explanation import Explanation, explain
 from ...calib.advice.named_layouts import named_layout
-from ...calib.advice.plan import Candidate
+from ...calib.advice.planning import Candidate
 from ...calib.errors import ConfigError
 from ...calib.records.iso_times import stamped
 from ...calib.search.found import TOP
@@ -61,7 +61,7 @@ class ExplainAnswer(Told):
     def write_svg(self, path: Path | str) -> None:
         """Draw the terms as a waterfall into a file."""
         # Of use here alone, and slow to import.
-        from ...calib.records.json_files import write_text
+        from ...calib.records.files import write_text
         from ..drawing.waterfall import waterfall
 
         write_text(Path(path), waterfall(self.found).alone())

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ...calib.advice.breadth import Breadth, breadth
-from ...calib.advice.plan import Plan, compare
-from ...calib.advice.why_not import WhyNot, why_not
-from ...calib.arguments.keep import Keep
+from ...calib.advice.coverage import Breadth, WhyNot, breadth, why_not
+from ...calib.advice.planning import Plan, compare
+from ...calib.arguments.short_names import Keep
 from ...calib.errors import ConfigError
-from ...calib.forecast.throughput import RunLeft
+from ...calib.forecast.rates import RunLeft
 from ...calib.search.found import Effort
 from ...calib.workload.config import RunConfig
 from ..directory.run_left import run_left

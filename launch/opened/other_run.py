@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...calib.arguments.launchers import ASIDE_VARIABLES, is_of_library, reason
 from ...calib.arguments.megatron_command import Described, program_of, split_launcher
 from ...calib.arguments.megatron_options import ASIDE, LEFT_OUT_FACTOR, NAMES
-from ...calib.arguments.variables import ASIDE_VARIABLES, is_of_library, reason
 from ...calib.errors import CalibrationError
 from ...calib.records.cluster import Cluster, Origin, StatedNodes
 from ...calib.workload.argument_values import option_of

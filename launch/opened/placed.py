@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...calib.differences.bus_rates import bus_rates
-from ...calib.differences.normal import Normal, near_rows, normal
+from ...calib.differences.norms import Normal, bus_rates, near_rows, normal
 from ...calib.errors import CalibrationError
 from ...calib.records.step_rows import StepRow
 from ...calib.units import format_frac

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ...calib.advice.plan import Plan
+from ...calib.advice.planning import Plan
 from ...calib.advice.scaling import Scaling
 from ...calib.shell import joined
 from ...calib.workload.config import takes_options

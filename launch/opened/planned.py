@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...calib.advice.plan import Candidate
+from ...calib.advice.planning import Candidate
 from ...calib.advice.scaling import Scaling, best_on, curve
 from ...calib.errors import ConfigError
-from ...calib.forecast.whole_run import whole_run
+from ...calib.forecast.whole import whole_run
 from ...calib.records.iso_times import stamped
 from ...calib.search.found import TOP, Effort
 from ..known.machines import Machine

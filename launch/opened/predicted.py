@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeAlias
 
-from ...calib.advice.plan import Candidate, compare
+from ...calib.advice.planning import Candidate, compare
 from ...calib.advice.remedies import MemoryRoom, Remedy
 from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
@@ -18,7 +18,7 @@ from ...calib.arguments.short_names import LAYOUT_NAMES, AxisValue
 from ...calib.arguments.taken_options import untaken
 from ...calib.errors import ConfigError, ForerunError
 from ...calib.fit.priors import is_processor
-from ...calib.forecast.whole_run import WholeRun, whole_run
+from ...calib.forecast.whole import WholeRun, whole_run
 from ...calib.memory.devices import known_device
 from ...calib.memory.peak import MemoryEstimate, Verdict, host_nbytes
 from ...calib.network.cluster import link_figures

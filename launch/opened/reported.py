@@ -16,8 +16,8 @@ from ...calib.answers.finish_line import moment
 from ...calib.answers.request import Request
 from ...calib.answers.transcript import prefixed
 from ...calib.errors import RecordError
+from ...calib.records.files import write_text
 from ...calib.records.iso_times import stamped
-from ...calib.records.json_files import write_text
 from ...calib.samples.table import SampleTable
 from ...calib.shell import quoted
 from ..directory.bounded_files import number

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...calib.advice.plan import Candidate, Plan
-from ...calib.commands.launch_line import Change, LaunchLine, launch_line
+from ...calib.advice.planning import Candidate, Plan
+from ...calib.arguments.launch_lines import Change, LaunchLine, launch_line
 from ...calib.errors import ConfigError
 from ...calib.memory.peak import Verdict
 from ...calib.records.files import replace_file
 from ...calib.records.iso_times import stamped
-from ...calib.records.launch import Launch
+from ...calib.records.run_values import Launch
 from ...calib.shell import quoted, shown
 from ...calib.units import format_time
 from ...calib.workload.config import RunConfig

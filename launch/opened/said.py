@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from ...calib.answers.finish_line import moment
 from ...calib.errors import RecordError
-from ...calib.records.actions import Action, action_text
-from ...calib.records.iso_times import LONGEST_S, stamped
+from ...calib.records.iso_times import LONGEST_S, Action, action_text, stamped
 from ...calib.units import format_time
 from .told import Told
 

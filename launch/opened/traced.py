@@ -17,8 +17,8 @@ def write_trace(path: Path | str, steps: FittedSteps, layouts: Mapping[str, RunC
     """A process for each layout by its name, all on one scale; compressed where the name ends in
     ``.gz``.  ``OSError`` where the file cannot be written."""
     # Of use here alone, and slow to import.
-    from ...calib.answers.step_trace import PREDICTED, step_trace
-    from ...calib.records.json_files import write_json
+    from ...calib.answers.step_traces import PREDICTED, step_trace
+    from ...calib.records.files import write_json
 
     estimates = {f"{PREDICTED}, {name}": steps.estimate(one) for name, one in layouts.items()}
     write_json(Path(path), step_trace(estimates, version=__version__))

@@ -77,7 +77,7 @@ class Unmeasured(Run):
 
     def _open(self, device: str | None) -> Machine:
         if device not in self._opened:
-            from ...calib.differences.normal import modelled_nearest  # slow to import, like these
+            from ...calib.differences.norms import modelled_nearest  # slow to import, like these
             from ..known.machine_fits import device_machine
             from ..known.published_rows import published_rows
 

@@ -11,8 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ...calib.arguments.keep import Keep
-from ...calib.arguments.short_names import LAYOUT_NAMES
+from ...calib.arguments.short_names import LAYOUT_NAMES, Keep
 from ...calib.errors import ConfigError
 from ...calib.forecast.remaining_schedule import read_count
 from ...calib.memory.devices import known_device

@@ -11,14 +11,13 @@ from typing import Any
 from ... import __version__
 from ...calib.answers.answer import Answer
 from ...calib.answers.request import Request
-from ...calib.answers.step_trace import PREDICTED, step_trace
+from ...calib.answers.step_traces import PREDICTED, step_trace
 from ...calib.forecast.evaluation import Evaluation
-from ...calib.records.files import OPEN, PRIVATE
+from ...calib.records.files import OPEN, PRIVATE, write_json
 from ...calib.records.iso_times import with_iso_times
-from ...calib.records.json_files import write_json
 from ...calib.samples.store import write_table
 from ...calib.samples.table import SampleTable
-from ...calib.timeline.measured import MeasuredSpan
+from ...calib.timeline.items import MeasuredSpan
 from ...hooks.process.host_wandb import FORECAST
 from ..directory.each_file import write_each
 from ..directory.forecast_log import FORECASTS, append_forecast

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...calib.advice.plan import Plan
+from ...calib.advice.planning import Plan
 from ...calib.answers.answer import Answer, Modelled
 from ...calib.answers.finish_line import moment
 from ...calib.answers.transcript import PREFIX, run_line
-from ...calib.forecast.throughput import rest_of_run
+from ...calib.forecast.rates import rest_of_run
 from ...calib.shell import quoted
 from ...calib.units import format_count, format_frac, format_time
 

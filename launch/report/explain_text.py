@@ -6,8 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...calib.advice.explain import Difference, Explained, Explanation, TermTime
-from ...calib.advice.walk import Change
+from ...calib.advice.explanation import Change, Difference, Explained, Explanation, TermTime
 from ...calib.fit.estimates import Source
 from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import format_frac

@@ -8,7 +8,7 @@ from functools import partial
 
 from ...calib.answers.answer import Answer, Modelled
 from ...calib.forecast.evaluation import Coverage, Evaluation, PastForecast
-from ...calib.timeline.measured import MeasuredSpan
+from ...calib.timeline.items import MeasuredSpan
 from ..directory.run_log import StepPoint
 from ..drawing.bar_charts import waiting_chart, work_chart
 from ..drawing.canvas import Drawing

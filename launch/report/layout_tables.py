@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ...calib.advice.axes import axis_value
+from ...calib.advice.axes import axis_value, recompute_text
 from ...calib.advice.host_limits import left_out
-from ...calib.advice.layout_words import recompute_text
-from ...calib.advice.plan import Candidate, Plan, layout_label
+from ...calib.advice.planning import Candidate, Plan, layout_label
 from ...calib.fit.estimates import Source
-from ...calib.forecast.throughput import RunLeft
+from ...calib.forecast.rates import RunLeft
 from ...calib.memory.peak import Verdict
 from ...calib.workload.config import RunConfig
 from .cells import (

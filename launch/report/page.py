@@ -18,10 +18,10 @@ from ...calib.answers.answer import Answer, Modelled
 from ...calib.answers.what_if import predict_words
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import step_coverage
-from ...calib.records.json_files import write_text
+from ...calib.records.files import write_text
 from ...calib.samples.table import SampleTable
 from ...calib.shell import joined, quoted
-from ...calib.timeline.measured import MeasuredSpan
+from ...calib.timeline.items import MeasuredSpan
 from ..directory.each_file import write_each
 from ..directory.forecast_log import Logged, finish_line, read_forecasts
 from ..directory.publishing import PICTURES, Place

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...calib.advice.plan import Candidate
+from ...calib.advice.planning import Candidate
 from ...calib.advice.scaling import ScalePoint
-from ...calib.forecast.throughput import Throughput
-from ...calib.forecast.whole_run import WholeRun
+from ...calib.forecast.rates import Throughput
+from ...calib.forecast.whole import WholeRun
 from ...calib.units import format_count, format_frac, format_time
 from .scaling_text import TOO_FAR
 from .table import ReportTable, table_of

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...calib.records.files import PRIVATE, replace_file
-from ...calib.records.launch import LAUNCH, RUNS
+from ...calib.records.run_values import LAUNCH, RUNS
 from ..directory.bounded_files import read_bounded
 from ..directory.run_folders import top_of
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
-from ...calib.arguments.kept_arguments import restored
+from ...calib.arguments.passed_on import restored
 from ...calib.records.files import replace_file
 from ...calib.shell import quoted
 from ...hooks.process.launch_note import is_module

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..._forerun_autoload import is_off
-from ...calib.arguments.kept_arguments import MASK, kept_command
+from ...calib.arguments.passed_on import MASK, kept_command
 from ...calib.errors import ConfigError
 from ...calib.shell import joined
 from ...calib.workload.config_json import encode, encode_fields

@@ -9,7 +9,7 @@ from forerun.benchmarks.fits.build_priors import SOURCES as RATES
 from forerun.benchmarks.generalise import BEFORE, SOURCES, Line, stored, table, with_before
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS
 from forerun.calib.fit.rate_priors import rates_prior
-from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.validation import score_folds, step_folds
 from forerun.calib.workload.operators import OperatorKind, Phase
 

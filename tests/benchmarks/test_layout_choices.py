@@ -27,7 +27,7 @@ from forerun.benchmarks.scoring.layout_choices import (
 )
 from forerun.benchmarks.scoring.next_runs import PICKS, after_next_runs
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.workload.config import Attention
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,9 @@ import pytest
 from planted_steps import steps_of
 from tiny_shape import run_of
 
-from forerun.calib.advice.plan import Plan, plan
+from forerun.calib.advice.planning import Plan, plan
 from forerun.calib.fit.estimates import Estimates, Source
-from forerun.calib.forecast.forecast import Forecast, forecast
+from forerun.calib.forecast.forecasts import Forecast, forecast
 from forerun.calib.workload.collectives import CollectiveCall
 from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase

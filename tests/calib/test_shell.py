@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.commands.words import plain, variables, with_blanks
+from forerun.calib.arguments.launch_words import plain, variables, with_blanks
 from forerun.calib.errors import ConfigError
 from forerun.calib.shell import assigned, joined, quoted, required, shown, without_others
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.lint.lint import RULES
+from forerun.calib.lint.linter import RULES
 from forerun.launch.cli import build_parser
 
 pytestmark = pytest.mark.slow

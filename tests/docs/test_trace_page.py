@@ -13,7 +13,7 @@ import pytest
 from trace_reader import read
 
 from forerun.calib.fit.estimates import Source
-from forerun.calib.slices.slices import WAITING
+from forerun.calib.steps.slices import WAITING
 from forerun.launch.cli import main
 
 pytestmark = pytest.mark.slow

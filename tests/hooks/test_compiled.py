@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from forerun.calib.records.record_kinds import CoverageRecord, StepRecord
 from forerun.calib.samples.store import read_run
 from forerun.hooks.process.guard import Guard
+from forerun.hooks.sensors.compiling import StallHooks
 from forerun.hooks.sensors.recorder import Recorder
-from forerun.hooks.sensors.stalls import StallHooks
 from forerun.hooks.sensors.stopwatch import HostStopwatch
-from forerun.hooks.session.attach import attach
+from forerun.hooks.session.attaching import attach
 
 # torch's own, as it compiles a layer whose input is another's output.
 pytestmark = [

@@ -21,7 +21,6 @@ from forerun.calib.arguments.taken_options import (
     options_named,
 )
 from forerun.calib.layers.stage_work import stage_operators
-from forerun.calib.records.launch import NAME, Launch
 from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
@@ -31,6 +30,7 @@ from forerun.calib.records.record_kinds import (
     WindowRecord,
 )
 from forerun.calib.records.run_records import RunRecords
+from forerun.calib.records.run_values import NAME, Launch
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase

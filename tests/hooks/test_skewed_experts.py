@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from launched import torchrun
 
+from forerun.calib.answers.measured_steps import running_config
 from forerun.calib.answers.routing import measured_routing
-from forerun.calib.answers.run_steps import running_config
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run

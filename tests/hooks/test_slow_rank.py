@@ -12,10 +12,9 @@ import pytest
 from launched import torchrun
 
 from forerun.calib.answers.run_measurements import measured_step_s
+from forerun.calib.drift.stragglers import Straggler, StragglerKind, waiting_report
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.stragglers.detection import Straggler, StragglerKind
-from forerun.calib.stragglers.waiting import waiting_report
 
 pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from forerun.calib.importers.own_format import read_table
 from forerun.calib.importers.own_steps import own_frame, read_steps
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.known import same_layout
-from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.validation import step_folds
 from forerun.launch.cli import main
 from forerun.launch.known.machines import open_machine
@@ -172,7 +172,7 @@ def test_a_damaged_table_is_named_and_the_rest_is_read(directory: Path) -> None:
 
 
 TIMING = {"evaluate", "simulate", "steady"}
-RE_SIMULATES = {"calib/stragglers/cost.py"}
+RE_SIMULATES = {"calib/drift/stragglers.py"}
 """What a slow stage costs the pipeline that was measured: no prediction of a layout."""
 
 

@@ -83,7 +83,7 @@ def plain(kind: str, directory: Path) -> None:
 def watched_by_hand(kind: str, directory: Path) -> None:
     """What the flag does, for one more loop of this process."""
     from forerun.hooks.adapters.torch_loop import TorchLoop
-    from forerun.hooks.session.attach import new_session
+    from forerun.hooks.session.attaching import new_session
 
     session = new_session(directory=directory / kind, steps=8, is_analysed=False)
     TorchLoop(session).attach()

@@ -290,7 +290,7 @@ def trained(acts: Sequence[Act], files: Path) -> dict[str, Any]:
 def watched(acts: Sequence[Act], files: Path, directory: Path) -> dict[str, Any]:
     """The same, watched as the flag has a plain loop watched."""
     from forerun.hooks.adapters.torch_loop import TorchLoop
-    from forerun.hooks.session.attach import new_session
+    from forerun.hooks.session.attaching import new_session
 
     loop = TorchLoop(new_session(directory=directory, steps=WINDOW, is_analysed=False))
     loop.attach()

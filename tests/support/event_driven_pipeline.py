@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from hypothesis import strategies as st
 
-from forerun.calib.timeline.costs import PipelineCosts, pipeline_costs
+from forerun.calib.timeline.graph import PipelineCosts, pipeline_costs
 from forerun.calib.timeline.programs import (
     Message,
     Pass,

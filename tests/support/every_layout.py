@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.benchmarks.costs.plan import variants_of
-from forerun.calib.arguments.keep import Keep
+from forerun.calib.arguments.short_names import Keep
 from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.found import Room

@@ -215,7 +215,7 @@ class OwnTraining(Training):
         if not self.memory.get("settings"):
             super().loop()
             return
-        from forerun.hooks.session.attach import attach
+        from forerun.hooks.session.attaching import attach
 
         with attach(self.model, self.optimizer, **self.memory["settings"]) as self.attached:
             super().loop()

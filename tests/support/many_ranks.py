@@ -25,7 +25,7 @@ import torch.distributed as dist
 from tiny_shape import TINY
 
 from forerun.calib.workload.config import Batch, Parallelism, RunConfig
-from forerun.hooks.session.attach import attach
+from forerun.hooks.session.attaching import attach
 
 WORLD = 16
 TP = 2

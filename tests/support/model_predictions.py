@@ -20,8 +20,7 @@ from forerun.calib.fit.machine import MachineModel, fit_machine
 from forerun.calib.fit.transfer import transfer
 from forerun.calib.importers.own_format import read_table
 from forerun.calib.importers.own_steps import read_steps
-from forerun.calib.steps.design import design
-from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.steps.step_tables import TableSteps, design
 from forerun.calib.workload.operators import OperatorKind as Kind
 from forerun.calib.workload.operators import Phase
 

@@ -15,7 +15,7 @@ import pandas as pd
 from lint_cases import FLAT
 from planted_runs import planted_run
 
-from forerun.calib.records.launch import NAME, Launch
+from forerun.calib.records.run_values import NAME, Launch
 from forerun.calib.samples.store import write_table
 from forerun.calib.samples.table import SampleTable
 

@@ -50,7 +50,7 @@ def counted(kind: str, model: nn.Module, step: Callable[[], None]) -> str:
 
 def train(kind: str, directory: Path) -> None:
     from forerun.hooks.adapters.torch_loop import TorchLoop
-    from forerun.hooks.session.attach import new_session
+    from forerun.hooks.session.attaching import new_session
 
     model = wrapped(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -48,7 +48,7 @@ def wrapped(kind: str) -> nn.Module:
 def train(kind: str, directory: Path) -> None:
     """Enough steps for one window."""
     from forerun.hooks.adapters.torch_loop import TorchLoop
-    from forerun.hooks.session.attach import new_session
+    from forerun.hooks.session.attaching import new_session
 
     model = wrapped(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

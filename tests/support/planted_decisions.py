@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from tiny_shape import SMALL
 
 from forerun.calib.advice.decision import Action, Decision, decide
-from forerun.calib.advice.plan import Candidate, Plan
+from forerun.calib.advice.planning import Candidate, Plan
 from forerun.calib.fit.estimates import Source
-from forerun.calib.forecast.forecast import DRIFT_FRAC, Forecast, forecast
+from forerun.calib.forecast.forecasts import DRIFT_FRAC, Forecast, forecast
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.workload.config import Batch, Parallelism, RunConfig
 from forerun.calib.workload.run_options import Goals

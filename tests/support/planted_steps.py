@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forerun.calib.steps.base_times import Conditions
 from forerun.calib.steps.estimate import StepEstimate
 from forerun.calib.steps.known import KnownStep
-from forerun.calib.steps.live_times import IN_SITU, LiveTimes
+from forerun.calib.steps.live import IN_SITU, LiveTimes
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.timeline.items import Floats
 from forerun.calib.workload.config import Recompute, RunConfig

@@ -24,8 +24,7 @@ from forerun.hooks.probing.probe_transfers import find_carrier
 from forerun.hooks.probing.probes import Probing
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.settings import RankInfo, Settings
-from forerun.hooks.sensors.group_roles import GroupRoles
-from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.process_groups import GroupRoles, ProcessGroupHooks
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch

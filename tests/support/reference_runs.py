@@ -175,7 +175,7 @@ def watched_by_hand(directory: Path, kind: str) -> Iterator[None]:
         yield
         return
     from forerun.hooks.adapters.torch_loop import TorchLoop
-    from forerun.hooks.session.attach import new_session
+    from forerun.hooks.session.attaching import new_session
 
     session = new_session(directory=directory / kind, steps=WINDOW, every=EVERY, is_analysed=False)
     TorchLoop(session).attach()
@@ -218,7 +218,7 @@ def interrupted() -> None:
 
 
 def attached(directory: Path) -> None:
-    from forerun.hooks.session.attach import attach
+    from forerun.hooks.session.attaching import attach
 
     watch = Watch()
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ import torch
 from tiny_shape import TINY
 
 from forerun.calib.workload.config import Batch, Cadence, Parallelism, RunConfig
-from forerun.hooks.session.attach import attach
+from forerun.hooks.session.attaching import attach
 
 NUM_LAST = 10
 

@@ -17,7 +17,7 @@ from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.importers import own_steps
 from forerun.calib.importers.own_steps import own_frame
 from forerun.calib.records.step_rows import StepKind, Trait
-from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.workload.config import (
     Attention,
     ContextComm,

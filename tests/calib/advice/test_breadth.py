@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.breadth import NUM_NEXT, Breadth, breadth
+from forerun.calib.advice.coverage import NUM_NEXT, Breadth, breadth
 from forerun.calib.advice.named_layouts import named_layout
-from forerun.calib.advice.plan import Plan, plan
+from forerun.calib.advice.planning import Plan, plan
 from forerun.calib.memory.peak import Verdict, memory, verdict
 from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.steps.estimate import paired_sigma_log

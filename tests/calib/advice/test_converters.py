@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.converters import converter
-from forerun.calib.advice.plan import plan
-from forerun.calib.arguments.keep import Keep
+from forerun.calib.advice.planning import converter, plan
+from forerun.calib.arguments.short_names import Keep
 from forerun.calib.search.space import sharded_otherwise
 from forerun.calib.workload.config import Precision, RunConfig, Sharding
 

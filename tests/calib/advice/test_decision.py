@@ -17,8 +17,8 @@ from forerun.calib.advice.decision import (
     lateness_probability,
     saving_probability,
 )
-from forerun.calib.advice.plan import Candidate, Plan
-from forerun.calib.forecast.forecast import Forecast, TimeLeft
+from forerun.calib.advice.planning import Candidate, Plan
+from forerun.calib.forecast.forecasts import Forecast, TimeLeft
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.steps.model import MISFIT
 from forerun.calib.workload.run_options import Goals

@@ -13,8 +13,8 @@ import pytest
 from scipy import integrate, stats
 
 from forerun.calib.advice.decision import Action, decide, selection_bias_log
-from forerun.calib.advice.plan import Candidate, Plan
-from forerun.calib.forecast.forecast import Forecast
+from forerun.calib.advice.planning import Candidate, Plan
+from forerun.calib.forecast.forecasts import Forecast
 from forerun.calib.workload.run_options import Goals
 
 SIGMA = 0.05

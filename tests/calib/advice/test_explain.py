@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from planted_steps import steps_of
 
 from forerun.calib.advice.axes import AXES, axis_value, differing_axes, mixed
-from forerun.calib.advice.explain import Difference, Explanation, explain
-from forerun.calib.advice.plan import plan
-from forerun.calib.advice.walk import walk
+from forerun.calib.advice.explanation import Difference, Explanation, explain, walk
+from forerun.calib.advice.planning import plan
 from forerun.calib.errors import ConfigError
 from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.steps.estimate import paired_sigma_log

@@ -13,9 +13,9 @@ from planted_steps import steps_of
 
 from forerun.calib.advice.host_limits import left_out
 from forerun.calib.advice.micro_batch import micro_batch_layouts
-from forerun.calib.advice.plan import Plan, plan
-from forerun.calib.arguments.keep import Keep
+from forerun.calib.advice.planning import Plan, plan
 from forerun.calib.arguments.megatron_args import rewrite_command
+from forerun.calib.arguments.short_names import Keep
 from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE, untaken
 from forerun.calib.search.found import Effort, Room
 from forerun.calib.steps.model import FittedSteps

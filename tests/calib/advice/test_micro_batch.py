@@ -17,7 +17,7 @@ from forerun.calib.advice.micro_batch import (
     micro_batch_advice,
     micro_batch_layouts,
 )
-from forerun.calib.advice.plan import compare
+from forerun.calib.advice.planning import compare
 from forerun.calib.memory.peak import fit_probability, memory, memory_offset
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.units import format_count

@@ -10,9 +10,9 @@ import pytest
 from every_layout import best_of_every, every_layout, row
 from planted_steps import estimate_many, estimate_step, steps_of
 
-from forerun.calib.advice.plan import Candidate, Plan, compare, plan
-from forerun.calib.arguments.keep import Keep
+from forerun.calib.advice.planning import Candidate, Plan, compare, plan
 from forerun.calib.arguments.megatron_args import apply_options
+from forerun.calib.arguments.short_names import Keep
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.intervals import Z_90

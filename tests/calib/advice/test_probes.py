@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.advice.probe_list import CollectiveProbe, OperatorProbe, fingerprint
+from forerun.calib.advice.probe_sizes import CollectiveProbe, OperatorProbe, fingerprint
 from forerun.calib.advice.probes import carriers, probe_plan
 from forerun.calib.layers.stage_work import stage_operators, step_collectives
 from forerun.calib.workload.collectives import Collective, GroupRole

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.plan import compare, plan
+from forerun.calib.advice.planning import compare, plan
 from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, best_on, curve
-from forerun.calib.arguments.keep import Keep
+from forerun.calib.arguments.short_names import Keep
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.timeline.items import Part
 from forerun.calib.workload.config import RunConfig

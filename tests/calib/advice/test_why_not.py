@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.plan import Plan, compare, plan
-from forerun.calib.advice.why_not import WhyNot, why_not
-from forerun.calib.arguments.keep import Keep
+from forerun.calib.advice.coverage import WhyNot, why_not
+from forerun.calib.advice.planning import Plan, compare, plan
+from forerun.calib.arguments.short_names import Keep
 from forerun.calib.memory.peak import Verdict
 
 Asked = Callable[..., WhyNot]

@@ -15,8 +15,7 @@ from undescribed_runs import GOLDEN, undescribed
 
 from forerun.calib.advice.decision import Action, Rule
 from forerun.calib.answers.analysis import analyse, finish_lines, renewed
-from forerun.calib.answers.answer import Answer
-from forerun.calib.answers.measured_groups import measured_groups
+from forerun.calib.answers.answer import Answer, measured_groups
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_measurements import measured_step_s
 from forerun.calib.records.record_kinds import (

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.advice.plan import compare
+from forerun.calib.advice.planning import compare
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
+from forerun.calib.answers.measured_steps import run_steps, running_config
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_measurements import overhead
-from forerun.calib.answers.run_steps import run_steps, running_config
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.known import KnownStep

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.advice.explain import explain
-from forerun.calib.advice.plan import Candidate, compare, plan
-from forerun.calib.answers.run_steps import run_steps, running_config
+from forerun.calib.advice.explanation import explain
+from forerun.calib.advice.planning import Candidate, compare, plan
+from forerun.calib.answers.measured_steps import run_steps, running_config
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.steps.model import FittedSteps

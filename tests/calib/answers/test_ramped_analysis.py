@@ -11,7 +11,7 @@ import pytest
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
-from forerun.calib.forecast.model_forecast import batch_size_at
+from forerun.calib.forecast.modelled import batch_size_at
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import Batch, Cadence, RunConfig

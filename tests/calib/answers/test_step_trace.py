@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from planted_steps import GPU, LAYOUTS, OVERLAP, estimate_step, steps_of
 from trace_reader import Slice, read
 
-from forerun.calib.answers.step_trace import step_trace
+from forerun.calib.answers.step_traces import step_trace
 from forerun.calib.layers.stage_work import collective_uses, stage_operators
-from forerun.calib.records.json_files import write_json
+from forerun.calib.records.files import write_json
 from forerun.calib.steps.estimate import StepEstimate
-from forerun.calib.timeline.items import Part
-from forerun.calib.timeline.measured import MeasuredSpan
+from forerun.calib.timeline.items import MeasuredSpan, Part
 from forerun.calib.timeline.programs import TaskKind
 from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.model_shape import Experts

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.advice.axes import layout_words
 from forerun.calib.advice.decision import Rule, decide
-from forerun.calib.advice.layout_words import layout_words
-from forerun.calib.advice.plan import Candidate, Plan
+from forerun.calib.advice.planning import Candidate, Plan
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.finish_line import finish_line
 from forerun.calib.answers.request import Request
@@ -27,8 +27,8 @@ from forerun.calib.answers.transcript import (
     run_line,
 )
 from forerun.calib.forecast.batch_ratios import PredictedStep
-from forerun.calib.forecast.forecast import Forecast, TimeLeft
-from forerun.calib.forecast.throughput import Throughput
+from forerun.calib.forecast.forecasts import Forecast, TimeLeft
+from forerun.calib.forecast.rates import Throughput
 from forerun.calib.layers.model_size import model_name
 from forerun.calib.memory.peak import MemoryEstimate, Verdict
 from forerun.calib.records.record_kinds import LoopRecord

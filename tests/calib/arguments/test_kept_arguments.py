@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.arguments.kept_arguments import (
+from forerun.calib.arguments.passed_on import (
     MASK,
     is_secret_name,
     kept_arguments,

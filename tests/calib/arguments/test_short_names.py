@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_shape import SMALL
 
-from forerun.calib.arguments.keep import Keep
 from forerun.calib.arguments.megatron_args import apply_options
-from forerun.calib.arguments.short_names import LAYOUT_NAMES, expand, layout_name
+from forerun.calib.arguments.short_names import LAYOUT_NAMES, Keep, expand, layout_name
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
     Batch,

@@ -6,11 +6,10 @@ from itertools import combinations
 
 import pytest
 
-from forerun.calib.arguments.launchers import split_variables
+from forerun.calib.arguments.launchers import reason, split_variables
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.arguments.megatron_options import NAMES
 from forerun.calib.arguments.shell_text import commands
-from forerun.calib.arguments.variables import reason
 from forerun.calib.lint.variable_rules import RULES
 from forerun.calib.workload.config import Attention
 

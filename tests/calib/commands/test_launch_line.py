@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from forerun.calib.arguments.launch_lines import PATHS, HostKind, LaunchLine, launch_line
+from forerun.calib.arguments.launch_words import phrases, plain, with_blanks
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.commands.bridge import PATHS
-from forerun.calib.commands.launch_line import HostKind, LaunchLine, launch_line
-from forerun.calib.commands.words import phrases, plain, with_blanks
-from forerun.calib.records.launch import Launch
+from forerun.calib.records.run_values import Launch
 from forerun.calib.workload.config import (
     Batch,
     ModelShape,

@@ -12,7 +12,7 @@ from planted_runs import LAYOUT, STEP_S, planted_run
 from planted_steps import GPU
 from planted_stragglers import config_of
 
-from forerun.calib.differences.difference import Basis, Difference, Verdict
+from forerun.calib.differences.levels import Basis, Difference, Verdict
 from forerun.calib.differences.two_runs import difference
 from forerun.calib.errors import CalibrationError
 from forerun.calib.samples.table import only_windows

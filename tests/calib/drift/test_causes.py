@@ -12,9 +12,8 @@ import pytest
 from planted_drifts import TRANSFER_S, groups_of, window
 from planted_stragglers import WORK_S, summarised
 
-from forerun.calib.drift.causes import Cause, CauseKind, causes, group_causes
-from forerun.calib.drift.events import drift_causes, transfer_causes
-from forerun.calib.drift.monitor import Drift, DriftKind
+from forerun.calib.drift.attribution import Cause, CauseKind, causes, group_causes
+from forerun.calib.drift.monitor import Drift, DriftKind, drift_causes, transfer_causes
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.workload.config import Parallelism

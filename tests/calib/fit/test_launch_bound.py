@@ -23,7 +23,7 @@ from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.samples.columns import normalise, shape_text
 from forerun.calib.samples.operator_rows import probed_operator_rows
 from forerun.calib.samples.table import SampleTable
-from forerun.calib.steps.live_times import live_times
+from forerun.calib.steps.live import live_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase

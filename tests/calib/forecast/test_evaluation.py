@@ -20,7 +20,7 @@ from forerun.calib.forecast.evaluation import (
     StepTally,
     evaluate,
 )
-from forerun.calib.forecast.forecast import Forecast
+from forerun.calib.forecast.forecasts import Forecast
 
 START_UNIX_S, TOTAL_S = 1000.0, 400.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.calib.forecast.forecast import Failures, TimeLeft, learned_mtbf_s
+from forerun.calib.forecast.forecasts import Failures, TimeLeft, learned_mtbf_s
 
 
 @pytest.mark.parametrize("mtbf_s", [500.0, 5_000.0, 500_000.0])

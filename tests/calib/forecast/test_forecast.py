@@ -12,7 +12,7 @@ from planted_steps import estimate_step
 from related_noise import related_noise
 
 from forerun.calib.errors import CalibrationError
-from forerun.calib.forecast.forecast import (
+from forerun.calib.forecast.forecasts import (
     Extra,
     Failures,
     StepLoad,

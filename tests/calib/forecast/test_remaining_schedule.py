@@ -19,7 +19,7 @@ from forerun.calib.forecast.remaining_schedule import (
     schedule_levels,
     step_groups,
 )
-from forerun.calib.workload.batch import Cadence
+from forerun.calib.workload.config import Cadence
 
 pytest.importorskip("megatron")
 

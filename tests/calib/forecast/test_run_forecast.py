@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from planted_steps import steps_of
 
 from forerun.calib.forecast.batch_ratios import BatchRatio, measured_ratios
-from forerun.calib.forecast.model_forecast import ModelForecast, model_forecast
-from forerun.calib.forecast.run_forecast import SoFar, run_forecast
+from forerun.calib.forecast.modelled import ModelForecast, model_forecast
+from forerun.calib.forecast.remaining_run import SoFar, run_forecast
 from forerun.calib.workload.config import Batch, Cadence, RunConfig
 from forerun.calib.workload.run_options import Goals
 

@@ -11,14 +11,14 @@ from tiny_shape import SMALL
 
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
-from forerun.calib.forecast.throughput import (
+from forerun.calib.forecast.rates import (
     RunLeft,
     peak_flop_per_s,
     recomputed_frac,
     rest_of_run,
     throughput,
 )
-from forerun.calib.layers.model_flop import model_flop_per_token
+from forerun.calib.layers.model_size import model_flop_per_token
 from forerun.calib.workload.config import (
     Batch,
     Fp8Recipe,

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.calib.errors import RecordError
 from forerun.calib.importers.kineto import WORLD_TAKEN, KinetoTables, kineto_tables
-from forerun.calib.records.kineto_origins import NODE
+from forerun.calib.importers.kineto_origins import NODE
 
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 NAMES = (

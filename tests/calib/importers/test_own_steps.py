@@ -8,7 +8,7 @@ import pytest
 from forerun.calib.importers.own_steps import own_frame, read_steps
 from forerun.calib.memory.peak import fit_probability, memory
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.steps.step_tables import TableSteps
 
 ROW = {
     "device": "NVIDIA A100-SXM4-80GB",

@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers.own_steps import own_frame, read_steps
-from forerun.calib.importers.split_columns import SPLIT_COLUMNS, as_stated, refuse_unread
+from forerun.calib.importers.own_steps import (
+    SPLIT_COLUMNS,
+    as_stated,
+    own_frame,
+    read_steps,
+    refuse_unread,
+)
 from forerun.calib.memory.peak import memory
 from forerun.calib.records.step_rows import StepTable
 from forerun.calib.workload.config import Engine, Parallelism, Schedule, Sharding

@@ -27,7 +27,7 @@ from forerun.calib.workload.config import (
 )
 from forerun.calib.workload.operators import OperatorKind
 from forerun.calib.workload.ranks import group, position
-from forerun.hooks.sensors.payloads import role_of
+from forerun.hooks.sensors.process_groups import role_of
 
 pytestmark = [
     pytest.mark.slow,

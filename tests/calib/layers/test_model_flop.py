@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.calib.layers.model_flop import model_flop_per_token
+from forerun.calib.layers.model_size import model_flop_per_token
 from forerun.calib.workload.config import Experts, LatentAttention, ModelShape
 
 EXACT = 1e-12

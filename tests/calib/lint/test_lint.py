@@ -9,7 +9,7 @@ import pytest
 from lint_cases import CASES, CLEAN, DENSE, GPU, launch_of, remedied
 
 from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE
-from forerun.calib.lint.lint import RULES, UNASKED, lint
+from forerun.calib.lint.linter import RULES, UNASKED, lint
 from forerun.calib.lint.rule import Harm
 
 ASKED = ("eval-interval", "save-interval")

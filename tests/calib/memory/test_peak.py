@@ -15,7 +15,6 @@ from forerun.calib.memory.activations import (
     mlp_working_nbytes,
     routed_tokens,
 )
-from forerun.calib.memory.in_flight import in_flight
 from forerun.calib.memory.peak import (
     COMMUNICATOR_NBYTES,
     CONTEXT_NBYTES,
@@ -23,6 +22,7 @@ from forerun.calib.memory.peak import (
     memory_offset,
     stage_memories,
 )
+from forerun.calib.memory.stage_memory import in_flight
 from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
 from forerun.calib.timeline.schedules import peak_in_flight, stage_program
 from forerun.calib.workload.config import (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stage_tensors import parameters
 from tiny_shape import run_of
 
-from forerun.calib.importers.split_columns import as_stated
+from forerun.calib.importers.own_steps import as_stated
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.memory.peak import MemoryEstimate, memory
 from forerun.calib.memory.states import LIVE_NUMEL, REDUCE_BUCKET_NUMEL, SUB_GROUP_NUMEL

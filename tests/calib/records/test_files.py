@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.records import files
-from forerun.calib.records.files import OPEN, PRIVATE, replace_by, replace_file
-from forerun.calib.records.json_files import write_text
+from forerun.calib.records.files import OPEN, PRIVATE, replace_by, replace_file, write_text
 
 
 @pytest.fixture

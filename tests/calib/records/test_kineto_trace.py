@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.records.chrome_trace import from_chrome
+from forerun.calib.importers.kineto_origins import from_chrome
 from forerun.calib.records.kineto_trace import (
     TracedWork,
     collective_named,

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.records import files
-from forerun.calib.records.files import open_own
-from forerun.calib.records.json_files import append_line
+from forerun.calib.records.files import append_line, open_own
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,7 +52,7 @@ def test_what_is_no_file_of_ours_is_not_written_to_and_nobody_waits(
     IN_THE_WAY[kind](path)
     before = victim_of(path)
     code = (
-        "import pathlib, sys; from forerun.calib.records.json_files import append_line\n"
+        "import pathlib, sys; from forerun.calib.records.files import append_line\n"
         "try:\n  append_line(pathlib.Path(sys.argv[1]), 1)\n"
         "except OSError as err: print(err.filename, err.strerror)"
     )

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.errors import RecordError
-from forerun.calib.records.json_files import read_json, write_json
+from forerun.calib.records.files import read_json, write_json
 from forerun.calib.records.record_kinds import SCHEMA, StepRecord, to_dict
 from forerun.calib.samples.columns import FRAMES, normalise
 from forerun.calib.samples.store import read_run, read_table, run_ids, write_table

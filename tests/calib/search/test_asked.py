@@ -6,9 +6,8 @@ import pytest
 from every_layout import every_layout
 from tiny_shape import of_width, run_of
 
-from forerun.calib.arguments.keep import Keep
-from forerun.calib.search.asked import num_variants
-from forerun.calib.search.cells import cells_of
+from forerun.calib.arguments.short_names import Keep
+from forerun.calib.search.cells import cells_of, num_variants
 from forerun.calib.workload.config import Experts, Precision
 
 EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=512, is_grouped=True)

@@ -13,14 +13,12 @@ from every_layout import best_of_every, every_layout, row
 from planted_steps import steps_of
 from tiny_shape import of_width, run_of
 
-from forerun.calib.arguments.keep import Keep
+from forerun.calib.arguments.short_names import Keep
 from forerun.calib.memory.layout_table import LayoutMemory, needed_nbytes
-from forerun.calib.search.best_first import best_layouts
+from forerun.calib.search.best_first import TimeBounds, best_layouts, least_nbytes, overheads
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.found import NUM_LACKING, TOP, Effort, Found, Room
-from forerun.calib.search.least_memory import least_nbytes, overheads
-from forerun.calib.search.least_time import TimeBounds
-from forerun.calib.search.recomputes import recomputes
+from forerun.calib.search.space import recomputes
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.model import FittedSteps, fit_steps

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.arguments.keep import Keep
+from forerun.calib.arguments.short_names import Keep
 from forerun.calib.errors import ConfigError
 from forerun.calib.search.cells import Cells, cells_of
 from forerun.calib.search.space import MOST_CONTEXT, MOST_VIRTUAL

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.advice.layout_words import recompute_text
+from forerun.calib.advice.axes import recompute_text
 from forerun.calib.arguments.megatron_values import layout_values
 from forerun.calib.memory.peak import memory
-from forerun.calib.search.recomputes import recomputes
+from forerun.calib.search.space import recomputes
 from forerun.calib.workload.config import Fp8Recipe, Recompute, RunConfig
 from forerun.calib.workload.model_shape import Experts, LatentAttention
 

@@ -19,7 +19,7 @@ from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import ERROR_INFLATION, fit_steps
 from forerun.calib.steps.priced_items import SCALE
 from forerun.calib.steps.scales import RELEASE_SIGMA_LOG, UNMODELLED, scales
-from forerun.calib.steps.table_steps import machine_times
+from forerun.calib.steps.step_tables import machine_times
 from forerun.calib.workload.config import (
     Batch,
     Parallelism,

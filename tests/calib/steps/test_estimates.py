@@ -15,7 +15,7 @@ from forerun.calib.layers.stage_work import collective_uses, stage_operators
 from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.steps.estimate import StepEstimate
 from forerun.calib.steps.model import ERROR_INFLATION
-from forerun.calib.timeline.evaluate import exposed_time, window_time
+from forerun.calib.timeline.evaluation import exposed_time, window_time
 from forerun.calib.timeline.items import Part
 from forerun.calib.timeline.programs import TaskKind
 from forerun.calib.workload.collectives import GroupRole, Placement

@@ -11,7 +11,7 @@ import pytest
 from planted_steps import GPU, HERE
 
 from forerun.calib.steps.base_times import prior_times
-from forerun.calib.steps.live_times import LiveTimes, live_times
+from forerun.calib.steps.live import LiveTimes, live_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.config import Normalization, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase

@@ -18,7 +18,7 @@ from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.steps.scales import HOST_MICROBATCH, HOST_STEP
 from forerun.calib.timeline.compiled import compile_layouts
-from forerun.calib.timeline.evaluate import evaluate
+from forerun.calib.timeline.evaluation import evaluate
 from forerun.calib.timeline.items import Item, Part
 from forerun.calib.workload.collectives import CollectiveCall, GroupRole
 from forerun.calib.workload.config import (

@@ -7,7 +7,7 @@ import pytest
 
 from forerun.calib.layers.blocks import BlockKind
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.table_steps import LayerTimes, row_times, times_key
+from forerun.calib.steps.step_tables import LayerTimes, row_times, times_key
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.workload.collectives import CollectiveCall, GroupRole
 from forerun.calib.workload.config import (

@@ -29,7 +29,7 @@ from forerun.calib.records.record_kinds import (
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.steps.live_times import live_times
+from forerun.calib.steps.live import live_times
 from forerun.calib.steps.model import HOST_SCATTER_LOG, fit_steps
 from forerun.calib.steps.scales import FLOOR, FLOOR_RATIO, scales
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig

@@ -14,7 +14,6 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.base_times import Conditions, prior_times
-from forerun.calib.steps.design import design, expected_sigma_log
 from forerun.calib.steps.known import (
     MEASURED_SIGMA_LOG,
     KnownStep,
@@ -26,8 +25,9 @@ from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.steps.priced_items import FAMILY, SCALE
 from forerun.calib.steps.scales import Effect, effects_of
+from forerun.calib.steps.step_tables import design, expected_sigma_log
 from forerun.calib.timeline.compiled import compile_layouts
-from forerun.calib.timeline.evaluate import evaluate, step_times
+from forerun.calib.timeline.evaluation import evaluate, step_times
 from forerun.calib.timeline.items import Item
 from forerun.calib.workload.collectives import CollectiveCall
 from forerun.calib.workload.config import (

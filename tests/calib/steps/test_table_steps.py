@@ -8,7 +8,7 @@ from step_fixtures import grid, timed
 
 from forerun.calib.importers.own_format import read_table
 from forerun.calib.records.cluster import StatedNodes
-from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.steps.step_tables import TableSteps
 
 
 def test_a_machine_that_is_slower_by_a_constant_is_calibrated_to_it() -> None:

@@ -17,8 +17,7 @@ from forerun.calib.steps.base_times import (
     prior_times,
     table_times,
 )
-from forerun.calib.steps.operator_tables import operator_tables
-from forerun.calib.steps.transfer_tables import network_of, transfer_tables
+from forerun.calib.steps.operator_tables import network_of, operator_tables, transfer_tables
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 

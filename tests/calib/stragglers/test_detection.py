@@ -19,17 +19,18 @@ from planted_stragglers import (
     table_of,
 )
 
-from forerun.calib.records.cluster import Cluster, SeenNode
-from forerun.calib.samples.rank_compute import newest_rank_compute
-from forerun.calib.stragglers.cost import RankPlaces, step_floor_s
-from forerun.calib.stragglers.detection import (
+from forerun.calib.drift.stragglers import (
+    RankPlaces,
     StragglerKind,
     StragglerReport,
     excess_s,
     find_stragglers,
+    step_floor_s,
+    waiting_report,
 )
-from forerun.calib.stragglers.waiting import waiting_report
-from forerun.calib.timeline.costs import pipeline_costs
+from forerun.calib.records.cluster import Cluster, SeenNode
+from forerun.calib.samples.rank_compute import newest_rank_compute
+from forerun.calib.timeline.graph import pipeline_costs
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.workload.config import Parallelism
 

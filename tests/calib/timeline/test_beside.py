@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forerun.calib.timeline.compiled import compile_layouts
-from forerun.calib.timeline.evaluate import evaluate, step_times
+from forerun.calib.timeline.evaluation import evaluate, step_times
 from forerun.calib.timeline.items import Part, part_of
 from forerun.calib.workload.collectives import CollectiveCall
 from forerun.calib.workload.config import Dispatcher, Experts, RunConfig

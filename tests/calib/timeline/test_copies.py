@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forerun.calib.memory.activations import layer_activations, layer_tensors
+from forerun.calib.memory.activations import OFFLOADED_MODULES, layer_activations, layer_tensors
 from forerun.calib.memory.peak import memory
-from forerun.calib.memory.saved import OFFLOADED_MODULES
 from forerun.calib.timeline.compiled import compile_layouts
-from forerun.calib.timeline.evaluate import evaluate, step_times
+from forerun.calib.timeline.evaluation import evaluate, step_times
 from forerun.calib.timeline.items import Part
 from forerun.calib.workload.config import Dispatcher, Experts, Precision, Recompute, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase

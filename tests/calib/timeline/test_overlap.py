@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.timeline.compiled import compile_layouts
-from forerun.calib.timeline.evaluate import evaluate, exposed_time, step_times, window_time
+from forerun.calib.timeline.evaluation import evaluate, exposed_time, step_times, window_time
 from forerun.calib.timeline.items import Part
 from forerun.calib.timeline.overlap import ShardTimes
 from forerun.calib.workload.collectives import CollectiveCall, GroupRole, Placement

@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.timeline.interleaved import num_interleaved_warmup
 from forerun.calib.timeline.programs import Pass, Pipeline, TaskKind, passes
-from forerun.calib.timeline.schedules import num_warmup, peak_in_flight, stage_program
+from forerun.calib.timeline.schedules import (
+    num_interleaved_warmup,
+    num_warmup,
+    peak_in_flight,
+    stage_program,
+)
 from forerun.calib.workload.parallelism import Schedule
 
 LETTERS = {

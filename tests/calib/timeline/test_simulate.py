@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.timeline import simulate as simulation
-from forerun.calib.timeline.costs import PipelineCosts, joined, pipeline_costs
+from forerun.calib.timeline import simulation
+from forerun.calib.timeline.graph import PipelineCosts, joined, pipeline_costs
 from forerun.calib.timeline.programs import Pipeline
-from forerun.calib.timeline.simulate import Floats, Simulation, simulate
+from forerun.calib.timeline.simulation import Floats, Simulation, simulate
 from forerun.calib.workload.parallelism import Schedule
 
 REL = 1e-9

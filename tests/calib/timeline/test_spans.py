@@ -7,9 +7,9 @@ from event_driven_pipeline import EventDriven, column_of, costs_of, pipelines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.timeline.costs import pipeline_costs
+from forerun.calib.timeline.graph import pipeline_costs
 from forerun.calib.timeline.programs import Pass, Pipeline, TaskKind
-from forerun.calib.timeline.simulate import simulate, spans
+from forerun.calib.timeline.simulation import simulate, spans
 
 REL = 1e-9
 MESSAGES = (TaskKind.EXCHANGE, TaskKind.TRANSFER)

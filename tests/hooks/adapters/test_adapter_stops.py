@@ -10,7 +10,7 @@ import adapter_stops as script
 import pytest
 from launched import Launch
 
-from forerun.calib.records.launch import MARKER
+from forerun.calib.records.run_values import MARKER
 from forerun.hooks.process.launch_identity import LAUNCH_ID, launch_folder
 
 pytestmark = pytest.mark.slow

@@ -23,8 +23,8 @@ from forerun.calib.records.record_kinds import StepRecord
 from forerun.calib.samples.store import read_run
 from forerun.hooks.adapters import bridge, callbacks, hugging_face, lightning, torchtitan
 from forerun.hooks.adapters.patches import Patches
-from forerun.hooks.sensors.regions import find_regions
-from forerun.hooks.session.attach import new_session
+from forerun.hooks.sensors.captured import find_regions
+from forerun.hooks.session.attaching import new_session
 from forerun.hooks.session.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # frameworks, on this release of torch

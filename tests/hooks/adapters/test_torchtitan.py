@@ -19,7 +19,7 @@ from forerun.calib.records.record_kinds import StepFlag, StepRecord
 from forerun.calib.samples.store import read_run
 from forerun.hooks.adapters import callbacks, torchtitan
 from forerun.hooks.adapters.patches import Patches
-from forerun.hooks.session.attach import new_session
+from forerun.hooks.session.attaching import new_session
 from forerun.hooks.session.session import Session
 
 STEPS, WINDOW, SAVED = 12, 8, 7

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from json_schema import check
 from torch.distributed import HashStore
 
-from forerun.calib.records.launch import MARKER
+from forerun.calib.records.run_values import MARKER
 from forerun.calib.workload.run_options import OnAdvice
 from forerun.hooks.control.orders import OrderKind, Orders, Proposal
 from forerun.hooks.process.guard import MAX_FAULTS, Guard

@@ -13,8 +13,7 @@ from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.config import Parallelism
 from forerun.hooks.probing.probe_transfers import TransferBench, find_carrier
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.sensors.group_roles import GroupRoles
-from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.process_groups import GroupRoles, ProcessGroupHooks
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch

@@ -11,7 +11,7 @@ import torch
 from device_memory import MIB, Allocator, charged
 from device_timeline import installed
 
-from forerun.calib.advice.probe_list import PROBED_KINDS
+from forerun.calib.advice.probe_sizes import PROBED_KINDS
 from forerun.calib.advice.probes import operator_probe
 from forerun.calib.records.record_kinds import CoverageRecord, OperatorRecord, Record
 from forerun.calib.workload.collectives import Collective

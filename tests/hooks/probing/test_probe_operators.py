@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forerun.calib.advice.probe_list import PROBED_KINDS
+from forerun.calib.advice.probe_sizes import PROBED_KINDS
 from forerun.calib.workload.config import (
     Attention,
     Batch,

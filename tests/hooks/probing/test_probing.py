@@ -20,7 +20,7 @@ from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.window import WindowPlan
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.hooks.session.ledger import Between
-from forerun.hooks.session.probe_turns import ProbeTurns
+from forerun.hooks.session.trace_turns import ProbeTurns
 
 MODEL = ModelShape(
     num_layers=1,

@@ -24,7 +24,7 @@ print(proposed_launch_id(os.environ))
 RANK = """
 import sys, torch
 import torch.distributed as dist
-from forerun.hooks.session.attach import attach
+from forerun.hooks.session.attaching import attach
 
 dist.init_process_group("gloo")
 model = torch.nn.Linear(2, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.records.launch import NAME, Launch
+from forerun.calib.records.run_values import NAME, Launch
 from forerun.hooks.process.launch_note import LaunchNote, launch_of, launcher_words
 from forerun.hooks.process.settings import RankInfo, Settings
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.calib.records.cluster import Cluster, SeenNode, StatedNodes
-from forerun.hooks.process.node_sight import VARIABLES, Sight, see_node
-from forerun.hooks.process.nvml import SeenLinks, see_links
+from forerun.hooks.process.node_sight import VARIABLES, SeenLinks, Sight, see_links, see_node
 from forerun.hooks.process.settings import RankInfo
 
 NDR = "400 Gb/sec (4X NDR)"

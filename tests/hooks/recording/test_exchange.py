@@ -17,7 +17,7 @@ from forerun.calib.records.packed import unpacked
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.recording import MESSAGE_NBYTES, recording_plan
 from forerun.hooks.process.settings import RankInfo
-from forerun.hooks.process.store_link import StoreLink, find_link
+from forerun.hooks.process.votes import StoreLink, find_link
 from forerun.hooks.recording import exchange as module
 from forerun.hooks.recording.exchange import Exchange
 

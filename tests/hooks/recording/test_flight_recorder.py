@@ -14,13 +14,13 @@ from device_timeline import capturing, installed
 from torch._C import _distributed_c10d
 
 from forerun.calib.records.record_kinds import CollectiveRecord
-from forerun.hooks.process.capture_mode import find_exchange
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
 from forerun.hooks.recording.flight_recorder import (
     FlightRecorder,
     beside_captures,
     find_dump,
+    find_exchange,
     prepare,
 )
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks

@@ -18,7 +18,7 @@ from played_step import LAYER, LINEAR, POSITION, Costs, Play, operators
 
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import Phase
-from forerun.hooks.recording import host_pace
+from forerun.hooks.recording import waits as host_pace
 from forerun.hooks.recording.attribution import Attribution
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD
 

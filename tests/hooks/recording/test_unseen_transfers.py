@@ -13,8 +13,7 @@ from forerun.calib.records.flight import HostSpan
 from forerun.calib.records.record_kinds import CollectiveRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.hooks.recording.flight_recorder import FlightWindow, KnownGroup
-from forerun.hooks.recording.unseen_transfers import add_unseen
-from forerun.hooks.recording.window_records import WindowRecords
+from forerun.hooks.recording.window_records import WindowRecords, add_unseen
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import Code, StepLog, TransferKind, split
 from forerun.hooks.sensors.stopwatch import HostStopwatch

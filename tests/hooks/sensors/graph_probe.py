@@ -27,9 +27,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.hooks.process.guard import Guard
+from forerun.hooks.sensors.captured import find_regions
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder
-from forerun.hooks.sensors.regions import find_regions
 from forerun.hooks.sensors.sites import FORWARD, dispatch_methods, find_places, untraceable
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.recipes.stand_in_cuda import install as stand_in

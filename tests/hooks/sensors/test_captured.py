@@ -21,10 +21,14 @@ from unaskable import Unaskable
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.sensors import captured
-from forerun.hooks.sensors.captured import hidden_in, is_graphed_forward, tell_captured
+from forerun.hooks.sensors.captured import (
+    find_regions,
+    hidden_in,
+    is_graphed_forward,
+    tell_captured,
+)
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder
-from forerun.hooks.sensors.regions import find_regions
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 

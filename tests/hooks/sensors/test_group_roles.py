@@ -15,9 +15,12 @@ from forerun.calib.workload.config import Parallelism
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
 from forerun.hooks.recording.flight_recorder import known_groups
-from forerun.hooks.sensors.group_roles import GroupRoles, role_by_ranks
-from forerun.hooks.sensors.payloads import role_of
-from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.process_groups import (
+    GroupRoles,
+    ProcessGroupHooks,
+    role_by_ranks,
+    role_of,
+)
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch

@@ -22,10 +22,10 @@ from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.compiling import StallHooks
 from forerun.hooks.sensors.modules import ModuleHooks, local
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.sites import expert_parts, untraceable
-from forerun.hooks.sensors.stalls import StallHooks
 from forerun.hooks.sensors.step_log import Site
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 

@@ -14,8 +14,7 @@ from forerun.calib.records.record_kinds import CollectiveRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
-from forerun.hooks.sensors.payloads import PAYLOADS, role_of
-from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.process_groups import PAYLOADS, ProcessGroupHooks, role_of
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from forerun.hooks.sensors.regions import find_regions, graphs_remark, is_compiled
+from forerun.hooks.sensors.captured import find_regions, graphs_remark, is_compiled
 
 
 class Scope(Enum):

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forerun.hooks.process import settings  # noqa: E402
-from forerun.hooks.session import attach  # noqa: E402
+from forerun.hooks.session import attaching as attach  # noqa: E402
 
 
 @pytest.fixture

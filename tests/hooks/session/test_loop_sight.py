@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from forerun.calib.records.record_kinds import DataLength, LoopRecord
 from forerun.calib.samples.store import read_run
-from forerun.hooks.session.attach import attach
+from forerun.hooks.session.attaching import attach
 
 try:  # here, since transformers adds a finder of modules of its own
     import tiny_llama

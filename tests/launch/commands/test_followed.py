@@ -16,7 +16,7 @@ from forerun.calib.arguments.taken_options import (
     absent_options,
     options_named,
 )
-from forerun.calib.records.launch import NAME, Launch
+from forerun.calib.records.run_values import NAME, Launch
 from forerun.launch.cli import ExitCode, main
 
 pytestmark = pytest.mark.slow

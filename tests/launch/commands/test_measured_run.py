@@ -12,7 +12,7 @@ from json_schema import check
 from undescribed_runs import undescribed
 
 import forerun
-from forerun.calib.records.json_files import read_lines
+from forerun.calib.records.files import read_lines
 from forerun.calib.records.record_kinds import DataLength, LoopRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table

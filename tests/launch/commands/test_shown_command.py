@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.records.launch import NAME, Launch
+from forerun.calib.records.run_values import NAME, Launch
 from forerun.launch.cli import ExitCode, main
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"

@@ -20,7 +20,11 @@ IDLE = (
     *("numpy.random", "rich.progress", "jinja2", "plotly", "jsonschema", "wandb"),
     *("importlib.metadata", "importlib.resources", "email", "tempfile", "subprocess"),
     *("forerun.hooks.control", "forerun.hooks.session", "forerun.launch.wrapper.slurm"),
-    *("forerun.calib.samples.table", "forerun.calib.commands", "forerun.calib.answers.analysis"),
+    *(
+        "forerun.calib.samples.table",
+        "forerun.calib.arguments.launch_lines",
+        "forerun.calib.answers.analysis",
+    ),
 )
 """What no answer of a cached fit needs: each takes its time."""
 ASK = f"""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.calib.answers.run_steps import run_steps
+from forerun.calib.answers.measured_steps import run_steps
 from forerun.calib.fit.calibration import calibrate, carried_over
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table

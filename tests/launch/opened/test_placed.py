@@ -20,15 +20,14 @@ from json_schema import check
 from planted_runs import planted_run
 
 from forerun.calib.advice.axes import changed
-from forerun.calib.differences.bus_rates import bus_rates
-from forerun.calib.differences.normal import NearRow, near_rows
+from forerun.calib.differences.norms import NearRow, bus_rates, near_rows
 from forerun.calib.errors import ConfigError
 from forerun.calib.importers.own_steps import own_frame
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.steps.known import KnownStep, same_layout
-from forerun.calib.steps.table_steps import table_steps
+from forerun.calib.steps.step_tables import table_steps
 from forerun.calib.workload.config import Recompute
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.published_rows import FOLDER, published_rows

@@ -13,7 +13,7 @@ import pytest
 
 import forerun
 from forerun.calib.forecast.evaluation import PastForecast
-from forerun.calib.records.json_files import append_line
+from forerun.calib.records.files import append_line
 from forerun.launch.directory.publishing import Place
 from forerun.launch.directory.run_log import LoggedStep, RunLog
 from forerun.launch.directory.step_file import STEPS, read_steps, write_steps

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from json_schema import check
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.forecast.whole_run import whole_run
-from forerun.calib.workload.batch import Cadence
+from forerun.calib.forecast.whole import whole_run
+from forerun.calib.workload.config import Cadence
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.opened.unmeasured import unmeasured
 from forerun.launch.options.plan_options import SCHEMA_FILE, read_tokens

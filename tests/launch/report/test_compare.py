@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from companion_settings import companion_settings
 
-from forerun.calib.records.json_files import read_lines
+from forerun.calib.records.files import read_lines
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main

@@ -14,7 +14,8 @@ from companion_settings import companion_settings
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
-from forerun.calib.records import files, json_files
+from forerun.calib.records import files
+from forerun.calib.records import files as json_files
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.launch.companion.companion_loop import CompanionLoop

@@ -15,7 +15,7 @@ from companion_settings import companion_settings
 from json_schema import Mismatch, check
 from left_files import check_left_files, left_files
 
-from forerun.calib.records.launch import Launch
+from forerun.calib.records.run_values import Launch
 from forerun.calib.workload.run_options import MicroBatchChoice
 from forerun.launch.cli import main
 from forerun.launch.companion.companion_loop import CompanionLoop

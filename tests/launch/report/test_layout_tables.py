@@ -12,7 +12,7 @@ from rich.console import Console
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
-from forerun.calib.forecast.throughput import RunLeft
+from forerun.calib.forecast.rates import RunLeft
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.directory.run_left import run_left

@@ -14,11 +14,11 @@ import pytest
 
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.request import Request
+from forerun.calib.drift.stragglers import Straggler, StragglerKind, StragglerReport
 from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.calib.stragglers.detection import Straggler, StragglerKind, StragglerReport
-from forerun.calib.timeline.measured import measured_spans
+from forerun.calib.timeline.items import measured_spans
 from forerun.launch.drawing.layout_chart import layouts_chart
 from forerun.launch.report.figures import Page
 from forerun.launch.report.layout_tables import NUM_LAYOUTS

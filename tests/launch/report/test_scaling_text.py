@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from forerun.benchmarks.published.readers import steps_of
-from forerun.calib.advice.plan import compare
+from forerun.calib.advice.planning import compare
 from forerun.calib.advice.scaling import Scaling, curve
 from forerun.calib.steps.known import KnownStep
-from forerun.calib.steps.table_steps import table_steps
+from forerun.calib.steps.step_tables import table_steps
 from forerun.calib.workload.config import Batch
 from forerun.launch.report.plan_tables import BestLayout, plans_table
 from forerun.launch.report.scaling_text import bars, knee_line, scaling_lines, scaling_text

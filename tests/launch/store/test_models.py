@@ -91,7 +91,7 @@ def test_only_our_own_data_classes_are_made(name: str) -> None:
 def test_other_fields_than_the_class_has_are_refused() -> None:
     held = {"train_iters": 10}
     with pytest.raises(ValueError, match="other fields"):
-        made(file_of(("workload.batch:Cadence", held)))
+        made(file_of(("workload.config:Cadence", held)))
 
 
 def test_nothing_is_unpickled() -> None:

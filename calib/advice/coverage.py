@@ -1,0 +1,358 @@
+"""How sharp the best layout of a plan is: how close the next ones are, and which choices matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..arguments.megatron_args import apply_options
+from ..arguments.short_names import AxisValue, Keep, layout_name
+from ..arguments.taken_options import untaken
+from ..errors import ConfigError
+from ..memory.layout_table import needed_nbytes
+from ..memory.peak import Verdict
+from ..regressors.intervals import Z_90
+from ..search.found import Room
+from ..search.labels import layout_label
+from ..search.space import sharded_otherwise
+from ..steps.estimate import paired_sigma_log
+from ..steps.known import MEASURED_SIGMA_LOG
+from ..steps.model import FittedSteps
+from ..units import format_bytes, format_frac, format_time
+from ..workload.config import Batch, Parallelism, Recompute, RunConfig
+from ..workload.config_json import Encoded
+from .axes import axis_value, changed
+from .planning import Candidate, Plan
+
+NUM_NEXT = 10
+"""Layouts behind the first that are told of: as many as a plan shows."""
+_AXES = ("tp", "pp", "vp", "cp", "ep", "mbs", "recompute", "sharding")
+_NUM_VARIED = 5
+"""Layouts whose axes are set to other values, so that what goes best with a value may differ from
+what goes best with another."""
+_MATTERS_FRAC = MEASURED_SIGMA_LOG
+"""A choice that costs less than steps of one layout scatter by does not matter."""
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldChoice(Encoded):
+    """The fastest layout that was found with one value of an axis."""
+
+    value: str
+    label: str
+    step_time_s: float
+    slower_frac: float
+    """Than the fastest of all; the best with this value is at most as slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisWorth(Encoded):
+    """What an axis is worth: its values, the fastest first."""
+
+    JSON: ClassVar[str] = "axis cost_frac matters alike choices"
+
+    axis: str
+    choices: tuple[HeldChoice, ...]
+    """At least two."""
+
+    @property
+    def cost_frac(self) -> float:
+        """What the next best value costs."""
+        return self.choices[1].slower_frac
+
+    @property
+    def matters(self) -> bool:
+        """Whether that is more than steps scatter by."""
+        return self.cost_frac > _MATTERS_FRAC
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """Values that take as long as the fastest, within what steps scatter by."""
+        return tuple(c.value for c in self.choices if c.slower_frac <= _MATTERS_FRAC)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no value costs more."""
+        return len(self.alike) == len(self.choices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breadth(Encoded):
+    """How sharp a plan's best is."""
+
+    JSON: ClassVar[str] = "first next_slower_frac num_not_told_apart axes"
+
+    first: str
+    next_slower_frac: tuple[float, ...]
+    """How much slower the next layouts are than the first."""
+    num_not_told_apart: int
+    """Of these, whose 90 % interval against the first holds 0."""
+    axes: tuple[AxisWorth, ...]
+    """Those with a choice, the one that costs most first."""
+
+    @property
+    def text(self) -> str:
+        """One line: how close the next are, and what matters."""
+        words = []
+        if self.next_slower_frac:
+            number = len(self.next_slower_frac)
+            low, high = (
+                format_frac(min(self.next_slower_frac)),
+                format_frac(max(self.next_slower_frac)),
+            )
+            words.append(f"the next {number} are {low} to {high} slower")
+            words.append(f"{self.num_not_told_apart} of them cannot be told apart from the first")
+        telling = [axis for axis in self.axes if axis.matters][:_MOST_NAMED]
+        if telling:
+            costs = (
+                f"{a.axis} {a.choices[0].value} (else +{format_frac(a.cost_frac)})" for a in telling
+            )
+            words.append(f"what matters: {', '.join(costs)}")
+        close = [axis for axis in self.axes if not axis.matters and not axis.is_idle]
+        if close:
+            values = (f"{axis.axis} {' or '.join(axis.alike)}" for axis in close)
+            words.append(f"as good: {', '.join(values)}")
+        idle = [axis.axis for axis in self.axes if axis.is_idle]
+        if idle:
+            words.append(f"what does not: {', '.join(idle)}")
+        return "; ".join(words)
+
+
+def breadth(plan: Plan, steps: FittedSteps) -> Breadth | None:
+    """How much slower others are than the fastest layout of a plan that fits; None where none does.
+
+    The running layout counts.  What an axis costs is found among the layouts of the plan and those
+    that differ from its fastest on this axis alone and fit by the rule of its search.
+    """
+    ranked = sorted(
+        (c for c in (plan.own, *plan.candidates) if c.verdict is not Verdict.DOES_NOT_FIT),
+        key=lambda c: c.step_time_s,
+    )
+    if not ranked:
+        return None
+    num_ranks = ranked[0].config.parallelism.num_ranks
+    ranked = [c for c in ranked if c.config.parallelism.num_ranks == num_ranks]
+    offset_nbytes = plan.own.memory.offset_nbytes
+    room = Room(capacity_nbytes=plan.memory_capacity_nbytes, offset_nbytes=offset_nbytes)
+    first, *others = ranked[: NUM_NEXT + 1]
+    return Breadth(
+        first=first.label,
+        next_slower_frac=tuple(c.step_time_s / first.step_time_s - 1.0 for c in others),
+        num_not_told_apart=_not_told_apart(first, others, steps),
+        axes=_axes(ranked, steps, room),
+    )
+
+
+def _not_told_apart(first: Candidate, others: Sequence[Candidate], steps: FittedSteps) -> int:
+    best, *found = steps.estimates([c.config for c in (first, *others)])
+    return sum(
+        math.log(one.time_s / best.time_s) <= Z_90 * paired_sigma_log(one, best) for one in found
+    )
+
+
+def _axes(ranked: Sequence[Candidate], steps: FittedSteps, room: Room) -> tuple[AxisWorth, ...]:
+    times_s = {c.config: c.step_time_s for c in ranked}
+    varied = dict.fromkeys(
+        other
+        for candidate in ranked[:_NUM_VARIED]
+        for axis in _AXES
+        for other in _with_other_values(candidate.config, axis)
+    )
+    fresh = [config for config in varied if config not in times_s]
+    if fresh:
+        holds = room.holds(*needed_nbytes(fresh)).tolist()
+        fresh = [config for config, is_held in zip(fresh, holds, strict=True) if is_held]
+    times_s |= dict(zip(fresh, np.asarray(steps.median_times(fresh)).tolist(), strict=True))
+    ordered = sorted(times_s, key=lambda config: times_s[config])
+    found = (_worth(axis, ordered, times_s) for axis in _AXES)
+    return tuple(sorted(filter(None, found), key=lambda one: -one.cost_frac))
+
+
+def _worth(
+    axis: str, ordered: Sequence[RunConfig], times_s: dict[RunConfig, float]
+) -> AxisWorth | None:
+    best: dict[str, RunConfig] = {}
+    for config in ordered:
+        best.setdefault(axis_value(config, axis), config)
+    if len(best) < 2:
+        return None
+    least_s = times_s[ordered[0]]
+    choices = tuple(
+        HeldChoice(
+            value=value,
+            label=layout_label(config),
+            step_time_s=times_s[config],
+            slower_frac=times_s[config] / least_s - 1.0,
+        )
+        for value, config in best.items()
+    )
+    return AxisWorth(axis=axis, choices=choices)
+
+
+def _with_other_values(config: RunConfig, axis: str) -> Iterator[RunConfig]:
+    """The layout with the values beside its own on an axis, where these can run."""
+    if axis == "sharding":
+        yield from sharded_otherwise(config)
+        return
+    for values in _values(config, axis):
+        try:
+            yield changed(config, values)
+        except ConfigError:
+            continue
+
+
+def _values(config: RunConfig, axis: str) -> list[dict[str, Any]]:
+    if axis == "cp" and config.device == "cpu":
+        return []
+    if axis == "recompute":
+        plain = {"recompute_num_layers": 0, "recompute_modules": ()}
+        return [{"recompute": one, **plain} for one in Recompute]
+    name = "micro_batch_size" if axis == "mbs" else axis
+    of: Batch | Parallelism = config.batch if axis == "mbs" else config.parallelism
+    number = getattr(of, name)
+    near = [2 * number] + [number // 2] * (number % 2 == 0)
+    if axis == "tp":
+        # Megatron trains experts over tp only with the sequence split too.
+        splits = (True,) if config.model.experts is not None else (False, True)
+        return [{"tp": value, "is_sequence_parallel": one} for value in near for one in splits]
+    return [
+        {name: value} | ({"microbatch_group_size": 0} if axis in ("pp", "vp") else {})
+        for value in near
+    ]
+
+
+_OF_THE_PLAN = {"gpus": "--gpus", "gbs": "--global-batch-size", "seq": "--seq-length"}
+"""Axes that all layouts of a plan share, and the option that asks for another value."""
+_MOST_UNTRIED = 20
+"""Layouts that are priced beyond a plan: the fastest of them stands for the rest."""
+_FREE = ("tp", "pp", "cp", "ep", "mbs")
+"""Axes that a layout has at 1 where nothing is asked of them: least stands in its way then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyNot(Encoded):
+    """Why none of the layouts that were asked for is first."""
+
+    JSON: ClassVar[str] = "asked=question num_layouts best=best.label text"
+
+    asked: Keep
+    num_layouts: int
+    """How many of them a plan is the best of; 0: none, or a rule forbids all."""
+    best: Candidate | None
+    """The fastest that fits, else the one that needs least; None where there is none."""
+    text: str
+
+    @property
+    def question(self) -> str:
+        """The layouts that were asked for, as the command line names them."""
+        return str(self.asked)
+
+
+def why_not(
+    asked: Keep,
+    found: Plan,
+    kept: Plan,
+    num_ranks: int,
+    priced: Callable[[Sequence[RunConfig]], Sequence[Candidate]],
+) -> WhyNot:
+    """What keeps the layouts of ``kept``, a plan of those alone, from the top of ``found``.
+
+    Time against the first that fits; memory where none does; where there are none on ``num_ranks``
+    ranks, the rule that forbids them.  What no rule forbids and no plan tries is ``priced`` in
+    place of the best layouts.
+    """
+    tried = kept.candidates
+    elsewhere = _elsewhere(asked, found.own.config, num_ranks)
+    others = () if tried or elsewhere else tuple(_untried(asked, found, num_ranks))
+    rows = tried or tuple(priced(others))
+    fitting = [one for one in rows if one.verdict is not Verdict.DOES_NOT_FIT]
+    best: Candidate | None = None
+    if fitting:
+        best = min(fitting, key=lambda one: one.step_time_s)
+        text = _behind(best, found)
+    elif rows:
+        best = min(rows, key=lambda one: one.memory.total_nbytes)
+        text = f"none fits in memory; {_needed(best, kept.memory_capacity_nbytes)}"
+    else:
+        text = elsewhere or _rule(asked, found.own.config, num_ranks)
+    if others:
+        text = f"not among the layouts that are tried; {text}"
+    if best is not None and (clause := untaken(best.config, found.own.config)):
+        text = f"{text}; {clause}"
+    return WhyNot(asked=asked, num_layouts=kept.num_layouts if tried else 0, best=best, text=text)
+
+
+def _behind(best: Candidate, found: Plan) -> str:
+    able = [found.own, *found.candidates]
+    able = [one for one in able if one.verdict is not Verdict.DOES_NOT_FIT]
+    first = min(able, key=lambda one: one.step_time_s, default=best)
+    if first.config == best.config:
+        return f"nothing does: {best.label} is first"
+    behind = format_frac(best.step_time_s / first.step_time_s - 1, signed=True)
+    return (
+        f"the fastest, {best.label}, takes {format_time(best.step_time_s)}, {behind} against "
+        f"{first.label}"
+    )
+
+
+def _needed(least: Candidate, capacity_nbytes: int | None) -> str:
+    needs = f"{least.label} needs least, {format_bytes(least.memory.total_nbytes)}"
+    return needs if capacity_nbytes is None else f"{needs} of {format_bytes(capacity_nbytes)}"
+
+
+def _untried(asked: Keep, found: Plan, num_ranks: int) -> Iterator[RunConfig]:
+    """The best layouts with what is asked in its place, where they can be, none twice."""
+    able = [found.own, *found.candidates]
+    ours = (one.config for one in able if one.config.parallelism.num_ranks == num_ranks)
+    words = _words({**_first(asked), "gpus": num_ranks})
+    seen: set[RunConfig] = set()
+    for config in ours:
+        try:
+            changed = apply_options(config, words)
+        except ConfigError:
+            continue
+        if asked.allows(changed) and changed not in seen and changed != found.own.config:
+            seen.add(changed)
+            yield changed
+        if len(seen) == _MOST_UNTRIED:
+            return
+
+
+def _elsewhere(asked: Keep, running: RunConfig, num_ranks: int) -> str:
+    """Which option asks for what all layouts of a plan have alike; empty where they have it."""
+    for name, option in _OF_THE_PLAN.items():
+        here = num_ranks if name == "gpus" else layout_name(name).read(running)
+        values = asked.values_of(name)
+        if values is not None and here not in values:
+            return f"this plan is for {name}={here}; ask for {option} {values[0]}"
+    return ""
+
+
+def _rule(asked: Keep, running: RunConfig, num_ranks: int) -> str:
+    """What the first of the values breaks, the rest of the layout being as simple as can be."""
+    if asked.allows(running) and running.parallelism.num_ranks == num_ranks:
+        return "it is the running layout"
+    named = _first(asked)
+    simple = {name: 1 for name in (*_FREE, "vpp") if name not in named}
+    if running.model.experts is None:
+        simple.pop("ep", None)
+    if "pp" not in named and "vpp" in named:
+        simple["pp"] = 2  # Virtual stages are stages of a pipeline.
+    try:
+        apply_options(running, _words({"gpus": num_ranks, **simple, **named}))
+    except ConfigError as err:
+        return str(err)
+    return "no layout of the run becomes it; forerun predict says how long one takes"
+
+
+def _first(asked: Keep) -> dict[str, AxisValue]:
+    return {one.name: one.values[0] for one in asked.axes}
+
+
+def _words(values: Mapping[str, AxisValue]) -> list[str]:
+    return [word for name, value in values.items() for word in layout_name(name).options(value)]

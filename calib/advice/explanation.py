@@ -1,0 +1,393 @@
+"""Why a layout takes what it takes, and why one is faster than another: term by term."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import ClassVar
+
+from ..errors import ConfigError
+from ..fit.estimates import Source
+from ..plain_json import JsonObject
+from ..regressors.intervals import Z_90
+from ..search.labels import layout_label
+from ..steps.estimate import StepEstimate, StepTerms, paired_sigma_log
+from ..steps.known import similarity
+from ..steps.model import FittedSteps
+from ..timeline.terms import TERM_TEXTS, Term
+from ..units import format_frac, format_time
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
+from .axes import axis_value, differing_axes, mixed
+
+_MOST_AXES = 8
+"""Choices that are changed apart; of more, the last go together.  All orders of eight are 256
+layouts between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Encoded):
+    """One layout between two, with what its choices do to the step before it."""
+
+    JSON: ClassVar[str] = "axes=changed label step_time_s change_s low_s high_s"
+
+    axes: tuple[str, ...]
+    """What was changed; several where no layout between can run."""
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    """Values of these axes."""
+    label: str
+    step_time_s: float
+    change_s: float
+    """Against the layout before it."""
+    low_s: float
+    high_s: float
+    """Its 90 % interval; errors that both share have cancelled."""
+
+    @property
+    def text(self) -> str:
+        """What was changed, as ``tp 2 -> 4``."""
+        named = zip(self.axes, self.before, self.after, strict=True)
+        return ", ".join(f"{axis} {old} -> {new}" if new else axis for axis, old, new in named)
+
+    @property
+    def changed(self) -> list[JsonObject]:
+        """Each choice with its values before and after."""
+        named = zip(self.axes, self.before, self.after, strict=True)
+        return [{"axis": axis, "before": old, "after": new} for axis, old, new in named]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk(Encoded):
+    """The way from one layout to another."""
+
+    JSON: ClassVar[str] = "changes alone impossible"
+
+    changes: tuple[Change, ...]
+    """In their order; the last ends at the other layout."""
+    alone: tuple[Change, ...]
+    """Each choice changed by itself in the first layout, where that can run."""
+    impossible: tuple[str, ...]
+    """Axes whose choice cannot be changed by itself."""
+
+
+def walk(start: RunConfig, end: RunConfig, steps: FittedSteps) -> Walk:
+    """From ``start`` to ``end`` by as many layouts that can run as there are.
+
+    Of orders with equally many, the one that changes axes in the order of ``AXES`` first.  Whether
+    a layout between fits in memory is not asked.
+    """
+    groups = _groups(differing_axes(start, end))
+    between = _between(start, end, groups)
+    path = _longest(between, len(groups))
+    singles = [frozenset({place}) for place in range(len(groups))]
+    able = [one for one in singles if one in between]
+    layouts = [between[places] for places in (*path, *able)]
+    first, *found = steps.estimates([start, *layouts])
+    changes, before = [], (frozenset[int](), first)
+    for places, estimate in zip(path, found[: len(path)], strict=True):
+        changed = [axis for place in sorted(places - before[0]) for axis in groups[place]]
+        changes.append(_change(changed, before[1], estimate))
+        before = (places, estimate)
+    alone = [
+        _change([axis for place in places for axis in groups[place]], first, estimate)
+        for places, estimate in zip(able, found[len(path) :], strict=True)
+    ]
+    impossible = [axis for n, axes in enumerate(groups) if singles[n] not in able for axis in axes]
+    return Walk(changes=tuple(changes), alone=tuple(alone), impossible=tuple(impossible))
+
+
+def _groups(axes: Sequence[str]) -> list[tuple[str, ...]]:
+    apart, rest = axes[: _MOST_AXES - 1], axes[_MOST_AXES - 1 :]
+    return [*((axis,) for axis in apart), *([tuple(rest)] if rest else [])]
+
+
+def _between(
+    start: RunConfig, end: RunConfig, groups: Sequence[Sequence[str]]
+) -> dict[frozenset[int], RunConfig]:
+    """Every layout with some choices of each that can run, by the groups of axes that are those of
+    the end; the end itself always."""
+    out: dict[frozenset[int], RunConfig] = {}
+    for number in range(1, len(groups)):
+        for chosen in combinations(range(len(groups)), number):
+            try:
+                axes = [axis for place in chosen for axis in groups[place]]
+                out[frozenset(chosen)] = mixed(start, end, axes)
+            except ConfigError:
+                continue
+    if groups:
+        out[frozenset(range(len(groups)))] = end
+    return out
+
+
+def _longest(between: dict[frozenset[int], RunConfig], number: int) -> list[frozenset[int]]:
+    """The way over the most layouts, each with more choices of the end than the one before it."""
+    best: dict[frozenset[int], list[frozenset[int]]] = {frozenset(): []}
+    for places in sorted(between, key=lambda one: (len(one), sorted(one))):
+        ways = [way for before, way in best.items() if before < places]
+        # Among equals choices in the order of the axes.
+        best[places] = [*min(ways, key=lambda way: (-len(way), list(map(sorted, way)))), places]
+    return best[frozenset(range(number))]
+
+
+def _change(axes: Sequence[str], before: StepEstimate, after: StepEstimate) -> Change:
+    spread = math.exp(Z_90 * paired_sigma_log(after, before))
+    ratio = after.time_s / before.time_s
+    return Change(
+        axes=tuple(axes),
+        before=tuple(axis_value(before.config, axis) for axis in axes),
+        after=tuple(axis_value(after.config, axis) for axis in axes),
+        label=layout_label(after.config),
+        step_time_s=after.time_s,
+        change_s=after.time_s - before.time_s,
+        low_s=before.time_s * (ratio / spread - 1.0),
+        high_s=before.time_s * (ratio * spread - 1.0),
+    )
+
+
+SCHEMA = 1
+_SIGNED = (Term.NODES, Term.UNEXPLAINED)
+"""What may take time off a step; no other term is below 0."""
+_MOST_FRAC, _MOST_NAMED = 0.8, 3
+"""A sentence names terms until they are most of a step or of what decides, and not more of them."""
+_WORTH_FRAC = 0.1
+"""Of a difference: what works against it is named from there on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermTime(Encoded):
+    """Seconds of one term, of a layout or of the difference of two, with a 90 % interval."""
+
+    JSON: ClassVar[str] = "term time_s low_s high_s source_frac=sources"
+
+    term: Term
+    time_s: float
+    low_s: float
+    high_s: float
+    source_frac: Mapping[Source, float]
+
+    @property
+    def sources(self) -> dict[Source, float]:
+        """Sources that have a share."""
+        return {source: frac for source, frac in self.source_frac.items() if frac}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained(Encoded):
+    """A layout's step as a sum of terms."""
+
+    JSON: ClassVar[str] = (
+        "label num_ranks=estimate.config.parallelism.num_ranks step_time_s=estimate.time_s "
+        "low_s=estimate.low_s high_s=estimate.high_s critical_stage=estimate.critical_stage "
+        "source_frac=estimate.source_frac terms"
+    )
+
+    estimate: StepEstimate
+    terms: tuple[TermTime, ...]
+    """Those that are not 0; they add up to the step."""
+
+    @property
+    def label(self) -> str:
+        """The layout in short."""
+        return layout_label(self.estimate.config)
+
+    @property
+    def sentence(self) -> str:
+        """Where most of the step goes."""
+        total_s = self.estimate.time_s
+        spent = [t for t in self.terms if t.time_s > 0 or t.term not in _SIGNED]
+        named = _named(spent, total_s)
+        parts = [f"{TERM_TEXTS[t.term]} {format_frac(t.time_s / total_s)}" for t in named]
+        return f"{self.label} takes {format_time(total_s)}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference(Encoded):
+    """One layout's step less another's, term by term."""
+
+    JSON: ClassVar[str] = "time_s low_s high_s time_frac is_told_apart terms walk"
+
+    one: Explained
+    other: Explained
+    time_s: float
+    low_s: float
+    high_s: float
+    """90 % interval; errors that both steps share have cancelled."""
+    terms: tuple[TermTime, ...]
+    """They add up to ``time_s``."""
+    walk: Walk
+    """From the other layout to the one."""
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether 0 lies outside the interval."""
+        return self.low_s > 0 or self.high_s < 0
+
+    @property
+    def sentence(self) -> str:
+        """Which of the two is faster, and what decides."""
+        frac = self.time_s / self.other.estimate.time_s
+        if not self.time_s:
+            return f"{self.one.label} and {self.other.label} take the same time"
+        if self.is_told_apart:
+            faster = "faster" if frac < 0 else "slower"
+            text = f"{self.one.label} is {format_frac(abs(frac))} {faster} than {self.other.label}"
+        else:
+            low, high = (s / self.other.estimate.time_s for s in (self.low_s, self.high_s))
+            ends = f"{format_frac(low, signed=True)} to {format_frac(high, signed=True)}"
+            text = f"{self.one.label} cannot be told apart from {self.other.label} "
+            text += f"({format_frac(frac, signed=True)}; 90 %: {ends})"
+        sign = math.copysign(1.0, self.time_s)
+        along = [term for term in self.terms if term.time_s * sign > 0]
+        named = _named(along, sum(abs(term.time_s) for term in along))
+        text += f", mainly by {', '.join(map(_signed, named))}"
+        against = min(self.terms, key=lambda term: term.time_s * sign)
+        if against.time_s * sign < -_WORTH_FRAC * abs(self.time_s):
+            text += f"; against it {_signed(against)}"
+        return text
+
+    @property
+    def time_frac(self) -> float:
+        """The difference as a share of the other layout's step."""
+        return self.time_s / self.other.estimate.time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation(Encoded):
+    """The answer to why."""
+
+    JSON: ClassVar[str] = "schema sentence layout=one other=difference.other difference"
+    schema: ClassVar[int] = SCHEMA
+
+    one: Explained
+    difference: Difference | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        return self.difference.sentence if self.difference else self.one.sentence
+
+
+def explain(config: RunConfig, other: RunConfig | None, steps: FittedSteps) -> Explanation:
+    """Why the step of a layout takes what it takes; with another, why not as long as that one's."""
+    if other is None:
+        return Explanation(one=_explained(*steps.by_term([config])))
+    one, second = steps.by_term([config, other])
+    return Explanation(
+        one=_explained(one), difference=_difference(one, second, walk(other, config, steps))
+    )
+
+
+def _explained(found: StepTerms) -> Explained:
+    own_s = found.estimate.time_s * found.estimate.own_sigma_log
+    terms = []
+    for term in Term:
+        time_s = found.terms_s[term]
+        sigma_s = math.hypot(
+            *found.error_s[term].values(), own_s if term is Term.UNEXPLAINED else 0.0
+        )
+        if time_s or term is Term.UNEXPLAINED:
+            terms.append(_term_time(term, time_s, sigma_s, found.source_frac[term]))
+    return Explained(estimate=found.estimate, terms=tuple(terms))
+
+
+def _term_time(
+    term: Term,
+    time_s: float,
+    sigma_s: float,
+    sources: Mapping[Source, float],
+    *,
+    is_signed: bool = False,
+) -> TermTime:
+    low_s = time_s - Z_90 * sigma_s
+    if not (is_signed or term in _SIGNED):
+        low_s = max(0.0, low_s)
+    high_s = time_s + Z_90 * sigma_s
+    return TermTime(term=term, time_s=time_s, low_s=low_s, high_s=high_s, source_frac=sources)
+
+
+def _levelled(whole: StepTerms, factor: float) -> StepTerms:
+    """The terms at the level that both layouts share, which is no reason of their difference."""
+    named = [term for term in Term if term is not Term.UNEXPLAINED]
+    terms_s = {term: factor * whole.terms_s[term] for term in named}
+    error_s = {term: {n: factor * e for n, e in whole.error_s[term].items()} for term in named}
+    rest: dict[str, float] = dict(whole.error_s[Term.UNEXPLAINED])
+    for term, errors in error_s.items():
+        for name, error in errors.items():
+            rest[name] = rest.get(name, 0.0) + whole.error_s[term][name] - error
+    terms_s[Term.UNEXPLAINED] = whole.estimate.time_s - sum(terms_s.values())
+    return replace(whole, terms_s=terms_s, error_s={**error_s, Term.UNEXPLAINED: rest})
+
+
+def _shared_level(*pair: StepTerms) -> float:
+    """The factor by which both steps are longer than their terms, or both shorter; else 1."""
+    factors = [
+        one.estimate.time_s / (one.estimate.time_s - one.terms_s[Term.UNEXPLAINED]) for one in pair
+    ]
+    return max(1.0, min(factors)) if max(factors) > 1.0 else max(factors)
+
+
+def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
+    factor = _shared_level(one, other)
+    whole = one, other
+    one, other = (_levelled(terms, factor) for terms in whole)
+    mine, its = one.estimate, other.estimate
+    ours_s, theirs_s = mine.time_s * mine.own_sigma_log, its.time_s * its.own_sigma_log
+    alike = 1.0
+    if mine.config != its.config:
+        alike = float(similarity([mine.config], [its.config])[0, 0])
+    own_s = math.sqrt(max(0.0, ours_s**2 + theirs_s**2 - 2 * alike * ours_s * theirs_s))
+    terms = []
+    for term in Term:
+        time_s = one.terms_s[term] - other.terms_s[term]
+        sigma_s = math.hypot(
+            *_apart(one.error_s[term], other.error_s[term]),
+            own_s if term is Term.UNEXPLAINED else 0.0,
+        )
+        if one.terms_s[term] or other.terms_s[term] or term is Term.UNEXPLAINED:
+            sources = _joined(one, other, term)
+            terms.append(_term_time(term, time_s, sigma_s, sources, is_signed=True))
+    spread = math.exp(Z_90 * paired_sigma_log(mine, its))
+    return Difference(
+        one=_explained(whole[0]),
+        other=_explained(whole[1]),
+        time_s=mine.time_s - its.time_s,
+        # The ratio is log-normal, as in a plan.
+        low_s=mine.time_s / spread - its.time_s,
+        high_s=mine.time_s * spread - its.time_s,
+        terms=tuple(terms),
+        walk=way,
+    )
+
+
+def _apart(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[float]:
+    return [ours.get(name, 0.0) - theirs.get(name, 0.0) for name in sorted({*ours, *theirs})]
+
+
+def _joined(one: StepTerms, other: StepTerms, term: Term) -> dict[Source, float]:
+    """Shares of both layouts together, each by its seconds."""
+    ours_s, theirs_s = abs(one.terms_s[term]), abs(other.terms_s[term])
+    total_s = ours_s + theirs_s or 1.0
+    ours, theirs = one.source_frac[term], other.source_frac[term]
+    return {
+        source: (ours_s * ours.get(source, 0.0) + theirs_s * theirs.get(source, 0.0)) / total_s
+        for source in Source
+    }
+
+
+def _named(terms: Sequence[TermTime], total_s: float) -> list[TermTime]:
+    """The largest terms, until they are most of a total."""
+    ordered = sorted(terms, key=lambda term: -abs(term.time_s))
+    named: list[TermTime] = []
+    for term in ordered[:_MOST_NAMED]:
+        if sum(abs(one.time_s) for one in named) >= _MOST_FRAC * total_s:
+            break
+        named.append(term)
+    return named
+
+
+def _signed(term: TermTime) -> str:
+    sign = "+" if term.time_s > 0 else "-"
+    return f"{TERM_TEXTS[term.term]} {sign}{format_time(abs(term.time_s))}"

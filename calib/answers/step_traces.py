@@ -1,0 +1,318 @@
+"""A step, simulated and measured, as a trace that Perfetto and ``chrome://tracing`` open.
+
+Slices, arrows and names of tracks in Chrome's Trace Event Format, as Perfetto takes them.
+
+Slices of a track must nest, and a reader multiplies microseconds as doubles: all times are whole
+eighths of a microsecond, which no such arithmetic moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from ..arguments.short_names import LAYOUT_NAMES
+from ..search.labels import layout_label
+from ..steps.estimate import StepEstimate
+from ..steps.slices import Place, Slice
+from ..timeline.items import MeasuredSpan
+from ..timeline.programs import TaskKind
+from ..timeline.simulation import Span
+from ..units import format_time
+from ..workload.config_json import encode_fields
+
+Event = dict[str, Any]
+_TICKS_PER_S = 8_000_000
+_TICKS_PER_US = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """What a slice is made of: name, category and arguments of each, and where in it each ends."""
+
+    labels: tuple[Event, ...]
+    ends_s: tuple[float, ...]
+    """Seconds from the start of the slice."""
+
+
+NOTHING = Inside(labels=(), ends_s=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One slice of a track."""
+
+    label: Event
+    """Name, category and arguments."""
+    start_s: float
+    end_s: float
+    inside: Inside = NOTHING
+    leaves: tuple[int, ...] = ()
+    """Arrows that begin here."""
+    arrives: tuple[int, ...] = ()
+    """Arrows that end here."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tracks:
+    """The tracks of one file; process and thread numbers start at 1, as 0 is the idle task."""
+
+    events: list[Event] = field(default_factory=list)
+    _num_processes: int = 0
+    _num_tracks: int = 0
+
+    def process(self, name: str, label: str = "") -> int:
+        """Opens a process and returns its number; ``label`` is shown beside the name."""
+        self._num_processes += 1
+        pid = self._num_processes
+        self.events += [
+            _named(pid, 0, "process_name", "name", name),
+            _named(pid, 0, "process_sort_index", "sort_index", pid),
+        ]
+        if label:
+            self.events.append(_named(pid, 0, "process_labels", "labels", label))
+        return pid
+
+    def track(self, pid: int, name: str, bars: Iterable[Bar]) -> None:
+        """A track of slices; those that overlap go to further ones of the same name, numbered."""
+        for place, lane in enumerate(_lanes(bars)):
+            # A thread numbered as its process would be taken for its main thread.
+            self._num_tracks += 1
+            tid = 1000 + self._num_tracks
+            shown = f"{name} {place + 1}" if place else name
+            self.events += [
+                _named(pid, tid, "thread_name", "name", shown),
+                _named(pid, tid, "thread_sort_index", "sort_index", self._num_tracks),
+            ]
+            for bar in lane:
+                self.events += _drawn({"pid": pid, "tid": tid}, bar)
+
+
+def _lanes(bars: Iterable[Bar]) -> list[list[Bar]]:
+    lanes: list[list[Bar]] = []
+    for bar in sorted(bars, key=lambda bar: (bar.start_s, bar.end_s)):
+        free = (one for one in lanes if _ticks(one[-1].end_s) <= _ticks(bar.start_s))
+        lane = next(free, None)
+        if lane is None:
+            lanes.append(lane := [])
+        lane.append(bar)
+    return lanes
+
+
+def _drawn(track: Event, bar: Bar) -> Iterator[Event]:
+    """The slice, its arrows, and what it is made of: a reader ties an arrow to what is open."""
+    begin, end = _ticks(bar.start_s), _ticks(bar.end_s)
+    yield _slice(track, bar.label, begin, end)
+    at = begin / _TICKS_PER_US
+    for arrow in bar.arrives:
+        yield {"ph": "f", "bp": "e", **_arrow(track, arrow, at)}
+    for arrow in bar.leaves:
+        yield {"ph": "s", **_arrow(track, arrow, at)}
+    last = begin
+    for label, end_s in zip(bar.inside.labels, bar.inside.ends_s, strict=True):
+        until = min(_ticks(bar.start_s + end_s), end)
+        if until > last:
+            yield _slice(track, label, last, until)
+            last = until
+
+
+def _slice(track: Event, label: Event, begin: int, end: int) -> Event:
+    at, length = begin / _TICKS_PER_US, (end - begin) / _TICKS_PER_US
+    return {"ph": "X", **track, **label, "ts": at, "dur": length}
+
+
+def _arrow(track: Event, number: int, at: float) -> Event:
+    return {**track, "name": "message", "cat": "message", "id": number, "ts": at}
+
+
+def _named(pid: int, tid: int, name: str, key: str, value: str | int) -> Event:
+    whose: Sequence[tuple[str, int]] = (("pid", pid), ("tid", tid)) if tid else (("pid", pid),)
+    return {"ph": "M", **dict(whose), "name": name, "args": {key: value}}
+
+
+def _ticks(time_s: float) -> int:
+    return round(time_s * _TICKS_PER_S)
+
+
+SCHEMA = 2
+PREDICTED, MEASURED = "predicted", "measured"
+_PASSES, _MESSAGES, _SYNC = "passes", "messages", "gradients and parameters"
+_STREAMS = {
+    TaskKind.EXCHANGE: _MESSAGES,
+    TaskKind.TRANSFER: _MESSAGES,
+    TaskKind.REDUCE: _SYNC,
+    TaskKind.GATHER: _SYNC,
+}
+"""Where a span is drawn; passes, the optimizer and the host are one stream."""
+_SENDS = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT)
+_COLOURS = {
+    TaskKind.FORWARD: "thread_state_running",
+    TaskKind.BACKWARD: "thread_state_runnable",
+    TaskKind.INPUT_GRADIENT: "thread_state_runnable",
+    TaskKind.WEIGHT_GRADIENT: "thread_state_unknown",
+    TaskKind.EXCHANGE: "thread_state_iowait",
+    TaskKind.TRANSFER: "thread_state_iowait",
+    TaskKind.REDUCE: "rail_load",
+    TaskKind.GATHER: "rail_load",
+    TaskKind.OPTIMIZER: "rail_animation",
+    TaskKind.HOST: "rail_idle",
+}
+_UNITS = {
+    "ts": "us",
+    "dur": "us",
+    "hidden_us": "us that a transfer takes behind other work, beside what is drawn of it",
+    "calls": "of it in the slice",
+    "cat": "of what a span is made of: the part of the step that it counts to",
+}
+
+
+def step_trace(
+    steps: Mapping[str, StepEstimate],
+    measured: Sequence[MeasuredSpan] = (),
+    *,
+    version: str = "",
+) -> dict[str, Any]:
+    """A trace object with a process for each step by its name, and one of what was measured.
+
+    All begin with the step.  Times are in microseconds; ``version`` is that of the package.
+    """
+    tracks, first_arrow = Tracks(), 1
+    for name, estimate in steps.items():
+        label = f"{layout_label(estimate.config)}, {format_time(estimate.time_s)}"
+        drawn = _Predicted(estimate, first_arrow)
+        pid = tracks.process(name, label)
+        tracks.track(pid, "step", [_whole(estimate)])
+        for track, bars in drawn.tracks():
+            tracks.track(pid, track, bars)
+        first_arrow += drawn.num_arrows
+    if measured:
+        pid = tracks.process(MEASURED)
+        for track, bars in _measured(measured):
+            tracks.track(pid, track, bars)
+    return {
+        "traceEvents": tracks.events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "schema": SCHEMA,
+            "created_by": "forerun",
+            "version": version,
+            "units": _UNITS,
+            "steps": {name: _described(estimate) for name, estimate in steps.items()},
+        },
+    }
+
+
+def _described(estimate: StepEstimate) -> dict[str, Any]:
+    config = estimate.config
+    return {
+        "label": layout_label(config),
+        "layout": {axis.name: axis.read(config) for axis in LAYOUT_NAMES},
+        "model": encode_fields(config.model),
+        "framework": config.framework,
+        "device": config.device,
+        **estimate.to_json(),
+    }
+
+
+def _whole(estimate: StepEstimate) -> Bar:
+    """The step, with its parts as arguments."""
+    label = {"name": "step", "cat": "step", "args": estimate.to_json()}
+    return Bar(label=label, start_s=0.0, end_s=estimate.time_s)
+
+
+class _Predicted:
+    """The spans of one layout as tracks."""
+
+    def __init__(self, estimate: StepEstimate, first_arrow: int) -> None:
+        self._spans, self._slices = estimate.spans, estimate.slices
+        self._inside: dict[Place, Inside] = {}
+        self._num_chunks = estimate.config.parallelism.num_chunks
+        sent = [
+            (span.kind, span.chunk, span.microbatch)
+            for span in self._spans
+            if span.kind in _SENDS and self._to(span.kind, span.chunk) is not None
+        ]
+        self._arrows = {key: first_arrow + place for place, key in enumerate(sent)}
+
+    @property
+    def num_arrows(self) -> int:
+        return len(self._arrows)
+
+    def tracks(self) -> Iterator[tuple[str, list[Bar]]]:
+        """Names with their slices, stage by stage."""
+        found: dict[tuple[int, str], list[Bar]] = {}
+        for span in self._spans:
+            stream = _STREAMS.get(span.kind, _PASSES)
+            found.setdefault((span.stage, stream), []).append(self._bar(span))
+        for stage in sorted({stage for stage, _ in found}):
+            for stream in (_PASSES, _MESSAGES, _SYNC):
+                if (stage, stream) in found:
+                    yield f"stage {stage} {stream}", found[stage, stream]
+
+    def _bar(self, span: Span) -> Bar:
+        leaves = self._arrows.get((span.kind, span.chunk, span.microbatch))
+        before = self._from(span.kind, span.chunk)
+        arrives = self._arrows.get((span.kind, before, span.microbatch))
+        args = {"chunk": span.chunk} if span.chunk >= 0 else {}
+        return Bar(
+            label=_label(span.kind, span.microbatch, args),
+            start_s=span.start_s,
+            end_s=span.end_s,
+            inside=self._made_of(span),
+            leaves=() if leaves is None else (leaves,),
+            arrives=() if arrives is None else (arrives,),
+        )
+
+    def _made_of(self, span: Span) -> Inside:
+        place = span.kind, span.stage, span.chunk
+        if place not in self._inside:
+            own = self._slices.get(place, ())
+            self._inside[place] = _inside(own) if own else NOTHING
+        return self._inside[place]
+
+    def _to(self, kind: TaskKind, chunk: int) -> int | None:
+        """The chunk that a pass sends to."""
+        there = chunk + 1 if kind is TaskKind.FORWARD else chunk - 1
+        return there if 0 <= there < self._num_chunks else None
+
+    def _from(self, kind: TaskKind, chunk: int) -> int:
+        """The chunk that a pass waits for."""
+        return chunk - 1 if kind is TaskKind.FORWARD else chunk + 1
+
+
+def _inside(slices: Sequence[Slice]) -> Inside:
+    labels: list[Event] = []
+    for one in slices:
+        args: Event = {"calls": round(one.calls, 3)}
+        if one.phase:
+            args["phase"] = one.phase
+        if one.hidden_s > 0:
+            args["hidden_us"] = round(one.hidden_s * 1e6, 3)
+        if one.source is not None:
+            args["source"] = one.source.value
+        labels.append({"name": one.name, "cat": one.part.value, "args": args})
+    ends_s = tuple(accumulate(one.time_s for one in slices))
+    return Inside(labels=tuple(labels), ends_s=ends_s)
+
+
+def _measured(spans: Sequence[MeasuredSpan]) -> Iterator[tuple[str, list[Bar]]]:
+    found: dict[tuple[int, int, str], list[Bar]] = {}
+    for span in spans:
+        stream = _STREAMS.get(span.kind, _PASSES)
+        label = _label(span.kind, span.microbatch if stream == _PASSES else -1, {})
+        bar = Bar(label=label, start_s=span.start_s, end_s=span.end_s)
+        found.setdefault((span.stage, span.rank, stream), []).append(bar)
+    for stage, rank in sorted({key[:2] for key in found}):
+        for stream in (_PASSES, _SYNC):
+            if (stage, rank, stream) in found:
+                yield f"stage {stage} {stream}, rank {rank}", found[stage, rank, stream]
+
+
+def _label(kind: TaskKind, microbatch: int, args: Event) -> Event:
+    """Names, the same of what is predicted and measured."""
+    is_once = microbatch < 0 or kind is TaskKind.OPTIMIZER
+    name = kind.value if is_once else f"{kind.value} {microbatch}"
+    args = args if is_once else {**args, "microbatch": microbatch}
+    return {"name": name, "cat": "span", "cname": _COLOURS[kind], "args": args}

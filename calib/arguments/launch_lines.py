@@ -1,0 +1,481 @@
+"""The whole launch line of any layout, with what differs from the running one.
+
+Arguments of a Megatron-Bridge recipe for another layout: Hydra's ``path=value``.
+
+Paths are those of its ``ConfigContainer`` (Megatron-Bridge of 2026-08: ``training/config.py``,
+``docs/megatron-lm-to-megatron-bridge.md``, ``scripts/translate_mlm_to_bridge.py``).
+A recipe brings values of its own, so that what is off is said too.
+
+Arguments of Hugging Face's Trainer, and of loops of one's own, for another layout.
+
+A Trainer's arguments are those of ``TrainingArguments`` (transformers 5.23).  A loop of one's own
+has what names its author gave; usual names of a batch are changed, all else is told in words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import compress
+
+from ..plain_json import JsonObject
+from ..records.run_values import Launch
+from ..shell import without_others
+from ..workload.argument_values import ArgumentValue
+from ..workload.config import Recompute, RunConfig, Sharding, takes_options
+from .launch_words import (
+    Blank,
+    Noted,
+    Phrase,
+    Word,
+    joined,
+    phrases,
+    plain,
+    put,
+    start_of,
+    variables,
+    with_blanks,
+)
+from .megatron_args import options, rewrite_command
+from .megatron_options import EXPERT_SWITCHES, Values
+from .megatron_rules import beside, environment, refusals
+from .megatron_values import layout_values, model_values
+from .passed_on import MASK
+from .taken_options import untaken
+
+_BATCH = "--per-device-train-batch-size"
+_STEPS = "--gradient-accumulation-steps"
+_OFTEN_SAID = frozenset({_BATCH, _STEPS, "--output-dir", "--num-train-epochs", "--max-steps"})
+"""By one of these a script shows that it reads ``TrainingArguments`` from its command line."""
+_SHARDED = "full_shard auto_wrap"
+_MICRO = ("micro-batch-size", "per-device-batch-size", "local-batch-size", "batch-size")
+_ACCUMULATED = (
+    *("gradient-accumulation-steps", "accumulate-grad-batches", "grad-accum-steps"),
+    *("grad-accumulation-steps", "accumulation-steps", "grad-accum"),
+)
+"""Usual names of a rank's batch and of the passes of a step, as the end of an option or a path."""
+
+
+def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
+    """A Trainer's words with batch, accumulation, checkpointing and FSDP as the layout has them."""
+    found = list(phrases(argv))
+    named = {phrase.name for phrase in found}
+    wanted = _trainer_values(running, config)
+    reads_any = bool(named & _OFTEN_SAID)
+    in_code = {n: v for n, v in wanted.items() if not reads_any or n in running.absent}
+    notes = []
+    if in_code:
+        values = ", ".join(f"{n[2:].replace('-', '_')}={v}" for n, v in in_code.items())
+        notes.append(f"set in TrainingArguments, in the code: {values}")
+    for name, value in wanted.items():
+        if name in in_code:
+            continue
+        if value:
+            found = put(found, name, Word(text=value), "_")
+        else:
+            found = [phrase for phrase in found if phrase.name != name]
+    if config.parallelism.num_optimizer_instances > 1:
+        notes.append("hybrid sharding needs version 1 and HYBRID_SHARD in --fsdp_config")
+    return Noted(words=joined(found), notes=tuple(notes))
+
+
+def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
+    """A loop's own words with its batch changed where an option says it, and the rest in words."""
+    found, notes = list(phrases(argv)), list(_told(running, config))
+    sizes = {
+        _MICRO: ("micro-batch size", running.batch.micro_batch_size, config.batch.micro_batch_size),
+        _ACCUMULATED: (
+            "micro-batches of a step",
+            running.num_microbatches,
+            config.num_microbatches,
+        ),
+    }
+    for names, (what, now, then) in sizes.items():
+        if now == then:
+            continue
+        place = _place(found, names, now)
+        if place is None:
+            notes.insert(
+                0, f"{what} {then} in place of {now}: no option says it; set it in the code"
+            )
+        else:
+            found[place] = found[place].having(Word(text=str(then)))
+    return Noted(words=joined(found), notes=tuple(notes))
+
+
+def _trainer_values(running: RunConfig, config: RunConfig) -> dict[str, str]:
+    """Options that differ; empty text takes one away."""
+    found: dict[str, str] = {}
+    if running.batch.micro_batch_size != config.batch.micro_batch_size:
+        found[_BATCH] = str(config.batch.micro_batch_size)
+    if running.num_microbatches != config.num_microbatches:
+        found[_STEPS] = str(config.num_microbatches)
+    if running.recompute is not config.recompute:
+        found["--gradient-checkpointing"] = str(config.recompute is not Recompute.NONE)
+    if _sharding(running) is not _sharding(config):
+        found["--fsdp"] = "" if _sharding(config) is Sharding.NONE else _SHARDED
+    return found
+
+
+def _told(running: RunConfig, config: RunConfig) -> list[str]:
+    """What no option of a loop says, as its code would."""
+    notes = []
+    sharding, copies = _sharding(config), config.parallelism.num_optimizer_instances
+    if (_sharding(running), running.parallelism.num_optimizer_instances) != (sharding, copies):
+        if sharding is Sharding.NONE:
+            notes.append("wrap the model in DistributedDataParallel in place of FSDP")
+        elif copies > 1:
+            each = config.parallelism.dp // copies
+            notes.append(f"shard over a mesh of ({copies}, {each}): HYBRID_SHARD, or fully_shard")
+        else:
+            notes.append("shard the model over all ranks: fully_shard, or FSDP with FULL_SHARD")
+    if running.recompute is not config.recompute:
+        is_on = config.recompute is not Recompute.NONE
+        notes.append(f"turn activation checkpointing {'on' if is_on else 'off'} in the code")
+    for name in ("tp", "pp", "cp", "ep"):
+        now, then = getattr(running.parallelism, name), getattr(config.parallelism, name)
+        if now != then:
+            notes.append(f"{name} {then} in place of {now} in the code")
+    return notes
+
+
+def _sharding(config: RunConfig) -> Sharding:
+    par = config.parallelism
+    return par.sharded if par.sharded is Sharding.WEIGHTS else Sharding.NONE
+
+
+def _place(found: Sequence[Phrase], names: Sequence[str], now: int) -> int | None:
+    """The option that says this value, or hides one under such a name."""
+    for name in names:
+        for place, phrase in enumerate(found):
+            own = phrase.name.lstrip("-").replace("_", "-").rpartition(".")[2]
+            if own == name and phrase.value in (str(now), MASK):
+                return place
+    return None
+
+
+_VP = "virtual_pipeline_model_parallel_size"
+_SIZES = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    "expert_model_parallel_size",
+)
+"""1 where they are not said; any other value is none, or false."""
+_SWITCHES = frozenset(
+    {
+        *("sequence_parallel", "distribute_saved_activations", "overlap_grad_reduce"),
+        *("fine_grained_activation_offloading", "overlap_param_gather", "tp_comm_overlap"),
+        *("use_distributed_optimizer", "use_megatron_fsdp", "use_torch_fsdp2"),
+        *("use_tp_pp_dp_mapping", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d"),
+        *("use_precision_aware_optimizer", "ddp_pad_buckets_for_high_nccl_busbw"),
+        *("overlap_p2p_comm_warmup_flush", "cross_entropy_loss_fusion"),
+        *EXPERT_SWITCHES.values(),
+    }
+)
+_UNSAID: Mapping[str, ArgumentValue] = {
+    **dict.fromkeys(_SIZES, 1),
+    **dict.fromkeys(_SWITCHES, False),
+    "num_distributed_optimizer_instances": 1,
+    "gradient_accumulation_fusion": True,
+    "overlap_p2p_comm": True,
+    "ckpt_format": "torch_dist",
+}
+_OF_MODEL = (
+    *_SIZES,
+    *("expert_tensor_parallel_size", "sequence_parallel", "cp_comm_type", _VP, "seq_length"),
+    *("pipeline_model_parallel_layout", "microbatch_group_size_per_vp_stage"),
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    *("distribute_saved_activations", "fine_grained_activation_offloading", "offload_modules"),
+    *("overlap_p2p_comm", "overlap_p2p_comm_warmup_flush", "tp_comm_overlap"),
+    *("gradient_accumulation_fusion", "cross_entropy_loss_fusion"),
+    *("moe_expert_capacity_factor", "moe_token_dispatcher_type"),
+    *EXPERT_SWITCHES.values(),
+)
+PATHS: Mapping[str, tuple[str, ...]] = {
+    **{name: (f"model.{name}",) for name in _OF_MODEL},
+    "micro_batch_size": ("train.micro_batch_size",),
+    "global_batch_size": ("train.global_batch_size",),
+    "seq_length": ("model.seq_length", "dataset.seq_length"),
+    "overlap_grad_reduce": ("ddp.overlap_grad_reduce",),
+    "overlap_param_gather": ("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
+    "use_distributed_optimizer": (
+        "ddp.use_distributed_optimizer",
+        "optimizer.use_distributed_optimizer",
+    ),
+    "num_distributed_optimizer_instances": ("ddp.num_distributed_optimizer_instances",),
+    "ddp_bucket_size": ("ddp.bucket_size",),
+    "ddp_pad_buckets_for_high_nccl_busbw": ("ddp.pad_buckets_for_high_nccl_busbw",),
+    "use_megatron_fsdp": ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"),
+    "data_parallel_sharding_strategy": ("ddp.data_parallel_sharding_strategy",),
+    "use_torch_fsdp2": ("dist.use_torch_fsdp2",),
+    "use_tp_pp_dp_mapping": ("dist.use_tp_pp_dp_mapping",),
+    "ckpt_format": ("checkpoint.ckpt_format",),
+    "optimizer_cpu_offload": ("optimizer.optimizer_cpu_offload",),
+    "optimizer_offload_fraction": ("optimizer.optimizer_offload_fraction",),
+    "overlap_cpu_optimizer_d2h_h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d",),
+    "use_precision_aware_optimizer": ("optimizer.use_precision_aware_optimizer",),
+}
+"""Where each of Megatron's arguments lies in a ``ConfigContainer``."""
+_OVERLAPS = frozenset({"overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap"})
+
+
+def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
+    """The recipe's words with an override for all that differs from the running layout.
+
+    Overrides that the user gave are changed in place, others come at the end, where they win.
+    """
+    now, then = _values(running), _values(config)
+    differing = [n for n in now.keys() | then.keys() if _of(now, n) != _of(then, n)]
+    overrides = {
+        path: _hydra(_of(then, name))
+        for name, paths in PATHS.items()
+        for path in (paths if name in differing else ())
+    }
+    out: list[Word] = []
+    for word in argv:
+        path = word.text.partition("=")[0].lstrip("+")
+        value = overrides.pop(path, None) if "=" in word.text else None
+        out.append(word if value is None else Word(text=f"{path}={value}"))
+    out += plain([f"{path}={value}" for path, value in overrides.items()])
+    return Noted(words=tuple(out), notes=tuple(_notes(differing)))
+
+
+def _notes(differing: Sequence[str]) -> list[str]:
+    notes = []
+    unnamed = sorted(name for name in differing if name not in PATHS)
+    if unnamed:
+        notes.append(f"set in the recipe itself: {', '.join(unnamed)}")
+    if _OVERLAPS & set(differing):
+        notes.append("a recipe with comm_overlap has the last word on overlaps; set them there")
+    return notes
+
+
+def _values(config: RunConfig) -> Values:
+    par = config.parallelism
+    values: Values = {**layout_values(config), **beside(config, {})}
+    values["seq_length"] = config.model.seq_length
+    switches = frozenset(EXPERT_SWITCHES.values()) | {"moe_token_dispatcher_type"}
+    values |= {name: v for name, v in model_values(config).items() if name in switches}
+    values.pop("num_layers_per_virtual_pipeline_stage", None)
+    if par.vp > 1:
+        values[_VP] = par.vp
+    return values
+
+
+def _of(values: Values, name: str) -> ArgumentValue | None:
+    return values.get(name, _UNSAID.get(name))
+
+
+def _hydra(value: ArgumentValue | None) -> str:
+    """A value in Hydra's grammar.
+
+    >>> [_hydra(value) for value in (None, True, ["mlp", "moe"], "Et*3|t*2L", 4)]
+    ['null', 'true', '[mlp,moe]', "'Et*3|t*2L'", '4']
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    text = str(value)
+    return text if text.replace("_", "").replace(".", "").isalnum() else f"'{text}'"
+
+
+_SCRIPT = Blank(name="SCRIPT", hint="the training script and its own arguments")
+_OVERRIDE = re.compile(r"\+*(train|model|ddp|dist|optimizer|checkpoint|dataset)\.[\w.]+=")
+"""A path of Bridge's ``ConfigContainer`` with its value."""
+
+
+class HostKind(Enum):
+    """Who reads the arguments of a run."""
+
+    MEGATRON = "Megatron-LM"
+    BRIDGE = "Megatron-Bridge"
+    TRAINER = "Hugging Face Trainer"
+    LOOP = "a loop of one's own"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One option before and after, as a shell reads it; empty where it is not there."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchLine:
+    """A command that starts a layout.  Phrases are options with their values."""
+
+    host: HostKind
+    environment: Mapping[str, str]
+    start: tuple[Phrase, ...]
+    """torchrun, or what starts the ranks, with its options."""
+    program: tuple[Phrase, ...]
+    """The script with its arguments."""
+    running: tuple[Phrase, ...] = ()
+    """The same of the running layout, start and program; empty where it is not known."""
+    notes: tuple[str, ...] = ()
+    """What words cannot say."""
+    refused: tuple[str, ...] = ()
+    """Why the host would not take it; empty where it does."""
+
+    @property
+    def phrases(self) -> tuple[Phrase, ...]:
+        """Variables, start and program in order."""
+        return (*variables(self.environment), *self.start, *self.program)
+
+    @property
+    def command(self) -> str:
+        """One line for a shell."""
+        return " ".join(phrase.shell for phrase in self.phrases)
+
+    @property
+    def is_new(self) -> tuple[bool, ...]:
+        """For each phrase whether the running command has it not, or otherwise."""
+        if not self.running:
+            return (False,) * len(self.phrases)
+        return tuple(_is_beyond(self.phrases, self.running))
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Options that are changed, added or removed, in the order of the command."""
+        old = _by_name(compress(self.running, _is_beyond(self.running, self.phrases)))
+        new = _by_name(compress(self.phrases, self.is_new))
+        names = dict.fromkeys((*new, *old))
+        return tuple(Change(before=old.get(n, ""), after=new.get(n, "")) for n in names)
+
+    def diff(self, name: str) -> list[str]:
+        """A unified difference from the running command, one option to a line."""
+        old = [phrase.shell for phrase in self.running]
+        new = [phrase.shell for phrase in self.phrases]
+        return list(difflib.unified_diff(old, new, "running", name, n=1, lineterm=""))
+
+    def to_json(self) -> JsonObject:
+        """A JSON object; words and changes are as a shell reads them."""
+        changes = self.changes
+        return {
+            "host": self.host.value,
+            "environment": dict(self.environment),
+            "words": [word.shell for phrase in self.phrases for word in phrase.words],
+            "command": self.command,
+            "changed": [[c.before, c.after] for c in changes if c.before and c.after],
+            "added": [c.after for c in changes if not c.before],
+            "removed": [c.before for c in changes if not c.after],
+            "blanks": [blank.name for blank in self.blanks],
+            "refused": list(self.refused),
+            "notes": list(self.notes),
+        }
+
+    @property
+    def blanks(self) -> tuple[Blank, ...]:
+        """What the user has to set, once each."""
+        words = (word for phrase in self.phrases for word in phrase.words)
+        return tuple(dict.fromkeys(word.blank for word in words if word.blank is not None))
+
+
+def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> LaunchLine:
+    """How ``config`` is started, given how the running layout was.
+
+    Words that the user gave stay as they are, but those that the layout changes.  A word that was
+    masked becomes a variable that the user has to set; nothing is invented for it.  A variable that
+    no shell sets is left out and named.
+
+    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from dataclasses import replace
+    >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
+    ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
+    >>> here = RunConfig(model=gpt, parallelism=Parallelism(dp=2), device="NVIDIA H100",
+    ...     batch=Batch(micro_batch_size=1, global_batch_size=8))
+    >>> there = replace(here, parallelism=Parallelism(tp=2))
+    >>> launch = Launch(launcher=("torchrun", "--nproc-per-node=2"), ranks_per_node=2,
+    ...     argv=("t.py", "--micro-batch-size", "1", "--hub-token", "***"))
+    >>> print(launch_line(launch, here, there).command)  # doctest: +NORMALIZE_WHITESPACE
+    CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc-per-node=2 t.py --micro-batch-size 1
+    --hub-token "${ARG_HUB_TOKEN:?the value of --hub-token, which is not kept}"
+    --tensor-model-parallel-size 2
+    """
+    settable, left_out = without_others(launch.environment)
+    launch = replace(launch, environment=settable)
+    host = host_of(launch, running)
+    program = _program(host, launch, running, config)
+    start = start_of(launch, running.parallelism, config.parallelism)
+    is_megatron = host in (HostKind.MEGATRON, HostKind.BRIDGE)
+    return LaunchLine(
+        host=host,
+        environment=environment(config, settable) if is_megatron else settable,
+        start=phrases(start.words),
+        program=phrases(program.words),
+        running=_running(launch, running),
+        notes=(*program.notes, *start.notes, *left_out),
+        refused=_refused(host, running, config) if is_megatron else (),
+    )
+
+
+def _refused(host: HostKind, running: RunConfig, config: RunConfig) -> tuple[str, ...]:
+    """Why Megatron, or the program's own parser, would not take the layout."""
+    clause = untaken(config, running) if host is HostKind.MEGATRON else ""
+    return (*((clause,) if clause else ()), *refusals(config))
+
+
+def host_of(launch: Launch, running: RunConfig) -> HostKind:
+    """Who reads the arguments: as the process noted, else by framework and form of the words."""
+    has_paths = any(_OVERRIDE.match(word) for word in launch.argv)
+    if launch.host == "megatron.bridge" or has_paths:
+        return HostKind.BRIDGE
+    if running.framework.startswith("transformers"):
+        return HostKind.TRAINER
+    return HostKind.MEGATRON if takes_options(running) else HostKind.LOOP
+
+
+def _program(host: HostKind, launch: Launch, running: RunConfig, config: RunConfig) -> Noted:
+    if not launch.argv:
+        return _unknown_program(host, config)
+    if host is HostKind.MEGATRON:
+        return Noted(words=with_blanks(rewrite_command(launch.argv, config, running=running)))
+    change = {
+        HostKind.BRIDGE: bridge_program,
+        HostKind.TRAINER: trainer_program,
+        HostKind.LOOP: loop_program,
+    }[host]
+    return change(with_blanks(launch.argv), running, config)
+
+
+def _unknown_program(host: HostKind, config: RunConfig) -> Noted:
+    script = Word(text="***", blank=_SCRIPT)
+    note = "how the run was launched is not known; give the script and its other arguments"
+    words = plain(options(config)) if host is HostKind.MEGATRON else ()
+    return Noted(words=(script, *words), notes=(note,))
+
+
+def _running(launch: Launch, running: RunConfig) -> tuple[Phrase, ...]:
+    """The running command; where nobody noted its launcher, one that starts as many ranks."""
+    if not launch.argv:
+        return ()
+    start = start_of(launch, running.parallelism, running.parallelism)
+    return (
+        *variables(launch.environment),
+        *phrases(start.words),
+        *phrases(with_blanks(launch.argv)),
+    )
+
+
+def _is_beyond(some: Sequence[Phrase], others: Sequence[Phrase]) -> Iterator[bool]:
+    """For each phrase whether the others have it not, or fewer times."""
+    left = Counter(phrase.shell for phrase in others)
+    for phrase in some:
+        left[phrase.shell] -= 1
+        yield left[phrase.shell] < 0
+
+
+def _by_name(found: Iterable[Phrase]) -> dict[str, str]:
+    """Phrases by option, or by themselves where they have none; several of one name together."""
+    out: dict[str, str] = {}
+    for phrase in found:
+        name = phrase.name or phrase.shell
+        out[name] = f"{out[name]} {phrase.shell}" if name in out else phrase.shell
+    return out

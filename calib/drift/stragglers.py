@@ -1,0 +1,599 @@
+"""The ranks that hold the others up, and what they cost; noise names none.
+
+Blame goes to where the time is spent: a rank's own work (passes, optimizer and the time between
+steps, all waiting left out) is held against that of the other ranks of its stage.  A rank that is
+late because it waited has no excess.  What a rank costs is the step of everybody's own work minus
+the same with this rank as fast as the slowest of its peers that does not stand out.
+
+The same work of two or more is held against each other as well: transfers of the groups of a role,
+and operators of stages that have one rank each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import ndtri, stdtrit
+
+from ..errors import CalibrationError, ConfigError
+from ..regressors.intervals import Z_90
+from ..samples.rank_compute import RankCompute, newest_rank_compute
+from ..samples.reduce import MAD_EFFICIENCY, mad_sigma, median_error_log, median_of_others
+from ..samples.table import SampleTable
+from ..timeline.compiled import pipeline_of
+from ..timeline.graph import pipeline_costs
+from ..timeline.programs import Pipeline
+from ..timeline.steady import simulate_long
+from ..units import format_frac, format_ranks, format_time
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
+from ..workload.operators import OperatorKind
+from ..workload.ranks import position
+
+Places = NDArray[np.int64]
+FORWARD_FRAC = 1 / 3
+"""Of the passes: the backward pass has two products for each of the forward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlaces:
+    """Where the compared ranks sit: stage and replica, ``(ranks,)`` each."""
+
+    stages: Places
+    replicas: Places
+    pipeline: Pipeline
+
+    @staticmethod
+    def of(config: RunConfig, ranks: Sequence[int]) -> RankPlaces:
+        """Places of global ranks; ``ConfigError`` where one is not in the layout."""
+        par = config.parallelism
+        if max(ranks) >= par.num_ranks:
+            raise ConfigError(
+                f"rank {max(ranks)} is not in a layout of {par.num_ranks} ranks; record it again"
+            )
+        places = [position(par, rank) for rank in ranks]
+        return RankPlaces(
+            stages=np.array([place.stage for place in places]),
+            replicas=np.array([place.dp_rank for place in places]),
+            pipeline=pipeline_of(config),
+        )
+
+
+def step_floor_s(passes_s: Floats, serial_s: Floats, layout: RankPlaces) -> Floats:
+    """Step time without transfers, shape (samples,), from own times of shape (samples, ranks).
+
+    Ranks of one stage and replica (tensor and context parallel) advance in lockstep, as fast as the
+    slowest; the stages of a replica as their schedule has it, all micro-batches alike.  The
+    slowest replica and the slowest rank's serial part add up.
+
+    >>> two = RankPlaces(stages=np.array([0, 1]), replicas=np.array([0, 0]),
+    ...              pipeline=Pipeline(num_stages=2, num_microbatches=4))
+    >>> step_floor_s(np.array([[4.0, 8.0]]), np.array([[1.0, 0.5]]), two)
+    array([10.])
+    """
+    num_stages = layout.pipeline.num_stages
+    shape = (len(passes_s), int(layout.replicas.max()) + 1, num_stages)
+    slowest = np.zeros(shape)
+    for place, (replica, stage) in enumerate(zip(layout.replicas, layout.stages, strict=True)):
+        here = slowest[:, replica, stage]
+        np.maximum(here, passes_s[:, place], out=here)
+    # Chunk c runs on stage c % pp.
+    num_passes = layout.pipeline.num_microbatches * layout.pipeline.num_virtual_stages
+    each_s = np.tile(
+        slowest.reshape(-1, num_stages).T / num_passes, (layout.pipeline.num_virtual_stages, 1)
+    )
+    # Of the two products of the backward pass one is the weight's gradient.
+    backward_s = each_s * (1 - FORWARD_FRAC)
+    costs = pipeline_costs(
+        each_s * FORWARD_FRAC,
+        backward_s,
+        weight_gradient_s=backward_s / 2,
+        num_virtual_stages=layout.pipeline.num_virtual_stages,
+    )
+    (found,) = simulate_long([(costs, layout.pipeline)])
+    return found.makespan_s.reshape(shape[:2]).max(axis=1) + serial_s.max(axis=1)
+
+
+Floats = NDArray[np.float64]
+
+FALSE_ALARM = 0.02
+"""Chance that anybody is named in a run in which all ranks of a stage are alike."""
+LEAST_FRAC = 0.01
+"""Share of the step; a smaller excess is not reported."""
+# A scatter has to be seen: two values tell next to nothing of it.
+_LEAST_SAMPLES = 3
+_LEAST_CROWD = 6
+"""Peers from which on their own spread is known."""
+_LOOKS = ((1, 0.75 * FALSE_ALARM), (8, 0.25 * FALSE_ALARM))
+"""Windows that are looked at together, and the share of false alarms that each look may have.
+
+A window of few steps cannot tell what many agree on: of 4 steps Student's t asks 5 standard errors,
+of 32 it asks 3.  The newest goes first, since a rank may have become slow in it.
+"""
+_STILL = 0.5
+"""Of the excess in all windows, what the newest has to show: who was slow is not blamed for it."""
+LEAST_SLOWER_FRAC = 0.1
+"""Share of a transfer by which links of one kind may differ without a fault."""
+AGAIN_SIGMA_LOG = 0.02
+"""How far medians of the same work lie apart when it is measured again on another rank."""
+_TRANSFER = ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
+_OPERATOR = ["kind", "phase", "shape", "element_nbytes"]
+_HOST = [OperatorKind.HOST_MICROBATCH.value, OperatorKind.HOST_STEP.value]
+
+
+class StragglerKind(Enum):
+    """Where the time goes."""
+
+    COMPUTE = "compute"
+    DATA = "data"
+    HOST = "host"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank, or the ranks of a group with a slow link, that stands out from its peers.
+
+    Times are per step: ``excess_s`` beyond the median of the peers, ``cost_s`` what the step would
+    gain if it were as fast as the next, within ``low_s`` and ``high_s`` (90 %).
+    """
+
+    ranks: tuple[int, ...]
+    stage: int
+    role: str
+    kind: StragglerKind
+    excess_s: float
+    cost_s: float
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerReport(Encoded):
+    """Who stands out, the costliest first; ``reason`` says why none does."""
+
+    slow: tuple[Straggler, ...] = ()
+    cost_s: float = 0.0
+    """What the step would gain if all of them were as fast as the rest."""
+    num_ranks: int = 0
+    """Ranks that were compared."""
+    reason: str = ""
+
+
+def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
+    """Who stands out in the newest run; ``step_s`` is its step, from which excesses are judged."""
+    try:
+        study = _study(table, step_s)
+    except (CalibrationError, ConfigError) as err:
+        return StragglerReport(reason=str(err))
+    if study is None:
+        return StragglerReport(reason="fewer than two ranks recorded what they did")
+    found, compute, layout = study.named(), study.compute, study.layout
+    taken = {rank for slow in found for rank in slow.ranks}
+    links = [
+        replace(link, stage=_stage_of(layout, compute, link.ranks))
+        for link in link_stragglers(table, least_s=LEAST_FRAC * step_s, false_alarm=FALSE_ALARM)
+        if not taken & set(link.ranks)
+    ]
+    every = sorted([*found, *links], key=lambda s: (-s.cost_s, -s.excess_s, s.ranks))
+    return StragglerReport(
+        slow=tuple(every),
+        cost_s=study.cost_of(taken) + sum(link.cost_s for link in links),
+        num_ranks=len(compute.ranks),
+        reason="" if every else study.reason,
+    )
+
+
+def _study(table: SampleTable, step_s: float) -> _Study | None:
+    """The newest window's, or, where nobody stands out in it, that of the windows before it too."""
+    study = None
+    for num_windows, false_alarm in _LOOKS:
+        compute = newest_rank_compute(table, num_windows=num_windows)
+        if compute is not None and len(compute.ranks) > 1:
+            layout = RankPlaces.of(table.config(), compute.ranks.tolist())
+            study = _Study(table, compute, layout, step_s=step_s, false_alarm=false_alarm)
+        if study is None or study.places:
+            break
+    return study
+
+
+def _stage_of(layout: RankPlaces, compute: RankCompute, ranks: Sequence[int]) -> int:
+    """Stage of the first of the ranks that was compared; -1 where none was."""
+    places = np.flatnonzero(np.isin(compute.ranks, list(ranks)))
+    return int(layout.stages[places[0]]) if len(places) else -1
+
+
+class _Study:
+    """Own times of the newest window, or of several up to it, compared."""
+
+    def __init__(
+        self,
+        table: SampleTable,
+        compute: RankCompute,
+        layout: RankPlaces,
+        *,
+        step_s: float,
+        false_alarm: float,
+    ) -> None:
+        self.compute, self.layout = compute, layout
+        self.step_s = step_s
+        local = table.cluster().node.num_local_ranks
+        per_node = table.config().parallelism.ranks_per_node
+        # Hosts that NVLink joins are one node of the layout, and still fail one by one.
+        self.ranks_per_host = local if 1 < local < per_node else per_node
+        self.excess = excess_s(compute.work_s, layout.stages)
+        crowd = np.bincount(layout.stages)[layout.stages]
+        self.alone = crowd < 2
+        self.tail = false_alarm / len(compute.ranks)
+        self.stage_compute = stage_compute(table, self.tail) if self.alone.any() else {}
+        number = len(compute.work_s)
+        told = f"{number} sample{'s' * (number != 1)} of each rank"
+        self.reason = f"no rank stands out in {told}"
+        if number < _LEAST_SAMPLES and (crowd < _LEAST_CROWD).all():
+            self.reason = f"{told} cannot tell, where ranks are few; record more steps"
+        if self.alone.all() and not self.stage_compute:
+            self.reason = "every stage has one rank and no operator in common with another"
+        self.places = self._stand_out()
+
+    def named(self) -> list[Straggler]:
+        """Each rank that stands out."""
+        hosts = self._slow_hosts()
+        return [self._slow(place, hosts) for place in sorted(self.places)]
+
+    def cost_of(self, ranks: set[int]) -> float:
+        """What the step would gain if all these ranks were as fast as the rest, seconds."""
+        places = [p for p in self.places if int(self.compute.ranks[p]) in ranks]
+        return float(np.mean(self._gains(places))) if places else 0.0
+
+    def _stand_out(self) -> set[int]:
+        mean = self.excess.mean(axis=0)
+        found = mean >= LEAST_FRAC * self.step_s
+        found &= ~self.alone & _is_lasting(self.excess, self.layout.stages, self.tail)
+        found &= _is_apart(mean, self.layout.stages, self.tail, is_needed=self._is_short)
+        found &= self.excess[-self.compute.num_newest :].mean(axis=0) >= _STILL * mean
+        lone = [
+            p
+            for p in np.flatnonzero(self.alone)
+            if self._lone_excess_s(int(p)) >= LEAST_FRAC * self.step_s
+        ]
+        return {int(p) for p in np.flatnonzero(found)} | {int(p) for p in lone}
+
+    @property
+    def _is_short(self) -> bool:
+        return len(self.excess) < _LEAST_SAMPLES
+
+    def _lone_excess_s(self, place: int) -> float:
+        """Of a rank alone on its stage: what its operators take beyond those of other stages."""
+        found = self.stage_compute.get(int(self.layout.stages[place]))
+        if found is None or found.low_log <= 0:
+            return 0.0
+        return float(self.compute.passes_s[:, place].mean()) * -float(np.expm1(-found.log))
+
+    def _lone_error(self, place: int) -> float:
+        """Half of a 90 % interval of such an excess, as a share of it."""
+        found = self.stage_compute[int(self.layout.stages[place])]
+        return Z_90 * found.sigma_log / float(np.expm1(found.log))
+
+    def _slow(self, place: int, hosts: set[int]) -> Straggler:
+        gains = self._gains([place])
+        half = self._crowd_half_s(place)
+        if len(gains) > 1:
+            half = float(stdtrit(len(gains) - 1, 0.95) * gains.std(ddof=1) / np.sqrt(len(gains)))
+        cost, excess = float(gains.mean()), float(self.excess.mean(axis=0)[place])
+        if self.alone[place]:
+            half = float(np.hypot(half, cost * self._lone_error(place)))
+            excess = self._lone_excess_s(place)
+        rank = int(self.compute.ranks[place])
+        return Straggler(
+            ranks=(rank,),
+            stage=int(self.layout.stages[place]),
+            role="",
+            kind=StragglerKind.HOST if rank in hosts else self._kind(place),
+            excess_s=excess,
+            cost_s=cost,
+            low_s=cost - half,
+            high_s=cost + half,
+        )
+
+    def _crowd_half_s(self, place: int) -> float:
+        """Half of a 90 % interval where one sample is all there is: from the peers' spread."""
+        peers = self.excess.mean(axis=0)[self.layout.stages == self.layout.stages[place]]
+        return float(stdtrit(max(1.0, MAD_EFFICIENCY * len(peers)), 0.95)) * mad_sigma(peers)
+
+    def _gains(self, places: Sequence[int]) -> Floats:
+        """Step minus the step in which these ranks are as fast as the rest, shape (samples,)."""
+        passes, serial = self.compute.passes_s.copy(), self.compute.serial_s.copy()
+        for place in places:
+            if self.alone[place]:
+                passes[:, place] -= self._lone_excess_s(place)
+                continue
+            other = self._next(place)
+            passes[:, place] = self.compute.passes_s[:, other]
+            serial[:, place] = self.compute.serial_s[:, other]
+        before = step_floor_s(self.compute.passes_s, self.compute.serial_s, self.layout)
+        return before - step_floor_s(passes, serial, self.layout)
+
+    def _next(self, place: int) -> int:
+        """The slowest rank of its stage that does not stand out; of them all, where all do."""
+        peers = np.flatnonzero(self.layout.stages == self.layout.stages[place])
+        rest = [int(p) for p in peers if int(p) not in self.places] or peers.tolist()
+        work = self.compute.work_s.mean(axis=0)
+        return max(rest, key=lambda p: (float(work[p]), p))
+
+    def _kind(self, place: int) -> StragglerKind:
+        if self.alone[place]:
+            return StragglerKind.COMPUTE
+        whole = float(self.excess.mean(axis=0)[place])
+        for part, kind in (
+            (self.compute.data_s, StragglerKind.DATA),
+            (self.compute.between_s, StragglerKind.HOST),
+        ):
+            if float(excess_s(part, self.layout.stages).mean(axis=0)[place]) > whole / 2:
+                return kind
+        return StragglerKind.COMPUTE
+
+    def _slow_hosts(self) -> set[int]:
+        """Ranks of nodes of which every compared rank stands out, where other nodes have none."""
+        per_node = self.ranks_per_host
+        if per_node < 2:
+            return set()
+        nodes = self.compute.ranks // per_node
+        named = {int(p) for p in self.places}
+        full = [
+            node
+            for node in np.unique(nodes)
+            if (here := np.flatnonzero(nodes == node)).size > 1 and set(here.tolist()) <= named
+        ]
+        if len(full) == len(np.unique(nodes)):
+            return set()
+        return {int(rank) for rank in self.compute.ranks[np.isin(nodes, full)]}
+
+
+def excess_s(values: Floats, stages: NDArray[np.int64]) -> Floats:
+    """Each rank's value less the median of the others of its stage, shape (samples, ranks).
+
+    >>> excess_s(np.array([[1.0, 1.0, 1.5]]), np.array([0, 0, 0])).tolist()
+    [[-0.25, -0.25, 0.5]]
+    """
+    out = np.zeros_like(values)
+    for stage in np.unique(stages):
+        here = np.flatnonzero(stages == stage)
+        if len(here) < 2:
+            continue
+        part = np.sort(values[:, here], axis=1)
+        place = np.argsort(np.argsort(values[:, here], axis=1, kind="stable"), axis=1)
+        # Without the value at ``place``, those behind it move up by one.
+        low, high = (len(here) - 2) // 2, (len(here) - 1) // 2
+        lower = np.take_along_axis(part, low + (place <= low), axis=1)
+        upper = np.take_along_axis(part, high + (place <= high), axis=1)
+        out[:, here] = values[:, here] - (lower + upper) / 2
+    return out
+
+
+def _is_lasting(excess: Floats, stages: NDArray[np.int64], tail: float) -> NDArray[np.bool_]:
+    """Where the mean over the samples is above 0 by Student's t; True where they are too few.
+
+    Many peers tell together how much one sample scatters; a rank's own samples must agree.
+    """
+    number, mean = len(excess), excess.mean(axis=0)
+    if number < _LEAST_SAMPLES:
+        return np.ones(excess.shape[1], dtype=bool)
+    error = excess.std(axis=0, ddof=1) / np.sqrt(number)
+    out = mean > float(stdtrit(number - 1, 1 - tail)) * error
+    for stage in np.unique(stages):
+        here = np.flatnonzero(stages == stage)
+        if len(here) < _LEAST_CROWD:
+            continue
+        pooled = float(np.sqrt(np.mean(error[here] ** 2)))
+        enough = float(stdtrit((number - 1) * (len(here) - 1), 1 - tail)) * pooled
+        own = float(stdtrit(number - 1, 1 - FALSE_ALARM)) * error[here]
+        out[here] = mean[here] > np.maximum(enough, own)
+    return out
+
+
+def _is_apart(
+    mean: Floats, stages: NDArray[np.int64], tail: float, *, is_needed: bool
+) -> NDArray[np.bool_]:
+    """Where a rank lies beyond the spread of its peers; too few peers decide by ``is_needed``."""
+    out = np.full(len(mean), not is_needed)
+    for stage in np.unique(stages):
+        here = np.flatnonzero(stages == stage)
+        if len(here) < _LEAST_CROWD:
+            continue
+        part = mean[here]
+        out[here] = part > float(stdtrit(MAD_EFFICIENCY * len(here), 1 - tail)) * mad_sigma(part)
+    return out
+
+
+def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -> list[Straggler]:
+    """Groups of the newest window with an exposed excess of at least ``least_s`` per step.
+
+    Their excess is beyond the others' transfers, their cost as much of it as is exposed.
+    """
+    rows = table.newest("links")
+    rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_steps"] > 1)]
+    rows = rows[rows.groupby(_TRANSFER)["ranks"].transform("nunique") > 1]
+    if rows.empty:
+        return []
+    each = rows["count"] / rows["num_steps"]
+    rows = rows.assign(
+        whole_s=rows["time_s"] * each,
+        excess_s=_beyond(rows, "time_s") * each,
+        cost_s=_beyond(rows, "exposed_s") * each,
+        # The others' median is as uncertain as the one that is held against it.
+        error_s=np.sqrt(2) * median_error_log(rows) * rows["time_s"] * each,
+    )
+    sums = rows.groupby(["role", "ranks"], sort=True)[
+        ["whole_s", "excess_s", "cost_s", "error_s"]
+    ].sum()
+    # Bonferroni over all groups that are compared.
+    strict = float(ndtri(1 - false_alarm / len(sums)))
+    found = []
+    for (role, ranks), row in zip(sums.index.tolist(), sums.to_dict("records"), strict=True):
+        usual_s = row["whole_s"] - row["excess_s"]
+        is_slow = row["excess_s"] > max(strict * row["error_s"], LEAST_SLOWER_FRAC * usual_s)
+        if is_slow and row["cost_s"] >= least_s:
+            found.append(
+                Straggler(
+                    kind=StragglerKind.LINK,
+                    stage=-1,
+                    role=role,
+                    ranks=tuple(int(rank) for rank in ranks.split(",")),
+                    excess_s=row["excess_s"],
+                    cost_s=row["cost_s"],
+                    low_s=row["cost_s"] - Z_90 * row["error_s"],
+                    high_s=row["cost_s"] + Z_90 * row["error_s"],
+                )
+            )
+    return found
+
+
+def _beyond(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Each group's value less the median of the other groups with the same transfer."""
+    return rows[column] - median_of_others(rows, column, _TRANSFER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCompute:
+    """Log of a stage's shared operators over the same on others, and its lower end."""
+
+    log: float
+    low_log: float
+    sigma_log: float
+
+
+def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
+    """How slow each stage of the newest window is, by the operators that it shares with others.
+
+    ``tail`` is the chance that the lower end lies above the truth.  The errors of all operators of
+    a stage count as one.
+    """
+    rows = table.operators
+    rows = rows[(rows["run_id"] == table.run_id) & ~rows["kind"].isin(_HOST) & ~rows["is_probe"]]
+    rows = rows[(rows["window"] == rows["window"].max()) & (rows["time_s"] > 0)]
+    shared = rows.groupby(_OPERATOR)["stage"].transform("nunique") > 1
+    rows = rows[shared]
+    if rows.empty:
+        return {}
+    others = median_of_others(rows, "time_s", _OPERATOR)
+    error = median_error_log(rows)
+    each = rows["count"] / rows["num_steps"].clip(lower=1)
+    rows = rows.assign(
+        own=each * rows["time_s"],
+        others=each * others,
+        error=each * others * np.hypot(error, AGAIN_SIGMA_LOG),
+    )
+    # The other side of the comparison is as uncertain.
+    strict = float(ndtri(1 - tail))
+    found = {}
+    for stage, part in rows.groupby("stage", sort=True):
+        own, Z_90 = float(part["own"].sum()), float(part["others"].sum())
+        log, sigma = math.log(own / Z_90), math.sqrt(2) * float(part["error"].sum()) / Z_90
+        low = log - strict * sigma
+        found[int(str(stage))] = StageCompute(log=log, low_log=low, sigma_log=sigma)
+    return found
+
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleWaiting:
+    """Time per step that a rank stands still for the groups of a role, mean over ranks.
+
+    ``transfer_s`` is what the last rank to come stands still too, ``wait_s`` what is waited for it.
+    """
+
+    role: str
+    transfer_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """A clock that is not the reference's: it is ahead by ``low_s`` to ``high_s`` in mid-window."""
+
+    rank: int
+    reference: int
+    offset_s: float
+    low_s: float
+    high_s: float
+    drift_frac: float
+    is_reached: bool
+    """False where no collective ties it to the reference: the offset is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingReport(Encoded):
+    """Of the newest window of the newest run."""
+
+    JSON: ClassVar[str] = "schema step_time_s=step_s roles **slow clocks last_frac"
+    schema: ClassVar[int] = SCHEMA
+
+    step_s: float
+    roles: tuple[RoleWaiting, ...]
+    slow: StragglerReport
+    clocks: tuple[Clock, ...]
+    """Those that differ from the reference's, or may."""
+    last_frac: Mapping[int, float]
+    """Share of the collectives of its groups that a rank was the last to come to, by rank."""
+
+    @property
+    def line(self) -> str:
+        """One line on what stands out and costs a hundredth of the step; else empty."""
+        if not self.slow.slow or self.slow.cost_s < LEAST_FRAC * self.step_s:
+            return ""
+        first = self.slow.slow[0]
+        alike = [s for s in self.slow.slow if (s.kind, s.role) == (first.kind, first.role)]
+        share = format_frac(self.slow.cost_s / self.step_s)
+        cost = f"each step {format_time(self.slow.cost_s)} longer ({share})"
+        return f"slow: {_who(alike)} · {cost} · cause: {first.kind.value}"
+
+
+def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
+    """What the newest window says; ``step_s`` is the run's step, against which costs are held."""
+    skew, arrivals, clocks = (_newest(table, name) for name in ("skew", "arrivals", "clocks"))
+    num_ranks = max(1, skew["rank"].nunique())
+    sums = skew.groupby("role", sort=True)[["transfer_s", "wait_s"]].sum() / num_ranks
+    seen = arrivals.groupby("rank", sort=True)[["num_last", "num_events"]].sum()
+    shares = seen["num_last"] / seen["num_events"].clip(lower=1)
+    apart = clocks[~clocks["is_shared"]]
+    columns = ("rank", "reference", "offset_s", "low_s", "high_s", "drift_frac", "is_reached")
+    return WaitingReport(
+        step_s=step_s,
+        roles=tuple(
+            RoleWaiting(role=str(role), transfer_s=float(row[0]), wait_s=float(row[1]))
+            for role, row in zip(sums.index, sums.to_numpy(), strict=True)
+        ),
+        slow=find_stragglers(table, step_s),
+        clocks=tuple(Clock(**row) for row in apart[list(columns)].to_dict("records")),
+        last_frac={int(str(rank)): float(frac) for rank, frac in shares.items()},
+    )
+
+
+def _newest(table: SampleTable, name: str) -> pd.DataFrame:
+    rows = table.newest(name)
+    return rows[rows["window"] == rows["window"].max()]
+
+
+def _who(slow: list[Straggler]) -> str:
+    """The ranks in short, with their stage or the role of their group.
+
+    >>> one = dict(role="", excess_s=0.1, cost_s=0.1, low_s=0.1, high_s=0.1)
+    >>> from forerun.calib.drift.stragglers import StragglerKind
+    >>> _who([Straggler(ranks=(3,), stage=1, kind=StragglerKind.COMPUTE, **one)])
+    'rank 3 (stage 1)'
+    """
+    ranks = sorted({rank for s in slow for rank in s.ranks})
+    stages = sorted({s.stage for s in slow})
+    if slow[0].role:
+        return f"{slow[0].role} group of {format_ranks(ranks)}"
+    where = f"stage {stages[0]}" if len(stages) == 1 else f"{len(stages)} stages"
+    return f"{format_ranks(ranks)} ({where})"

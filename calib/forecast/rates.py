@@ -1,0 +1,235 @@
+"""A step time in the field's unit: tokens/s, TFLOP/s of a GPU, MFU; what the rest of a run takes.
+
+``docs/throughput.md`` has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeGuard
+
+from ..errors import ConfigError
+from ..fit.laws import OperatorFamily, family, work
+from ..fit.priors import UNKNOWN_DEVICE, device_prior
+from ..layers.model_size import model_flop_per_token
+from ..layers.stage_work import stage_operators
+from ..units import HOUR_S, format_count, format_frac
+from ..workload.config import Batch, Fp8Recipe, Parallelism, Recompute, RunConfig
+from ..workload.config_json import Encoded
+from ..workload.operators import OperatorCount
+
+if TYPE_CHECKING:  # what makes forecasts needs SciPy, which a plan does without
+    from .forecasts import Forecast
+
+_PRODUCTS = (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
+_GIGA = 1e9
+_PASSES = 3
+"""Of the model's FLOP over those of its forward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput(Encoded):
+    """What a step time is worth."""
+
+    tokens_per_s: float
+    """Of all ranks."""
+    tokens_per_s_per_gpu: float
+    flop_per_s_per_gpu: float
+    """FLOP of the model, as Megatron-LM counts them; nothing that runs again is in it."""
+    mfu_frac: float | None
+    """Model FLOP/s utilisation: the same over the dense peak of the data sheet; None where nobody
+    knows that, as of a CPU."""
+    hfu_frac: float | None
+    """Hardware FLOP/s utilisation: with what is recomputed."""
+
+    @property
+    def gpu_hours_per_giga_token(self) -> float:
+        """Hours of all GPUs together for 1e9 tokens."""
+        return _GIGA / self.tokens_per_s_per_gpu / HOUR_S
+
+    @property
+    def text(self) -> str:
+        """In a line, as ``41 % MFU`` and the tokens.
+
+        >>> Throughput(tokens_per_s=71234.0, tokens_per_s_per_gpu=8904.25, mfu_frac=0.412,
+        ...     flop_per_s_per_gpu=4.07e14, hfu_frac=0.412).text
+        '41.2 % MFU · 71,200 tokens/s'
+        """
+        tokens = f"{format_count(self.tokens_per_s)} tokens/s"
+        return tokens if self.mfu_frac is None else f"{format_frac(self.mfu_frac)} MFU · {tokens}"
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Those that are logged at each step, by their keys; MFU where it is known."""
+        found = {
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "mfu_frac": self.mfu_frac,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def throughput(config: RunConfig, step_time_s: float) -> Throughput:
+    """Tokens/s and FLOP/s of a layout whose step takes so long.
+
+    MFU and HFU are those of PaLM (Chowdhery et al. 2022, section 4.1 and appendix B), over FLOP as
+    Megatron-LM counts them (``model_flop_per_token``); of 8-bit and 4-bit runs over the dense
+    8-bit peak.  Raises ``ConfigError`` where ``step_time_s`` is not above 0.
+    """
+    if not step_time_s > 0:
+        raise ConfigError(f"a step of {step_time_s} s has no throughput; give a time above 0")
+    tokens_per_s = config.batch.global_batch_size * config.model.seq_length / step_time_s
+    each = tokens_per_s / config.parallelism.num_ranks
+    flop_per_s = each * model_flop_per_token(config.model)
+    peak = peak_flop_per_s(config)
+    mfu = None if peak is None else flop_per_s / peak
+    return Throughput(
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_gpu=each,
+        flop_per_s_per_gpu=flop_per_s,
+        mfu_frac=mfu,
+        hfu_frac=None if mfu is None else mfu * (1.0 + recomputed_frac(config)),
+    )
+
+
+def peak_flop_per_s(config: RunConfig) -> float | None:
+    """Dense FLOP/s of the data sheet for the width of the run's products; None of a CPU and of a
+    device that is not known.
+
+    Never the figure with sparsity, which is twice as high on A100 and later.
+
+    >>> from ..workload.config import Batch, ModelShape, Parallelism, Precision
+    >>> shape = ModelShape(num_layers=1, hidden_size=64, ffn_hidden_size=256, vocab_size=128,
+    ...     num_attention_heads=1, num_query_groups=1, kv_channels=64, seq_length=16)
+    >>> one = RunConfig(model=shape, parallelism=Parallelism(), precision=Precision.BF16,
+    ...     batch=Batch(micro_batch_size=1, global_batch_size=1), device="NVIDIA H100 80GB HBM3")
+    >>> round(peak_flop_per_s(one) / 1e12)
+    989
+    """
+    prior = device_prior(config.device)
+    if prior.name in (UNKNOWN_DEVICE, "cpu"):
+        return None
+    nbytes = 1 if config.fp8 is not Fp8Recipe.NONE else config.precision.nbytes
+    return prior.peaks_for(nbytes).flop_per_s
+
+
+def recomputed_frac(config: RunConfig) -> float:
+    """FLOP of products that run again, over those of the model: 1/3 where all of it did.
+
+    How a layer is split does not change that, so that it is counted on one rank; where ``FULL``
+    takes some layers of each chunk, they are taken to be as the mean layer.
+    """
+    if config.recompute is Recompute.NONE:
+        return 0.0
+    whole = replace(
+        config,
+        parallelism=Parallelism(),
+        batch=Batch(micro_batch_size=1, global_batch_size=1),
+        recompute_num_layers=0,
+    )
+    chunks = config.chunk_layers
+    again = sum(min(config.recompute_num_layers or held, held) for held in chunks)
+    return _whole_frac(whole) * again / sum(chunks)
+
+
+@lru_cache(maxsize=64)
+def _whole_frac(config: RunConfig) -> float:
+    stage = stage_operators(config, 0)
+    return _flop(stage.recompute) / (_PASSES * _flop(stage.forward))
+
+
+def _flop(operators: tuple[OperatorCount, ...]) -> float:
+    return sum(work(one).flop * count for one, count in operators if family(one.kind) in _PRODUCTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLeft:
+    """What is left of the run as it runs, which other layouts would do in another time."""
+
+    config: RunConfig
+    """As it runs."""
+    step_time_s: float
+    """Of a step of it."""
+    remaining_s: float
+    """To its end, with evaluations, saves and failures."""
+    now_unix_s: float | None = None
+    price_per_gpu_hour: float | None = None
+    restart_s: float = 0.0
+    """Lost where another layout is started in its place."""
+
+    @staticmethod
+    def of(
+        ahead: Forecast, config: RunConfig, step_time_s: float, *, restart_s: float
+    ) -> RunLeft | None:
+        """What a forecast leaves of the run, by its own price; None at the end."""
+        if ahead.remaining_s <= 0:
+            return None
+        price = None
+        if ahead.cost is not None and ahead.gpu_hours:
+            price = ahead.cost / ahead.gpu_hours
+        return RunLeft(
+            config=config,
+            step_time_s=step_time_s,
+            remaining_s=ahead.remaining_s,
+            now_unix_s=ahead.now_unix_s,
+            price_per_gpu_hour=price,
+            restart_s=restart_s,
+        )
+
+    @staticmethod
+    def from_forecast(
+        value: Mapping[str, object], config: RunConfig, step_time_s: float | None = None
+    ) -> RunLeft | None:
+        """Of ``forecast.json``; None where nothing is left, or where it says nothing of it.
+
+        ``step_time_s`` is the running layout's step in the plan that others are compared in; None:
+        as the forecast has it.
+        """
+        remaining_s, step_s = value.get("remaining_s"), step_time_s or value.get("step_time_s")
+        now_unix_s = value.get("now_unix_s")
+        if not (_is_length(remaining_s) and _is_length(step_s)):
+            return None
+        return RunLeft(
+            config=config,
+            step_time_s=float(step_s),
+            remaining_s=float(remaining_s),
+            now_unix_s=float(now_unix_s) if isinstance(now_unix_s, int | float) else None,
+        )
+
+
+def _is_length(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 < value < math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestOfRun(Encoded):
+    """The rest of the run in one layout."""
+
+    remaining_s: float
+    finish_unix_s: float | None
+    gpu_hours: float
+    cost: float | None
+    """In the currency of the price that was given."""
+
+
+def rest_of_run(left: RunLeft, config: RunConfig, step_time_s: float) -> RestOfRun:
+    """What is left of the run, were it to go on in this layout.
+
+    The samples that are left stay the same, whatever the global batch; evaluations, saves and
+    failures shrink with the step, as they do where a decision is made.  Another layout than the
+    running one first pays ``restart_s``.
+    """
+    samples_ratio = left.config.batch.global_batch_size / config.batch.global_batch_size
+    remaining_s = left.remaining_s * samples_ratio * step_time_s / left.step_time_s
+    remaining_s += 0.0 if config == left.config else left.restart_s
+    gpu_hours = remaining_s / HOUR_S * config.parallelism.num_ranks
+    price = left.price_per_gpu_hour
+    return RestOfRun(
+        remaining_s=remaining_s,
+        finish_unix_s=None if left.now_unix_s is None else left.now_unix_s + remaining_s,
+        gpu_hours=gpu_hours,
+        cost=None if price is None else price * gpu_hours,
+    )

@@ -1,0 +1,418 @@
+"""The forecast of a run: steps of each batch size that are left, and what lies between them.
+
+``ModelForecast`` is worked out once per window.  A forecast from it and from what the run has shown
+so far costs no fit, so it can be made anew at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..samples.table import SampleTable
+from ..steps.estimate import StepEstimate
+from ..units import HOUR_S
+from ..workload.config import RunConfig
+from ..workload.run_options import Goals
+from .batch_ratios import BatchRatio, measured_ratios
+from .forecasts import (
+    CPU_DRIFT_FRAC,
+    DRIFT_FRAC,
+    Extra,
+    Failures,
+    Forecast,
+    ForecastPart,
+    StepLoad,
+    forecast,
+    learned_drift_frac,
+    learned_mtbf_s,
+)
+from .modelled import SAVE_BYTES_PER_S, ModelForecast, batch_levels
+from .remaining_schedule import BatchLevel, RemainingSchedule, remaining_schedule, step_groups
+
+EVAL_SIGMA_LOG = 0.2
+"""Error of a modelled evaluation."""
+FEW_SIGMA_LOG = 0.15
+"""Error of the next evaluations or saves as a single one predicts them."""
+SAVE_SIGMA_LOG = 1.0
+"""A rank's share of a checkpoint on unknown storage: from local disks to a busy file system."""
+GPU_HOURS_PER_FAILURE = 50_700.0
+"""419 unexpected interruptions in 54 days on 16,384 GPUs (Llama 3, 2024, section 3.3.4)."""
+# With 3 % noise the mean of 8 steps has an error of 1 %, as a ratio between sizes has.
+_FEW_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoFar:
+    """What a run has shown."""
+
+    now_unix_s: float
+    """The end of the last step."""
+    last_step: int = 0
+    """Counted from the first iteration of the whole run, also where it was resumed."""
+    step_times_s: tuple[float, ...] = ()
+    """Every unflagged bare step so far, oldest first; empty: those of the table's windows."""
+    step_numbers: tuple[int, ...] = ()
+    """Iterations of ``step_times_s`` from 1; empty: all at the batch size of the config."""
+    irregular_times_s: tuple[float, ...] = ()
+    """Steps that collected garbage, or came after an evaluation or a save."""
+    num_regular: int = 0
+    """Steps without all that since the first of ``irregular_times_s``."""
+    level_since_step: int = 0
+    """Steps before it (from 0) tell how far the level moves, not where it is: a drift came."""
+    eval_times_s: tuple[float, ...] = ()
+    save_times_s: tuple[float, ...] = ()
+    goals: Goals = field(default_factory=Goals)
+    num_restarts: int = 0
+    energy_used_j: float | None = None
+    mean_power_w: float | None = None
+
+
+def run_forecast(model_forecast: ModelForecast, so_far: SoFar) -> Forecast:
+    """The forecast at this moment; deterministic, a few milliseconds."""
+    config, cadence = model_forecast.config, model_forecast.config.cadence
+    done = so_far.last_step
+    total = max(_last_step(config, done), done)
+    levels = batch_levels(config)
+    is_saving = cadence.is_saving or cadence.save_interval > 0
+    left = remaining_schedule(
+        cadence, levels, steps_done=done, steps_total=total, is_saving=is_saving
+    )
+    left = _with_due(left, config, done, total)
+    seen = _by_size(model_forecast, so_far, levels, since=so_far.level_since_step + 1)
+    reference = next(reversed(seen), config.batch.global_batch_size)
+    ratios = measured_ratios(seen, reference, model_forecast.ratios)
+    times = _series(seen, reference, ratios)
+    history = _series(_by_size(model_forecast, so_far, levels), reference, ratios)
+    loads, words = _loads(left, reference, ratios)
+    prior = CPU_DRIFT_FRAC if config.device == "cpu" else DRIFT_FRAC
+    extras = _extras(model_forecast, so_far, left, times, reference)
+    found = forecast(
+        now_unix_s=so_far.now_unix_s,
+        steps_done=done,
+        steps_total=total,
+        elapsed_s=max(0.0, so_far.now_unix_s - model_forecast.started_unix_s),
+        step_times_s=times,
+        estimate=_at(model_forecast, reference),
+        extras=extras,
+        loads=loads,
+        failures=expected_failures(
+            so_far,
+            num_ranks=config.parallelism.num_ranks,
+            is_cpu=config.device == "cpu",
+            started_unix_s=model_forecast.started_unix_s,
+            save_every_s=(cadence.save_interval or left.num_steps)
+            * (float(np.mean(times)) if len(times) else model_forecast.own.time_s),
+        ),
+        drift_frac=learned_drift_frac(history, prior_frac=prior),
+    )
+    return with_parts(
+        found,
+        so_far,
+        extras,
+        words if found.is_measured else "modelled",
+        num_ranks=config.parallelism.num_ranks,
+        is_cpu=config.device == "cpu",
+    )
+
+
+def _with_due(
+    left: RemainingSchedule, config: RunConfig, done: int, total: int
+) -> RemainingSchedule:
+    """What is due after the step that has just ended is still to come."""
+    cadence = config.cadence
+    if not 0 < done < total:
+        return left
+    is_eval = cadence.eval_iters and cadence.eval_interval and not done % cadence.eval_interval
+    is_save = cadence.save_interval and not done % cadence.save_interval
+    return replace(
+        left,
+        num_evals=left.num_evals + bool(is_eval),
+        num_saves=left.num_saves + bool(is_save),
+    )
+
+
+def _last_step(config: RunConfig, done: int) -> int:
+    """Where this process ends: the end of training, or ``--exit-interval`` before it."""
+    cadence = config.cadence
+    if cadence.exit_interval <= 0:
+        return cadence.train_iters
+    next_exit = (done // cadence.exit_interval + 1) * cadence.exit_interval
+    return min(cadence.train_iters, next_exit)
+
+
+def _at(model_forecast: ModelForecast, size: int) -> StepEstimate:
+    """The modelled step at the batch size that the measured ones have."""
+    ratio = model_forecast.ratios.get(size)
+    own = model_forecast.own
+    if ratio is None or size == model_forecast.config.batch.global_batch_size:
+        return own
+    sigma = math.hypot(own.sigma_log, ratio.sigma_log)
+    return replace(own, time_s=own.time_s * ratio.ratio, sigma_log=sigma)
+
+
+def _by_size(
+    model_forecast: ModelForecast, so_far: SoFar, levels: Sequence[BatchLevel], *, since: int = 0
+) -> dict[int, list[float]]:
+    """Bare steps by global batch size, the newest size last; those of iterations before ``since``
+    left out."""
+    own = model_forecast.config.batch.global_batch_size
+    times, numbers = so_far.step_times_s, so_far.step_numbers
+    if len(times) < len(model_forecast.recorded_s):
+        times, numbers = model_forecast.recorded_s, model_forecast.recorded_numbers
+    if not numbers:
+        return {own: list(times)} if times else {}
+    seen: dict[int, list[float]] = {}
+    groups = step_groups(max(numbers), levels)
+    ends = np.asarray([group.end for group in groups])
+    places = np.searchsorted(ends, np.asarray(numbers) - 1, side="right")
+    for place, number, time_s in zip(places.tolist(), numbers, times, strict=True):
+        if number >= since:
+            seen.setdefault(groups[place].global_batch_size, []).append(time_s)
+    return seen
+
+
+def _series(
+    seen: Mapping[int, list[float]], reference: int, ratios: Mapping[int, BatchRatio]
+) -> tuple[float, ...]:
+    """Steps at the reference size; where they are few, those of other sizes scaled to it."""
+    if len(seen.get(reference, ())) >= _FEW_STEPS or len(seen) < 2:
+        return tuple(seen.get(reference, ()))
+    return tuple(
+        time_s / (ratios[size].ratio if size in ratios else 1.0)
+        for size, times in seen.items()
+        for time_s in times
+    )
+
+
+def _loads(
+    left: RemainingSchedule, reference: int, ratios: Mapping[int, BatchRatio]
+) -> tuple[tuple[StepLoad, ...], str]:
+    loads: list[StepLoad] = []
+    words = ["measured"]
+    for group in left.groups:
+        ratio = BatchRatio(ratio=1.0, sigma_log=0.0, provenance="measured")
+        if group.global_batch_size != reference:
+            ratio = ratios.get(group.global_batch_size, ratio)
+            words.append(f"batch {group.global_batch_size} {ratio.provenance}")
+        loads.append(
+            StepLoad(num_left=group.num_steps, time_ratio=ratio.ratio, sigma_log=ratio.sigma_log)
+        )
+    return tuple(loads), ", ".join(dict.fromkeys(words))
+
+
+def _extras(
+    model_forecast: ModelForecast,
+    so_far: SoFar,
+    left: RemainingSchedule,
+    times: Sequence[float],
+    reference: int,
+) -> list[Extra]:
+    # Hosts and kernels that are slower than modelled are so in evaluations as well.
+    own = _at(model_forecast, reference)
+    slowdown = float(np.mean(times)) / own.time_s if len(times) else 1.0
+    found = [
+        seen_extra(
+            "evaluations",
+            left.num_evals,
+            so_far.eval_times_s,
+            model_forecast.eval_s * slowdown,
+            sigma_log=EVAL_SIGMA_LOG,
+            provenance="modelled: forward share of the step",
+        ),
+        seen_extra(
+            "saves",
+            left.num_saves,
+            so_far.save_times_s,
+            model_forecast.save_s,
+            sigma_log=SAVE_SIGMA_LOG,
+            provenance=f"prior: {SAVE_BYTES_PER_S / 1e9:g} GB/s per rank",
+        ),
+    ]
+    if so_far.irregular_times_s and len(times):
+        found.append(irregular_extra(so_far, times, left.num_steps))
+    return [extra for extra in found if extra.num_left]
+
+
+def irregular_extra(so_far: SoFar, times: Sequence[float], num_steps: int) -> Extra:
+    """What steps that are not like the others take beyond these."""
+    irregular = so_far.irregular_times_s
+    share = len(irregular) / (len(irregular) + so_far.num_regular)
+    excess = np.asarray(irregular) - float(np.mean(times))
+    mean_s = max(0.0, float(excess.mean()))
+    scatter_s = float(excess.std())
+    return Extra(
+        name="irregular steps",
+        num_left=round(share * num_steps),
+        time_s=mean_s,
+        # A few may agree by chance: half of their mean is the least scatter.
+        sigma_s=max(scatter_s, 0.5 * mean_s) / math.sqrt(len(irregular)),
+        scatter_s=scatter_s,
+    )
+
+
+def seen_extra(
+    name: str,
+    num_left: int,
+    seen: Sequence[float],
+    prior_s: float,
+    *,
+    sigma_log: float,
+    provenance: str,
+) -> Extra:
+    """Measured ones where there are any; how well few of them tell is bounded from below."""
+    if not seen:
+        return Extra(
+            name=name,
+            num_left=num_left,
+            time_s=prior_s,
+            sigma_s=prior_s * sigma_log,
+            provenance=provenance,
+        )
+    mean_s = float(np.mean(seen))
+    scatter_s = float(np.std(seen, ddof=1)) if len(seen) > 1 else 0.0
+    scatter_s = math.hypot(scatter_s, FEW_SIGMA_LOG * mean_s / math.sqrt(len(seen)))
+    return Extra(
+        name=name,
+        num_left=num_left,
+        time_s=mean_s,
+        sigma_s=scatter_s / math.sqrt(len(seen)),
+        scatter_s=scatter_s,
+        provenance=f"measured: {len(seen)}",
+    )
+
+
+def expected_failures(
+    so_far: SoFar, *, num_ranks: int, is_cpu: bool, started_unix_s: float, save_every_s: float
+) -> Failures | None:
+    """Failures where the user expects some, where some have been, or from the public rate."""
+    if so_far.goals.mtbf_hours is None and is_cpu and not so_far.num_restarts:
+        return None
+    hours = so_far.goals.mtbf_hours or GPU_HOURS_PER_FAILURE / num_ranks
+    run_s = max(0.0, so_far.now_unix_s - started_unix_s)
+    return Failures(
+        mtbf_s=learned_mtbf_s(so_far.num_restarts, run_s, prior_mtbf_s=hours * HOUR_S),
+        restart_s=so_far.goals.restart_cost_s,
+        save_every_s=save_every_s,
+    )
+
+
+def with_parts(
+    found: Forecast,
+    so_far: SoFar,
+    extras: Sequence[Extra],
+    words: str,
+    *,
+    num_ranks: int,
+    is_cpu: bool,
+) -> Forecast:
+    """The forecast with its breakdown, its GPU-hours, its cost and its energy."""
+    hours = found.total_s / HOUR_S * num_ranks
+    price = so_far.goals.price_per_gpu_hour
+    is_counted = not is_cpu or price is not None
+    energy_j = so_far.energy_used_j
+    if energy_j is not None and so_far.mean_power_w is not None:
+        energy_j += so_far.mean_power_w * found.remaining_s
+    return replace(
+        found,
+        parts=tuple(_parts(found, so_far, [extra.part for extra in extras], words)),
+        gpu_hours=hours if is_counted else None,
+        cost=None if price is None else price * hours,
+        energy_j=energy_j,
+    )
+
+
+def _parts(
+    found: Forecast, so_far: SoFar, extra_parts: Sequence[ForecastPart], words: str
+) -> Iterator[ForecastPart]:
+    # The narrowest of the mixture is the one without failures.
+    whole_s = found.left.sigmas_s[0]
+    rest_s = math.sqrt(max(0.0, whole_s**2 - sum(part.sigma_s**2 for part in extra_parts)))
+    yield ForecastPart(
+        name="steps",
+        num_left=found.steps_left,
+        time_s=found.steps_s,
+        sigma_s=rest_s,
+        provenance=words,
+    )
+    yield from extra_parts
+    if len(found.left.means_s) > 1:
+        mean_cost_s = found.left.means_s[1] - found.left.means_s[0]
+        num_failures = found.failures_s / mean_cost_s
+        prior = "given" if so_far.goals.mtbf_hours is not None else "prior: Llama 3, 2024"
+        yield ForecastPart(
+            name="failures",
+            num_left=num_failures,
+            time_s=found.failures_s,
+            sigma_s=math.sqrt(num_failures) * mean_cost_s,
+            provenance=f"{prior}, {so_far.num_restarts} restarts so far",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """What does not change while a run goes on."""
+
+    started_unix_s: float
+    num_ranks: int
+    is_cpu: bool
+    recorded_s: tuple[float, ...] = field(repr=False, default=())
+    """Bare steps of the windows, oldest first: they count where fewer were told live."""
+
+    @staticmethod
+    def of(table: SampleTable) -> MeasuredRun:
+        """The newest run of a table."""
+        runs = table.newest("runs")
+        return MeasuredRun(
+            started_unix_s=float(runs["started_unix_s"].min()),
+            num_ranks=int(runs["world_size"].max()),
+            is_cpu=str(runs["device"].iloc[0]) == "cpu",
+            recorded_s=tuple(table.step_times_s(is_hooked=False).tolist()),
+        )
+
+
+def measured_forecast(run: MeasuredRun, so_far: SoFar, *, steps_total: int) -> Forecast:
+    """The forecast at this moment, to the end of so many steps.
+
+    Evaluations and saves go on as often as they have come so far; where none has come, none is
+    expected.  Raises ``CalibrationError`` below two measured steps.
+    """
+    done = so_far.last_step
+    total = max(steps_total, done)
+    times = max(so_far.step_times_s, run.recorded_s, key=len)
+    extras = [*_measured_extras(so_far, times, num_left=total - done)]
+    mean_s = float(np.mean(times)) if times else 0.0
+    save_every_s = mean_s * done / len(so_far.save_times_s) if so_far.save_times_s else 0.0
+    found = forecast(
+        now_unix_s=so_far.now_unix_s,
+        steps_done=done,
+        steps_total=total,
+        elapsed_s=max(0.0, so_far.now_unix_s - run.started_unix_s),
+        step_times_s=times,
+        extras=extras,
+        failures=expected_failures(
+            so_far,
+            num_ranks=run.num_ranks,
+            is_cpu=run.is_cpu,
+            started_unix_s=run.started_unix_s,
+            save_every_s=save_every_s or mean_s * (total - done),
+        ),
+        drift_frac=learned_drift_frac(
+            times, prior_frac=CPU_DRIFT_FRAC if run.is_cpu else DRIFT_FRAC
+        ),
+    )
+    return with_parts(found, so_far, extras, "measured", num_ranks=run.num_ranks, is_cpu=run.is_cpu)
+
+
+def _measured_extras(so_far: SoFar, times: Sequence[float], *, num_left: int) -> Iterator[Extra]:
+    """What will come between steps, each kind as often as in the steps so far."""
+    seen = {"evaluations": so_far.eval_times_s, "saves": so_far.save_times_s}
+    for name, each_s in seen.items():
+        count = round(len(each_s) * num_left / max(1, so_far.last_step))
+        if count:
+            yield seen_extra(name, count, each_s, 0.0, sigma_log=0.0, provenance="")
+    if so_far.irregular_times_s and len(times) and num_left:
+        yield irregular_extra(so_far, times, num_left)

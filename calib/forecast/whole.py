@@ -1,0 +1,119 @@
+"""A run from its first step to its last: its steps, how long it takes, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..errors import ConfigError
+from ..steps.model import FittedSteps
+from ..units import DAY_S, HOUR_S, format_count
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
+from .modelled import batch_levels, model_forecast
+from .remaining_schedule import POWERS, BatchLevel, remaining_schedule, step_groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun(Encoded):
+    """A run to so many tokens, with the evaluations and the saves that its arguments ask for."""
+
+    JSON: ClassVar[str] = "* cost"
+
+    num_tokens: int
+    """Tokens of all steps, of which the last is whole."""
+    num_steps: int
+    duration_s: float
+    low_s: float
+    """Lower end of the 90 % interval."""
+    high_s: float
+    """Upper end: 5 % lie beyond it."""
+    gpu_hours: float
+    price_per_gpu_hour: float | None = None
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the price; None where that is not known."""
+        price = self.price_per_gpu_hour
+        return None if price is None else self.gpu_hours * price
+
+    @property
+    def days(self) -> str:
+        """How long it takes, with its interval, as ``14.8 days (90 %: 10.8 to 20.2)``."""
+        unit, word = (DAY_S, "days") if self.duration_s >= DAY_S else (HOUR_S, "hours")
+        low, high = self.low_s / unit, self.high_s / unit
+        return f"{self.duration_s / unit:.3g} {word} (90 %: {low:.3g} to {high:.3g})"
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """Its length, and what that costs, in lines of a narrow screen."""
+        cost = "" if self.cost is None else f", cost {format_count(self.cost)}"
+        return (
+            f"{_in_short(self.num_tokens)} tokens: {self.days}",
+            f"{self.num_steps:,} steps, {format_count(self.gpu_hours)} GPU-hours{cost}",
+        )
+
+
+def whole_run(
+    config: RunConfig,
+    steps: FittedSteps,
+    *,
+    num_tokens: int = 0,
+    price_per_gpu_hour: float | None = None,
+) -> WholeRun:
+    """The run of a layout to so many tokens (0: as long as its own arguments say).
+
+    Raises ``ConfigError`` where these do not say it.
+    """
+    (own,) = steps.estimates([config])
+    levels, seq_length = batch_levels(config), config.model.seq_length
+    num_steps = config.cadence.train_iters
+    if num_tokens:
+        num_steps = _num_steps(-(-num_tokens // seq_length), levels)
+    if not num_steps:
+        raise ConfigError("nothing says how long the run is; give --tokens such as 1T")
+    ahead = model_forecast(config, steps, own, started_unix_s=0.0)
+    left = remaining_schedule(
+        config.cadence,
+        levels,
+        steps_done=0,
+        steps_total=num_steps,
+        is_saving=config.cadence.is_saving,
+    )
+    each_s = [own.time_s * ahead.ratios[one.global_batch_size].ratio for one in left.groups]
+    duration_s = math.fsum(
+        (
+            *(one.num_steps * time_s for one, time_s in zip(left.groups, each_s, strict=True)),
+            left.num_evals * ahead.eval_s,
+            left.num_saves * ahead.save_s,
+        )
+    )
+    return WholeRun(
+        num_tokens=sum(one.num_steps * one.global_batch_size for one in left.groups) * seq_length,
+        num_steps=num_steps,
+        duration_s=duration_s,
+        low_s=duration_s * own.low_s / own.time_s,
+        high_s=duration_s * own.high_s / own.time_s,
+        gpu_hours=duration_s / HOUR_S * config.parallelism.num_ranks,
+        price_per_gpu_hour=price_per_gpu_hour,
+    )
+
+
+def _in_short(number: int) -> str:
+    """As it is typed: 1T, 300B."""
+    letter, power = next(((k, v) for k, v in POWERS if number >= v), ("", 1))
+    return f"{number / power:.4g}{letter}"
+
+
+def _num_steps(samples: int, levels: Sequence[BatchLevel]) -> int:
+    """Steps that see at least so many samples: no batch is smaller than one sample."""
+    steps = 0
+    for group in step_groups(samples, levels):
+        needed = -(-samples // group.global_batch_size)
+        if needed <= group.num_steps:
+            return steps + needed
+        steps += group.num_steps
+        samples -= group.num_steps * group.global_batch_size
+    return steps

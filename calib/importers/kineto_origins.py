@@ -1,0 +1,511 @@
+"""Where the work of the device comes from: operator, phase and transfer of each kernel of a trace.
+
+A kernel belongs to the operation of the host around its launch.  Inside a node of autograd it is
+backward, but for what runs there with gradients enabled: that is a forward pass again, of a
+checkpoint.  A node and the operation that it differentiates share a number, which each thread
+counts for itself.
+
+Events of a Chrome trace that PyTorch's profiler wrote, of any of its releases.
+
+Names of categories and arguments have changed since 1.8; what a release calls otherwise has here
+the name of today.  An event without a time, or with one that is no number, is left out.
+
+How much of a trace's kernel time is known: by operator, phase and transfer, and what is not.
+
+What is not known has a cause; a share without one would hide that a reader is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pandas as pd
+
+from ..records.kineto_trace import (
+    CPU_OP,
+    KERNEL,
+    MESSAGE_OP,
+    RUNTIME,
+    SHAPES,
+    USER_RANGE,
+    Nesting,
+    TraceEvent,
+    collective_named,
+    kernel_collective,
+    operations_by_thread,
+)
+from ..units import NS_PER_S, format_frac, format_time
+from ..workload.collectives import Collective
+from ..workload.operators import Phase
+
+NODE = "autograd::engine::evaluate_function: "
+SEQUENCE = "Sequence number"
+_FORWARD_THREAD = "Fwd thread id"
+_HOST = frozenset({CPU_OP, USER_RANGE})
+ACCUMULATION = "torch::autograd::AccumulateGrad"
+"""The node that adds to a parameter's gradient; no operation of the forward pass is its own."""
+_OPTIMIZER = re.compile(r"^Optimizer\.|\boptimizer\b|\bzero_grad\b", re.IGNORECASE)
+_FORWARD = re.compile(r"\bforward\b", re.IGNORECASE)
+_LISTS_OUTPUT = "c10d::"
+"""Its operations name what they write before what they read; all others the input first."""
+_TRANSFER_RANGE = re.compile(r"^(nccl|rccl|gloo|mpi|ucc):(?!wait)")
+_TRANSFER_OP = re.compile(r"^(c10d::|symm_mem::)(?!wait|barrier)(?=.*(all|reduce|broad|send|recv))")
+
+
+class Missing(Enum):
+    """Why nothing is known of who launched a kernel."""
+
+    BEFORE = "launched before the trace began"
+    LAUNCH = "its launch is not in the trace"
+    OPERATOR = "launched outside every operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOrigin:
+    """One kernel's.  ``operator`` is that of the forward pass where a node names one, "" if none.
+
+    ``details`` are those of the transfer around the launch; ``group`` its description and name, ""
+    where the trace does not tell.
+    """
+
+    kernel: TraceEvent
+    operator: str = ""
+    phase: Phase | None = None
+    missing: Missing | None = None
+    collective: Collective | None = None
+    group: str = ""
+    details: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What holds for all that runs inside one event of the host."""
+
+    phase: Phase | None = None
+    operator: str = ""
+    node: TraceEvent | None = None
+    transfer: tuple[TraceEvent, ...] = ()
+
+
+_NOWHERE = _Place()
+
+
+class HostEvents:
+    """Operations and ranges of the host: which runs in which, and which forward a node is of."""
+
+    def __init__(self, events: Sequence[TraceEvent]) -> None:
+        self._nesting = Nesting(operations_by_thread(events, _HOST))
+        threads = self._nesting.threads
+        self.nodes = [e for inside in threads.values() for e in inside if is_node(e)]
+        self.forwards = forward_operations(threads)
+        self._places = {thread: self._all_places(thread) for thread in threads}
+        self._numbers = {
+            event.number: (thread, position)
+            for thread, inside in threads.items()
+            for position, event in enumerate(inside)
+            if event.number and event.category == CPU_OP
+        }
+
+    def _all_places(self, thread: int) -> list[_Place]:
+        places: list[_Place] = []
+        inside, parents = self._nesting.threads[thread], self._nesting.parents[thread]
+        for event, parent in zip(inside, parents, strict=True):
+            around = places[parent] if parent >= 0 else _NOWHERE
+            places.append(_place(event, around, self.forwards, is_forward_only=not self.nodes))
+        return places
+
+    def at_number(self, number: int) -> _Place | None:
+        """The place of the operation with that number."""
+        found = self._numbers.get(number)
+        return self._places[found[0]][found[1]] if found else None
+
+    def at_launch(self, launch: TraceEvent) -> _Place | None:
+        """That of the innermost event around a launch, by thread and time."""
+        at = self._nesting.around(launch)
+        return None if at is None else self._places[launch.thread][at]
+
+
+def is_node(event: TraceEvent) -> bool:
+    """True for a node of autograd as the engine runs it."""
+    return event.name.startswith(NODE)
+
+
+def is_again(event: TraceEvent, node: TraceEvent | None) -> bool:
+    """True for an operation of a forward pass that runs inside ``node``: a checkpoint's.
+
+    Only what runs with gradients enabled has a number of its own, and no thread of a forward.
+
+    >>> node = TraceEvent(name=f"{NODE}ReluBackward0", category=CPU_OP, start_ns=0, duration_ns=9)
+    >>> inner = {"category": CPU_OP, "start_ns": 1, "duration_ns": 2}
+    >>> conv = TraceEvent(name="aten::conv2d", details={SEQUENCE: 7, _FORWARD_THREAD: 0}, **inner)
+    >>> is_again(conv, node), is_again(TraceEvent(name="aten::mul", **inner), node)
+    (True, False)
+    """
+    if node is None or event.category != CPU_OP or _applies(event):
+        return False
+    return SEQUENCE in event.details and not event.details.get(_FORWARD_THREAD)
+
+
+def _applies(event: TraceEvent) -> bool:
+    """True for a node, and for the function that it calls."""
+    return is_node(event) or bool(event.details.get(_FORWARD_THREAD))
+
+
+def forward_operations(threads: Mapping[int, list[TraceEvent]]) -> dict[int, TraceEvent]:
+    """The operation that each node differentiates, by ``id`` of the node.
+
+    Of all with its number on its forward thread the last outermost one: those before it have asked
+    for the number and made no node.  A node counts forward threads by numbers of its own; the
+    thread that knows most of their sequence numbers is meant.
+    """
+    made: dict[tuple[int, int], TraceEvent] = {}
+    nodes: dict[int, list[TraceEvent]] = {}
+    for thread, inside in threads.items():
+        ends: dict[int, int] = {}
+        for event in inside:
+            number = event.details.get(SEQUENCE)
+            if number is None:
+                continue
+            if is_node(event):
+                nodes.setdefault(int(event.details.get(_FORWARD_THREAD) or 0), []).append(event)
+            elif not _applies(event) and event.start_ns >= ends.get(number, event.start_ns):
+                ends[number] = event.end_ns
+                made[thread, number] = event
+    found = {}
+    for alike in nodes.values():
+        hits = Counter(t for t in threads for e in alike if (t, e.details[SEQUENCE]) in made)
+        for thread, _ in hits.most_common(1):
+            for node in alike:
+                event = made.get((thread, node.details[SEQUENCE]))
+                if event is not None and event.start_ns < node.start_ns:
+                    found[id(node)] = event
+    return found
+
+
+def _place(
+    event: TraceEvent,
+    around: _Place,
+    forwards: dict[int, TraceEvent],
+    *,
+    is_forward_only: bool,
+) -> _Place:
+    if event.category == USER_RANGE:
+        phase = around.phase or _phase_of_range(event.name)
+        # A fused optimizer launches its kernels itself, under no operation of the framework.
+        is_optimizer = phase is Phase.STEP and not around.operator
+        return _Place(
+            phase=phase,
+            operator=event.name if is_optimizer else around.operator,
+            node=around.node,
+            transfer=_transfer(event, around),
+        )
+    if is_node(event):
+        forward = forwards.get(id(event))
+        name = forward.name if forward is not None else event.name.removeprefix(NODE)
+        return _Place(phase=Phase.BACKWARD, operator=name, node=event)
+    if is_again(event, around.node) and around.phase is Phase.BACKWARD:
+        return _Place(Phase.RECOMPUTE, event.name, around.node, _transfer(event, around))
+    phase = around.phase
+    if phase is None and (is_forward_only or SEQUENCE in event.details):
+        phase = Phase.FORWARD
+    if _applies(event):
+        phase = phase or Phase.BACKWARD
+    return _Place(phase, around.operator or event.name, around.node, _transfer(event, around))
+
+
+def _phase_of_range(name: str) -> Phase | None:
+    if _OPTIMIZER.search(name):
+        return Phase.STEP
+    return Phase.FORWARD if _FORWARD.search(name) else None
+
+
+def _transfer(event: TraceEvent, around: _Place) -> tuple[TraceEvent, ...]:
+    """Events that describe one transfer, from the outside in."""
+    is_one = event.name == MESSAGE_OP or (
+        _TRANSFER_RANGE if event.category == USER_RANGE else _TRANSFER_OP
+    ).search(event.name)
+    return (*around.transfer, event) if is_one else around.transfer
+
+
+def origins(events: Sequence[TraceEvent]) -> tuple[list[KernelOrigin], HostEvents]:
+    """Of every kernel, in the order of the events; and the host's side of the trace."""
+    host = HostEvents(events)
+    launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
+    first = min(launches, default=0)
+    begin_ns = min((e.start_ns for e in events if e.category in (CPU_OP, *RUNTIME)), default=0)
+    found = []
+    for kernel in events:
+        if kernel.category != KERNEL:
+            continue
+        launch = launches.get(kernel.correlation)
+        place = host.at_number(kernel.link)
+        if place is None and launch is not None:
+            place = host.at_number(launch.link) or host.at_launch(launch)
+        is_before = kernel.correlation < first if kernel.correlation else False
+        if launch is None and (is_before or kernel.start_ns < begin_ns):
+            missing = Missing.BEFORE
+        else:
+            missing = Missing.LAUNCH if launch is None else Missing.OPERATOR
+        found.append(_origin(kernel, place, missing))
+    return found, host
+
+
+def _origin(kernel: TraceEvent, place: _Place | None, missing: Missing) -> KernelOrigin:
+    known = place or _NOWHERE
+    told = kernel_collective(kernel.name)
+    details = _message(kernel, known.transfer) if told is not None else {}
+    name = str(details.get("Collective name", ""))
+    collective = collective_named(name) if name and told is not None else told
+    return KernelOrigin(
+        kernel=kernel,
+        operator=known.operator,
+        phase=known.phase,
+        missing=None if known.operator else missing,
+        collective=told if collective is Collective.OTHER else collective,
+        group=_group(details),
+        details=details if told is not None else None,
+    )
+
+
+def _message(kernel: TraceEvent, around: tuple[TraceEvent, ...]) -> dict[str, Any]:
+    """What is told of a transfer: by its kernel, else by the events around its launch."""
+    if "Collective name" in kernel.details:
+        return dict(kernel.details)
+    found: dict[str, Any] = {}
+    for event in around:
+        inner = dict(event.details)
+        if event.name.startswith(_LISTS_OUTPUT):
+            inner.pop(SHAPES, None)
+        if event.name != MESSAGE_OP:
+            inner.setdefault("Collective name", event.name.rpartition(":")[2])
+        found |= inner
+    return found
+
+
+def _group(details: dict[str, Any]) -> str:
+    if "Process Group Name" not in details:
+        return ""
+    return f"{details.get('Process Group Description', '')}#{details['Process Group Name']}"
+
+
+_OLD_CATEGORIES = {
+    "operator": CPU_OP,
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "runtime": "cuda_runtime",
+    "driver": "cuda_driver",
+    "user annotation": USER_RANGE,
+    "cpu_user_annotation": USER_RANGE,
+}
+"""Names until PyTorch 1.11, in small letters; a kernel differs in the case alone."""
+_OLD_DETAILS = {"Input dims": SHAPES, "external id": "External id", "Input Types": "Input type"}
+_HOST_TRACK = frozenset({CPU_OP, USER_RANGE})
+_NS_PER_US = 1000
+_LONGEST_US = 1e17
+"""Three thousand years: clocks count from 1970, and what is beyond is a time that was not taken."""
+
+
+def from_chrome(events: Iterable[Mapping[str, object]]) -> list[TraceEvent]:
+    """The complete events of a trace; its times are microseconds, with or without fractions.
+
+    >>> kernel = {"ph": "X", "cat": "Kernel", "name": "gemm", "ts": "5", "dur": 2.25}
+    >>> [(e.category, e.start_ns, e.duration_ns) for e in from_chrome([kernel])]
+    [('kernel', 5000, 2250)]
+    >>> from_chrome([{**kernel, "dur": float("inf")}, {"ph": "X", "cat": "Kernel", "ts": 5}])
+    []
+    """
+    threads: dict[tuple[str, str], int] = {}
+    found = []
+    for event in events:
+        if not isinstance(event, Mapping) or event.get("ph") != "X":
+            continue
+        start_ns, duration_ns = _nanoseconds(event.get("ts")), _nanoseconds(event.get("dur"))
+        if start_ns is None or duration_ns is None or duration_ns < 0:
+            continue
+        place = (str(event.get("pid")), str(event.get("tid")))
+        thread = threads.setdefault(place, len(threads) + 1)
+        found.append(_event(event, start_ns, duration_ns, thread))
+    return found
+
+
+def _event(event: Mapping[str, object], start_ns: int, duration_ns: int, thread: int) -> TraceEvent:
+    details = event.get("args")
+    details = details if isinstance(details, dict) else {}
+    for old, name in _OLD_DETAILS.items():
+        if old in details:
+            details.setdefault(name, details[old])
+    category = _category(str(event.get("cat", "")))
+    number, correlation = _whole(details.get("External id")), _whole(details.get("correlation"))
+    is_host = category in _HOST_TRACK
+    # Kineto of 2022 and 2023 repeats the correlation where the number of the operation around
+    # belongs; some other operation may have it as its own.
+    link = 0 if is_host or number == correlation else number
+    return TraceEvent(
+        name=str(event.get("name", "")),
+        category=category,
+        start_ns=start_ns,
+        duration_ns=duration_ns,
+        thread=thread,
+        number=number if is_host else 0,
+        link=link,
+        correlation=correlation,
+        details=details,
+    )
+
+
+def _category(name: str) -> str:
+    small = name.lower()
+    return KERNEL if small == KERNEL else _OLD_CATEGORIES.get(small, name)
+
+
+def _nanoseconds(value: object) -> int | None:
+    """None where it is no time; integers stay whole, for they may be beyond a float's digits."""
+    if isinstance(value, int):
+        return value * _NS_PER_US if abs(value) < _LONGEST_US else None
+    try:
+        time_us = float(value) if isinstance(value, (float, str)) else math.nan
+    except ValueError:
+        return None
+    is_time = math.isfinite(time_us) and abs(time_us) < _LONGEST_US
+    return round(time_us * _NS_PER_US) if is_time else None
+
+
+def _whole(value: object) -> int:
+    try:
+        return int(value) if isinstance(value, (int, float, str)) else 0
+    except (ValueError, OverflowError):
+        return 0
+
+
+KERNEL_COLUMNS = (
+    "trace",
+    "device",
+    "phase",
+    "operator",
+    "collective",
+    "group",
+    "num_kernels",
+    "time_s",
+)
+_LEAST_TOLD = 0.0005
+"""A smaller share reads as 0.0 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceShares:
+    """Shares of the time of all kernels, each of 1.
+
+    ``outside_frac`` has an operator and no phase: input that is made or exchanged.  ``missing`` are
+    causes.  Of ``num_nodes`` nodes of autograd ``num_linked`` have their operation
+    of the forward pass, ``num_accumulating`` have none, for they add gradients up.
+    """
+
+    name: str
+    num_kernels: int
+    kernel_time_s: float
+    operator_frac: float
+    phase_fracs: dict[str, float]
+    outside_frac: float
+    transfer_frac: float
+    missing_fracs: dict[str, float]
+    num_transfers: int
+    num_sized_transfers: int
+    num_nodes: int
+    num_linked: int
+    num_accumulating: int
+
+    @property
+    def inside_frac(self) -> float:
+        """Time by operator over that of kernels that were launched while the trace ran."""
+        inside = 1.0 - self.missing_fracs.get(Missing.BEFORE.value, 0.0)
+        return self.operator_frac / inside if inside > 0 else 0.0
+
+    def text(self) -> str:
+        """One line.
+
+        >>> TraceShares(
+        ...     name="t", num_kernels=4, kernel_time_s=0.002, operator_frac=0.75,
+        ...     phase_fracs={"forward": 0.75}, outside_frac=0.0, transfer_frac=0.0,
+        ...     missing_fracs={"late": 0.25},
+        ...     num_transfers=0, num_sized_transfers=0, num_nodes=0, num_linked=0,
+        ...     num_accumulating=0,
+        ... ).text()
+        't: 4 kernels, 2.00 ms: 75.0 % by operator (forward 75.0 %); 25.0 % late'
+        """
+        phases = ", ".join(f"{name} {format_frac(frac)}" for name, frac in self.phase_fracs.items())
+        parts = [f"{format_frac(self.operator_frac)} by operator ({phases or 'no phase'})"]
+        if self.outside_frac >= _LEAST_TOLD:
+            parts.append(f"{format_frac(self.outside_frac)} outside every pass")
+        parts += [f"{format_frac(frac)} {why}" for why, frac in self.missing_fracs.items()]
+        if self.num_transfers:
+            sized = f"{self.num_sized_transfers} with a size"
+            parts.append(
+                f"{format_frac(self.transfer_frac)} in {self.num_transfers} transfers, {sized}"
+            )
+        if self.num_nodes:
+            parts.append(
+                f"{self.num_linked} of {self.num_nodes} backward nodes have their operation, "
+                f"{self.num_accumulating} add gradients up"
+            )
+        told = f"{self.num_kernels} kernels, {format_time(self.kernel_time_s)}"
+        return f"{self.name}: {told}: {'; '.join(parts)}"
+
+
+def shares(
+    name: str, origins: Sequence[KernelOrigin], host: HostEvents, num_sized_transfers: int
+) -> TraceShares | None:
+    """What is known of the kernels of a trace; None where it has none."""
+    total_ns = sum(origin.kernel.duration_ns for origin in origins)
+    if not total_ns:
+        return None
+
+    def by(key: Callable[[KernelOrigin], str | None]) -> dict[str, float]:
+        times: Counter[str] = Counter()
+        for origin in origins:
+            if (value := key(origin)) is not None:
+                times[value] += origin.kernel.duration_ns
+        return {value: time / total_ns for value, time in times.most_common()}
+
+    return TraceShares(
+        name=name,
+        num_kernels=len(origins),
+        kernel_time_s=total_ns / NS_PER_S,
+        operator_frac=by(lambda o: "" if o.operator else None).get("", 0.0),
+        phase_fracs=by(lambda o: o.phase.value if o.phase else None),
+        outside_frac=by(lambda o: "" if o.operator and not o.phase else None).get("", 0.0),
+        transfer_frac=by(lambda o: "" if o.collective else None).get("", 0.0),
+        missing_fracs=by(lambda o: o.missing.value if o.missing else None),
+        num_transfers=sum(origin.collective is not None for origin in origins),
+        num_sized_transfers=num_sized_transfers,
+        num_nodes=len(host.nodes),
+        num_linked=len(host.forwards),
+        num_accumulating=sum(node.name == f"{NODE}{ACCUMULATION}" for node in host.nodes),
+    )
+
+
+def kernel_frame(name: str, device: str, origins: Sequence[KernelOrigin]) -> pd.DataFrame:
+    """Kernels by phase, operator and transfer, the longest time first; a cause in place of an
+    operator that is not known."""
+    rows = [
+        {
+            "trace": name,
+            "device": device,
+            "phase": o.phase.value if o.phase else "",
+            "operator": o.operator or (f"({o.missing.value})" if o.missing else ""),
+            "collective": o.collective.value if o.collective else "",
+            "group": o.group,
+            "num_kernels": 1,
+            "time_s": o.kernel.duration_ns / NS_PER_S,
+        }
+        for o in origins
+    ]
+    frame = pd.DataFrame(rows, columns=list(KERNEL_COLUMNS))
+    keys = list(KERNEL_COLUMNS[:-2])
+    summed = frame.groupby(keys, sort=False, as_index=False).sum()
+    return summed.sort_values("time_s", ascending=False, kind="stable").reset_index(drop=True)

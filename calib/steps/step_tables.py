@@ -1,0 +1,387 @@
+"""The step model of a machine that is known by tables, or by the data sheet of its device.
+
+Where a table has profiles of whole layers, these stand in place of operators.  A profile times one
+layer as a stack ran it on tp ranks: its launches and the all-reduces of tensor parallelism are in
+it.  A layout's layer is a list of operators; the time of the layer is put on its query-key-value
+product, and everything else in a layer takes none.
+
+Which layouts to measure: those that tell most of the step times of all.
+
+I-optimal design (Atkinson, Donev & Tobias 2007, section 10.6): the mean variance of the predicted
+log step times over all layouts is as small as so many measurements make it.  Greedy choice, then
+exchange of one row at a time (Fedorov 1972) while that helps.  Variances are those of the step
+model, linearised where it stands, with what its constants leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from ..errors import ConfigError
+from ..fit.estimates import Estimates, Source
+from ..fit.priors import DevicePrior, device_prior
+from ..importers.own_format import shape_sizes, table_kind
+from ..records.cluster import StatedNodes
+from ..records.step_rows import StepPredictions, StepRow, Trait
+from ..regressors.choices import first_of_least
+from ..timeline.items import Floats, Item
+from ..workload.collectives import GroupRole
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
+from .base_times import BaseTimes, Conditions, FittedTimes, prior_times, table_times
+from .known import MEASURED_SIGMA_LOG, KnownStep, correlations
+from .model import ERROR_INFLATION, FittedSteps, fit_steps
+from .operator_tables import OperatorTables, network_of, operator_tables
+from .posterior import MODEL_SIGMA_LOG
+from .priced_items import SCALE
+from .scales import scales
+
+Kind = OperatorKind
+_NO_TIME_S = 1e-9
+"""Keeps logarithms finite where a profile has no time."""
+_TENSOR_FRAC = 0.5
+"""Rate of TF32 products over that of two-byte elements on the data sheet."""
+_IN_LAYER = frozenset(
+    {
+        *(Kind.NORM, Kind.RMS_NORM, Kind.POSITION, Kind.ROTARY, Kind.CORE_ATTENTION),
+        *(Kind.LINEAR_PROJ, Kind.RESIDUAL, Kind.LINEAR_FC1, Kind.ACTIVATION, Kind.LINEAR_FC2),
+    }
+)
+_PROFILED_KINDS = _IN_LAYER | {Kind.LINEAR_QKV}
+_STATED: Mapping[str, float] = {
+    "floor": math.log(_NO_TIME_S),
+    "compute": 0.0,
+    "tp": 0.0,
+    "misaligned": 0.0,
+    "host_microbatch": math.log(1e-5),
+}
+"""What a profile of layers as they were launched leaves nothing to say about."""
+_PROFILED: Mapping[str, float] = {"compute": 0.1, "backward": 0.05}
+"""What a layer timed as a whole leaves open: its neighbours and its launches."""
+
+
+def table_steps(
+    row: StepRow,
+    known: Sequence[KnownStep] = (),
+    operators: Sequence[pd.DataFrame] = (),
+    collectives: Sequence[pd.DataFrame] = (),
+    stated: StatedNodes | None = None,
+) -> FittedSteps:
+    """That of the machine that a row ran on, over canonical tables and measured steps."""
+    return fit_steps(row_times(row, operators, collectives, stated), known)
+
+
+class TableSteps:
+    """The same for many calibrations over the same tables, whose fit is kept."""
+
+    name = "ours"
+
+    def __init__(
+        self,
+        tables: Sequence[pd.DataFrame] = (),
+        stated: StatedNodes | None = None,
+        *,
+        without: tuple[str, ...] = (),
+    ) -> None:
+        self._stated, self._without = stated, without
+        self._operators = tuple(t for t in tables if table_kind(t) == "operators")
+        self._collectives = tuple(t for t in tables if table_kind(t) != "operators")
+        self._times: dict[Hashable, BaseTimes] = {}
+
+    def fit(self, rows: Sequence[StepRow]) -> CalibratedRows:
+        """Calibrated on rows of one machine; without rows on tables and priors alone."""
+        return CalibratedRows(self, tuple(rows))
+
+    def base(self, row: StepRow) -> BaseTimes:
+        """Base times of the machine that a row ran on."""
+        key = times_key(row)
+        if key not in self._times:
+            self._times[key] = row_times(
+                row, self._operators, self._collectives, self._stated, without=self._without
+            )
+        return self._times[key]
+
+
+class CalibratedRows:
+    """Rows of one machine, and what they say of others."""
+
+    def __init__(self, tables: TableSteps, rows: tuple[StepRow, ...]) -> None:
+        self._tables, self._rows = tables, rows
+
+    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
+        """Medians and 90 % intervals of rows of the same machine."""
+        return self.steps(rows[0]).predict([row.config for row in rows])
+
+    def steps(self, row: StepRow) -> FittedSteps:
+        """The step model of the machine of the known rows, which is that of ``row``."""
+        return self._fitted if self._rows else fit_steps(self._tables.base(row))
+
+    @cached_property
+    def _fitted(self) -> FittedSteps:
+        known = [KnownStep.of(row) for row in self._rows]
+        return fit_steps(self._tables.base(self._rows[0]), known)
+
+
+def times_key(row: StepRow) -> Hashable:
+    """Rows with equal keys have equal base times."""
+    config = row.config
+    stated = (_is_socket(row), config.has_open_widths)
+    return config.device, row.machine, config.is_attention_fused, *stated
+
+
+OPEN_SIGMA_LOG = {"dp": 0.29, "optimizer": 0.22}
+"""What the constants of transfers and optimizer leave open beside all else where nobody said in how
+many bits gradients travel and states are kept.  Half of the recipes that NVIDIA publishes reduce in
+bf16: 4 of the 6 bytes of a parameter are 2 then, ``log(6 / 4)`` from Megatron's default.  A fifth
+keeps states of 6 bytes in place of 12."""
+
+
+def row_times(
+    row: StepRow,
+    operators: Sequence[pd.DataFrame] = (),
+    collectives: Sequence[pd.DataFrame] = (),
+    stated: StatedNodes | None = None,
+    *,
+    without: tuple[str, ...] = (),
+) -> BaseTimes:
+    """Base times of the machine that a row ran on: see ``machine_times``."""
+    return machine_times(
+        row.config,
+        row.machine,
+        operators,
+        collectives,
+        stated,
+        is_flagged_used=_is_socket(row),
+        without=without,
+    )
+
+
+def machine_times(
+    config: RunConfig,
+    machine: str = "",
+    operators: Sequence[pd.DataFrame] = (),
+    collectives: Sequence[pd.DataFrame] = (),
+    stated: StatedNodes | None = None,
+    *,
+    is_flagged_used: bool = False,
+    without: tuple[str, ...] = (),
+) -> BaseTimes:
+    """Base times of the device, kernels and widths of a layout, from canonical tables where there
+    are any.
+
+    A profile of whole layers goes before operators.  Without tables all comes from the priors of
+    the device, and of the network where the machine's name or the user says it.  Priors leave out
+    the public tables that ``without`` names.
+    """
+    network = network_of(machine, config.device, stated)
+    profiles = [t for t in operators if (t["kind"] == OperatorKind.LAYER.value).any()]
+    base: FittedTimes | LayerTimes
+    if operators and not profiles:
+        base = table_times(
+            operators,
+            collectives,
+            device=config.device,
+            is_attention_fused=config.is_attention_fused,
+            network=network,
+            is_flagged_used=is_flagged_used,
+            without=without,
+        )
+    else:
+        base = prior_times(
+            config.device,
+            is_attention_fused=config.is_attention_fused,
+            collectives=collectives,
+            network=network,
+            without=without,
+        )
+        if profiles:
+            base = layer_times(profiles, device=config.device, rest=base)
+    return _opened(base) if config.has_open_widths else base
+
+
+def _opened(base: FittedTimes | LayerTimes) -> BaseTimes:
+    """With constants that hold the widths that nobody said."""
+    known = base.conditions
+    usual = {scale.name: scale.log_sigma for scale in scales(known)}
+    wider = {name: math.hypot(usual[name], sigma) for name, sigma in OPEN_SIGMA_LOG.items()}
+    return replace(base, conditions=replace(known, log_sigmas={**known.log_sigmas, **wider}))
+
+
+def _is_socket(row: StepRow) -> bool:
+    """Samples of transfers that carry a flag for sockets are the right ones then."""
+    return Trait.SOCKET_NETWORK in row.traits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerTimes:
+    """Profiles of layers on one device; ``rest`` is asked for all else."""
+
+    layers: OperatorTables
+    models: Mapping[int, tuple[int, int]]
+    """Heads and sequence length of the profiled model of each hidden size."""
+    prior: DevicePrior
+    rest: BaseTimes
+    conditions: Conditions
+
+    def has(self, kind: OperatorKind, phase: Phase) -> bool:
+        """Whether it was timed apart from its layer."""
+        return self.rest.has(kind, phase)
+
+    def estimates(self, items: Sequence[Item]) -> Estimates:
+        """See ``BaseTimes``."""
+        found = self.rest.estimates(items)
+        sources = tuple(
+            Source.FITTED if isinstance(item, Operator) and item.kind in _PROFILED_KINDS else source
+            for item, source in zip(items, found.sources, strict=True)
+        )
+        return replace(found, time_s=self._times_s(items, found.time_s), sources=sources)
+
+    def _times_s(self, items: Sequence[Item], out: Floats) -> Floats:
+        out = out.copy()
+        layers: dict[int, Operator] = {}
+        for place, item in enumerate(items):
+            if not isinstance(item, Operator):
+                if item.role is GroupRole.TP:
+                    out[place] = _NO_TIME_S
+            elif item.kind is Kind.LINEAR_QKV:
+                layers[place] = self._layer(item)
+            elif item.kind in _IN_LAYER:
+                out[place] = _NO_TIME_S
+            elif item.kind is Kind.LOGITS:
+                out[place] = self._head_s(item)
+        if layers:
+            out[list(layers)] = self.layers.times_s(list(layers.values()))
+        return out
+
+    def _layer(self, product: Operator) -> Operator:
+        """The layer that a query-key-value product (tokens, hidden, 3 hidden / tp) belongs to."""
+        tokens, hidden, width = product.shape
+        sizes = sorted(self.models)
+        known = sizes[first_of_least([abs(math.log(other / hidden)) for other in sizes])]
+        heads, seq = self.models[known]
+        heads = max(1, round(heads * hidden / known))
+        is_backward = product.phase is Phase.BACKWARD
+        return Operator(
+            kind=Kind.LAYER,
+            phase=Phase.BACKWARD if is_backward else Phase.FORWARD,
+            shape=(max(1, tokens // seq), heads, seq, hidden, max(1, round(3 * hidden / width))),
+            element_nbytes=product.element_nbytes,
+        )
+
+    def _head_s(self, item: Operator) -> float:
+        """Seconds of the product of a head, as TF32 runs it."""
+        number = 2 if item.phase is Phase.BACKWARD else 1
+        rate = _TENSOR_FRAC * self.prior.ceilings_for(2).flop_per_s
+        return number * 2.0 * math.prod(item.shape) / rate
+
+
+def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes) -> LayerTimes:
+    """Layers of canonical tables on one device.
+
+    Of several rows of one shape the last counts: the first layer of a model is profiled apart.
+    """
+    prior = device_prior(device)
+    rows = pd.concat(list(frames), ignore_index=True)
+    rows = rows[rows["device"].map(lambda name: device_prior(str(name)).name == prior.name)]
+    identity = ["device", "group", "kind", "phase", "shape", "element_nbytes"]
+    rows = rows.groupby(identity, sort=False).last().reset_index()
+    layers = rows[(rows["kind"] == Kind.LAYER.value) & (rows["flag"] == "")]
+    sizes = shape_sizes(layers["shape"]).astype(int).tolist()
+    return LayerTimes(
+        layers=operator_tables((layers,), device=device),
+        models={hidden: (heads, seq) for _, heads, seq, hidden, _ in sizes},
+        prior=prior,
+        rest=rest,
+        conditions=replace(
+            rest.conditions, log_centers=_STATED, log_sigmas=_PROFILED, has_tf32=False
+        ),
+    )
+
+
+_MAX_EXCHANGES = 50
+"""A search that exchanges rows ends after a few; this only bounds it."""
+_GAIN_FRAC = 1e-6
+"""A smaller gain is rounding."""
+_NOISE_SIGMA_LOG = float(np.hypot(MEASURED_SIGMA_LOG, 0.02))
+"""Of a measured step as a witness of the constants: what is its own is not theirs."""
+
+
+def design(rows: Sequence[StepRow], num_rows: int) -> list[int]:
+    """Positions of the rows to calibrate on, in the order of choice; reads no measured time.
+
+    Raises ``ConfigError`` where there are fewer rows than are asked for.
+    """
+    if not 0 <= num_rows <= len(rows):
+        raise ConfigError(f"--rows {num_rows} is not within the {len(rows)} rows there are")
+    if num_rows == 0:
+        return []
+    study = _study(rows)
+    chosen: list[int] = []
+    for _ in range(num_rows):
+        chosen.append(study.most_informative(chosen))
+    return _exchanged(study, chosen)
+
+
+def expected_sigma_log(rows: Sequence[StepRow], chosen: Sequence[int]) -> float:
+    """Root of the mean variance of log step time over all rows once the chosen are measured."""
+    return float(np.sqrt(_study(rows).mean_variance(list(chosen))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Study:
+    covariance: Floats
+    """Of log step times, shape (rows, rows), that of measurements left out."""
+
+    def posterior(self, chosen: list[int]) -> Floats:
+        """The same once the chosen rows are measured."""
+        if not chosen:
+            return self.covariance
+        shared = self.covariance[:, chosen]
+        seen = self.covariance[np.ix_(chosen, chosen)] + _NOISE_SIGMA_LOG**2 * np.eye(len(chosen))
+        return self.covariance - shared @ np.linalg.solve(seen, shared.T)
+
+    def mean_variance(self, chosen: list[int]) -> float:
+        """Mean variance of all rows."""
+        return float(np.mean(np.diag(self.posterior(chosen))))
+
+    def most_informative(self, chosen: list[int]) -> int:
+        """The row that takes most off the mean variance; the first of equals."""
+        left = self.posterior(chosen)
+        gain = np.einsum("ri,ri->i", left, left) / (np.diag(left) + _NOISE_SIGMA_LOG**2)
+        gain[chosen] = -1.0
+        return first_of_least(-gain)
+
+
+def _study(rows: Sequence[StepRow]) -> _Study:
+    base = row_times(rows[0])
+    found = fit_steps(base).estimates([row.config for row in rows])
+    names = sorted({name for one in found for name in one.error_log})
+    slopes = np.array([[one.error_log.get(name, 0.0) for name in names] for one in found])
+    # What all rows share cannot be told from the machine's own constants.
+    is_effect = np.array([not name.startswith(SCALE) for name in names])
+    is_shared = is_effect & (slopes != 0.0).all(axis=0)
+    told = slopes[:, ~is_shared] / ERROR_INFLATION
+    discrepancy = MODEL_SIGMA_LOG**2 * correlations([row.config for row in rows])
+    return _Study(covariance=told @ told.T + discrepancy)
+
+
+def _exchanged(study: _Study, chosen: list[int]) -> list[int]:
+    """Exchanges one row at a time for a better one until none is."""
+    best = study.mean_variance(chosen)
+    for _ in range(_MAX_EXCHANGES):
+        before = best
+        for place in range(len(chosen)):
+            others = chosen[:place] + chosen[place + 1 :]
+            trial = [*chosen[:place], study.most_informative(others), *chosen[place + 1 :]]
+            found = study.mean_variance(trial)
+            if found < best * (1 - _GAIN_FRAC):
+                chosen, best = trial, found
+        if best == before:
+            break
+    return chosen

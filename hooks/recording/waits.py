@@ -1,0 +1,329 @@
+"""Times of the transfers of one step, in arrays: when called, how long waited for, when over.
+
+How far a device is behind its host at each mark of a step, and the host's own pace between two.
+
+A device runs what the host has asked for, some microseconds later, and the later the more the host
+is ahead.  Where it is not ahead, the device waits for it: what passes there between two marks is
+the host's time, the same for other sizes, and our own work on the host is part of it.
+
+The two clocks have no common zero.  But a device never runs before it was asked: the least that it
+is behind is next to nothing, if it has caught up with the host at all.  Where it has not, how far
+it was when the step had ended says so.
+
+The host's clock is read with every event.  While a device is busy the host runs ahead of it, at
+its own pace, until the device's queue is full; from there on it is as slow as the device.  How full
+the queue is, the events tell that the device has not passed yet, each with the launches around it.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+from ..sensors.recorder import BACKWARD, FORWARD
+from ..sensors.step_log import Code, StepLog, split
+from ..sensors.stopwatch import NO_TIME, STEP_STREAM
+
+BLOCKED_NS = 20_000
+"""A wait that took less found its transfer complete: the call itself takes some microseconds."""
+_SOON_NS = 5_000
+"""A stream on which so much passes between a call and its wait has had work in between."""
+_UNSEEN = -1
+_AFTER_NS = 2_000
+"""The end of a wait may be marked so much before the end of what was waited for: rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferTimes:
+    """One transfer; ``is_known`` where ``end_ns`` is its end and not merely after it."""
+
+    issue_ns: int
+    end_ns: int
+    exposed_ns: int
+    is_sync: bool
+    is_known: bool
+    is_broken: bool
+    """The clock has jumped back meanwhile, or a mark has no time."""
+    is_aside: bool = False
+    """It was called or waited for on another stream than the step's: exposed is what that waited.
+    """
+
+
+class Waits:
+    """What is known of each transfer: its call, then its waits.
+
+    ``num_open`` waits of the step's own stream last now; those of others hold nothing up.
+    """
+
+    def __init__(self, num_transfers: int, *, is_host: bool = True) -> None:
+        self._is_host = is_host
+        self.num_open = 0
+        self._num_waits = bytearray(num_transfers)
+        self._is_sync = bytearray(num_transfers)
+        self._is_aside = bytearray(num_transfers)
+        self._issue, self._begin, self._end, self._exposed, self._blocked = (
+            array("q", [0]) * num_transfers for _ in range(5)
+        )
+        self._jumps = array("i", [0]) * num_transfers
+        self._last_jumps = array("i", [_UNSEEN]) * num_transfers
+
+    def begin(
+        self, number: int, now_ns: int, num_jumps: int, *, is_next: bool, is_aside: bool = False
+    ) -> None:
+        """The call begins, or a wait; ``is_next``: nothing has happened since the call."""
+        self.num_open += not is_aside
+        self._is_aside[number] |= is_aside
+        if self._last_jumps[number] == _UNSEEN:
+            self._issue[number] = now_ns
+            self._jumps[number] = self._last_jumps[number] = num_jumps
+        elif is_next and self._num_waits[number] == 1:
+            # On the host what lies between is our own time; a stream has none of that.
+            is_soon = self._is_host or now_ns - self._end[number] <= _SOON_NS
+            self._is_sync[number] |= is_soon
+        self._begin[number] = now_ns
+
+    def end(
+        self, number: int, now_ns: int, num_jumps: int, *, is_done: bool, is_aside: bool = False
+    ) -> None:
+        """The rank goes on; ``is_done`` says that the call has left nothing to wait for."""
+        self.num_open = max(0, self.num_open - (not is_aside))
+        if self._last_jumps[number] == _UNSEEN:
+            return
+        spent = max(0, now_ns - self._begin[number])
+        self._exposed[number] += 0 if is_aside else spent
+        self._is_sync[number] |= is_done
+        count = self._num_waits[number]
+        if count < 2:
+            self._num_waits[number] = count + 1
+            self._end[number], self._blocked[number] = now_ns, spent
+            self._last_jumps[number] = num_jumps
+
+    def times(self, number: int, now_ns: int, num_jumps: int) -> TransferTimes | None:
+        """None where the call has not come back; ``now_ns`` bounds what nobody has waited for."""
+        count = self._num_waits[number]
+        if count == 0:
+            return None
+        is_sync = bool(self._is_sync[number])
+        is_bounded_by_step = count == 1 and not is_sync
+        last = num_jumps if is_bounded_by_step else self._last_jumps[number]
+        is_blocked = count == 2 and self._blocked[number] >= BLOCKED_NS
+        return TransferTimes(
+            issue_ns=self._issue[number],
+            end_ns=now_ns if is_bounded_by_step else self._end[number],
+            exposed_ns=self._exposed[number],
+            is_sync=is_sync,
+            is_known=is_sync or is_blocked,
+            is_broken=self._jumps[number] != last,
+            is_aside=bool(self._is_aside[number]),
+        )
+
+
+def exposures(
+    stalls: Iterable[tuple[int, int]], times: Mapping[int, TransferTimes]
+) -> dict[int, int]:
+    """By transfer, how long the step's stream stood still for it, in nanoseconds.
+
+    ``stalls`` are when that stream waited for another.  What it waited for is the transfer that
+    ended last by then, and before that one began those before it; no moment counts twice.  Only
+    transfers whose end is known can be the reason.
+    """
+    known = [(t.end_ns, t.issue_ns, number) for number, t in times.items() if t.is_known]
+    known.sort()
+    ends = [end_ns for end_ns, _, _ in known]
+    found: dict[int, int] = {}
+    for begin_ns, end_ns in stalls:
+        _spread(begin_ns, end_ns, known, bisect_right(ends, end_ns + _AFTER_NS), found)
+    return found
+
+
+def _spread(
+    begin_ns: int,
+    end_ns: int,
+    known: Sequence[tuple[int, int, int]],
+    place: int,
+    found: dict[int, int],
+) -> None:
+    """Give one stall to the transfers before ``place``, the last one first."""
+    while place > 0 and end_ns > begin_ns:
+        place -= 1
+        done_ns, issue_ns, number = known[place]
+        if done_ns <= begin_ns:
+            return
+        high_ns, low_ns = min(end_ns, done_ns), max(begin_ns, issue_ns)
+        if low_ns < high_ns:
+            found[number] = found.get(number, 0) + high_ns - low_ns
+            end_ns = low_ns
+
+
+MOST_QUEUED = 1024
+"""Launches that CUDA holds before the host has to wait."""
+LAUNCHES, BACKWARD_LAUNCHES = 4, 8
+"""Those that an event stands for, itself among them, in forward and other passes: twice as many as
+in layers of Megatron that launch every kernel alone."""
+PEAK_FRAC = 0.5
+"""Share of the most that a step has in flight: a queue that has ever been full is not at that."""
+_PASSES = frozenset({FORWARD, BACKWARD})
+CAUGHT_UP_NS = 20_000
+"""A device that is no further behind has caught up.  From a launch to its begin it takes 3 to
+10 us (9.6 us between short kernels that are waited for, 3.8 us in a row: NVIDIA's blog "Getting
+Started with CUDA Graphs", 2019), an event is read to 0.5 us (CUDA's manual), and both scatter."""
+DRIFT_FRAC = 1e-4
+"""The clocks of host and device run apart by no more: crystals are sold within 50 ppm, each."""
+
+
+_HIDDEN_FRAC = 0.5
+"""Share of the host's time between two marks: the device had less than that still to do."""
+
+
+def waits_for_host(before_ns: int, after_ns: int, passed_ns: int) -> bool:
+    """True where a device kept pace with its host between two marks, ``passed_ns`` apart on it.
+
+    It was ``before_ns`` and then ``after_ns`` behind: no more than its last kernels may take beside
+    what the host took.  A queue that is full is further behind, and one that fills up falls behind.
+    A host that itself has waited for a result looks the same.
+
+    >>> waits_for_host(0, 10_000, 40_000), waits_for_host(0, 150_000, 200_000)
+    (True, False)
+    """
+    host_ns = passed_ns + before_ns - after_ns
+    return max(before_ns, after_ns) <= max(CAUGHT_UP_NS, _HIDDEN_FRAC * host_ns)
+
+
+def lags_of(log: StepLog) -> array[int]:
+    """Nanoseconds that the device was behind the host at each mark of a resolved step.
+
+    ``NO_TIME`` for a mark on another stream, or without a time; empty where nothing is known of the
+    host's times, as in a step that the host itself has timed.
+    """
+    if log.issued is None:
+        return array("q")
+    asked, late = log.issued.host_ns, log.issued.late
+    lags = array("q", [NO_TIME]) * len(log.marks)
+    places, bounds = array("l"), array("d")
+    rows = zip(log.marks, log.events, log.streams, strict=True)
+    for place, (mark, event, stream) in enumerate(rows):
+        if mark != NO_TIME and stream == STEP_STREAM:
+            lags[place] = behind = mark - asked[event]
+            places.append(place)
+            # The first that had not happened was this far behind, or further.
+            bounds.append(behind - (log.issued.asked_ns - asked[event]) * (event == late))
+    times = [log.marks[place] for place in places]
+    # Forwards, then backwards: no zero is above what a mark nearby allows.
+    bounds = _least_so_far(times, bounds)
+    bounds = _least_so_far(times[::-1], bounds[::-1])[::-1]
+    for place, zero in zip(places, bounds, strict=True):
+        lags[place] = max(0, lags[place] - round(zero))
+    return lags
+
+
+def _least_so_far(times_ns: Sequence[int], bounds: array[float]) -> array[float]:
+    """The least bound up to each time; it grows from there as the clocks run apart."""
+    found = array("d")
+    least, before_ns = math.inf, 0
+    for time_ns, bound in zip(times_ns, bounds, strict=True):
+        least = min(bound, least + DRIFT_FRAC * abs(time_ns - before_ns))
+        before_ns = time_ns
+        found.append(least)
+    return found
+
+
+def host_times(log: StepLog, lags: Sequence[int]) -> Iterator[int]:
+    """Nanoseconds of the host before each mark of a resolved step, since the one before it.
+
+    Our own hooks are out.  ``lags`` are those of ``lags_of``.  ``NO_TIME`` where the host may have
+    waited for room in the queue or for a result, and for all marks of a step that it has timed
+    itself.
+    """
+    if log.issued is None:
+        yield from repeat(NO_TIME, len(log.what))
+        return
+    queued = _queued(log, lags)
+    peak = max(filter(math.isfinite, queued), default=0.0)
+    most = min(MOST_QUEUED, PEAK_FRAC * peak)
+    pace, asked, own_ns = _Pace(), log.issued.host_ns, chain(log.own_ns, repeat(0))
+    for event, lag_ns, launches in zip(log.events, lags, queued, strict=True):
+        took_ns = NO_TIME
+        if lag_ns != NO_TIME:
+            took_ns = pace.reach(asked[event], lag_ns, is_ahead=launches > most)
+        elif event == NO_TIME:
+            pace.lag_ns = NO_TIME
+        pace.ours_ns += next(own_ns)
+        yield took_ns
+
+
+@dataclass(slots=True)
+class _Pace:
+    """The mark before, and how long our hooks held the host up since."""
+
+    asked_ns: int = 0
+    lag_ns: int = NO_TIME
+    ours_ns: int = 0
+
+    def reach(self, asked_ns: int, lag_ns: int, *, is_ahead: bool) -> int:
+        """Return the host's time since the mark before; with ``is_ahead`` the queue may be full."""
+        before_ns, whole_ns = self.lag_ns, asked_ns - self.asked_ns
+        took_ns = max(0, whole_ns - self.ours_ns)
+        self.asked_ns, self.lag_ns, self.ours_ns = asked_ns, lag_ns, 0
+        if before_ns == NO_TIME:
+            return NO_TIME
+        if waits_for_host(before_ns, lag_ns, whole_ns + lag_ns - before_ns):
+            return took_ns
+        # One that the device has overtaken meanwhile may have asked for what it had to do.
+        has_waited = CAUGHT_UP_NS < before_ns <= whole_ns
+        return NO_TIME if is_ahead or has_waited else took_ns
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Events in order: when the device passed each, by the host's clock, and launches up to it."""
+
+    done_ns: array[int]
+    sums: array[int]
+    total: int = 0
+    num_passed: int = 0
+    num_unknown: int = 1
+    """Events that have to be passed before all that is in flight has events."""
+
+    def launches(self, asked_ns: int) -> float:
+        """Those that may be in flight now; infinite where that is not known."""
+        while self.num_passed < len(self.done_ns) and self.done_ns[self.num_passed] <= asked_ns:
+            self.num_passed += 1
+        is_known = self.num_passed >= self.num_unknown
+        return self.total - self.sums[self.num_passed - 1] if is_known else math.inf
+
+    def add(self, done_ns: int) -> None:
+        """One more event."""
+        self.done_ns.append(done_ns)
+        self.sums.append(self.total)
+
+
+def _queued(log: StepLog, lags: Sequence[int]) -> array[float]:
+    """Launches that may have been in flight at each mark; infinite where that is not known.
+
+    What is launched before the step, and in passes whose operators are not recorded, has no events:
+    nothing is known before the device is through with it.
+    """
+    assert log.issued is not None
+    found, asked = array("d"), log.issued.host_ns
+    queue, last = _Queue(array("q"), array("q")), NO_TIME
+    weight, has_spans = BACKWARD_LAUNCHES, False
+    for what, event, lag_ns in zip(log.what, log.events, lags, strict=True):
+        code, number = split(what)
+        queue.total += weight * (event != last)
+        last = event
+        found.append(math.inf if lag_ns == NO_TIME else queue.launches(asked[event]))
+        if lag_ns != NO_TIME:
+            queue.add(asked[event] + lag_ns)
+        name = log.phases[number][0] if code in (Code.PHASE_BEGIN, Code.PHASE_END) else ""
+        has_spans |= code <= Code.BACKWARD_END
+        if event == NO_TIME:
+            queue.num_unknown = len(queue.done_ns) + 1
+        elif name in _PASSES and code == Code.PHASE_BEGIN:
+            weight, has_spans = LAUNCHES if name == FORWARD else BACKWARD_LAUNCHES, False
+        elif name in _PASSES and not has_spans:
+            queue.num_unknown = len(queue.done_ns)
+    return found

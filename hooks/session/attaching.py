@@ -1,0 +1,259 @@
+"""For loops that no adapter knows: ``with attach(model, optimizer) as run: ... run.step()``."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ...calib.workload.config import Cadence, RunConfig
+from ...calib.workload.run_options import OnAdvice, RunOptions
+from ..process.host import Host, param_groups
+from ..process.interpreter import companion_command
+from ..process.settings import LOCAL_RANKS, LOCAL_SIZES, CadenceHint, RankInfo, Settings
+from ..sensors.optimizer_steps import OptimizerSteps
+from ..sensors.recorder import OPTIMIZER
+from .chain import num_replicas, roles_in, unseen_in
+from .data_watch import DataWatch, LoopSight
+from .first_step import Known, is_self_described
+from .session import EVAL, SAVE, Session
+
+DEFAULTS = RunOptions()
+OFF = "FORERUN_OFF"
+"""Set to 1 by a user: everything here does nothing.  As in ``_forerun_autoload``, which the package
+must not need."""
+
+
+def attach(
+    model: torch.nn.Module | Iterable[torch.nn.Module],
+    optimizer: torch.optim.Optimizer | None = None,
+    config: RunConfig | None = None,
+    *,
+    train_iters: int | None = None,
+    directory: str | Path = DEFAULTS.directory,
+    steps: int = DEFAULTS.steps,
+    every: int = DEFAULTS.every,
+    rank: RankInfo | None = None,
+    is_analysed: bool = True,
+    on_advice: str = DEFAULTS.on_advice.value,
+) -> AttachedRun:
+    """A context manager around a training loop; call its ``step()`` at the end of every step.
+
+    ``config`` describes the run; without it the model's own configuration does, where it is one of
+    transformers, else steps, phases and collectives are recorded and no layout is modelled.
+    ``train_iters`` is the number of steps of the whole run: without it there is no finish, but of
+    the pass over the data where a ``DataLoader`` feeds the loop.  ``rank`` is read from
+    ``torch.distributed`` where that is initialised.
+    ``is_analysed`` starts the process that answers while the run goes on.  ``on_advice`` is one of
+    ``log``, ``alert`` and ``stop``; with ``stop`` ask ``run.should_stop()`` after every step.
+    With ``FORERUN_OFF=1`` in the environment all of it does nothing.
+    """
+    session = new_session(
+        directory=directory,
+        steps=steps,
+        every=every,
+        rank=rank,
+        train_iters=train_iters,
+        is_analysed=is_analysed,
+        on_advice=on_advice,
+    )
+    models = (model,) if isinstance(model, torch.nn.Module) else tuple(model)
+    return AttachedRun(session, models, optimizer, config)
+
+
+def new_session(
+    *,
+    directory: str | Path = DEFAULTS.directory,
+    steps: int = DEFAULTS.steps,
+    every: int = DEFAULTS.every,
+    rank: RankInfo | None = None,
+    train_iters: int | None = None,
+    is_analysed: bool = True,
+    on_advice: str = DEFAULTS.on_advice.value,
+) -> Session:
+    """A session that no flag started; the arguments are those of ``attach``."""
+    settings = Settings(
+        rank=rank or current_rank(),
+        steps=steps,
+        every=every,
+        directory=Path(directory),
+        cadence=CadenceHint(train_iters=train_iters),
+        on_advice=OnAdvice(on_advice),
+        host_argv=tuple(sys.argv),
+        companion_command=companion_command(os.environ) if is_analysed else (),
+        is_answered=is_analysed,
+    )
+    session = Session(settings)
+    if os.environ.get(OFF, "0") not in ("", "0"):
+        session.switch_off()
+    return session
+
+
+class AttachedRun:
+    """A loop under observation.  A step lasts from the end of the one before to ``step()``."""
+
+    def __init__(
+        self,
+        session: Session,
+        models: tuple[torch.nn.Module, ...],
+        optimizer: torch.optim.Optimizer | None,
+        config: RunConfig | None,
+    ) -> None:
+        self._session = session
+        self._optimizer = optimizer
+        self._steps: OptimizerSteps | None = None
+        self._config = config
+        self._data = DataWatch(session.guard)
+        self._sight: LoopSight | None = None
+        session.describe(self._host(optimizer, models))
+        if config is None:
+            known = Known(cadence=Cadence(train_iters=session.settings.cadence.train_iters or 0))
+            self._sight = LoopSight(
+                session,
+                optimizer,
+                models,
+                known,
+                self._host,
+                self._data,
+                sees_calls=_sees_calls(models),
+            )
+
+    def _host(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        models: tuple[torch.nn.Module, ...],
+        run_config: Callable[[], RunConfig | None] | None = None,
+    ) -> Host:
+        rank, config = self._session.settings.rank.rank, self._config
+        return Host(
+            models=models,
+            optimizers=() if optimizer is None else (optimizer,),
+            passes=models if config is None and _sees_calls(models) else (),
+            unseen=unseen_in(models),
+            roles=roles_in(models),
+            run_config=run_config if config is None else lambda: config,
+            dp_rank=rank,
+            is_home=rank == 0,
+            is_wandb_stepped=False,
+        )
+
+    def __enter__(self) -> AttachedRun:
+        """Begin the first step."""
+        optimizer, self._optimizer = self._optimizer, None
+        if optimizer is not None:
+            # A wrapper has one of torch's inside, which is none that is known here.
+            groups = param_groups(optimizer)
+            updated = frozenset(id(weight) for group in groups for weight in group["params"])
+            marks = self._session.begin_phase, self._session.end_phase
+            protect = self._session.guard.protect
+            notes = [protect(partial(_mark_optimizer, updated, mark)) for mark in marks]
+            self._steps = OptimizerSteps(*notes)
+        if self._sight is not None:
+            self._data.install()
+        self._session.begin_step()
+        return self
+
+    def step(self) -> None:
+        """The optimizer has been stepped: end this step and begin the next."""
+        self._session.end_step()
+        if self._sight is not None:
+            self._session.guard.protect(self._look)(self._sight)
+        self._session.begin_step()
+
+    def _look(self, sight: LoopSight) -> None:
+        """At what the first steps show."""
+        self._data.end_step()
+        sight.end_step()
+        if sight.is_over:
+            self._sight = None
+
+    def should_stop(self) -> bool:
+        """True once all ranks are to end, the same answer on all after the same step.
+
+        Save and leave the loop then; always False without ``on_advice="stop"``.
+        """
+        return bool(self._session.should_stop())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Name a part of the step; ``eval`` and ``save-checkpoint`` are left out of its time."""
+        session = self._session
+        if name in (EVAL, SAVE):
+            begin, end = session.begin_bracket, session.end_bracket
+        else:
+            begin, end = session.begin_phase, session.end_phase
+        begin(name)
+        try:
+            yield
+        finally:
+            end(name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take everything off and write what is left; the step that has just begun is dropped."""
+        if self._steps is not None:
+            self._steps.remove()
+        if self._sight is not None:
+            self._session.guard.protect(self._sight.close)()
+            self._sight = None
+        self._session.finish()
+
+
+def _mark_optimizer(updated: Set[int], mark: Callable[[str], object], optimizer: Any) -> None:
+    """Mark where an optimizer updates what the run's own does."""
+    weights = (weight for group in param_groups(optimizer) for weight in group["params"])
+    if any(id(weight) in updated for weight in weights):
+        mark(OPTIMIZER)
+
+
+def _sees_calls(models: Iterable[torch.nn.Module]) -> bool:
+    """Whether calls of the whole model are worth a hook: they end transfers, or fill a layout.
+
+    A function that calls a bare model may be compiled, and with such a hook would be once more.
+    """
+    known = tuple(models)
+    return bool(num_replicas(known)) or is_self_described(known)
+
+
+def _told(names: Iterable[str], default: int) -> int:
+    """The first of these variables that is a whole number."""
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isascii() and text.isdecimal()), default)
+
+
+def current_rank() -> RankInfo:
+    """This process among its peers, from ``torch.distributed``, else alone."""
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not is_distributed:
+        return RankInfo(
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            local_world_size=1,
+            run_id=f"attached-{time.time_ns()}",
+        )
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    launch = [
+        os.environ.get(name, "0")
+        for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    ]
+    return RankInfo(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_told(LOCAL_RANKS, rank),
+        local_world_size=max(1, min(_told(LOCAL_SIZES, world_size), world_size)),
+        run_id=re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(("attached", *launch))),
+    )
