@@ -51,8 +51,8 @@ from forerun.benchmarks.scoring.layout_choices import (
     rows_of_other_jobs,
 )
 from forerun.benchmarks.scoring.next_runs import after_next_runs
-from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.step_tables import TableSteps
+from forerun.calib.records import StepRow
+from forerun.calib.steps import TableSteps
 from forerun.calib.validation import layout_text
 
 NUMBERS_KNOWN = (0, 1, 3)

@@ -32,10 +32,9 @@ from typing import Any
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.megatron_matrix import MODEL
 from forerun.benchmarks.runs.launches import torchrun_words
-from forerun.calib.records.record_kinds import CoverageRecord, OperatorRecord, PhaseRecord
-from forerun.calib.records.run_records import RunRecords
-from forerun.calib.samples.store import read_run
-from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.calib.records import CoverageRecord, OperatorRecord, PhaseRecord, RunRecords
+from forerun.calib.samples import read_run
+from forerun.calib.workload import OperatorKind, Phase
 
 RUNS = Path(__file__).parent / "runs"
 WINDOW, STEPS, LIMIT_S = 8, 16, 300.0

@@ -49,13 +49,13 @@ from forerun.benchmarks.runs.choice_runs import (
     swept,
 )
 from forerun.benchmarks.runs.cpu_runs import SIZES
-from forerun.calib.advice.planning import Candidate, compare
-from forerun.calib.answers.measured_steps import run_steps
-from forerun.calib.arguments.megatron_args import apply_options
-from forerun.calib.memory.peak import Verdict
-from forerun.calib.samples.table import SampleTable
-from forerun.calib.steps.model import FittedSteps
-from forerun.calib.workload.config import Recompute, RunConfig
+from forerun.calib.advice import Candidate, compare
+from forerun.calib.answers import run_steps
+from forerun.calib.arguments import apply_options
+from forerun.calib.memory import Verdict
+from forerun.calib.samples import SampleTable
+from forerun.calib.steps import FittedSteps
+from forerun.calib.workload import Recompute, RunConfig
 from forerun.launch.known.machines import open_machine
 from forerun.launch.known.runs import load
 

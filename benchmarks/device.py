@@ -28,14 +28,9 @@ from typing import Any
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.runs.device_truths import Transferred, Work, transfers_of, work_of
 from forerun.calib.errors import ForerunError
-from forerun.calib.records.record_kinds import (
-    CollectiveRecord,
-    OperatorRecord,
-    StepFlag,
-    StepRecord,
-)
-from forerun.calib.samples.store import read_run
-from forerun.calib.workload.operators import Phase
+from forerun.calib.records import CollectiveRecord, OperatorRecord, StepFlag, StepRecord
+from forerun.calib.samples import read_run
+from forerun.calib.workload import Phase
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 LOOPS = Path(__file__).parent / "runs" / "device_loops.py"

@@ -27,18 +27,18 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from launched import torchrun  # noqa: E402
 
-from forerun.calib.differences.levels import (  # noqa: E402  # noqa: E402
+from forerun.calib.differences import (  # noqa: E402
     Change,
     Difference,
     Floats,
     Verdict,
     again_log,
     change,
+    difference,
     log_level,
+    step_windows,
 )
-from forerun.calib.differences.terms import step_windows  # noqa: E402
-from forerun.calib.differences.two_runs import difference  # noqa: E402
-from forerun.calib.samples.table import SampleTable  # noqa: E402
+from forerun.calib.samples import SampleTable  # noqa: E402
 from forerun.launch.known.runs import read  # noqa: E402
 from forerun.launch.report.diff_text import difference_lines  # noqa: E402
 

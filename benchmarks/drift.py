@@ -28,9 +28,8 @@ from launched import torchrun  # noqa: E402
 from planted_drifts import TRANSFER_S, groups_of, window  # noqa: E402
 from planted_stragglers import WORK_S  # noqa: E402
 
-from forerun.calib.drift.attribution import CauseKind, causes, group_causes  # noqa: E402
-from forerun.calib.drift.monitor import Drift, DriftKind, DriftMonitor  # noqa: E402
-from forerun.calib.workload.config import Parallelism  # noqa: E402
+from forerun.calib.drift import CauseKind, Drift, DriftKind, DriftMonitor, causes, group_causes  # noqa: E402  # noqa: E402
+from forerun.calib.workload import Parallelism  # noqa: E402
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], Floats]

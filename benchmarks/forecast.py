@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from forerun.calib.forecast.forecasts import DRIFT_FRAC, forecast
+from forerun.calib.forecast import DRIFT_FRAC, forecast
 
 ROOT = Path(__file__).parent.parent
 NUM_SEEN = 20

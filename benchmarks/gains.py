@@ -34,8 +34,8 @@ from forerun.benchmarks.megatron_matrix import MODEL
 from forerun.benchmarks.runs.cpu_runs import ROOT, WINDOW_STEPS
 from forerun.benchmarks.runs.launches import output_of, torchrun_words
 from forerun.benchmarks.runs.turns import taken_in_turns
-from forerun.calib.advice.planning import compare
-from forerun.calib.arguments.megatron_args import apply_options
+from forerun.calib.advice import compare
+from forerun.calib.arguments import apply_options
 from forerun.launch.known.machines import open_machine
 
 CHANGES: dict[str, tuple[str, ...]] = {

@@ -33,7 +33,7 @@ from forerun.benchmarks.protocols.steps import StepModel
 from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scoring.step_comparisons import Comparison, compare
 from forerun.benchmarks.scoring.step_coverage import row_coverage
-from forerun.calib.steps.step_tables import TableSteps
+from forerun.calib.steps import TableSteps
 from forerun.calib.validation import score_folds, step_folds
 
 KNOWN = (0, 3)

@@ -24,8 +24,8 @@ from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.runs.turns import taken_in_turns
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.fit.training import measured_operators
-from forerun.calib.samples.table import SampleTable
-from forerun.calib.workload.operators import OperatorKind
+from forerun.calib.samples import SampleTable
+from forerun.calib.workload import OperatorKind
 from forerun.launch.known.runs import load
 
 SIZES = (2, 4, 8)

@@ -27,7 +27,7 @@ from pathlib import Path
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.megatron_matrix import MODEL
 from forerun.benchmarks.option_table import kind_of, samples_of
-from forerun.calib.arguments.megatron_options import ASIDE, LEFT_OUT_FACTOR, SPELLED
+from forerun.calib.arguments import ASIDE, LEFT_OUT_FACTOR, SPELLED
 
 TIMEOUT_S = 240
 FLAGS = ("--calibrate", "--calibrate-device=cpu", "--calibrate-steps=6", "--calibrate-every=0")

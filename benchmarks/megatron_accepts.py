@@ -30,14 +30,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from forerun.calib.arguments.launch_lines import LaunchLine, launch_line
-from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.arguments.megatron_rules import VARIABLES, refusals
+from forerun.calib.arguments import (
+    VARIABLES,
+    LaunchLine,
+    config_from_command,
+    launch_line,
+    refusals,
+)
 from forerun.calib.errors import ConfigError
-from forerun.calib.records.run_values import Launch
-from forerun.calib.search.labels import layout_label
-from forerun.calib.workload.config import Batch, Recompute, RunConfig, Sharding
-from forerun.calib.workload.pipeline_layout import uneven_layers
+from forerun.calib.records import Launch
+from forerun.calib.search import layout_label
+from forerun.calib.workload import Batch, Recompute, RunConfig, Sharding, uneven_layers
 
 _COMMON = (
     "--bf16 --mock-data --tokenizer-type NullTokenizer --lr 1e-4 --min-lr 1e-5 "

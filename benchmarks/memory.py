@@ -25,10 +25,9 @@ from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.memory_rows import MemoryRow, by_table, memory_rows
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
-from forerun.calib.memory.layout_table import peaks_nbytes
-from forerun.calib.memory.peak import Verdict, fit_probability, memory, verdict
+from forerun.calib.memory import Verdict, fit_probability, memory, peaks_nbytes, verdict
 from forerun.calib.units import GIB
-from forerun.calib.workload.config import Batch, Parallelism, Recompute, RunConfig, Sharding
+from forerun.calib.workload import Batch, Parallelism, Recompute, RunConfig, Sharding
 
 HEADER = ["layout", "predicted GiB", "measured GiB", "error %"]
 FIT_HEADER = [

@@ -43,9 +43,9 @@ from forerun.benchmarks.scoring.operator_text import (
     paper_text,
 )
 from forerun.benchmarks.scoring.operators import figures, joined
-from forerun.calib.importers.own_format import table_kind
+from forerun.calib.importers import table_kind
 from forerun.calib.validation import noise_floors
-from forerun.calib.workload.operators import OperatorKind
+from forerun.calib.workload import OperatorKind
 from forerun.launch.known.table_files import read_frame
 
 BASELINES: Mapping[str, Method] = {PAPER: PaperRecipe(), CONSTANT: ConstantEfficiency()}

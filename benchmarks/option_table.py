@@ -25,18 +25,16 @@ from functools import partial
 from pathlib import Path
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.calib.arguments.megatron_command import (
-    Described,
-    config_from_command,
-    config_from_mapping,
-)
-from forerun.calib.arguments.megatron_options import (
+from forerun.calib.arguments import (
     ASIDE,
     DERIVED,
     LEFT_OUT,
     MODELLED,
     SPELLED,
     SWITCHED_OFF,
+    Described,
+    config_from_command,
+    config_from_mapping,
     is_known,
 )
 from forerun.calib.errors import ForerunError

@@ -25,10 +25,8 @@ import numpy as np
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.runs.loop_finishes import finish_table
-from forerun.calib.answers.measured_steps import known_step, run_steps, running_config
-from forerun.calib.answers.run_measurements import measured_step_s
-from forerun.calib.samples.store import read_run
-from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.answers import known_step, measured_step_s, run_steps, running_config
+from forerun.calib.samples import SampleTable, build_table, read_run
 
 KINDS: tuple[str, ...] = ("fsdp2", "hsdp", "ddp")
 ORDER = (*KINDS, *KINDS[::-1])

@@ -22,10 +22,10 @@ from threadpoolctl import threadpool_limits
 from forerun.benchmarks.decisions import Run, runs_of
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.one_row import SETS
-from forerun.calib.advice.planning import compare
-from forerun.calib.answers.measured_steps import fit_own
-from forerun.calib.steps.known import KnownStep
-from forerun.calib.workload.config import RunConfig
+from forerun.calib.advice import compare
+from forerun.calib.answers import fit_own
+from forerun.calib.steps import KnownStep
+from forerun.calib.workload import RunConfig
 
 AXES: Mapping[str, Callable[[RunConfig], Any]] = {
     "micro-batch": lambda config: config.batch.micro_batch_size,

@@ -22,12 +22,10 @@ from statistics import median
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.protocols.steps import series
 from forerun.benchmarks.published.readers import steps_of
-from forerun.calib.advice.planning import compare
-from forerun.calib.advice.scaling import curve
+from forerun.calib.advice import compare, curve
 from forerun.calib.errors import ForerunError
-from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.known import KnownStep
-from forerun.calib.steps.step_tables import table_steps
+from forerun.calib.records import StepRow
+from forerun.calib.steps import KnownStep, table_steps
 
 FACTOR = 4.0
 """Two doublings: less tells noise apart from scaling badly."""

@@ -30,16 +30,19 @@ from forerun.calib.network.collective_times import fit_transfers
 from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group
 from forerun.calib.network.systems import network_prior
-from forerun.calib.samples.columns import FRAMES, normalise, shape_text
-from forerun.calib.samples.table import SampleTable
-from forerun.calib.search.cells import cells_of
-from forerun.calib.steps.known import KnownStep
-from forerun.calib.steps.live import live_times
-from forerun.calib.steps.model import fit_steps
-from forerun.calib.workload.collectives import Collective
-from forerun.calib.workload.config import Batch as RunBatch
-from forerun.calib.workload.config import Parallelism, Precision, RunConfig
-from forerun.calib.workload.operators import Operator, OperatorKind, Phase
+from forerun.calib.samples import FRAMES, SampleTable, normalise, shape_text
+from forerun.calib.search import cells_of
+from forerun.calib.steps import KnownStep, fit_steps, live_times
+from forerun.calib.workload import Batch as RunBatch
+from forerun.calib.workload import (
+    Collective,
+    Operator,
+    OperatorKind,
+    Parallelism,
+    Phase,
+    Precision,
+    RunConfig,
+)
 
 DEVICE = "NVIDIA A100-SXM4-80GB"
 ELEMENT_NBYTES = 2

@@ -23,12 +23,10 @@ from pathlib import Path
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.benchmarks.runs.synthetic_run import RUN_ID, write_synthetic_run
-from forerun.calib.answers.analysis import analyse
-from forerun.calib.answers.request import Request
-from forerun.calib.forecast.evaluation import Ended
-from forerun.calib.samples.store import read_run
-from forerun.calib.samples.table import build_table
-from forerun.calib.workload.config import Batch, Cadence, Parallelism, Precision, RunConfig
+from forerun.calib.answers import Request, analyse
+from forerun.calib.forecast import Ended
+from forerun.calib.samples import build_table, read_run
+from forerun.calib.workload import Batch, Cadence, Parallelism, Precision, RunConfig
 from forerun.launch.directory.forecast_log import append_end
 from forerun.launch.directory.publishing import Place
 from forerun.launch.report.answers import write_answer

@@ -31,17 +31,16 @@ from .fit.batches import Timed
 from .fit.machine import fit_machine
 from .fit.outliers import Refusal, refuse
 from .fit.priors import device_prior
-from .memory.peak import memory
+from .memory import memory
 from .network.cluster import stated_network
 from .network.collective_times import CollectiveModel, fit_transfers
 from .network.curves import Samples
 from .network.groups import Group
 from .network.systems import network_prior
-from .records.cluster import StatedNodes
-from .records.step_rows import StepKind, StepPredictions, StepRow
+from .records import StatedNodes, StepKind, StepPredictions, StepRow
 from .regressors.choices import first_of_least
-from .steps.operator_tables import groups_of, timed_rows
-from .workload.collectives import Collective
+from .steps import groups_of, timed_rows
+from .workload import Collective
 
 RANDOM, LEAVE_TP, LEAVE_SPAN, LEAVE_ONE_OUT = "random", "leave_tp", "leave_span", "leave_one_out"
 PROTOCOLS: Mapping[str, Mapping[str, str]] = {

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
-from forerun.calib.workload.run_options import Flag, Reads, options
+from forerun.calib.records import RUN_VALUES, SUMMARY_VALUES
+from forerun.calib.workload import Flag, Reads, options
 from forerun.launch.cli import build_parser
 from forerun.launch.options.file_schemas import ANSWERS, FILE_NAMES, file_schema
 from forerun.launch.sinks.prometheus_sink import prometheus_name

@@ -14,11 +14,8 @@ from typing import Any
 
 import forerun
 from forerun.calib import errors
-from forerun.calib.workload.config import Batch
-from forerun.calib.workload.config_json import Encoded
-from forerun.calib.workload.model_shape import ModelShape
-from forerun.calib.workload.parallelism import Parallelism
-from forerun.hooks.session.attaching import AttachedRun
+from forerun.calib.workload import Batch, Encoded, ModelShape, Parallelism
+from forerun.hooks.session import AttachedRun
 
 _CLASSES = (AttachedRun, ModelShape, Parallelism, Batch)
 """What the public names return or are made of."""

@@ -22,8 +22,8 @@ def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
         return
     _begun.append(own)
     from ..calib.errors import ConfigError
-    from ..calib.workload.run_options import DeviceChoice, TraceChoice
-    from ..hooks.process.interpreter import companion_command
+    from ..calib.workload import DeviceChoice, TraceChoice
+    from ..hooks.process import companion_command
     from .options import flags
 
     settings = None
@@ -43,7 +43,7 @@ def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
         stand_in.install()
     if settings is not None:
         if settings.trace is TraceChoice.ON:
-            from ..hooks.recording.flight_recorder import prepare
+            from ..hooks.recording import prepare
 
             prepare(os.environ)
         from ..hooks.start import start

@@ -18,8 +18,8 @@ from typing import Any
 
 from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from ..calib.workload.argument_values import shown
-from ..hooks.process.interpreter import needs
+from ..calib.workload import shown
+from ..hooks.process import needs
 from .commands.outcome import ExitCode as ExitCode
 from .options.verb_parser import VerbParser, near, not_taken, remedy
 from .options.without_directory import with_place

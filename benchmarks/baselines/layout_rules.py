@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload import RunConfig
 
 USUAL_NODE = 8
 """GPUs of a node where nobody said: DGX and HGX have eight."""

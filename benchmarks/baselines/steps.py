@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from forerun.benchmarks.baselines.step_terms import NUM_TERMS, step_flop, step_terms
 from forerun.calib.fit.priors import device_prior
-from forerun.calib.records.step_rows import StepPredictions, StepRow
+from forerun.calib.records import StepPredictions, StepRow
 from forerun.calib.regressors.intervals import Z_90, shrunk_sigma_log
 from forerun.calib.regressors.robust import robust_minimum
 from forerun.calib.validation import RANK_FIGURES
-from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload import RunConfig
 
 Array = NDArray[np.float64]
 LogWork = Callable[[Sequence[StepRow]], Array]

@@ -18,18 +18,18 @@ from torch._C._distributed_c10d import TCPStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.benchmarks.costs.idle_session import idle_session
-from forerun.hooks.control.orders import CALM_PAUSE_S
-from forerun.hooks.process.guard import Guard
-from forerun.hooks.process.host import Host, KnownHost
-from forerun.hooks.process.votes import StoreLink, Votes
-from forerun.hooks.sensors.modules import ModuleHooks
-from forerun.hooks.sensors.process_groups import ProcessGroupHooks
-from forerun.hooks.sensors.recorder import Recorder
-from forerun.hooks.sensors.step_log import StepLog
-from forerun.hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch
-from forerun.hooks.sensors.timers import TimerHooks
-from forerun.hooks.session.instruments import Instruments
-from forerun.hooks.session.session import Session
+from forerun.hooks.control import CALM_PAUSE_S
+from forerun.hooks.process import Guard, Host, KnownHost, StoreLink, Votes
+from forerun.hooks.sensors import (
+    DeviceStopwatch,
+    HostStopwatch,
+    ModuleHooks,
+    ProcessGroupHooks,
+    Recorder,
+    StepLog,
+    TimerHooks,
+)
+from forerun.hooks.session import Instruments, Session
 
 NUM_CALLS = 4
 NUM_REPEATS = 300

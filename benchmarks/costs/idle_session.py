@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forerun.calib.workload.run_options import WandbMode
-from forerun.hooks.process.settings import RankInfo, Settings
-from forerun.hooks.session.session import Session
+from forerun.calib.workload import WandbMode
+from forerun.hooks.process import RankInfo, Settings
+from forerun.hooks.session import Session
 
 _READER = (sys.executable, "-c", "import sys; [line for line in sys.stdin]")
 

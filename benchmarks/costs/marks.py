@@ -17,17 +17,24 @@ import torch
 
 from forerun.benchmarks.costs.hooks import NUM_LAYERS, NUM_REPEATS, Layer, best_ns, recorded
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
-from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording.window import WindowPlan, samples
-from forerun.hooks.recording.writer import WindowEnd
-from forerun.hooks.sensors.modules import ModuleHooks
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
-from forerun.hooks.sensors.step_log import MAX_MARKS, MAX_WINDOW_MARKS, Site, StepLog, TransferKind
-from forerun.hooks.sensors.stopwatch import MAX_EVENTS, DeviceStopwatch
-from forerun.hooks.session.ledger import Ledger
-from forerun.hooks.session.mark_budget import MarkBudget
+from forerun.calib.workload import Collective, GroupRole, OperatorKind
+from forerun.hooks.process import Guard
+from forerun.hooks.recording import WindowEnd, WindowPlan, samples
+from forerun.hooks.sensors import (
+    BACKWARD,
+    FORWARD,
+    MAX_EVENTS,
+    MAX_MARKS,
+    MAX_WINDOW_MARKS,
+    DeviceStopwatch,
+    ModuleHooks,
+    Recorder,
+    Site,
+    StepLog,
+    TransferKind,
+    backward_mark,
+)
+from forerun.hooks.session import Ledger, MarkBudget
 
 RECORD_S, READ_S = 1e-6, 2e-6
 SITES = 11

@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from forerun.benchmarks.costs.idle_session import idle_session
-from forerun.calib.answers.run_measurements import overhead
-from forerun.calib.samples.store import read_run
-from forerun.calib.samples.table import build_table
+from forerun.calib.answers import overhead
+from forerun.calib.samples import build_table, read_run
 
 ROOT = Path(__file__).parents[2]
 PAUSE_S = 0.002

@@ -25,15 +25,11 @@ from threadpoolctl import threadpool_limits
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.own_process import answer_of, peak_nbytes, processor_s
 from forerun.benchmarks.peers.search_cases import CASES, DEVICE, NUM_GPUS
-from forerun.calib.memory.layout_table import needed_nbytes
-from forerun.calib.search.best_first import best_layouts
-from forerun.calib.search.cells import cells_of
-from forerun.calib.search.found import Room, Tally
-from forerun.calib.search.space import num_nodes, recomputes, states
-from forerun.calib.steps.base_times import prior_times
-from forerun.calib.steps.model import FittedSteps, fit_steps
+from forerun.calib.memory import needed_nbytes
+from forerun.calib.search import Room, Tally, best_layouts, cells_of, num_nodes, recomputes, states
+from forerun.calib.steps import FittedSteps, fit_steps, prior_times
 from forerun.calib.units import GIB, MIB
-from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload import RunConfig
 
 CAPACITY_NBYTES = 80 * GIB
 COUNTS = (*Tally.__slots__,)

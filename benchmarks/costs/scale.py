@@ -22,20 +22,17 @@ import torch.distributed as dist
 from simulated_steps import SimulatedRank, steps
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.calib.records.record_kinds import WindowRecord
-from forerun.calib.workload.parallelism import Parallelism
-from forerun.calib.workload.recording import (
+from forerun.calib.records import WindowRecord
+from forerun.calib.workload import (
     FILES_NBYTES,
     SUMMARIES_NBYTES,
+    Parallelism,
     Recorded,
     RecordingPlan,
     recording_plan,
 )
-from forerun.hooks.process.settings import RankInfo
-from forerun.hooks.process.votes import StoreLink
-from forerun.hooks.recording.bounded_window import BoundedWindow, line_of
-from forerun.hooks.recording.exchange import Exchange
-from forerun.hooks.recording.window_records import WindowRecords
+from forerun.hooks.process import RankInfo, StoreLink
+from forerun.hooks.recording import BoundedWindow, Exchange, WindowRecords, line_of
 
 NUM_RANKS = 16_384
 NUM_SENDERS = 4

@@ -17,10 +17,16 @@ from collections.abc import Callable
 import numpy as np
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
-from forerun.calib.timeline.graph import PipelineCosts, event_graph, pipeline_costs
-from forerun.calib.timeline.programs import Pipeline
-from forerun.calib.timeline.simulation import bulk_program, simulate, spans
-from forerun.calib.workload.parallelism import Schedule
+from forerun.calib.timeline import (
+    Pipeline,
+    PipelineCosts,
+    bulk_program,
+    event_graph,
+    pipeline_costs,
+    simulate,
+    spans,
+)
+from forerun.calib.workload import Schedule
 
 HEADER = ["schedule", "events", "layouts / s", "bar", "one, ms", "one, first, ms", "bar"]
 BULK_BARS = {"1F1B": "150,000", "interleaved 4": "20,000"}

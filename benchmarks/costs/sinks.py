@@ -144,14 +144,15 @@ def host_call_s(num_calls: int = 400) -> tuple[float, float]:
     """Median and 95th percentile, in seconds, of a call into an offline run of a host."""
     import wandb
 
-    from forerun.hooks.process.host_wandb import ForecastFile, HostWandb
+    from forerun.hooks.process import CompanionFiles, HostWandb, Said
 
     with tempfile.TemporaryDirectory() as home:
         quiet = wandb.Settings(silent=True, console="off")
         run = wandb.init(project="host", dir=home, mode="offline", settings=quiet)
-        forecast = ForecastFile(Path(home), lambda: "")
-        forecast.values = {"step_time_s": 1.0, "finish_p50_unix_s": 2e9, "tokens_per_s": 1e4}
-        host = HostWandb(forecast)
+        files = CompanionFiles(Path(home), lambda: "")
+        values = {"step_time_s": 1.0, "finish_p50_unix_s": 2e9, "tokens_per_s": 1e4}
+        files.said = Said(values=values)
+        host = HostWandb(files)
         taken = []
         for step in range(num_calls):
             begin_s = time.perf_counter()
@@ -164,7 +165,7 @@ def host_call_s(num_calls: int = 400) -> tuple[float, float]:
 
 def main() -> None:
     """Train, read the rows, print both shares and the call."""
-    from forerun.calib.answers.run_measurements import overhead
+    from forerun.calib.answers import overhead
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1500)

@@ -34,7 +34,7 @@ from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.rate_priors import BARE_LOG, SourceRates, data_sheet, pool_name
 from forerun.calib.fit.rates import Form, Rates, fit_rates
 from forerun.calib.regressors.robust import robust_sigma
-from forerun.calib.workload.operators import OperatorKind
+from forerun.calib.workload import OperatorKind
 from forerun.launch.known.table_files import read_frame
 
 SCHEMA = 1

@@ -17,8 +17,8 @@ from forerun.benchmarks.protocols.operator_samples import OperatorSamples, opera
 from forerun.benchmarks.published.readers import read_published
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.machine import MachineModel, fit_machine
-from forerun.calib.importers.own_format import table_kind
-from forerun.calib.workload.operators import Phase
+from forerun.calib.importers import table_kind
+from forerun.calib.workload import Phase
 from forerun.launch.known.table_files import read_frame
 
 MOST_SCORED = 300

@@ -23,7 +23,7 @@ from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.fit.laws import family
 from forerun.calib.fit.machine import fit_machine
-from forerun.calib.importers.own_format import table_kind
+from forerun.calib.importers import table_kind
 from forerun.calib.regressors.intervals import Z_90
 from forerun.launch.known.table_files import read_frame
 

@@ -14,18 +14,12 @@ import torch
 import torch.distributed as dist
 
 from forerun.benchmarks.gpu.bench import Bench
-from forerun.calib.records.record_kinds import (
-    CollectiveRecord,
-    OperatorRecord,
-    StepRecord,
-    WindowRecord,
-)
-from forerun.calib.samples.store import read_run
-from forerun.calib.workload.run_options import TraceChoice
-from forerun.hooks.process.settings import Settings
-from forerun.hooks.recording.flight_recorder import NUM_CALLS
-from forerun.hooks.session.attaching import AttachedRun, current_rank
-from forerun.hooks.session.session import Session
+from forerun.calib.records import CollectiveRecord, OperatorRecord, StepRecord, WindowRecord
+from forerun.calib.samples import read_run
+from forerun.calib.workload import TraceChoice
+from forerun.hooks.process import Settings
+from forerun.hooks.recording import NUM_CALLS
+from forerun.hooks.session import AttachedRun, Session, current_rank
 
 _CALLS, _CPU_CALLS = 40_000, 400
 _WINDOW, _BEFORE, _AFTER = 20, 3, 12
@@ -49,7 +43,7 @@ def groups(bench: Bench) -> None:
 
 
 def _measure_dumps(bench: Bench, value: torch.Tensor) -> None:
-    from forerun.hooks.recording.flight_recorder import find_dump
+    from forerun.hooks.recording import find_dump
 
     dump = find_dump()
     if dump is None:

@@ -15,20 +15,12 @@ from typing import Any
 import torch
 
 from forerun.benchmarks.gpu.bench import Bench
-from forerun.calib.records.record_kinds import (
-    CoverageRecord,
-    OperatorRecord,
-    StepFlag,
-    StepRecord,
-    TraceRecord,
-)
-from forerun.calib.samples.store import read_run
-from forerun.calib.workload.run_options import TraceChoice
-from forerun.hooks.process.pace import PAUSE_S, SLICE_S, Pace
-from forerun.hooks.process.settings import Settings
+from forerun.calib.records import CoverageRecord, OperatorRecord, StepFlag, StepRecord, TraceRecord
+from forerun.calib.samples import read_run
+from forerun.calib.workload import TraceChoice
+from forerun.hooks.process import PAUSE_S, SLICE_S, Pace, Settings
 from forerun.hooks.recording import kineto
-from forerun.hooks.session.attaching import AttachedRun, current_rank
-from forerun.hooks.session.session import Session
+from forerun.hooks.session import AttachedRun, Session, current_rank
 
 _WARMUP = 3
 _SHORT_S = 20e-6

@@ -15,18 +15,20 @@ from typing import Any
 import torch
 
 from forerun.benchmarks.gpu.bench import Bench, timed_event
-from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord
-from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks.process.guard import Guard
-from forerun.hooks.process.host import Host, KnownHost
-from forerun.hooks.recording.attribution import Attribution
-from forerun.hooks.recording.flight_recorder import beside_captures, find_dump, find_exchange
-from forerun.hooks.sensors.compiling import StallHooks
-from forerun.hooks.sensors.recorder import FORWARD, Recorder
-from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
-from forerun.hooks.sensors.stopwatch import MAX_EVENTS
-from forerun.hooks.session.instruments import Instruments, stopwatch_for
+from forerun.calib.records import CollectiveRecord, OperatorRecord
+from forerun.calib.workload import Collective, GroupRole, OperatorKind
+from forerun.hooks.process import Guard, Host, KnownHost
+from forerun.hooks.recording import Attribution, beside_captures, find_dump, find_exchange
+from forerun.hooks.sensors import (
+    FORWARD,
+    MAX_EVENTS,
+    Recorder,
+    Site,
+    StallHooks,
+    StepLog,
+    TransferKind,
+)
+from forerun.hooks.session import Instruments, stopwatch_for
 
 _QUEUED = 400
 """Kernels that a stream takes before the host has to wait for it."""

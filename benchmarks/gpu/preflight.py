@@ -65,8 +65,8 @@ def _own_libraries() -> dict[str, Any]:
     """What Forerun itself looks for by name, and would silently do without."""
     from dataclasses import asdict
 
-    from forerun.hooks.process.node_sight import see_links
-    from forerun.hooks.recording.flight_recorder import find_dump, find_exchange
+    from forerun.hooks.process import see_links
+    from forerun.hooks.recording import find_dump, find_exchange
 
     return {
         "links": asdict(see_links()),

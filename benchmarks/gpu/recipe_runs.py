@@ -20,9 +20,9 @@ from forerun.benchmarks.runs.gpu_parts import (
     overhead_part,
 )
 from forerun.benchmarks.runs.gpu_runs import CPU, GPU, Run, Runner, Size
-from forerun.calib.records.record_kinds import CoverageRecord, OperatorRecord, WindowRecord
-from forerun.calib.workload.operators import Phase
-from forerun.hooks.process.interpreter import is_installed
+from forerun.calib.records import CoverageRecord, OperatorRecord, WindowRecord
+from forerun.calib.workload import Phase
+from forerun.hooks.process import is_installed
 
 _CONTEXT_NBYTES = 2 << 30
 """CUDA's context and its libraries' buffers, which no allocator counts."""

@@ -19,11 +19,11 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.own_process import peak_nbytes, processor_s
 from forerun.benchmarks.peers.search_cases import CASES, NUM_GPUS, Told, configured, told
-from forerun.calib.advice.planning import Candidate, compare, plan
+from forerun.calib.advice import Candidate, compare, plan
 from forerun.calib.errors import ForerunError
-from forerun.calib.search.found import Proof, Tally
+from forerun.calib.search import Proof, Tally
 from forerun.calib.units import GIB
-from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload import RunConfig
 from forerun.launch.known.machines import Machine, open_machine
 
 NUM_BEST = 20

@@ -7,14 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.calib.workload.config import (
-    Batch,
-    ModelShape,
-    Parallelism,
-    Precision,
-    Recompute,
-    RunConfig,
-)
+from forerun.calib.workload import Batch, ModelShape, Parallelism, Precision, Recompute, RunConfig
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 NUM_GPUS = 1024

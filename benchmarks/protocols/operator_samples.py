@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from forerun.calib import validation
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.laws import work_of
-from forerun.calib.steps.operator_tables import timed_rows
+from forerun.calib.steps import timed_rows
 from forerun.calib.validation import (
     PROTOCOLS,
     TEST_FRAC,
@@ -26,7 +26,7 @@ from forerun.calib.validation import (
     samples_of,
     usable,
 )
-from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.calib.workload import OperatorKind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

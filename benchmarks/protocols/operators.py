@@ -33,7 +33,7 @@ from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.rate_priors import generation
 from forerun.calib.fit.transfer import transfer as transfer_machine
 from forerun.calib.validation import MAX_ROWS, PROTOCOLS, Split, joined, scored
-from forerun.calib.workload.operators import OperatorKind
+from forerun.calib.workload import OperatorKind
 
 OPERATOR_PROTOCOLS = {
     "random": PROTOCOLS["operators"]["random"],

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from forerun.calib.records.step_rows import StepRow
+from forerun.calib.records import StepRow
 from forerun.calib.validation import (
     LEAVE_ONE_OUT,
     PROTOCOLS,

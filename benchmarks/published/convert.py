@@ -23,9 +23,8 @@ import pandas as pd
 from forerun.benchmarks.published.operators_ett import is_raw, is_summary, paper_table
 from forerun.benchmarks.published.readers import is_of_steps, read_published, read_steps
 from forerun.calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from forerun.calib.importers.own_format import table_kind
-from forerun.calib.importers.own_steps import own_frame
-from forerun.calib.records.files import replace_file
+from forerun.calib.importers import own_frame, table_kind
+from forerun.calib.records import replace_file
 from forerun.launch.commands.outcome import ExitCode
 from forerun.launch.known.table_files import ENDINGS, read_frame
 

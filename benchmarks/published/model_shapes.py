@@ -9,14 +9,14 @@ from functools import lru_cache
 from typing import Any
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload.config import (
+from forerun.calib.workload import (
+    Dispatcher,
     Experts,
     LatentAttention,
     ModelShape,
     Normalization,
     PositionEmbedding,
 )
-from forerun.calib.workload.model_shape import Dispatcher
 
 
 def public_shape(

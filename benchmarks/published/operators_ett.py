@@ -23,7 +23,7 @@ from forerun.benchmarks.published.rows import (
     texts,
 )
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload.operators import OPTIMIZER_ELEMENT_NBYTES, OperatorKind, Phase
+from forerun.calib.workload import OPTIMIZER_ELEMENT_NBYTES, OperatorKind, Phase
 
 VOCAB_SIZE = 50257
 """The sampling code of the source works with this vocabulary and records none."""

@@ -25,10 +25,9 @@ from forerun.benchmarks.published import (
 )
 from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import CalibrationError, ConfigError
-from forerun.calib.importers import own_steps
-from forerun.calib.importers.own_format import NEEDED, read_table, unlike
-from forerun.calib.records.step_rows import StepTable
-from forerun.calib.steps.step_tables import TableSteps
+from forerun.calib.importers import NEEDED, own_steps, read_table, unlike
+from forerun.calib.records import StepTable
+from forerun.calib.steps import TableSteps
 from forerun.launch.known.table_files import read_frame
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "published"

@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from forerun.calib.importers import own_format
-from forerun.calib.importers.own_format import COLLECTIVES, MICROSECOND_S, OPERATOR_COLUMNS, degrees
-from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.calib.importers import (
+    COLLECTIVES,
+    MICROSECOND_S,
+    OPERATOR_COLUMNS,
+    degrees,
+    own_format,
+)
+from forerun.calib.workload import OperatorKind, Phase
 
 Operators = Mapping[str, tuple[OperatorKind, str]]
 """What each published name computes, and its sizes: columns of the terms of a table (tokens,

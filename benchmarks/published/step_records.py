@@ -11,14 +11,9 @@ import pandas as pd
 
 from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers.own_steps import (
-    SPLIT_COLUMNS,
-    as_stated,
-    holds_narrow_grads,
-    refuse_unread,
-)
-from forerun.calib.records.step_rows import SkippedRow, StepKind, StepRow, StepTable
-from forerun.calib.workload.config import (
+from forerun.calib.importers import SPLIT_COLUMNS, as_stated, holds_narrow_grads, refuse_unread
+from forerun.calib.records import SkippedRow, StepKind, StepRow, StepTable
+from forerun.calib.workload import (
     Attention,
     Batch,
     Fp8Recipe,

@@ -22,10 +22,10 @@ from forerun.benchmarks.published.step_records import (
     with_torch_states,
 )
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers.own_steps import ZERO, as_stated
-from forerun.calib.records.step_rows import StepKind, StepRow, Trait
+from forerun.calib.importers import ZERO, as_stated
+from forerun.calib.records import StepKind, StepRow, Trait
 from forerun.calib.units import GIB
-from forerun.calib.workload.config import (
+from forerun.calib.workload import (
     Attention,
     ContextComm,
     Engine,

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from scipy.stats import bootstrap
 
 from forerun.benchmarks.runs.gpu_runs import Run, Runner
-from forerun.calib.answers.run_measurements import overhead
+from forerun.calib.answers import overhead
 from forerun.calib.fit.calibration import Calibration, calibrate
-from forerun.calib.layers.stage_work import stage_operators
-from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, TraceRecord
-from forerun.calib.workload.config import RunConfig
-from forerun.calib.workload.operators import Phase
+from forerun.calib.layers import stage_operators
+from forerun.calib.records import CollectiveRecord, OperatorRecord, TraceRecord
+from forerun.calib.workload import Phase, RunConfig
 
 BASE = "base"
 SHORT_S = 20e-6

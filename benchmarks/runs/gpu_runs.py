@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forerun.benchmarks.runs.launches import step_times_s, torchrun_words
-from forerun.calib.records.run_records import RunRecords
-from forerun.calib.samples.store import read_run
-from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.records import RunRecords
+from forerun.calib.samples import SampleTable, build_table, read_run
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "pretrain_gpt.py"

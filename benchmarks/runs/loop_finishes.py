@@ -15,7 +15,7 @@ from typing import Any
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.megatron_matrix import MODEL
 from forerun.calib.errors import ForerunError
-from forerun.calib.samples.store import read_table
+from forerun.calib.samples import read_table
 from forerun.calib.units import format_count, format_frac
 from forerun.launch.directory.forecast_log import read_forecasts
 

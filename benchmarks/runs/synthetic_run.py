@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.calib.layers.stage_work import collective_uses, stage_operators
-from forerun.calib.memory.peak import memory
-from forerun.calib.records.record_kinds import (
+from forerun.calib.layers import collective_uses, stage_operators
+from forerun.calib.memory import memory
+from forerun.calib.records import (
     SCHEMA,
     CollectiveRecord,
     Header,
@@ -29,13 +29,18 @@ from forerun.calib.records.record_kinds import (
     WindowRecord,
     to_dict,
 )
-from forerun.calib.steps.base_times import prior_times
-from forerun.calib.timeline.items import Item, item_name
+from forerun.calib.steps import prior_times
+from forerun.calib.timeline import Item, item_name
 from forerun.calib.units import GIB
-from forerun.calib.workload.collectives import Placement
-from forerun.calib.workload.config import RunConfig
-from forerun.calib.workload.operators import Operator, OperatorCount, OperatorKind
-from forerun.calib.workload.ranks import group, position
+from forerun.calib.workload import (
+    Operator,
+    OperatorCount,
+    OperatorKind,
+    Placement,
+    RunConfig,
+    group,
+    position,
+)
 
 RUN_ID = "synthetic"
 NOISE_LOG = 0.01

@@ -20,11 +20,11 @@ from scipy.stats import kendalltau
 
 from forerun.benchmarks.protocols.steps import StepModel
 from forerun.benchmarks.scoring.step_comparisons import mean_interval
-from forerun.calib.records.step_rows import StepKind, StepRow
+from forerun.calib.records import StepKind, StepRow
 from forerun.calib.regressors.choices import first_of_least
-from forerun.calib.steps.known import same_layout
+from forerun.calib.steps import same_layout
 from forerun.calib.validation import ScoredSteps
-from forerun.calib.workload.config import Batch, Parallelism, Recompute, RunConfig
+from forerun.calib.workload import Batch, Parallelism, Recompute, RunConfig
 
 _ALIKE_FRAC = 1e-6
 """Scores that differ by less are a tie: whoever chooses takes any of them."""

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from forerun.benchmarks.scoring.layout_choices import Choice, Job, by_model, choices
-from forerun.calib.advice.planning import Plan, compare
-from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.model import FittedSteps
-from forerun.calib.steps.step_tables import TableSteps
+from forerun.calib.advice import Plan, compare
+from forerun.calib.records import StepRow
+from forerun.calib.steps import FittedSteps, TableSteps
 
 NUM_NEXT = 2
 FEWEST = 5

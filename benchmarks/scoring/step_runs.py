@@ -23,8 +23,8 @@ from forerun.benchmarks.baselines.steps import BASELINES
 from forerun.benchmarks.protocols.steps import MORE_NODES, SCALE_OUT, StepModel
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
-from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.step_tables import TableSteps, design
+from forerun.calib.records import StepRow
+from forerun.calib.steps import TableSteps, design
 from forerun.calib.validation import Fold, score_folds
 
 MODELS = (TableSteps.name, *(baseline.name for baseline in BASELINES))

@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import ConfigError
-from ..layers.again import Again
-from ..search.labels import GRAD_OVERLAP, NO_OVERLAP, NO_P2P, layers_text, layout_label
-from ..workload.config import Parallelism, Recompute, RunConfig, Schedule
-from ..workload.pipeline_layout import uneven_layers
+from ..layers import Again
+from ..search import GRAD_OVERLAP, NO_OVERLAP, NO_P2P, layers_text, layout_label
+from ..workload import Parallelism, Recompute, RunConfig, Schedule, uneven_layers
 
 AXES = (
     *("gpus", "tp", "sp", "cp", "ep", "pp", "vp", "mbs"),
@@ -41,7 +40,7 @@ _NAMES = tuple(field.name for field in fields(Parallelism))
 def axis_value(config: RunConfig, axis: str) -> str:
     """What a layout has chosen on an axis, as text; empty for ``other``.
 
-    >>> from ..workload.config import Batch, ModelShape
+    >>> from ..workload import Batch, ModelShape
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> config = RunConfig(model=gpt, parallelism=Parallelism(dp=2, is_optimizer_distributed=True),
@@ -211,7 +210,7 @@ def layout_words(config: RunConfig) -> str:
     """A layout in the field's words: its degrees and sharding, then what else its label says.
 
     >>> from dataclasses import replace
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> run = RunConfig(model=gpt, parallelism=Parallelism(pp=2, dp=2),
@@ -244,7 +243,7 @@ def recompute_text(config: RunConfig) -> str:
     """What a layout computes again, in words.
 
     >>> from dataclasses import replace
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> run = RunConfig(model=gpt, parallelism=Parallelism(), recompute=Recompute.SELECTIVE,

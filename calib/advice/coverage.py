@@ -9,22 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..arguments.megatron_args import apply_options
-from ..arguments.short_names import AxisValue, Keep, layout_name
-from ..arguments.taken_options import untaken
+from ..arguments import AxisValue, Keep, apply_options, layout_name, untaken
 from ..errors import ConfigError
-from ..memory.layout_table import needed_nbytes
-from ..memory.peak import Verdict
+from ..memory import Verdict, needed_nbytes
 from ..regressors.intervals import Z_90
-from ..search.found import Room
-from ..search.labels import layout_label
-from ..search.space import sharded_otherwise
-from ..steps.estimate import paired_sigma_log
-from ..steps.known import MEASURED_SIGMA_LOG
-from ..steps.model import FittedSteps
+from ..search import Room, layout_label, sharded_otherwise
+from ..steps import MEASURED_SIGMA_LOG, FittedSteps, paired_sigma_log
 from ..units import format_bytes, format_frac, format_time
-from ..workload.config import Batch, Parallelism, Recompute, RunConfig
-from ..workload.config_json import Encoded
+from ..workload import Batch, Encoded, Parallelism, Recompute, RunConfig
 from .axes import axis_value, changed
 from .planning import Candidate, Plan
 

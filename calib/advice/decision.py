@@ -11,14 +11,12 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import ndtr
 
-from ..arguments.megatron_args import resumed_command, rewrite_command
-from ..arguments.passed_on import MASK
-from ..forecast.forecasts import Forecast
-from ..memory.peak import Verdict
-from ..records.iso_times import Action
+from ..arguments import MASK, resumed_command, rewrite_command
+from ..forecast import Forecast
+from ..memory import Verdict
+from ..records import Action
 from ..units import HOUR_S, format_frac, format_time
-from ..workload.config_json import Encoded
-from ..workload.run_options import Goals
+from ..workload import Encoded, Goals
 from .planning import Candidate, Plan
 
 SCHEMA = 2

@@ -12,14 +12,11 @@ from ..errors import ConfigError
 from ..fit.estimates import Source
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
-from ..search.labels import layout_label
-from ..steps.estimate import StepEstimate, StepTerms, paired_sigma_log
-from ..steps.known import similarity
-from ..steps.model import FittedSteps
-from ..timeline.terms import TERM_TEXTS, Term
+from ..search import layout_label
+from ..steps import FittedSteps, StepEstimate, StepTerms, paired_sigma_log, similarity
+from ..timeline import TERM_TEXTS, Term
 from ..units import format_frac, format_time
-from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload import Encoded, RunConfig
 from .axes import axis_value, differing_axes, mixed
 
 _MOST_AXES = 8

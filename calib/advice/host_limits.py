@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..arguments.short_names import Keep, layout_name
-from ..arguments.taken_options import NEEDS_ENGINE, TRANSFORMER_ENGINE, program_name
-from ..search.cells import cells_of, num_variants
-from ..search.found import Found
-from ..search.space import FSDP_OPTIONS, OFFLOAD_OPTIONS, modules_of
-from ..workload.config import RunConfig, takes_options
+from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, Keep, layout_name, program_name
+from ..search import FSDP_OPTIONS, OFFLOAD_OPTIONS, Found, cells_of, modules_of, num_variants
+from ..workload import RunConfig, takes_options
 
 _AXES = {
     "tp": "--tensor-model-parallel-size",

@@ -11,24 +11,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..arguments.megatron_args import resumed_command, rewrite_command
-from ..arguments.taken_options import untaken
+from ..arguments import resumed_command, rewrite_command, untaken
 from ..errors import ConfigError
-from ..forecast.modelled import batch_levels
-from ..memory.layout_table import peaks_nbytes
-from ..memory.peak import (
+from ..forecast import batch_levels
+from ..memory import (
     FITS_PROBABILITY,
     MemoryEstimate,
     fit_probability,
     memory,
     overhead_nbytes,
+    peaks_nbytes,
 )
 from ..plain_json import JsonObject
-from ..search.space import recomputes
-from ..search.variants import rounded_log
-from ..steps.model import FittedSteps
+from ..search import recomputes, rounded_log
+from ..steps import FittedSteps
 from ..units import GIB, format_bytes, format_count, format_frac
-from ..workload.config import RunConfig, takes_options
+from ..workload import RunConfig, takes_options
 from .axes import recompute_text
 from .planning import Candidate, compare
 

@@ -7,21 +7,28 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..arguments.short_names import layout_name
+from ..arguments import layout_name
 from ..errors import ConfigError
-from ..search.labels import (
+from ..search import (
     GRAD_OVERLAP,
     NO_OVERLAP,
     NO_P2P,
     OFFLOAD_BESIDE,
+    WHOLE,
     is_usually_split,
     says_overlaps,
 )
-from ..search.space import WHOLE
-from ..workload.argument_values import whole
-from ..workload.config import Batch, Parallelism, Recompute, RunConfig, Schedule, Sharding
-from ..workload.model_shape import at_least_one
-from ..workload.pipeline_layout import uneven_layers
+from ..workload import (
+    Batch,
+    Parallelism,
+    Recompute,
+    RunConfig,
+    Schedule,
+    Sharding,
+    at_least_one,
+    uneven_layers,
+    whole,
+)
 
 RUNNING = "running"
 _DEGREES = {n: n for n in ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "mbs")} | {"vpp": "vp"}
@@ -43,7 +50,7 @@ def named_layout(text: str, running: RunConfig, num_ranks: int = 0) -> RunConfig
     is a change of the running layout, of which all else stays; dp follows.  Raises ``ConfigError``
     where a word is not known or the layout cannot run.
 
-    >>> from ..workload.config import ModelShape
+    >>> from ..workload import ModelShape
     >>> gpt = ModelShape(num_layers=4, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> running = RunConfig(model=gpt, parallelism=Parallelism(tp=2, dp=4),

@@ -8,26 +8,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
-from ..arguments.megatron_args import options
-from ..arguments.megatron_rules import refusals
-from ..arguments.short_names import Keep, layout_name
-from ..arguments.taken_options import untaken
+from ..arguments import Keep, layout_name, options, refusals, untaken
 from ..fit.estimates import Source
-from ..forecast.rates import Throughput, throughput
-from ..memory.peak import MemoryEstimate, Verdict, fit_probability, host_nbytes, memory, verdict
+from ..forecast import Throughput, throughput
+from ..memory import MemoryEstimate, Verdict, fit_probability, host_nbytes, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
-from ..search.best_first import best_layouts
-from ..search.cells import cells_of, num_variants
-from ..search.found import Effort, Found, Proof, Room
-from ..search.labels import layout_label
-from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
-from ..steps.known import MEASURED_SIGMA_LOG
-from ..steps.model import MISFIT, FittedSteps
+from ..search import Effort, Found, Proof, Room, best_layouts, cells_of, layout_label, num_variants
+from ..steps import (
+    MEASURED_SIGMA_LOG,
+    MISFIT,
+    FittedSteps,
+    StepEstimate,
+    error_ratio,
+    paired_sigma_log,
+)
 from ..units import CANNOT_TELL, format_bytes, format_change, format_frac, format_time
-from ..workload.config import RunConfig, Sharding, takes_options
-from ..workload.config_json import Encoded
-from ..workload.routing import Routed, routed
+from ..workload import Encoded, Routed, RunConfig, Sharding, routed, takes_options
 from .host_limits import askable, counted
 
 _FORMS = {
@@ -46,7 +43,7 @@ def converter(config: RunConfig, running: RunConfig) -> str:
     (Megatron-LM issue 851); FSDP wants ``--ckpt-format fsdp_dtensor``.
 
     >>> from dataclasses import replace
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> here = RunConfig(model=gpt, parallelism=Parallelism(dp=2),

@@ -12,8 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..workload.collectives import Collective, CollectiveCall, GroupRole
-from ..workload.operators import OperatorKind
+from ..workload import Collective, CollectiveCall, GroupRole, OperatorKind
 
 COLD_NBYTES = 64 << 20
 """Weights in rotation: more than the last cache of a processor holds."""

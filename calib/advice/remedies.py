@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import ClassVar
 
-from ..arguments.megatron_args import apply_options
+from ..arguments import apply_options
 from ..errors import ConfigError
-from ..memory.peak import Verdict, memory, verdict
-from ..steps.model import FittedSteps
+from ..memory import Verdict, memory, verdict
+from ..steps import FittedSteps
 from ..units import format_bytes, format_frac
-from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload import Encoded, RunConfig
 from .micro_batch import micro_batches
 from .planning import Candidate, compare, unaskable
 

@@ -13,15 +13,13 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import ClassVar
 
-from ..arguments.short_names import Keep
-from ..forecast.rates import Throughput, throughput
-from ..memory.peak import Verdict
+from ..arguments import Keep
+from ..forecast import Throughput, throughput
+from ..memory import Verdict
 from ..regressors.intervals import Z_90
-from ..steps.estimate import StepEstimate, paired_sigma_log
-from ..steps.model import FittedSteps
-from ..timeline.items import Part
-from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..steps import FittedSteps, StepEstimate, paired_sigma_log
+from ..timeline import Part
+from ..workload import Encoded, RunConfig
 from .planning import Candidate, Plan
 
 KNEE_SHARE = 0.5

@@ -6,26 +6,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict
 
-from ..advice.decision import Decision, Rule, decide
-from ..advice.explanation import Explanation, explain
-from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
-from ..advice.planning import Plan, plan
-from ..drift.stragglers import waiting_report
+from ..advice import (
+    Decision,
+    Explanation,
+    MicroBatchAdvice,
+    Plan,
+    Rule,
+    decide,
+    explain,
+    micro_batch_advice,
+    plan,
+)
+from ..drift import waiting_report
 from ..fit.calibration import Calibration, calibrate
-from ..forecast.forecasts import Forecast
-from ..forecast.modelled import ModelForecast, model_forecast
-from ..forecast.remaining_run import MeasuredRun, measured_forecast, run_forecast
-from ..lint.linter import Lint, lint
-from ..lint.rule import Pricing, stated_launch
+from ..forecast import (
+    Forecast,
+    MeasuredRun,
+    ModelForecast,
+    measured_forecast,
+    model_forecast,
+    run_forecast,
+)
+from ..lint import Lint, Pricing, lint, stated_launch
 from ..network.cluster import network_line
-from ..samples.table import SampleTable, windows_of
-from ..steps.estimate import StepEstimate
-from ..steps.known import KnownStep
-from ..steps.live import live_times
-from ..steps.model import FittedSteps
+from ..samples import SampleTable, windows_of
+from ..steps import FittedSteps, KnownStep, StepEstimate, live_times
 from ..units import HOUR_S, format_count
-from ..workload.config import RunConfig
-from ..workload.run_options import Goals, MicroBatchChoice
+from ..workload import Goals, MicroBatchChoice, RunConfig
 from .answer import Answer, Modelled, measured_groups
 from .finish_line import finish_line
 from .history import History, Levels, Models

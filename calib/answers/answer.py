@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from ..advice.decision import Action, Decision
-from ..advice.explanation import Explanation
-from ..advice.micro_batch import MicroBatchAdvice
-from ..advice.planning import Candidate, Plan
-from ..drift.stragglers import WaitingReport
+from ..advice import Candidate, Decision, Explanation, MicroBatchAdvice, Plan
+from ..drift import WaitingReport
 from ..errors import CalibrationError
 from ..fit.calibration import Calibration
-from ..forecast.batch_ratios import PredictedStep
-from ..forecast.forecasts import Forecast
-from ..forecast.modelled import ModelForecast, at_batch_size, batch_size_at
-from ..forecast.rates import RunLeft, Throughput, throughput
-from ..forecast.remaining_run import MeasuredRun
-from ..lint.linter import Lint
+from ..forecast import (
+    Forecast,
+    MeasuredRun,
+    ModelForecast,
+    PredictedStep,
+    RunLeft,
+    Throughput,
+    at_batch_size,
+    batch_size_at,
+    throughput,
+)
+from ..lint import Lint
 from ..plain_json import JsonObject
-from ..records.record_kinds import LoopRecord
-from ..samples.table import SampleTable
-from ..steps.estimate import StepEstimate
+from ..records import Action, LoopRecord
+from ..samples import SampleTable
+from ..steps import StepEstimate
 from ..units import format_bytes, format_time
-from ..workload.collectives import GroupRole
-from ..workload.config import RunConfig
+from ..workload import GroupRole, RunConfig
 from .history import History, WindowScore, window_scores
 from .routing import MeasuredRouting
 from .run_end import RunEnd, forecast_json

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
-from ..advice.decision import lateness_probability
-from ..forecast.forecasts import Forecast
+from ..advice import lateness_probability
+from ..forecast import Forecast
 from ..units import HOUR_S, format_time
-from ..workload.run_options import Goals
+from ..workload import Goals
 
 _DAY_S = 24 * HOUR_S
 _WEEK_S = 7 * _DAY_S

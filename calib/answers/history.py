@@ -12,14 +12,11 @@ import numpy as np
 
 from ..fit.calibration import Calibration, calibrate
 from ..fit.training import measured_operators
-from ..forecast.modelled import ModelForecast
-from ..forecast.remaining_run import SoFar, run_forecast
+from ..forecast import ModelForecast, SoFar, run_forecast
 from ..network.groups import Measured
-from ..samples.table import SampleTable, only_windows, windows_of
-from ..steps.live import live_times
-from ..steps.model import fit_steps
-from ..workload.config_json import Encoded
-from ..workload.operators import Operator
+from ..samples import SampleTable, only_windows, windows_of
+from ..steps import fit_steps, live_times
+from ..workload import Encoded, Operator
 from .routing import routed_s, with_measured_routing
 from .run_measurements import (
     mean_waiting_s,

@@ -6,21 +6,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..arguments.megatron_options import ASIDE, LEFT_OUT_FACTOR
+from ..arguments import ASIDE, LEFT_OUT_FACTOR
 from ..fit.calibration import calibrate, carried_over, on_device
 from ..fit.priors import is_processor
-from ..forecast.batch_ratios import PredictedStep
-from ..forecast.modelled import at_batch_size, batch_size_at, full_batch_size
+from ..forecast import PredictedStep, at_batch_size, batch_size_at, full_batch_size
 from ..network.systems import network_prior
-from ..records.cluster import Cluster, StatedNodes
+from ..records import Cluster, StatedNodes
 from ..regressors.intervals import Z_90
-from ..samples.table import SampleTable
-from ..steps.base_times import BaseTimes
-from ..steps.estimate import StepEstimate
-from ..steps.known import KnownStep, same_layout
-from ..steps.live import live_times
-from ..steps.model import FittedSteps, fit_steps
-from ..workload.config import RunConfig
+from ..samples import SampleTable
+from ..steps import (
+    BaseTimes,
+    FittedSteps,
+    KnownStep,
+    StepEstimate,
+    fit_steps,
+    live_times,
+    same_layout,
+)
+from ..workload import RunConfig
 from .routing import routed_s, with_measured_routing
 from .run_measurements import (
     Overhead,

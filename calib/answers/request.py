@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ..arguments.megatron_command import program_of
-from ..arguments.passed_on import kept_arguments
+from ..arguments import kept_arguments, program_of
 from ..errors import ConfigError, RecordError
-from ..forecast.remaining_run import SoFar
-from ..workload.config import RunConfig
-from ..workload.config_json import Encoded, decode
+from ..forecast import SoFar
+from ..workload import Encoded, RunConfig, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

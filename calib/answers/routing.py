@@ -10,14 +10,11 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from ..samples.table import SampleTable
-from ..steps.model import FittedSteps
+from ..samples import SampleTable
+from ..steps import FittedSteps
 from ..units import format_frac
-from ..workload.config import RunConfig
-from ..workload.model_shape import RankLoad
-from ..workload.ranks import position
-from ..workload.routing import RoutingSource, routing_source
-from ..workload.routing import imbalance as imbalance_of
+from ..workload import RankLoad, RoutingSource, RunConfig, position, routing_source
+from ..workload import imbalance as imbalance_of
 
 _FAR = (2.0, 4.0)
 """Imbalances beyond what training keeps to: published workloads lie between 1.3 and 3.1 times."""

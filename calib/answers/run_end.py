@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..advice.decision import Action, Decision, Reason, Rule
-from ..forecast.forecasts import SCHEMA, Forecast
+from ..advice import Decision, Reason, Rule
+from ..forecast import SCHEMA, Forecast
 from ..plain_json import JsonObject
-from ..records.record_kinds import DataLength, LoopRecord
-from ..workload.run_options import Goals
+from ..records import Action, DataLength, LoopRecord
+from ..workload import Goals
 from .finish_line import ending
 
 _REMEDY = "give --calibrate-total-steps=N, or train_iters=N to forerun.attach"

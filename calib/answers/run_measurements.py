@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import CalibrationError
-from ..forecast.forecasts import DRIFT_FRAC, mean_estimate
-from ..memory.devices import known_nbytes
-from ..memory.peak import memory_offset
-from ..samples.table import SampleTable, windows_of
+from ..forecast import DRIFT_FRAC, mean_estimate
+from ..memory import known_nbytes, memory_offset
+from ..samples import SampleTable, windows_of
 from ..units import format_frac
-from ..workload.collectives import GroupRole
-from ..workload.operators import OperatorKind, Phase
+from ..workload import GroupRole, OperatorKind, Phase
 from .routing import with_measured_routing
 
 ONE_STEP_SIGMA_LOG = 0.1

@@ -13,15 +13,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from ..arguments.short_names import LAYOUT_NAMES
-from ..search.labels import layout_label
-from ..steps.estimate import StepEstimate
-from ..steps.slices import Place, Slice
-from ..timeline.items import MeasuredSpan
-from ..timeline.programs import TaskKind
-from ..timeline.simulation import Span
+from ..arguments import LAYOUT_NAMES
+from ..search import layout_label
+from ..steps import Place, Slice, StepEstimate
+from ..timeline import MeasuredSpan, Span, TaskKind
 from ..units import format_time
-from ..workload.config_json import encode_fields
+from ..workload import encode_fields
 
 Event = dict[str, Any]
 _TICKS_PER_S = 8_000_000

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..advice.axes import layout_words
-from ..advice.decision import Action, Decision, Reason, Rule, odds_text, saving_text
-from ..advice.planning import Candidate, Plan
+from ..advice import Candidate, Decision, Plan, Reason, Rule, layout_words, odds_text, saving_text
 from ..fit.priors import UNKNOWN_DEVICE, device_prior
-from ..forecast.batch_ratios import PredictedStep
-from ..forecast.rates import Throughput, peak_flop_per_s
-from ..layers.model_size import model_name
-from ..records.iso_times import action_text
+from ..forecast import PredictedStep, Throughput, peak_flop_per_s
+from ..layers import model_name
+from ..records import Action, action_text
 from ..shell import quoted
 from ..units import CANNOT_TELL, GIB, format_bytes, format_frac, format_time
-from ..workload.config import RunConfig
+from ..workload import RunConfig
 from .run_measurements import HookSummary, Overhead
 
 PREFIX = "[forerun]"

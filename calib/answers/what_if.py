@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from ..advice.axes import changed
-from ..advice.planning import Candidate, Plan, compare, unaskable
-from ..arguments.megatron_args import apply_options, options
-from ..arguments.short_names import LAYOUT_NAMES
+from ..advice import Candidate, Plan, changed, compare, unaskable
+from ..arguments import LAYOUT_NAMES, apply_options, options
 from ..errors import ConfigError
-from ..search.labels import is_usually_split
-from ..steps.model import FittedSteps
-from ..workload.config import Recompute, RunConfig, takes_options
+from ..search import is_usually_split
+from ..steps import FittedSteps
+from ..workload import Recompute, RunConfig, takes_options
 
 MOST_ROWS = 200
 """What a page of 200 kB has room for."""

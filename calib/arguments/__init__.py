@@ -3,3 +3,60 @@
 In: argument lists and namespaces. Out: a ``RunConfig``, and back again. Imports ``workload`` and
 ``records``.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .hugging_face import Training, from_hugging_face, from_training, in_its_precision
+    from .launch_lines import Change, LaunchLine, launch_line
+    from .launch_words import MEETING, ranks_on_each
+    from .launchers import (
+        ASIDE_VARIABLES,
+        is_of_library,
+        ranks_of,
+        reason,
+        split_variables,
+        variables_of,
+    )
+    from .megatron_args import apply_options, options, resumed_command, rewrite_command
+    from .megatron_command import (
+        Described,
+        config_from_command,
+        config_from_mapping,
+        program_of,
+        split_launcher,
+    )
+    from .megatron_namespace import from_namespace
+    from .megatron_options import (
+        ASIDE,
+        DERIVED,
+        LEFT_OUT,
+        LEFT_OUT_FACTOR,
+        LISTS,
+        MODELLED,
+        NAMES,
+        SPELLED,
+        SWITCHED_OFF,
+        ArgumentTable,
+        is_known,
+        options_of,
+    )
+    from .megatron_rules import CONNECTIONS, VARIABLES, environment, is_fsdp, refusals
+    from .megatron_values import layout_values, model_values
+    from .passed_on import MASK, kept_arguments, kept_command, masked_text, restored
+    from .shell_text import commands, of_options
+    from .short_names import LAYOUT_NAMES, AxisValue, Keep, layout_name
+    from .taken_options import (
+        NEEDS_ENGINE,
+        TRANSFORMER_ENGINE,
+        absent_of_trainer,
+        absent_options,
+        options_in,
+        options_named,
+        program_name,
+        untaken,
+    )
+
+__getattr__ = names_on_demand(__name__)

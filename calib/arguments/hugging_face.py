@@ -6,18 +6,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..errors import ConfigError
-from ..workload.argument_values import Arguments
-from ..workload.config import VOCAB_MULTIPLE, Batch, Cadence, Precision, Recompute, RunConfig
-from ..workload.model_shape import (
+from ..workload import (
+    VOCAB_MULTIPLE,
+    Arguments,
+    Batch,
+    Cadence,
     Dispatcher,
     Experts,
     LatentAttention,
     ModelShape,
     Normalization,
+    Parallelism,
     PositionEmbedding,
+    Precision,
+    Recompute,
+    RunConfig,
+    Sharding,
     at_least_one,
 )
-from ..workload.parallelism import Parallelism, Sharding
 
 _PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 _FULL = "float32"

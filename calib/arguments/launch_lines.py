@@ -23,10 +23,9 @@ from enum import Enum
 from itertools import compress
 
 from ..plain_json import JsonObject
-from ..records.run_values import Launch
+from ..records import Launch
 from ..shell import without_others
-from ..workload.argument_values import ArgumentValue
-from ..workload.config import Recompute, RunConfig, Sharding, takes_options
+from ..workload import ArgumentValue, Recompute, RunConfig, Sharding, takes_options
 from .launch_words import (
     Blank,
     Noted,
@@ -385,7 +384,7 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     masked becomes a variable that the user has to set; nothing is invented for it.  A variable that
     no shell sets is left out and named.
 
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> from dataclasses import replace
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)

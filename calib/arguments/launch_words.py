@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ..records.run_values import Launch
+from ..records import Launch
 from ..shell import assigned, quoted, required
-from ..workload.parallelism import Parallelism
+from ..workload import Parallelism
 from .passed_on import MASK
 
 _ASSIGNED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*=")

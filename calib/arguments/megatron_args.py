@@ -8,10 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from ..errors import ConfigError
-from ..workload.argument_values import ArgumentValue, whole
-from ..workload.config import RunConfig
-from ..workload.model_shape import Experts, RankLoad
-from ..workload.pipeline_layout import write_layout
+from ..workload import ArgumentValue, Experts, RankLoad, RunConfig, whole, write_layout
 from .megatron_command import split_launcher
 from .megatron_model import default_ffn
 from .megatron_namespace import from_namespace

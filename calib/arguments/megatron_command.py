@@ -8,8 +8,7 @@ from pathlib import PurePath
 from types import SimpleNamespace
 
 from ..errors import ConfigError
-from ..workload.argument_values import Arguments
-from ..workload.config import RunConfig
+from ..workload import Arguments, RunConfig
 from .launchers import (
     MODULES,
     attention_values,

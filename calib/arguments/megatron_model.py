@@ -7,9 +7,8 @@ import re
 from typing import Any
 
 from ..errors import ConfigError
-from ..workload.argument_values import Arguments
-from ..workload.config_json import decode
-from ..workload.model_shape import (
+from ..workload import (
+    Arguments,
     Dispatcher,
     Experts,
     LatentAttention,
@@ -17,6 +16,7 @@ from ..workload.model_shape import (
     Normalization,
     PositionEmbedding,
     at_least_one,
+    decode,
 )
 from .megatron_options import EXPERT_SWITCHES
 

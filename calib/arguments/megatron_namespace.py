@@ -11,26 +11,26 @@ import math
 from typing import Any
 
 from ..errors import ConfigError
-from ..memory.activations import OFFLOADED_MODULES
-from ..workload.argument_values import Arguments, is_true, whole
-from ..workload.config import (
+from ..memory import OFFLOADED_MODULES
+from ..workload import (
+    Arguments,
     Attention,
     Batch,
     Cadence,
     ContextComm,
     Fp8Recipe,
     Parallelism,
+    PipelineLayout,
+    PipelineSplit,
     Precision,
     Recompute,
     RunConfig,
-)
-from ..workload.config_json import decode
-from ..workload.pipeline_layout import (
-    PipelineLayout,
-    PipelineSplit,
+    decode,
+    is_true,
     parse_layout,
     split_layers,
     virtual_stages,
+    whole,
 )
 from .megatron_model import model_shape
 from .megatron_options import PARALLEL_SWITCHES, left_out

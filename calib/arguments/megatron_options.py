@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ..records.files import read_package_json
-from ..workload.argument_values import ArgumentValue, is_true
+from ..records import read_package_json
+from ..workload import ArgumentValue, is_true
 
 Values: TypeAlias = "dict[str, ArgumentValue]"
 """Values of arguments by their names in Megatron's namespace."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ..memory.activations import OFFLOADED_MODULES
-from ..workload.config import (
+from ..memory import OFFLOADED_MODULES
+from ..workload import (
     Attention,
     Dispatcher,
     Engine,
@@ -36,7 +36,7 @@ _NO_LONGER_ASKED_OF = ("B200", "B300", "GB200", "GB300", "B100", "RTX PRO")
 def refusals(config: RunConfig) -> tuple[str, ...]:
     """Why Megatron would not train in this layout, one clause each; empty where it would.
 
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> refusals(RunConfig(model=gpt, parallelism=Parallelism(tp=2, overlaps_tp=True),

@@ -14,8 +14,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from ..errors import ConfigError
-from ..workload.argument_values import Arguments
-from ..workload.config import (
+from ..workload import (
+    Arguments,
     Attention,
     ContextComm,
     Experts,
@@ -26,8 +26,8 @@ from ..workload.config import (
     Recompute,
     RunConfig,
     Sharding,
+    write_layout,
 )
-from ..workload.pipeline_layout import write_layout
 from .megatron_options import EXPERT_SWITCHES, GROUPS, PARALLEL_SWITCHES, SPELLED, SWITCHES, Values
 
 _STRATEGY = "data_parallel_sharding_strategy"

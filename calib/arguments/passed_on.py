@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ..records.files import read_package_json
+from ..records import read_package_json
 from .megatron_command import split_launcher
 from .megatron_options import is_known
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..errors import ConfigError
-from ..workload.argument_values import shown, whole
-from ..workload.config import Recompute, RunConfig, Sharding
-from ..workload.model_shape import at_least_one
+from ..workload import Recompute, RunConfig, Sharding, at_least_one, shown, whole
 from .megatron_namespace import RECOMPUTE_MODULES
 from .megatron_options import options_of
 

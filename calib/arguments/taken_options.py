@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from ..workload.config import RunConfig
+from ..workload import RunConfig
 from .megatron_options import NAMES, Values
 from .megatron_rules import beside
 from .megatron_values import as_options, layout_values

@@ -10,20 +10,17 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from ..advice.axes import AXES, axis_value, changed, single_choices
+from ..advice import AXES, axis_value, changed, single_choices
 from ..errors import CalibrationError, ConfigError
 from ..fit.priors import device_prior
-from ..forecast.rates import peak_flop_per_s, throughput
-from ..layers.model_size import model_flop_per_token, model_name
+from ..forecast import peak_flop_per_s, throughput
+from ..layers import model_flop_per_token, model_name
 from ..network.groups import bus_factor
-from ..records.step_rows import StepRow, Trait
-from ..samples.table import SampleTable
-from ..steps.known import alike, degrees_of, same_layout
-from ..steps.model import FittedSteps
+from ..records import StepRow, Trait
+from ..samples import SampleTable
+from ..steps import FittedSteps, alike, degrees_of, same_layout
 from ..units import MIB, format_frac
-from ..workload.collectives import Collective
-from ..workload.config import Fp8Recipe, RunConfig
-from ..workload.config_json import Encoded, encode
+from ..workload import Collective, Encoded, Fp8Recipe, RunConfig, encode
 from .settings import SettingChange, leaf_texts, part_of, setting_name
 
 _LEAST = 3

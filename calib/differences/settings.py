@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..forecast.modelled import at_batch_size, batch_size_at
+from ..forecast import at_batch_size, batch_size_at
 from ..plain_json import Json, parse_json
-from ..samples.table import SampleTable
-from ..steps.known import same_layout
-from ..workload.config import ModelShape, RunConfig
-from ..workload.config_json import Encoded
+from ..samples import SampleTable
+from ..steps import same_layout
+from ..workload import Encoded, ModelShape, RunConfig
 
 _NAMES = {
     **dict.fromkeys(("micro_batch_size", "mbs"), "micro-batch"),

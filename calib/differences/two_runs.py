@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..drift.attribution import causes
-from ..drift.stragglers import waiting_report
+from ..drift import causes, waiting_report
 from ..errors import CalibrationError
-from ..forecast.modelled import batch_size_at
-from ..samples.table import SampleTable
+from ..forecast import batch_size_at
+from ..samples import SampleTable
 from .levels import Basis, Difference, Floats, Level, Side, TermChange, again_log, change, log_level
 from .settings import Part, SettingChange, Settings, setting_changes
 from .terms import (

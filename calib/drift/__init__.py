@@ -2,3 +2,22 @@
 
 In: step times and sample tables. Out: drift events, each with a cause where one is found.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .attribution import Cause, CauseKind, causes, group_causes
+    from .monitor import (
+        SCHEMA,
+        Drift,
+        DriftEvent,
+        DriftKind,
+        DriftMonitor,
+        drift_causes,
+        transfer_causes,
+    )
+    from .stragglers import Clock, WaitingReport, waiting_report
+
+__getattr__ = names_on_demand(__name__)

@@ -19,11 +19,17 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from ..samples.rank_compute import RankCompute, newest_rank_compute
-from ..samples.reduce import MAD_EFFICIENCY, MEDIAN_OVER_MEAN, mad_sigma, median_error_log
-from ..samples.table import SampleTable
+from ..samples import (
+    MAD_EFFICIENCY,
+    MEDIAN_OVER_MEAN,
+    RankCompute,
+    SampleTable,
+    mad_sigma,
+    median_error_log,
+    newest_rank_compute,
+)
 from ..units import format_frac, format_ranks, format_time
-from ..workload.config_json import Encoded
+from ..workload import Encoded
 
 Floats = NDArray[np.float64]
 

@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from ..samples.reduce import MEDIAN_OVER_MEAN, mad_sigma
-from ..samples.table import SampleTable, only_windows
+from ..samples import MEDIAN_OVER_MEAN, SampleTable, mad_sigma, only_windows
 from ..units import format_frac, format_time
-from ..workload.config_json import Encoded
+from ..workload import Encoded
 from .attribution import Cause, causes, group_causes
 
 _MOST_LEVELS = 100

@@ -15,10 +15,9 @@ from ..errors import CalibrationError
 from ..network.cluster import known_network, link_figures
 from ..network.collective_times import CollectiveModel, fit_collectives
 from ..network.groups import Group, Measured, canonical, group_of
-from ..records.cluster import Cluster
+from ..records import Cluster
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG, Z_90
-from ..workload.collectives import CollectiveCall
-from ..workload.operators import Operator, OperatorKind, Phase
+from ..workload import CollectiveCall, Operator, OperatorKind, Phase
 from .batches import Timed, batch_of
 from .estimates import Estimates, Source
 from .laws import Ceilings, OperatorFamily, family
@@ -28,7 +27,7 @@ from .sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, w
 from .transfer import transfer
 
 if TYPE_CHECKING:
-    from ..samples.table import SampleTable
+    from ..samples import SampleTable
 
 Floats = NDArray[np.float64]
 Key = tuple[OperatorKind, Phase]
@@ -303,7 +302,7 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     ``CalibrationError`` where the table has no operator samples.
     """
     # A cached fit answers without a table: pandas is slow to import.
-    from ..samples.operator_rows import weight_fracs
+    from ..samples import weight_fracs
     from .training import measured_collectives, measured_host, measured_operators
 
     measured = measured_operators(table)

@@ -10,8 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.collectives import CollectiveCall
-from ..workload.operators import Operator
+from ..workload import CollectiveCall, Operator
 
 
 class Source(Enum):

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from ..regressors.intervals import STUDENT_90, UNMEASURED_SIGMA_LOG, Z_90, shrunk_sigma_log
 from ..regressors.robust import SAMPLE_SIGMA_LOG, robust_minimum
-from ..workload.operators import OperatorKind, Phase
+from ..workload import OperatorKind, Phase
 from .batches import ShapeBatch, Timed, spread_rows
 from .laws import Ceilings, OperatorFamily, columns, family, least_s
 from .operator_kinds import KINDS, Columns, WorkKind
@@ -371,7 +371,7 @@ class FittedLaw:
         The sum fits measured products better than the maximum, above all in the backward phase.
 
         >>> from .batches import batch_of
-        >>> from ..workload.operators import Operator
+        >>> from ..workload import Operator
         >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(1000, 1000),
         ...                 element_nbytes=4)
         >>> law = FittedLaw(ceilings=Ceilings(flop_per_s=1e12, bytes_per_s=1e10, launch_s=1e-5))

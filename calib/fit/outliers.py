@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..regressors.choices import first_of_least
-from ..workload.operators import Phase
+from ..workload import Phase
 from .batches import Timed
 from .laws import OperatorFamily, Peaks, columns, family, least_s
 

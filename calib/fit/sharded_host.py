@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..layers.stage_work import stage_operators
+from ..layers import stage_operators
 from ..network.groups import Measured
-from ..workload.config import RunConfig
-from ..workload.operators import Operator, OperatorKind, Phase
+from ..workload import Operator, OperatorKind, Phase, RunConfig
 from .batches import batch_of
 from .laws import columns
 from .machine import MachineModel

@@ -11,12 +11,8 @@ import numpy as np
 import pandas as pd
 
 from ..network.groups import Measured, num_nodes
-from ..samples.columns import parse_shape, shape_text
-from ..samples.neighbours import with_neighbours
-from ..samples.reduce import median_error_log
-from ..samples.table import SampleTable
-from ..workload.collectives import Collective, CollectiveCall, GroupRole
-from ..workload.operators import Operator, OperatorKind, Phase
+from ..samples import SampleTable, median_error_log, parse_shape, shape_text, with_neighbours
+from ..workload import Collective, CollectiveCall, GroupRole, Operator, OperatorKind, Phase
 
 AGE_FACTOR = 0.7
 """Weight of a window over that of the one after it: old rows count less and are never dropped."""

@@ -2,3 +2,44 @@
 
 In: fitted steps and measured step times. Out: ``Forecast``, and the evaluation of past ones.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .batch_ratios import PredictedStep
+    from .evaluation import (
+        AdaptiveInterval,
+        Coverage,
+        Ended,
+        Evaluation,
+        PastForecast,
+        Settled,
+        StepTally,
+        evaluate,
+        step_coverage,
+    )
+    from .forecasts import CPU_DRIFT_FRAC, DRIFT_FRAC, SCHEMA, Forecast, forecast, mean_estimate
+    from .modelled import (
+        ModelForecast,
+        at_batch_size,
+        batch_levels,
+        batch_size_at,
+        full_batch_size,
+        model_forecast,
+    )
+    from .rates import RestOfRun, RunLeft, Throughput, peak_flop_per_s, rest_of_run, throughput
+    from .remaining_run import (
+        EVAL_SIGMA_LOG,
+        FEW_SIGMA_LOG,
+        SAVE_SIGMA_LOG,
+        MeasuredRun,
+        SoFar,
+        measured_forecast,
+        run_forecast,
+    )
+    from .remaining_schedule import read_count, step_groups
+    from .whole import WholeRun, whole_run
+
+__getattr__ = names_on_demand(__name__)

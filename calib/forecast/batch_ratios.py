@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..regressors.intervals import Z_90
-from ..steps.estimate import StepEstimate, error_ratio
-from ..steps.model import FittedSteps
-from ..workload.config import RunConfig
+from ..steps import FittedSteps, StepEstimate, error_ratio
+from ..workload import RunConfig
 
 RATIO_SIGMA_LOG = 0.01
 """Error of the schedule in a ratio of two steps of one layout, per factor of 2 in size."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ..errors import RecordError
 from ..plain_json import Json
-from ..workload.config_json import Encoded
+from ..workload import Encoded
 
 if TYPE_CHECKING:
     from .forecasts import Forecast

@@ -16,8 +16,8 @@ from scipy.special import ndtr, ndtri, stdtrit
 
 from ..errors import CalibrationError
 from ..regressors.intervals import Z_90
-from ..steps.estimate import StepEstimate
-from ..workload.config_json import Encoded
+from ..steps import StepEstimate
+from ..workload import Encoded
 
 SCHEMA = 1
 DRIFT_FRAC = 0.01

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..memory.peak import memory
-from ..steps.estimate import StepEstimate
-from ..steps.model import FittedSteps
-from ..timeline.items import Part
-from ..workload.config import RunConfig
+from ..memory import memory
+from ..steps import FittedSteps, StepEstimate
+from ..timeline import Part
+from ..workload import RunConfig
 from .batch_ratios import BatchRatio, model_ratios
 from .remaining_schedule import BatchLevel, ramp_levels, schedule_levels, step_groups
 

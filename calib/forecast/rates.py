@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, TypeGuard
 from ..errors import ConfigError
 from ..fit.laws import OperatorFamily, family, work
 from ..fit.priors import UNKNOWN_DEVICE, device_prior
-from ..layers.model_size import model_flop_per_token
-from ..layers.stage_work import stage_operators
+from ..layers import model_flop_per_token, stage_operators
 from ..units import HOUR_S, format_count, format_frac
-from ..workload.config import Batch, Fp8Recipe, Parallelism, Recompute, RunConfig
-from ..workload.config_json import Encoded
-from ..workload.operators import OperatorCount
+from ..workload import Batch, Encoded, Fp8Recipe, OperatorCount, Parallelism, Recompute, RunConfig
 
 if TYPE_CHECKING:  # what makes forecasts needs SciPy, which a plan does without
     from .forecasts import Forecast
@@ -101,7 +98,7 @@ def peak_flop_per_s(config: RunConfig) -> float | None:
 
     Never the figure with sparsity, which is twice as high on A100 and later.
 
-    >>> from ..workload.config import Batch, ModelShape, Parallelism, Precision
+    >>> from ..workload import Batch, ModelShape, Parallelism, Precision
     >>> shape = ModelShape(num_layers=1, hidden_size=64, ffn_hidden_size=256, vocab_size=128,
     ...     num_attention_heads=1, num_query_groups=1, kv_channels=64, seq_length=16)
     >>> one = RunConfig(model=shape, parallelism=Parallelism(), precision=Precision.BF16,

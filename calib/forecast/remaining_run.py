@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..samples.table import SampleTable
-from ..steps.estimate import StepEstimate
+from ..samples import SampleTable
+from ..steps import StepEstimate
 from ..units import HOUR_S
-from ..workload.config import RunConfig
-from ..workload.run_options import Goals
+from ..workload import Goals, RunConfig
 from .batch_ratios import BatchRatio, measured_ratios
 from .forecasts import (
     CPU_DRIFT_FRAC,

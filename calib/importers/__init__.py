@@ -2,3 +2,36 @@
 
 In: frames and text. Out: frames in our own format; a bad row or column is named.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .kineto import kineto_tables
+    from .kineto_origins import TraceShares
+    from .nccl_tests import nccl_tests_collectives
+    from .own_format import (
+        CHOSEN,
+        COLLECTIVES,
+        MICROSECOND_S,
+        NEEDED,
+        OPERATOR_COLUMNS,
+        degrees,
+        read_table,
+        shape_sizes,
+        table_kind,
+        unlike,
+    )
+    from .own_steps import (
+        REQUIRED,
+        SPLIT_COLUMNS,
+        ZERO,
+        as_stated,
+        holds_narrow_grads,
+        own_frame,
+        read_steps,
+        refuse_unread,
+    )
+
+__getattr__ = names_on_demand(__name__)

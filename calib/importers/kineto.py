@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import RecordError
-from ..records.kineto_trace import (
+from ..records import (
     KERNEL,
     SHAPES,
     TracedWork,
@@ -33,8 +33,7 @@ from ..records.kineto_trace import (
     operations_by_thread,
 )
 from ..units import NS_PER_S
-from ..workload.collectives import Collective
-from ..workload.operators import OperatorKind, Phase
+from ..workload import Collective, OperatorKind, Phase
 from .kineto_origins import (
     NODE,
     SEQUENCE,

@@ -27,7 +27,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..records.kineto_trace import (
+from ..records import (
     CPU_OP,
     KERNEL,
     MESSAGE_OP,
@@ -41,8 +41,7 @@ from ..records.kineto_trace import (
     operations_by_thread,
 )
 from ..units import NS_PER_S, format_frac, format_time
-from ..workload.collectives import Collective
-from ..workload.operators import Phase
+from ..workload import Collective, Phase
 
 NODE = "autograd::engine::evaluate_function: "
 SEQUENCE = "Sequence number"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from ..errors import RecordError
-from ..workload.collectives import Collective
+from ..workload import Collective
 from .own_format import COLLECTIVE_COLUMNS, MICROSECOND_S
 
 _PROGRAMS = {

@@ -13,8 +13,7 @@ import pandas as pd
 
 from ..errors import CalibrationError, ConfigError
 from ..fit.operator_kinds import KINDS
-from ..workload.collectives import Collective
-from ..workload.operators import Phase
+from ..workload import Collective, Phase
 
 OPERATOR_COLUMNS = (
     "device",

@@ -19,13 +19,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..arguments.megatron_namespace import from_namespace
-from ..arguments.megatron_options import LISTS, ArgumentTable, is_known
-from ..arguments.megatron_values import layout_values, model_values
+from ..arguments import LISTS, ArgumentTable, from_namespace, is_known, layout_values, model_values
 from ..errors import CalibrationError, ConfigError
-from ..records.cluster import Cluster
-from ..records.step_rows import SkippedRow, StepKind, StepRow, StepTable, Trait
-from ..workload.config import Engine, Experts, Parallelism, Precision, RunConfig, Schedule, Sharding
+from ..records import Cluster, SkippedRow, StepKind, StepRow, StepTable, Trait
+from ..workload import Engine, Experts, Parallelism, Precision, RunConfig, Schedule, Sharding
 from .own_format import unlike
 
 Text = Callable[..., str]

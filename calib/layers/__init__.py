@@ -3,3 +3,37 @@
 In: a ``RunConfig``. Out: operators and collectives of each block and stage, buckets of gradients.
 Imports ``workload``.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .again import CORE_ATTENTION, WITHIN_MOE, Again
+    from .blocks import (
+        Block,
+        BlockKind,
+        BlockVariant,
+        attention_part,
+        block,
+        block_key,
+        chunk_variants,
+        experts_part,
+        recomputed_layers,
+    )
+    from .buckets import num_shards
+    from .launches import again_frac, launched_frac, replayed_frac
+    from .layer_modules import added_kept_nbytes, norm_module
+    from .model_size import model_flop_per_token, model_name
+    from .stage_work import (
+        collective_uses,
+        gradient_uses,
+        host_pass,
+        p2p_call,
+        stage_operators,
+        step_collectives,
+        step_operators,
+    )
+    from .tensors import block_numel
+
+__getattr__ = names_on_demand(__name__)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ..workload.config import Recompute, RunConfig
+from ..workload import Recompute, RunConfig
 
 WITHIN_MOE = frozenset({"moe_act", "shared_experts"})
 """Modules that lie within ``moe``."""
@@ -28,7 +28,7 @@ class Again:
     def own(config: RunConfig) -> Again:
         """What a layout computes again as it is.
 
-        >>> from ..workload.config import Batch, ModelShape, Parallelism
+        >>> from ..workload import Batch, ModelShape, Parallelism
         >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, kv_channels=16,
         ...     num_attention_heads=4, num_query_groups=4, seq_length=64, vocab_size=128)
         >>> run = RunConfig(model=gpt, parallelism=Parallelism(), recompute=Recompute.SELECTIVE,

@@ -17,10 +17,21 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ..workload.argument_values import QuickEnum
-from ..workload.collectives import Collective, CollectiveUse, GroupRole, OtherPass, Placement
-from ..workload.config import Fp8Recipe, Recompute, RunConfig
-from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
+from ..workload import (
+    Collective,
+    CollectiveUse,
+    Fp8Recipe,
+    GroupRole,
+    Operator,
+    OperatorCount,
+    OperatorKind,
+    OtherPass,
+    Phase,
+    Placement,
+    QuickEnum,
+    Recompute,
+    RunConfig,
+)
 from .again import Again
 from .dense import (
     attention_module,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..workload.config import Parallelism, RunConfig
+from ..workload import Parallelism, RunConfig
 from .blocks import BlockCount, BufferKey, chunk_blocks
 from .tensors import START_ALIGNMENT, Strip
 

@@ -18,10 +18,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
-from ..workload.config import ContextComm, LatentAttention, PositionEmbedding, RunConfig
-from ..workload.operators import OperatorKind
-from ..workload.ranks import group, group_call
+from ..workload import (
+    Collective,
+    CollectiveUse,
+    ContextComm,
+    GroupRole,
+    LatentAttention,
+    OperatorKind,
+    Placement,
+    PositionEmbedding,
+    RunConfig,
+    group,
+    group_call,
+)
 from .layer_modules import (
     LayerModule,
     Shaped,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..workload.config import Dispatcher, RunConfig
+from ..workload import Dispatcher, RunConfig
 from .blocks import Block, BlockKind
 
 _DENSE = {"attn": 0.6, "mlp": 0.4}
@@ -24,7 +24,7 @@ def replayed_frac(config: RunConfig, kind: BlockKind) -> float:
     A graph of the whole iteration replays everything, one of layers each layer or the modules of
     its scope (``--cuda-graph-scope`` of Megatron-LM core_v0.16.1).
 
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> config = RunConfig(model=gpt, parallelism=Parallelism(), uses_cuda_graphs=True,

@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
-from ..workload.config import Engine, Fp8Recipe, Normalization, RunConfig
-from ..workload.operators import OperatorKind
-from ..workload.ranks import group_call
+from ..workload import (
+    Collective,
+    CollectiveCall,
+    CollectiveUse,
+    Engine,
+    Fp8Recipe,
+    GroupRole,
+    Normalization,
+    OperatorKind,
+    Placement,
+    RunConfig,
+    group_call,
+)
 from .tensors import ParameterTensor
 
 Shaped = tuple[OperatorKind, tuple[int, ...], int]

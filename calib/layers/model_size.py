@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..workload.config import Batch, Parallelism, RunConfig
-from ..workload.model_shape import Experts, LatentAttention, ModelShape
+from ..workload import Batch, Experts, LatentAttention, ModelShape, Parallelism, RunConfig
 from .stage_work import held_parameters
 
 _NAMES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))

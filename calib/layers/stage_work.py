@@ -6,16 +6,23 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
-from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
-from ..workload.config import Engine, Parallelism, RunConfig
-from ..workload.operators import (
+from ..workload import (
+    Collective,
+    CollectiveCall,
+    CollectiveUse,
+    Engine,
+    GroupRole,
     Operator,
     OperatorCount,
     OperatorKind,
+    Parallelism,
     Phase,
+    Placement,
+    RunConfig,
+    group,
+    group_call,
     optimizer_operator,
 )
-from ..workload.ranks import group, group_call
 from .blocks import BlockCount, chunk_blocks
 from .buckets import Bucket, buckets, num_shards
 from .layer_modules import between_ranks, hidden_nbytes, transfer

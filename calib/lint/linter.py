@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..arguments.megatron_rules import refusals
-from ..arguments.taken_options import untaken
+from ..arguments import refusals, untaken
 from ..shell import quoted
-from ..workload.config import takes_options
-from ..workload.config_json import Encoded
+from ..workload import Encoded, takes_options
 from . import host_rules, option_rules, variable_rules
 from .rule import LEAST_MEMORY_FRAC, Gain, Harm, Remedy, Rule, StatedLaunch
 

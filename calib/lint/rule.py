@@ -9,19 +9,21 @@ from enum import Enum
 from functools import cached_property
 from statistics import fmean
 
-from ..advice.planning import Candidate, compare
-from ..arguments.launchers import split_variables, variables_of
-from ..arguments.megatron_command import split_launcher
-from ..arguments.megatron_options import options_of
-from ..arguments.taken_options import TRANSFORMER_ENGINE
-from ..forecast.modelled import ModelForecast, model_forecast
-from ..forecast.remaining_run import EVAL_SIGMA_LOG, FEW_SIGMA_LOG, SAVE_SIGMA_LOG
-from ..memory.peak import Verdict
-from ..records.files import read_package_json
+from ..advice import Candidate, compare
+from ..arguments import (
+    TRANSFORMER_ENGINE,
+    options_of,
+    split_launcher,
+    split_variables,
+    variables_of,
+)
+from ..forecast import EVAL_SIGMA_LOG, FEW_SIGMA_LOG, SAVE_SIGMA_LOG, ModelForecast, model_forecast
+from ..memory import Verdict
+from ..records import read_package_json
 from ..regressors.intervals import Z_90
-from ..steps.model import FittedSteps
+from ..steps import FittedSteps
 from ..units import format_bytes, format_change
-from ..workload.config import RunConfig
+from ..workload import RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

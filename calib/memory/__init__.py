@@ -2,3 +2,36 @@
 
 In: a ``RunConfig``. Out: bytes by kind, and whether they fit. Imports ``workload`` and ``layers``.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .activations import (
+        OFFLOADED_MODULES,
+        expert_tensors,
+        layer_tensors,
+        offloaded_nbytes,
+        stashed_nbytes,
+    )
+    from .devices import known_device, known_nbytes
+    from .layout_table import LayoutMemory, needed_nbytes, peaks_nbytes
+    from .module_memory import ModuleBytes, module_bytes
+    from .peak import (
+        FITS_PROBABILITY,
+        RESERVE_FRAC,
+        MemoryEstimate,
+        Verdict,
+        fit_probability,
+        host_nbytes,
+        memory,
+        memory_offset,
+        overhead_nbytes,
+        stage_chunks,
+        stage_parts,
+        verdict,
+    )
+    from .states import StateBytes, state_bytes
+
+__getattr__ = names_on_demand(__name__)

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..layers.again import Again
-from ..workload.config import (
+from ..layers import Again
+from ..workload import (
     ContextComm,
     Engine,
     Fp8Recipe,
@@ -21,8 +21,9 @@ from ..workload.config import (
     PositionEmbedding,
     Recompute,
     RunConfig,
+    imbalance,
+    kept_imbalance,
 )
-from ..workload.routing import imbalance, kept_imbalance
 
 OFFLOADED_MODULES = frozenset(
     {

@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..layers.again import Again
-from ..layers.buckets import num_shards
-from ..workload.config import Recompute, RunConfig
+from ..layers import Again, num_shards
+from ..workload import Recompute, RunConfig
 from .module_memory import ModuleBytes, SplitModules
 from .peak import overhead_nbytes, stage_chunks, stage_parts
 from .stage_memory import ChunkLayers

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..layers.again import Again
-from ..layers.blocks import Block, BlockKind, block
-from ..layers.layer_modules import added_kept_nbytes, norm_module
-from ..layers.tensors import block_numel
-from ..workload.config import Engine, Fp8Recipe, RunConfig, takes_options
-from ..workload.operators import OperatorKind
+from ..layers import Again, Block, BlockKind, added_kept_nbytes, block, block_numel, norm_module
+from ..workload import Engine, Fp8Recipe, OperatorKind, RunConfig, takes_options
 from .activations import LayerParts, layer_parts, sizes
 from .states import Number
 

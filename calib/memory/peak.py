@@ -12,11 +12,8 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import ClassVar
 
-from ..layers.blocks import recomputed_layers
-from ..layers.buckets import num_shards
-from ..workload.config import Precision, RunConfig
-from ..workload.config_json import Encoded
-from ..workload.parallelism import Parallelism
+from ..layers import num_shards, recomputed_layers
+from ..workload import Encoded, Parallelism, Precision, RunConfig
 from .module_memory import ModuleBytes, module_bytes
 from .stage_memory import ChunkLayers, StageBytes, in_flight, stage_bytes
 from .states import StateBytes, state_bytes

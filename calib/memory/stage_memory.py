@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..workload.parallelism import SCHEDULES, Schedule
+from ..workload import SCHEDULES, Schedule
 from .module_memory import ModuleBytes
 from .states import UNITS_IN_FLIGHT, Number, StateBytes
 

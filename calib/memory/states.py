@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..workload.config import Engine, Precision, RunConfig
+from ..workload import Engine, Precision, RunConfig
 
 Number: TypeAlias = "float | npt.NDArray[np.float64]"
 """A float, or a float array of shape (layouts,)."""

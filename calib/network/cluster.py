@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..records.cluster import Cluster, Joint, Origin, SeenNode, StatedNodes
+from ..records import Cluster, Joint, Origin, SeenNode, StatedNodes
 from .host_link import SLOT_BYTES_PER_S
 from .nccl_tuner import Algorithm, Architecture, LinkClass, Protocol, Wire
 from .systems import REACHED_FRAC, NetworkPrior, network_prior

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..regressors.intervals import Z_90, drawn_sigma_log, shrunk_sigma_log
 from ..regressors.robust import without_wild
-from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ..workload import Collective, CollectiveCall, GroupRole
 from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .extrapolation import (
     extrapolated_log_time,
@@ -83,7 +83,7 @@ class Link:
     def law(self, group: Group) -> Law:
         """Time over payload of a ring with these constants.
 
-        >>> from ..workload.collectives import Collective
+        >>> from ..workload import Collective
         >>> two = Group(collective=Collective.ALL_REDUCE, num_ranks=2)
         >>> Link(step_s=1e-5, bus_bytes_per_s=1e9).law(two)(np.array([1e6])).round(9).tolist()
         [0.00102]
@@ -508,7 +508,7 @@ def carried_width(seen: Group, wanted: Group, bandwidth_share: Vector) -> Vector
     """Half-widths on public tables of a group from another: of more nodes, of more ranks on each,
     and of another collective, ``(rows,)``.
 
-    >>> from ..workload.collectives import Collective
+    >>> from ..workload import Collective
     >>> two, eight = (Group(collective=Collective.ALL_GATHER, num_ranks=8 * n, num_nodes=n)
     ...               for n in (2, 8))
     >>> carried_width(two, eight, np.array([0.0, 1.0])).round(2).tolist()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ..workload import Collective, CollectiveCall, GroupRole
 
 OTHER_OCTAVES = 1.0
 """Another collective counts as far as one of twice the ranks, and so do another role and another

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..workload.operators import Operator, Phase
+from ..workload import Operator, Phase
 
 LINK_SIGMA_LOG = 0.3
 """Of a host's rate from that of the sheet: hosts with one socket for eight devices, pages that are
@@ -51,7 +51,7 @@ def host_rates(device: str) -> tuple[float, float]:
 def host_copy_s(operator: Operator, device: str) -> float:
     """Seconds of one copy: forwards to the host's memory, backwards out of it.
 
-    >>> from ..workload.operators import OperatorKind
+    >>> from ..workload import OperatorKind
     >>> copy = Operator(kind=OperatorKind.HOST_COPY, phase=Phase.FORWARD, shape=(10**9,),
     ...     element_nbytes=1)
     >>> [round(1e3 * host_copy_s(copy, name), 1) for name in ("NVIDIA H100", "NVIDIA GH200")]

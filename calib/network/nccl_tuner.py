@@ -16,8 +16,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records.cluster import Joint
-from ..workload.collectives import Collective
+from ..records import Joint
+from ..workload import Collective
 from .groups import Group
 from .topology import Topology
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.routing import expected_distinct
+from ..workload import expected_distinct
 from .curves import Curve
 from .groups import Group
 from .nccl_tuner import LinkClass
@@ -33,7 +33,7 @@ in DeepEP's own figures, far bytes alone."""
 def copies_to_ranks(group: Group) -> float:
     """Ranks that a token goes to in the mean of even routing.
 
-    >>> from ..workload.collectives import Collective
+    >>> from ..workload import Collective
     >>> group = Group(
     ...     collective=Collective.ALL_TO_ALL, num_ranks=16, num_nodes=2, num_chosen=8)
     >>> round(copies_to_ranks(group), 2), round(copies_to_far_nodes(group), 2)
@@ -66,7 +66,7 @@ def as_all_to_all(group: Group) -> tuple[Group, float]:
     DeepEP's own table has kernels between nodes at the rate of the card (43 to 58 GB/s of 50)
     whatever NVLink carries.
 
-    >>> from ..workload.collectives import Collective
+    >>> from ..workload import Collective
     >>> plain, share = as_all_to_all(
     ...     Group(collective=Collective.ALL_TO_ALL, num_ranks=16, num_nodes=2, num_chosen=8))
     >>> plain.num_ranks, plain.num_chosen, round(share, 2)

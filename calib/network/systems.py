@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..records.cluster import NVL72, Joint
+from ..records import NVL72, Joint
 from .nccl_tuner import Architecture, LinkClass, Wire
 from .topology import Topology
 

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from ..records.cluster import Joint, Origin
+from ..records import Joint, Origin
 
 OWN_CHUNKS = 0.4
 """Chunks that a ring inside a node spends besides those of its steps, on what a rank copies for

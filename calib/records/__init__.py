@@ -2,3 +2,108 @@
 
 In: lines of JSON. Out: record classes, and runs with damaged lines named. Imports ``workload``.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .cluster import (
+        KEYS,
+        NVL72,
+        Cluster,
+        Joint,
+        Origin,
+        SeenNode,
+        StatedNodes,
+        joined_clusters,
+        stated_nodes,
+    )
+    from .files import (
+        OPEN,
+        PRIVATE,
+        Tail,
+        append_line,
+        open_own,
+        read_json,
+        read_lines,
+        read_package_json,
+        replace_by,
+        replace_file,
+        write_json,
+        write_text,
+    )
+    from .flight import Called, FlightEntry, HostSpan, not_called, parse_dump, with_durations
+    from .iso_times import LONGEST_S, Action, action_text, iso_time, stamped, with_iso_times
+    from .kineto_trace import (
+        CPU_OP,
+        KERNEL,
+        MESSAGE_OP,
+        RUNTIME,
+        SHAPES,
+        USER_RANGE,
+        Nesting,
+        Paced,
+        TracedCollective,
+        TracedWork,
+        TraceEvent,
+        busy_ns,
+        collective_named,
+        device_work,
+        is_exchanged,
+        kernel_collective,
+        num_products,
+        operations_by_thread,
+        products_of,
+        split_gradients,
+        work_of,
+    )
+    from .packed import MAX_LINE_NBYTES, Packer, pack
+    from .record_kinds import (
+        SCHEMA,
+        CollectiveRecord,
+        CoverageRecord,
+        DataLength,
+        Header,
+        LoopRecord,
+        OperatorRecord,
+        PhaseRecord,
+        RankRecord,
+        Record,
+        RunRecord,
+        StepFlag,
+        StepRecord,
+        TraceRecord,
+        WindowRecord,
+        to_dict,
+    )
+    from .run_records import RankFile, RunRecords, SummaryFile, join_ranks, parse_header
+    from .run_values import (
+        ITERATION,
+        LAUNCH,
+        LEVELS,
+        MARKER,
+        NAME,
+        PREFIX,
+        RATES,
+        RUN_VALUES,
+        RUNS,
+        SUMMARY_VALUES,
+        TIME,
+        Launch,
+        Unsent,
+        hours_left,
+        progress,
+    )
+    from .step_rows import (
+        SkippedRow,
+        StepKind,
+        StepPredictions,
+        StepRow,
+        StepSums,
+        StepTable,
+        Trait,
+        summarise,
+    )
+
+__getattr__ = names_on_demand(__name__)

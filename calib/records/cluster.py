@@ -12,9 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from ..errors import ConfigError
 from ..plain_json import JsonObject
-from ..workload.argument_values import QuickEnum
-from ..workload.config_json import decode, encode_fields
-from ..workload.parallelism import Parallelism
+from ..workload import Parallelism, QuickEnum, decode, encode_fields
 
 NVL72 = 72
 """GPUs of a rack of GB200 or GB300 that NVLink joins: eighteen hosts of four (NVIDIA's data sheets

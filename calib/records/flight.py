@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import RecordError
 from ..units import NS_PER_S
-from ..workload.collectives import Collective
+from ..workload import Collective
 from .kineto_trace import collective_named
 from .record_kinds import CollectiveRecord, Record
 

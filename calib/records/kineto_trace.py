@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ..workload.collectives import Collective
+from ..workload import Collective
 
 CPU_OP = "cpu_op"
 USER_RANGE = "user_annotation"

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from ..errors import ConfigError, RecordError
 from ..plain_json import JsonObject
-from ..workload.config import RunConfig
-from ..workload.recording import RecordingPlan, recording_plan
+from ..workload import RecordingPlan, RunConfig, recording_plan
 from .cluster import Cluster, joined_clusters
 from .packed import UNREAD, unpacked
 from .record_kinds import SCHEMA, Header, LoopRecord, RankRecord, Record, RunRecord, from_dict

@@ -19,7 +19,7 @@ from typing import ClassVar
 from ..errors import ConfigError, RecordError
 from ..plain_json import Json
 from ..shell import is_word
-from ..workload.config_json import Encoded, decode
+from ..workload import Encoded, decode
 
 PREFIX = "calib/"
 """Before each name where other metrics are beside it."""

@@ -11,8 +11,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.config import RunConfig
-from ..workload.operators import OperatorKind, Phase
+from ..workload import OperatorKind, Phase, RunConfig
 from .record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord, RankRecord, Record
 
 

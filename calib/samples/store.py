@@ -21,14 +21,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import RecordError
-from ..records.files import Tail, replace_by
-from ..records.packed import MAX_LINE_NBYTES
-from ..records.run_records import (
+from ..records import (
+    MAX_LINE_NBYTES,
     RankFile,
     RunRecords,
     SummaryFile,
+    Tail,
     join_ranks,
     parse_header,
+    replace_by,
 )
 from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable

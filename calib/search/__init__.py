@@ -3,3 +3,35 @@
 ``space`` says what may vary, ``cells`` lays it out as columns, ``least_time`` and ``least_memory``
 say in bulk how fast and how large each can be at best, ``best_first`` evaluates what can still win.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .best_first import best_layouts
+    from .cells import cells_of, num_variants
+    from .found import TOP, Effort, Found, Proof, Room, Tally
+    from .labels import (
+        GRAD_OVERLAP,
+        NO_OVERLAP,
+        NO_P2P,
+        OFFLOAD_BESIDE,
+        is_usually_split,
+        layers_text,
+        layout_label,
+        says_overlaps,
+    )
+    from .space import (
+        FSDP_OPTIONS,
+        OFFLOAD_OPTIONS,
+        WHOLE,
+        modules_of,
+        num_nodes,
+        recomputes,
+        sharded_otherwise,
+        states,
+    )
+    from .variants import rounded_log
+
+__getattr__ = names_on_demand(__name__)

@@ -15,25 +15,20 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments.short_names import Keep
-from ..layers.blocks import (
-    Block,
-    BlockKind,
-    attention_part,
-    block,
-    chunk_variants,
-    experts_part,
+from ..arguments import Keep
+from ..layers import Block, BlockKind, attention_part, block, chunk_variants, experts_part
+from ..memory import (
+    ModuleBytes,
+    StateBytes,
+    module_bytes,
+    overhead_nbytes,
+    stage_chunks,
+    stage_parts,
+    state_bytes,
 )
-from ..memory.module_memory import ModuleBytes, module_bytes
-from ..memory.peak import overhead_nbytes, stage_chunks, stage_parts
-from ..memory.states import StateBytes, state_bytes
-from ..steps.known import degrees_of_columns
-from ..steps.model import FittedSteps
-from ..steps.scales import CONTENTION
-from ..timeline.compiled import compile_blocks
-from ..timeline.graph import least_makespans
-from ..workload.config import Recompute, RunConfig
-from ..workload.parallelism import SCHEDULES
+from ..steps import CONTENTION, FittedSteps, degrees_of_columns
+from ..timeline import compile_blocks, least_makespans
+from ..workload import SCHEDULES, Recompute, RunConfig
 from .cells import Cells, Ints, cells_of, groups, num_variants
 from .found import NUM_LACKING, Effort, Found, Lacking, Proof, Ranked, Room, Tally
 from .space import block_kinds, num_nodes, recomputes, states

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments.short_names import Keep
-from ..workload.config import Batch, Engine, Parallelism, RunConfig
-from ..workload.model_shape import at_least_one
+from ..arguments import Keep
+from ..workload import Batch, Engine, Parallelism, RunConfig, at_least_one
 from .space import (
     MOST_CONTEXT,
     MOST_VIRTUAL,

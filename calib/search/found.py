@@ -9,9 +9,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory.peak import RESERVE_FRAC
-from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..memory import RESERVE_FRAC
+from ..workload import Encoded, RunConfig
 
 Floats = NDArray[np.float64]
 TOP = 20

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ..workload.config import (
-    Engine,
-    Parallelism,
-    Recompute,
-    RunConfig,
-    Schedule,
-    Sharding,
-    takes_options,
-)
+from ..workload import Engine, Parallelism, Recompute, RunConfig, Schedule, Sharding, takes_options
 
 NO_OVERLAP, GRAD_OVERLAP = "noOverlap", "gradOverlap"
 """Nothing of what replicas share runs beside the passes; the gradients alone do."""

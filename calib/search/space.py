@@ -8,24 +8,24 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from ..arguments.taken_options import NEEDS_ENGINE, TRANSFORMER_ENGINE, untaken
+from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, untaken
 from ..errors import ConfigError
-from ..layers.again import CORE_ATTENTION, WITHIN_MOE, Again
-from ..layers.blocks import BlockKind
-from ..workload.collectives import Collective, GroupRole
-from ..workload.config import (
+from ..layers import CORE_ATTENTION, WITHIN_MOE, Again, BlockKind
+from ..workload import (
     Batch,
+    Collective,
     Engine,
     Fp8Recipe,
+    GroupRole,
     Precision,
     Recompute,
     RunConfig,
     Schedule,
     Sharding,
+    group_call,
     takes_options,
+    uneven_layers,
 )
-from ..workload.pipeline_layout import uneven_layers
-from ..workload.ranks import group_call
 
 MOST_CONTEXT = 16
 """Degrees of context parallelism that are tried: two nodes of 8."""
@@ -187,7 +187,7 @@ def splits(config: RunConfig, pp: int) -> list[tuple[int, ...]]:
 
     Embedding and head take the place of layers; ends that have up to three layers less are tried.
 
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=10, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> run = RunConfig(model=gpt, parallelism=Parallelism(),
@@ -280,7 +280,7 @@ def recomputes(config: RunConfig) -> tuple[Again, ...]:
     Of two sets that compute the same, one is left out (``moe`` has ``moe_act`` in it).  What the
     program of the run takes no options for, or lacks a library for, is not among them.
 
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=3, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> run = RunConfig(model=gpt, parallelism=Parallelism(),

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..arguments.short_names import Keep
-from ..layers.again import Again
-from ..memory.layout_table import LayoutMemory
-from ..steps.known import same_layout
-from ..steps.model import FittedSteps
-from ..workload.config import RunConfig, Sharding
+from ..arguments import Keep
+from ..layers import Again
+from ..memory import LayoutMemory
+from ..steps import FittedSteps, same_layout
+from ..workload import RunConfig, Sharding
 from .cells import Cells, Ints
 from .found import Lacking, Ranked, Room, Tally
 from .space import lightest, num_nodes, recomputes, states

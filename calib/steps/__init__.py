@@ -3,3 +3,28 @@
 In: base times (calibration, tables or priors) and known steps. Out: ``FittedSteps``, which
 estimates any layout with its interval.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .base_times import BaseTimes, prior_times
+    from .estimate import Contribution, StepEstimate, StepTerms, error_ratio, paired_sigma_log
+    from .known import (
+        MEASURED_SIGMA_LOG,
+        KnownStep,
+        alike,
+        degrees_of,
+        degrees_of_columns,
+        same_layout,
+        similarity,
+    )
+    from .live import live_times
+    from .model import MISFIT, FittedSteps, fit_steps
+    from .operator_tables import groups_of, timed_rows
+    from .scales import CONTENTION
+    from .slices import Place, Slice
+    from .step_tables import TableSteps, design, expected_sigma_log, machine_times, table_steps
+
+__getattr__ = names_on_demand(__name__)

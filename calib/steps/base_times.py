@@ -23,10 +23,8 @@ from ..fit.rate_priors import generation, rates_prior
 from ..network.collective_times import CollectiveModel
 from ..network.groups import canonical, group_of
 from ..network.systems import NetworkPrior
-from ..timeline.items import Floats, Item
-from ..workload.collectives import CollectiveCall
-from ..workload.config import Fp8Recipe
-from ..workload.operators import Operator, OperatorKind, Phase
+from ..timeline import Floats, Item
+from ..workload import CollectiveCall, Fp8Recipe, Operator, OperatorKind, Phase
 
 if TYPE_CHECKING:
     import pandas as pd

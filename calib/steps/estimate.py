@@ -8,16 +8,18 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ..fit.estimates import Source
-from ..layers.stage_work import collective_uses, stage_operators
+from ..layers import collective_uses, stage_operators
 from ..regressors.intervals import Z_90
-from ..timeline.evaluation import GroupTimes
-from ..timeline.items import Item, Part, item_name
-from ..timeline.simulation import Span
-from ..timeline.terms import Term, term_of, term_of_role
-from ..workload.collectives import Collective, CollectiveCall, GroupRole
-from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
-from ..workload.operators import OperatorKind, Phase
+from ..timeline import GroupTimes, Item, Part, Span, Term, item_name, term_of, term_of_role
+from ..workload import (
+    Collective,
+    CollectiveCall,
+    Encoded,
+    GroupRole,
+    OperatorKind,
+    Phase,
+    RunConfig,
+)
 from .known import same_layout, similarity
 from .slices import Place, Slice
 

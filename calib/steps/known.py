@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records.step_rows import StepRow
-from ..timeline.items import Floats, Ints
-from ..workload.config import Cadence, RunConfig
+from ..records import StepRow
+from ..timeline import Floats, Ints
+from ..workload import Cadence, RunConfig
 
 MEASURED_SIGMA_LOG = 0.01
 """Scatter of a step that somebody reports: 1 %."""
@@ -82,7 +82,7 @@ def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Flo
 
     0.8 exp(-d / reach), d the distance in doublings of the degrees.
 
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> one, other = (RunConfig(model=gpt, parallelism=Parallelism(tp=tp, dp=4),
@@ -100,7 +100,7 @@ SPANNED = ("tp", "cp", "ep", "dp", "pp")
 def unseen_across(configs: Sequence[RunConfig], known: Sequence[RunConfig]) -> NDArray[np.bool_]:
     """Which kinds of groups span nodes in a layout and in none that is known, shape (configs, 5).
 
-    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> one, other = (RunConfig(model=gpt, parallelism=Parallelism(pp=pp, dp=4, ranks_per_node=4),

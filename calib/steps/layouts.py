@@ -11,17 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fit.estimates import Source
-from ..layers.blocks import BlockKind
-from ..layers.launches import again_frac, launched_frac, replayed_frac
-from ..timeline.block_times import BlockTimes
-from ..timeline.compiled import Compiled, compile_layouts
-from ..timeline.evaluation import GroupTimes, evaluate, step_times
-from ..timeline.items import Floats
-from ..timeline.simulation import Simulation
-from ..timeline.steady import Run, simulate_long
-from ..timeline.terms import Term, term_times
-from ..workload.collectives import Placement
-from ..workload.config import RunConfig
+from ..layers import BlockKind, again_frac, launched_frac, replayed_frac
+from ..timeline import (
+    BlockTimes,
+    Compiled,
+    Floats,
+    GroupTimes,
+    Run,
+    Simulation,
+    Term,
+    compile_layouts,
+    evaluate,
+    simulate_long,
+    step_times,
+    term_times,
+)
+from ..workload import Placement, RunConfig
 from .base_times import BaseTimes
 from .priced_items import KNOWN_FRAC, Constant, PricedItems, priced_items
 from .scales import (

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 
 from ..fit.calibration import Calibration
 from ..fit.estimates import Estimates, Estimator
-from ..layers.blocks import BlockKind, block
-from ..layers.launches import launched_frac
-from ..layers.stage_work import stage_operators
-from ..timeline.items import Item
-from ..workload.collectives import CollectiveCall
-from ..workload.config import RunConfig
-from ..workload.operators import Operator, OperatorKind, Phase
+from ..layers import BlockKind, block, launched_frac, stage_operators
+from ..timeline import Item
+from ..workload import CollectiveCall, Operator, OperatorKind, Phase, RunConfig
 from .base_times import Conditions
 from .model import HOST_SCATTER_LOG
 from .scales import FLOOR, FLOOR_RATIO, floor_s

@@ -12,15 +12,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..records.step_rows import StepPredictions
+from ..records import StepPredictions
 from ..regressors.intervals import Z_90
-from ..timeline.compiled import Compiled
-from ..timeline.evaluation import step_times
-from ..timeline.items import Floats
-from ..timeline.simulation import simulate_least, spans
-from ..timeline.steady import simulate_each, simulate_long
-from ..timeline.terms import Term
-from ..workload.config import RunConfig
+from ..timeline import (
+    Compiled,
+    Floats,
+    Term,
+    simulate_each,
+    simulate_least,
+    simulate_long,
+    spans,
+    step_times,
+)
+from ..workload import RunConfig
 from .base_times import BaseTimes
 from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
 from .known import (

@@ -13,17 +13,16 @@ import pandas as pd
 from ..fit.batches import ShapeBatch, Timed, batch_of
 from ..fit.machine import MachineModel, fit_machine
 from ..fit.priors import device_prior
-from ..importers.own_format import CHOSEN, shape_sizes
+from ..importers import CHOSEN, shape_sizes
 from ..network.cluster import on_domains, stated_network
 from ..network.collective_times import CollectiveModel, fit_transfers
 from ..network.curves import Samples
 from ..network.groups import Group
 from ..network.systems import REACHED_FRAC, NetworkPrior, network_prior
-from ..records.cluster import StatedNodes
+from ..records import StatedNodes
 from ..regressors.choices import first_of_least
-from ..timeline.items import Floats
-from ..workload.collectives import Collective
-from ..workload.operators import Operator, OperatorKind, Phase
+from ..timeline import Floats
+from ..workload import Collective, Operator, OperatorKind, Phase
 
 _MAX_ROWS = 150
 """Rows of an operator that the fit is given; more make it slow and no better."""

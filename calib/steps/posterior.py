@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..regressors.robust import robust_minimum
-from ..timeline.evaluation import step_times
-from ..timeline.items import Floats
-from ..workload.config import RunConfig
+from ..timeline import Floats, step_times
+from ..workload import RunConfig
 from .known import (
     SHARED_FRAC,
     KnownStep,

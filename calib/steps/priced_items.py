@@ -11,10 +11,16 @@ import numpy as np
 
 from ..fit.estimates import Estimates, Source
 from ..network.host_link import LINK_SIGMA_LOG, host_copy_s
-from ..timeline.compiled import Compiled
-from ..timeline.items import Floats, Item, family
-from ..workload.config import Fp8Recipe, Normalization, PositionEmbedding, RunConfig
-from ..workload.operators import Operator, OperatorKind, Phase
+from ..timeline import Compiled, Floats, Item, family
+from ..workload import (
+    Fp8Recipe,
+    Normalization,
+    Operator,
+    OperatorKind,
+    Phase,
+    PositionEmbedding,
+    RunConfig,
+)
 from .base_times import BaseTimes, decomposed
 from .scales import OPTIMIZERS, Scale, optimizer_s, scales, weights
 

@@ -16,11 +16,17 @@ import numpy as np
 from ..fit.priors import device_prior
 from ..fit.rate_priors import generation
 from ..network.host_link import host_rates
-from ..timeline.items import Floats, Item
-from ..workload.collectives import CollectiveCall, GroupRole
-from ..workload.config import RunConfig
-from ..workload.operators import Operator, OperatorKind, Phase
-from ..workload.routing import RoutingSource, routing_source
+from ..timeline import Floats, Item
+from ..workload import (
+    CollectiveCall,
+    GroupRole,
+    Operator,
+    OperatorKind,
+    Phase,
+    RoutingSource,
+    RunConfig,
+    routing_source,
+)
 from .base_times import MISALIGNED, MISALIGNED_LOG, Conditions
 
 OPTIMIZERS = frozenset(
@@ -69,7 +75,7 @@ def optimizer_s(operator: Operator, *, device: str, bytes_per_s: float) -> float
     What the host updates goes down, is updated and comes back, one after the other, or beside each
     other where copies overlap; the device's own share runs meanwhile.
 
-    >>> from ..workload.operators import Phase
+    >>> from ..workload import Phase
     >>> whole = Operator(kind=OperatorKind.OPTIMIZER, phase=Phase.STEP, shape=(10**9,),
     ...     element_nbytes=4)
     >>> optimizer_s(whole, device="NVIDIA H100 80GB HBM3", bytes_per_s=2e12)

@@ -26,14 +26,11 @@ import pandas as pd
 from ..errors import ConfigError
 from ..fit.estimates import Estimates, Source
 from ..fit.priors import DevicePrior, device_prior
-from ..importers.own_format import shape_sizes, table_kind
-from ..records.cluster import StatedNodes
-from ..records.step_rows import StepPredictions, StepRow, Trait
+from ..importers import shape_sizes, table_kind
+from ..records import StatedNodes, StepPredictions, StepRow, Trait
 from ..regressors.choices import first_of_least
-from ..timeline.items import Floats, Item
-from ..workload.collectives import GroupRole
-from ..workload.config import RunConfig
-from ..workload.operators import Operator, OperatorKind, Phase
+from ..timeline import Floats, Item
+from ..workload import GroupRole, Operator, OperatorKind, Phase, RunConfig
 from .base_times import BaseTimes, Conditions, FittedTimes, prior_times, table_times
 from .known import MEASURED_SIGMA_LOG, KnownStep, correlations
 from .model import ERROR_INFLATION, FittedSteps, fit_steps

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..layers.blocks import Block
-from ..workload.collectives import CollectiveUse, OtherPass, Placement
-from ..workload.operators import OperatorCount, OperatorKind, Phase
+from ..layers import Block
+from ..workload import CollectiveUse, OperatorCount, OperatorKind, OtherPass, Phase, Placement
 from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of
 from .overlap import ShardSums, ShardTimes, ShardWriter, beyond, is_shard
 

@@ -10,11 +10,29 @@ from typing import TypeVar
 import numpy as np
 
 from ..errors import ConfigError
-from ..layers.blocks import Block, BlockKind, BlockVariant, block, block_key, chunk_variants
-from ..layers.stage_work import gradient_uses, host_pass, p2p_call, step_operators
-from ..workload.collectives import Collective, GroupRole, Placement
-from ..workload.config import Fp8Recipe, ModelShape, Recompute, RunConfig
-from ..workload.operators import OperatorKind, Phase
+from ..layers import (
+    Block,
+    BlockKind,
+    BlockVariant,
+    block,
+    block_key,
+    chunk_variants,
+    gradient_uses,
+    host_pass,
+    p2p_call,
+    step_operators,
+)
+from ..workload import (
+    Collective,
+    Fp8Recipe,
+    GroupRole,
+    ModelShape,
+    OperatorKind,
+    Phase,
+    Placement,
+    Recompute,
+    RunConfig,
+)
 from .block_times import BlockSums, block_sums
 from .items import Floats, Ints, Item, ItemIndex, SparseRows, Sums
 from .overlap import block_copies

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..layers.blocks import BlockKind
-from ..workload.collectives import Placement
+from ..layers import BlockKind
+from ..workload import Placement
 from .block_times import BlockTimes
 from .compiled import Compiled, IssuedTransfers, LayoutGroup
 from .graph import PipelineCosts, pipeline_costs

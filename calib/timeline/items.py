@@ -10,13 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fit.laws import family as operator_family
-from ..records.record_kinds import PhaseRecord, StepRecord
-from ..records.run_records import RunRecords
+from ..records import PhaseRecord, RunRecords, StepRecord
 from ..units import NS_PER_S
-from ..workload.collectives import CollectiveCall, GroupRole
-from ..workload.config import RunConfig
-from ..workload.operators import Operator
-from ..workload.ranks import position
+from ..workload import CollectiveCall, GroupRole, Operator, RunConfig, position
 from .programs import TaskKind
 
 Floats = NDArray[np.float64]
@@ -55,7 +51,7 @@ def part_of(role: GroupRole) -> Part:
 def item_name(item: Item) -> str:
     """Short name of an operator or collective.
 
-    >>> from ..workload.collectives import Collective
+    >>> from ..workload import Collective
     >>> item_name(CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2,
     ...                          nbytes=8))
     'send:pp'
@@ -68,7 +64,7 @@ def item_name(item: Item) -> str:
 def family(item: Item) -> str:
     """Name of the models whose errors the item shares: all linears, all transfers of one role...
 
-    >>> from ..workload.collectives import Collective
+    >>> from ..workload import Collective
     >>> family(CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2, nbytes=8))
     'pp'
     """

@@ -6,12 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..layers.again import Again
-from ..layers.blocks import BlockKind
-from ..memory.activations import expert_tensors, layer_tensors, offloaded_nbytes, stashed_nbytes
-from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
-from ..workload.config import RunConfig
-from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
+from ..layers import Again, BlockKind
+from ..memory import expert_tensors, layer_tensors, offloaded_nbytes, stashed_nbytes
+from ..workload import (
+    Collective,
+    CollectiveUse,
+    GroupRole,
+    Operator,
+    OperatorCount,
+    OperatorKind,
+    Phase,
+    Placement,
+    RunConfig,
+)
 from .items import Floats, ItemIndex, SparseRows, Sums
 
 _DATA = frozenset({GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP})

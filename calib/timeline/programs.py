@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from ..workload.parallelism import SCHEDULES, Schedule
+from ..workload import SCHEDULES, Schedule
 
 
 class TaskKind(Enum):

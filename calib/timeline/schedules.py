@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ..workload.parallelism import Schedule
+from ..workload import Schedule
 from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, passes
 
 

@@ -8,8 +8,7 @@ from enum import Enum
 
 import numpy as np
 
-from ..workload.collectives import GroupRole
-from ..workload.operators import Operator, OperatorKind, Phase
+from ..workload import GroupRole, Operator, OperatorKind, Phase
 from .compiled import Compiled
 from .evaluation import GroupTimes
 from .items import PASS_PARTS, Floats, Part, SparseRows, part_of

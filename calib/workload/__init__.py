@@ -3,3 +3,106 @@
 In: degrees and shapes. Out: ``RunConfig``, ``Operator``, ``CollectiveCall``, the ranks of each
 group. Imports nothing of ours but errors.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .argument_values import (
+        Arguments,
+        ArgumentValue,
+        QuickEnum,
+        is_true,
+        option_of,
+        shown,
+        whole,
+    )
+    from .collectives import (
+        Collective,
+        CollectiveCall,
+        CollectiveUse,
+        GroupRole,
+        OtherPass,
+        Placement,
+    )
+    from .config import (
+        VOCAB_MULTIPLE,
+        Attention,
+        Batch,
+        Cadence,
+        Fp8Recipe,
+        Precision,
+        Recompute,
+        RunConfig,
+        takes_options,
+    )
+    from .config_json import Encoded, decode, encode, encode_fields
+    from .model_shape import (
+        Dispatcher,
+        Experts,
+        LatentAttention,
+        ModelShape,
+        Normalization,
+        PositionEmbedding,
+        RankLoad,
+        at_least_one,
+        at_most,
+    )
+    from .operators import (
+        MODULES_BY_ATTRIBUTE,
+        MODULES_BY_CLASS,
+        OPTIMIZER_ELEMENT_NBYTES,
+        Operator,
+        OperatorCount,
+        OperatorKind,
+        Phase,
+        optimizer_operator,
+    )
+    from .parallelism import SCHEDULES, ContextComm, Engine, Parallelism, Schedule, Sharding
+    from .pipeline_layout import (
+        PipelineLayout,
+        PipelineSplit,
+        parse_layout,
+        split_layers,
+        uneven_layers,
+        virtual_stages,
+        write_layout,
+    )
+    from .ranks import group, group_call, num_nodes, position
+    from .recording import (
+        FILES_NBYTES,
+        MESSAGE_NBYTES,
+        PACKED_NBYTES,
+        SMALL_WORLD,
+        SUMMARIES_NBYTES,
+        WHOLE_NBYTES,
+        Recorded,
+        RecordingPlan,
+        recording_plan,
+    )
+    from .routing import (
+        Routed,
+        RoutingSource,
+        expected_distinct,
+        imbalance,
+        kept_imbalance,
+        routed,
+        routing_source,
+    )
+    from .run_options import (
+        DeviceChoice,
+        Flag,
+        Goals,
+        MicroBatchChoice,
+        OnAdvice,
+        Reads,
+        RunOptions,
+        SinkChoice,
+        Switch,
+        TraceChoice,
+        WandbMode,
+        options,
+    )
+
+__getattr__ = names_on_demand(__name__)

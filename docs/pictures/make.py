@@ -12,9 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import forerun
-from forerun.calib.timeline.graph import pipeline_costs
-from forerun.calib.timeline.programs import Pipeline, Schedule
-from forerun.calib.timeline.simulation import spans
+from forerun.calib.timeline import Pipeline, pipeline_costs, spans
+from forerun.calib.workload import Schedule
 from forerun.launch.directory.forecast_log import read_forecasts
 from forerun.launch.drawing.canvas import Drawing
 from forerun.launch.drawing.run_charts import finish_chart

@@ -2,3 +2,16 @@
 
 In: a host's import. Out: calls of a session. Each is listed in ``registry``.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .bridge import bridge_callback
+    from .hugging_face import hugging_face_callback
+    from .lightning import lightning_callback
+    from .megatron_training import request_stop
+    from .registry import ADAPTERS
+
+__getattr__ = names_on_demand(__name__)

@@ -7,13 +7,22 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from ...calib.workload.config import RunConfig
-from ..process.host import Host, Reference, living, reference, references
-from ..process.looking import contents, is_a
-from ..process.post_import import when_imported
-from ..process.settings import CadenceHint
-from ..process.stand_ins import is_stood_in, lying_at, stand_in
-from ..session.session import EVAL, SAVE, Session
+from ...calib.workload import RunConfig
+from ..process import (
+    CadenceHint,
+    Host,
+    Reference,
+    contents,
+    is_a,
+    is_stood_in,
+    living,
+    lying_at,
+    reference,
+    references,
+    stand_in,
+    when_imported,
+)
+from ..session import EVAL, SAVE, Session
 from .callbacks import Found, Listeners, OwnCallback, WatchedTraining
 from .megatron_model import chunks_of, place, run_config, timer_holders
 from .patches import Patches

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..process.guard import Guard
-from ..process.host import Host, Reference, reference, references
-from ..process.looking import contents, is_a
-from ..session.attaching import new_session
-from ..session.chain import chain_of, roles_in, unseen_in
-from ..session.data_watch import DataWatch, LoopSight
-from ..session.first_step import Known
-from ..session.session import Session, running
+from ..process import Guard, Host, Reference, contents, is_a, reference, references
+from ..session import (
+    DataWatch,
+    Known,
+    LoopSight,
+    Session,
+    chain_of,
+    new_session,
+    roles_in,
+    running,
+    unseen_in,
+)
 from .patches import Patches
 
 

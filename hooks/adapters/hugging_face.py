@@ -10,13 +10,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...calib.workload.config import Cadence
-from ..process.looking import contents
-from ..process.post_import import when_imported
-from ..process.stand_ins import is_stood_in, lying_at, stand_in
-from ..sensors.recorder import OPTIMIZER
-from ..session.first_step import Known
-from ..session.session import EVAL, SAVE, Session
+from ...calib.workload import Cadence
+from ..process import contents, is_stood_in, lying_at, stand_in, when_imported
+from ..sensors import OPTIMIZER
+from ..session import EVAL, SAVE, Known, Session
 from .callbacks import Found, Listeners, WatchedTraining, callback_class
 from .patches import Patches
 

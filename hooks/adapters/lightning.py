@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 
-from ...calib.workload.config import Cadence
-from ..process.post_import import when_imported
-from ..process.stand_ins import is_stood_in, lying_at, stand_in
-from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
-from ..session.first_step import Known
-from ..session.session import EVAL, SAVE, Session
+from ...calib.workload import Cadence
+from ..process import is_stood_in, lying_at, stand_in, when_imported
+from ..sensors import BACKWARD, FORWARD, OPTIMIZER
+from ..session import EVAL, SAVE, Known, Session
 from .callbacks import Found, Listeners, WatchedTraining, callback_class
 from .patches import Patches
 

@@ -9,10 +9,9 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
-from ...calib.arguments.megatron_namespace import from_namespace
-from ...calib.workload.config import Attention, RunConfig
-from ..process.looking import attribute, class_names, classes, tree
-from ..process.settings import CadenceHint
+from ...calib.arguments import from_namespace
+from ...calib.workload import Attention, RunConfig
+from ..process import CadenceHint, attribute, class_names, classes, tree
 
 # Megatron nests three (data parallel, precision, virtual stage); a wrapper of itself must end.
 _WRAPPER_DEPTH = 6
@@ -133,7 +132,7 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
     import megatron.core
     from megatron.core import parallel_state
 
-    from ..session.instruments import device_name
+    from ..session import device_name
 
     settings = dict(vars(config_of(models[0])))
     gpt = unwrapped(models[0])

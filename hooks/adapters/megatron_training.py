@@ -14,12 +14,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...calib.workload.config import RunConfig
-from ..process.host import Host, Reference, living, references
-from ..process.looking import attribute, tree
-from ..process.post_import import when_imported
-from ..process.stand_ins import stand_in
-from ..session.session import EVAL, SAVE, Session
+from ...calib.workload import RunConfig
+from ..process import Host, Reference, attribute, living, references, stand_in, tree, when_imported
+from ..session import EVAL, SAVE, Session
 from .megatron_model import (
     chunks_of,
     place,
@@ -180,7 +177,7 @@ class TrainingLoop:
         )
 
     def _note_dispatchers(self, models: tuple[Any, ...]) -> None:
-        from ..sensors.sites import dispatch_methods
+        from ..sensors import dispatch_methods
 
         dispatchers = (attribute(module, "token_dispatcher") for module in tree(*models))
         known = {type(dispatcher): dispatcher for dispatcher in dispatchers if dispatcher}
@@ -209,8 +206,8 @@ def _saves() -> bool:
 def _run_config(models: tuple[Reference, ...]) -> RunConfig:
     import megatron.core
 
-    from ...calib.arguments.megatron_namespace import from_namespace
-    from ..session.instruments import device_name
+    from ...calib.arguments import from_namespace
+    from ..session import device_name
 
     version = f"Megatron-LM {megatron.core.__version__}"
     built = living(models)

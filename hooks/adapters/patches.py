@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..process.stand_ins import lying_at, places_of, stand_in
-from ..session.session import Session
+from ..process import lying_at, places_of, stand_in
+from ..session import Session
 
 _log = logging.getLogger(__name__)
 

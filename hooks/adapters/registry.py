@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..session.session import Session
+from ..session import Session
 from . import (
     bridge,
     hugging_face,

@@ -13,15 +13,10 @@ from typing import Any
 
 import torch
 
-from ...calib.workload.config import Cadence
-from ..process.host import living, reference
-from ..process.post_import import when_imported
-from ..process.stand_ins import stand_in
-from ..sensors.optimizer_steps import OptimizerSteps
-from ..sensors.recorder import OPTIMIZER
-from ..session.data_watch import DataWatch
-from ..session.first_step import Known
-from ..session.session import EVAL, SAVE, Session
+from ...calib.workload import Cadence
+from ..process import living, reference, stand_in, when_imported
+from ..sensors import OPTIMIZER, OptimizerSteps
+from ..session import EVAL, SAVE, DataWatch, Known, Session
 from .callbacks import Found, WatchedTraining
 
 _Module: Any = torch.nn.Module

@@ -8,17 +8,18 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ...calib.workload.config import Cadence
-from ..process.host import reference
-from ..process.looking import contents, module_name
-from ..process.post_import import when_imported
-from ..process.stand_ins import is_stood_in, lying_at, stand_in
-from ..sensors.captured import tell_captured
-from ..sensors.optimizer_steps import OptimizerSteps
-from ..sensors.recorder import OPTIMIZER
-from ..session.attaching import new_session
-from ..session.first_step import Known
-from ..session.session import EVAL, SAVE, Session
+from ...calib.workload import Cadence
+from ..process import (
+    contents,
+    is_stood_in,
+    lying_at,
+    module_name,
+    reference,
+    stand_in,
+    when_imported,
+)
+from ..sensors import OPTIMIZER, OptimizerSteps, tell_captured
+from ..session import EVAL, SAVE, Known, Session, new_session
 from .callbacks import Found, Watched, WatchedTraining
 from .patches import Patches
 

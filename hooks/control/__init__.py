@@ -2,3 +2,14 @@
 
 In: lines of the companion. Out: one decision that is the same on every rank.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .companion_link import SETTINGS_FD
+    from .live import Live
+    from .orders import CALM_PAUSE_S, Orders
+
+__getattr__ = names_on_demand(__name__)

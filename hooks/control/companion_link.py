@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..process.guard import is_failing
-from ..process.launch_identity import is_stopped
+from ..process import is_failing, is_stopped
 
 _log = logging.getLogger(__name__)
 # An analysis takes seconds; launchers kill what lingers after 30 s to 5 min.

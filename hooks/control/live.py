@@ -15,17 +15,21 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ...calib.arguments.passed_on import kept_arguments
-from ...calib.records.record_kinds import StepFlag
-from ...calib.workload.config_json import encode_fields
-from ...calib.workload.run_options import WandbMode
-from ..process.host import Host
-from ..process.host_wandb import CompanionFiles, HostWandb, host_run
-from ..process.interpreter import waiting
-from ..process.launch_identity import LaunchIdentity
-from ..process.launch_note import LaunchNote
-from ..process.settings import CompanionSettings, Settings
-from ..recording.window import StepPlan
+from ...calib.arguments import kept_arguments
+from ...calib.records import StepFlag
+from ...calib.workload import WandbMode, encode_fields
+from ..process import (
+    CompanionFiles,
+    CompanionSettings,
+    Host,
+    HostWandb,
+    LaunchIdentity,
+    LaunchNote,
+    Settings,
+    host_run,
+    waiting,
+)
+from ..recording import StepPlan
 from .companion_link import CompanionPipe
 
 _log = logging.getLogger(__name__)

@@ -25,18 +25,24 @@ from enum import Enum
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ...calib.records.files import PRIVATE, replace_file
-from ...calib.records.iso_times import with_iso_times
-from ...calib.records.run_values import MARKER
-from ...calib.workload.config_json import decode, encode
-from ...calib.workload.run_options import OnAdvice
-from ..process.guard import OWN_THREAD, Guard
-from ..process.launch_identity import RANKS_PER_S, launch_folder
-from ..process.settings import Settings
-from ..process.votes import LATE, YES, StoreLink, Votes, find_link, why_not
+from ...calib.records import MARKER, PRIVATE, replace_file, with_iso_times
+from ...calib.workload import OnAdvice, decode, encode
+from ..process import (
+    LATE,
+    OWN_THREAD,
+    RANKS_PER_S,
+    YES,
+    Guard,
+    Settings,
+    StoreLink,
+    Votes,
+    find_link,
+    launch_folder,
+    why_not,
+)
 
 if TYPE_CHECKING:
-    from ..process.host import Host
+    from ..process import Host
 
 _log = logging.getLogger(__name__)
 SCHEMA = 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...calib.workload.collectives import Collective
+from ...calib.workload import Collective
 
 FREE_FRAC = 0.8
 """Share of the free memory that a probe may take."""

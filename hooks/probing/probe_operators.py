@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...calib.advice.probe_sizes import COLD_NBYTES, MOST_COPIES, OPTIMIZER_TENSORS
-from ...calib.workload.config import Normalization, PositionEmbedding, RunConfig
-from ...calib.workload.operators import OperatorKind
+from ...calib.advice import COLD_NBYTES, MOST_COPIES, OPTIMIZER_TENSORS
+from ...calib.workload import Normalization, OperatorKind, PositionEmbedding, RunConfig
 from . import probe_kernels as kernels
 
 Shape = tuple[int, ...]

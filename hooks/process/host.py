@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...calib.workload.collectives import GroupRole
-from ...calib.workload.config import RunConfig
-from ...calib.workload.operators import Operator, optimizer_operator
+from ...calib.workload import GroupRole, Operator, RunConfig, optimizer_operator
 from .looking import attribute, class_names
 
 Reference = Callable[[], Any]

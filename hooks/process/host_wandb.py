@@ -20,16 +20,7 @@ from statistics import median
 from typing import Any
 
 from ...calib.plain_json import parse_json
-from ...calib.records.run_values import (
-    ITERATION,
-    LEVELS,
-    PREFIX,
-    RATES,
-    TIME,
-    Unsent,
-    hours_left,
-    progress,
-)
+from ...calib.records import ITERATION, LEVELS, PREFIX, RATES, TIME, Unsent, hours_left, progress
 from .launch_identity import launch_folder
 from .pace import Pace
 

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ...calib.records.files import replace_file
-from ...calib.records.run_values import LAUNCH, RUNS
+from ...calib.records import LAUNCH, RUNS, replace_file
 from .guard import is_failing
 from .settings import Settings
 from .votes import StoreLink, find_link

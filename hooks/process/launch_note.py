@@ -17,17 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
-from ...calib.arguments.megatron_rules import VARIABLES
-from ...calib.arguments.passed_on import kept_arguments, kept_command
-from ...calib.arguments.taken_options import (
+from ...calib.arguments import (
     TRANSFORMER_ENGINE,
+    VARIABLES,
     absent_of_trainer,
     absent_options,
+    kept_arguments,
+    kept_command,
     options_in,
     options_named,
 )
-from ...calib.records.files import PRIVATE, replace_file
-from ...calib.records.run_values import NAME, Launch
+from ...calib.records import NAME, PRIVATE, Launch, replace_file
 from .looking import contents
 from .settings import Settings
 

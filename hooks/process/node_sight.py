@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.plain_json import JsonObject
-from ...calib.records.cluster import Cluster, SeenNode, StatedNodes
+from ...calib.records import Cluster, SeenNode, StatedNodes
 from .settings import RankInfo
 
 _LIBRARY = "libnvidia-ml.so.1"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...calib.records.cluster import StatedNodes
-from ...calib.workload.run_options import RunOptions
+from ...calib.records import StatedNodes
+from ...calib.workload import RunOptions
 
 RESTART_WINDOWS = 1000
 """Windows of a loop that was begun again in the same process count on from a multiple of this."""

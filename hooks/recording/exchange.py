@@ -15,19 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...calib.records.files import open_own, replace_file
-from ...calib.records.packed import pack
-from ...calib.workload.config import RunConfig
-from ...calib.workload.recording import (
+from ...calib.records import open_own, pack, replace_file
+from ...calib.workload import (
     MESSAGE_NBYTES,
     SMALL_WORLD,
     SUMMARIES_NBYTES,
     Recorded,
     RecordingPlan,
+    RunConfig,
     recording_plan,
 )
-from ..process.settings import RankInfo, Settings
-from ..process.votes import StoreLink, find_link, values
+from ..process import RankInfo, Settings, StoreLink, find_link, values
 
 _log = logging.getLogger(__name__)
 BATCH = 256

@@ -28,17 +28,17 @@ from typing import Any
 import torch
 
 from ...calib.errors import RecordError
-from ...calib.records.flight import (
+from ...calib.records import (
     Called,
     FlightEntry,
     HostSpan,
+    Record,
     not_called,
     parse_dump,
     with_durations,
 )
-from ...calib.records.record_kinds import Record
-from ...calib.workload.collectives import GroupRole
-from ..sensors.process_groups import GroupRoles
+from ...calib.workload import GroupRole
+from ..sensors import GroupRoles
 
 RELAXED = 2
 """``cudaStreamCaptureModeRelaxed`` and ``hipStreamCaptureModeRelaxed``."""

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from ...calib.units import format_bytes
-from ..sensors.recorder import Recorder
-from ..sensors.stopwatch import HostReadings
+from ..sensors import HostReadings, Recorder
 from .traced import MARK, TracedStep
 
 _INJECTED = {

@@ -16,16 +16,21 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from ...calib.records.kineto_trace import (
+from ...calib.records import (
     CPU_OP,
     KERNEL,
     MESSAGE_OP,
     SHAPES,
     USER_RANGE,
+    CollectiveRecord,
+    OperatorRecord,
     Paced,
+    PhaseRecord,
+    Record,
     TracedCollective,
     TracedWork,
     TraceEvent,
+    TraceRecord,
     busy_ns,
     is_exchanged,
     num_products,
@@ -33,18 +38,9 @@ from ...calib.records.kineto_trace import (
     split_gradients,
     work_of,
 )
-from ...calib.records.record_kinds import (
-    CollectiveRecord,
-    OperatorRecord,
-    PhaseRecord,
-    Record,
-    TraceRecord,
-)
-from ...calib.workload.operators import OperatorKind, Phase
-from ..process.pace import Pace
-from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
-from ..sensors.step_log import StepLog, Transfer
-from ..sensors.stopwatch import HostReadings
+from ...calib.workload import OperatorKind, Phase
+from ..process import Pace
+from ..sensors import BACKWARD, FORWARD, OPTIMIZER, HostReadings, StepLog, Transfer
 from .attribution import Attribution, OpenOperator, deepest
 
 _LAUNCH = re.compile(r"(cu|cuda|hip)[A-Z]")

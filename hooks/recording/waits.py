@@ -24,9 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from ..sensors.recorder import BACKWARD, FORWARD
-from ..sensors.step_log import Code, StepLog, split
-from ..sensors.stopwatch import NO_TIME, STEP_STREAM
+from ..sensors import BACKWARD, FORWARD, NO_TIME, STEP_STREAM, Code, StepLog, split
 
 BLOCKED_NS = 20_000
 """A wait that took less found its transfer complete: the call itself takes some microseconds."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...calib.timeline.programs import Pipeline
-from ...calib.timeline.schedules import schedule_table
-from ...calib.workload.config import RunConfig
+from ...calib.timeline import Pipeline, schedule_table
+from ...calib.workload import RunConfig
 
 # First steps allocate, compile and connect; Megatron's own CUDA graphs begin after three as well.
 NUM_WARMUP_STEPS = 3

@@ -20,20 +20,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from ...calib.records.flight import Called, FlightEntry, HostSpan
-from ...calib.records.record_kinds import (
+from ...calib.records import (
+    Called,
     CollectiveRecord,
     CoverageRecord,
+    FlightEntry,
+    HostSpan,
     RankRecord,
     Record,
     StepRecord,
+    StepSums,
     WindowRecord,
+    summarise,
 )
-from ...calib.records.step_rows import StepSums, summarise
-from ...calib.workload.collectives import Collective
-from ..sensors.recorder import BACKWARD, FORWARD
-from ..sensors.step_log import BITS, Code, StepLog, TransferKind, split
-from ..sensors.stopwatch import NO_TIME, STEP_STREAM
+from ...calib.workload import Collective
+from ..sensors import (
+    BACKWARD,
+    BITS,
+    FORWARD,
+    NO_TIME,
+    STEP_STREAM,
+    Code,
+    StepLog,
+    TransferKind,
+    split,
+)
 from .attribution import Attribution
 from .flight_recorder import FlightWindow, KnownGroup
 

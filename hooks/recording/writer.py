@@ -21,15 +21,18 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ...calib.errors import RecordError
-from ...calib.records.files import open_own
-from ...calib.records.record_kinds import SCHEMA, CoverageRecord, Header, Record, WindowRecord
-from ...calib.records.run_records import parse_header
-from ...calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
-from ..process.cores import step_aside
-from ..process.guard import OWN_THREAD, Guard, is_failing
-from ..process.interpreter import own_version
-from ..process.pace import Pace
-from ..sensors.step_log import StepLog
+from ...calib.records import (
+    SCHEMA,
+    CoverageRecord,
+    Header,
+    Record,
+    WindowRecord,
+    open_own,
+    parse_header,
+)
+from ...calib.workload import WHOLE_NBYTES, RecordingPlan, recording_plan
+from ..process import OWN_THREAD, Guard, Pace, is_failing, own_version, step_aside
+from ..sensors import StepLog
 from .bounded_window import BoundedWindow, line_of
 from .exchange import Exchange
 from .flight_recorder import FlightWindow
@@ -37,8 +40,7 @@ from .window_records import WindowRecords
 
 if TYPE_CHECKING:
     from ...calib.plain_json import JsonObject
-    from ..process.host import Host
-    from ..process.settings import RankInfo
+    from ..process import Host, RankInfo
 
 _log = logging.getLogger(__name__)
 QUEUE_LENGTH = 4096

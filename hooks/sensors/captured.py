@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from ..process.host import Reference, reference
-from ..process.looking import attribute, class_names, contents, is_a, tree
+from ..process import Reference, attribute, class_names, contents, is_a, reference, tree
 
 LOCAL = "local"
 ENGINE = "transformer_engine"

@@ -19,9 +19,7 @@ from typing import Any
 
 import torch
 
-from ..process.guard import Guard
-from ..process.post_import import when_imported
-from ..process.stand_ins import stand_in
+from ..process import Guard, stand_in, when_imported
 from .recorder import Recorder
 
 _COMPILER = "torch._dynamo"

@@ -22,9 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..process.guard import Guard
-from ..process.looking import classes
-from ..process.stand_ins import stand_in
+from ..process import Guard, classes, stand_in
 from .captured import is_being_compiled
 
 _NAME = "_call_impl"

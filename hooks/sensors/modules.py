@@ -21,10 +21,8 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from ...calib.workload.operators import OperatorKind
-from ..process.guard import Guard
-from ..process.looking import attribute, class_names, module_name
-from ..process.stand_ins import stand_in
+from ...calib.workload import OperatorKind
+from ..process import Guard, attribute, class_names, module_name, stand_in
 from .module_calls import CALLS, Methods, entries_of
 from .recorder import Recorder, around_mark, backward_mark
 from .sites import FORWARD, find_places, untraceable, why_not

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..process.stand_ins import eager, stand_in
+from ..process import eager, stand_in
 
 Note = Callable[[Any], object]
 _Label: Any = torch.autograd.profiler.record_function

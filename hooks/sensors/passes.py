@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from ..process.guard import Guard
-from ..process.host import living, references
-from ..process.stand_ins import stand_in
+from ..process import Guard, living, references, stand_in
 from .module_calls import CALLS, entries_of
 from .recorder import BACKWARD, FORWARD, Recorder
 

@@ -24,12 +24,8 @@ from typing import Any
 
 import torch
 
-from ...calib.workload.operators import (
-    MODULES_BY_ATTRIBUTE,
-    MODULES_BY_CLASS,
-    OperatorKind,
-)
-from ..process.looking import (
+from ...calib.workload import MODULES_BY_ATTRIBUTE, MODULES_BY_CLASS, OperatorKind
+from ..process import (
     attribute,
     class_names,
     classes,

@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-from ..process.guard import Guard
-from ..process.host import Reference, reference
-from ..process.looking import attribute
-from ..process.stand_ins import stand_in
+from ..process import Guard, Reference, attribute, reference, stand_in
 from .recorder import Recorder
 
 

@@ -3,3 +3,19 @@
 In: calls of an adapter. Out: records, and events to the companion. Imports all rooms but
 ``adapters``.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .attaching import AttachedRun, attach, current_rank, new_session
+    from .chain import chain_of, roles_in, unseen_in
+    from .data_watch import DataWatch, LoopSight
+    from .first_step import Known
+    from .instruments import Instruments, device_name, stopwatch_for
+    from .ledger import Ledger
+    from .mark_budget import MarkBudget
+    from .session import EVAL, SAVE, Session, begin, running
+
+__getattr__ = names_on_demand(__name__)

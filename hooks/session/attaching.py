@@ -15,13 +15,18 @@ from typing import Any
 
 import torch
 
-from ...calib.workload.config import Cadence, RunConfig
-from ...calib.workload.run_options import OnAdvice, RunOptions
-from ..process.host import Host, param_groups
-from ..process.interpreter import companion_command
-from ..process.settings import LOCAL_RANKS, LOCAL_SIZES, CadenceHint, RankInfo, Settings
-from ..sensors.optimizer_steps import OptimizerSteps
-from ..sensors.recorder import OPTIMIZER
+from ...calib.workload import Cadence, OnAdvice, RunConfig, RunOptions
+from ..process import (
+    LOCAL_RANKS,
+    LOCAL_SIZES,
+    CadenceHint,
+    Host,
+    RankInfo,
+    Settings,
+    companion_command,
+    param_groups,
+)
+from ..sensors import OPTIMIZER, OptimizerSteps
 from .chain import num_replicas, roles_in, unseen_in
 from .data_watch import DataWatch, LoopSight
 from .first_step import Known, is_self_described

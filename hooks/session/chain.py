@@ -11,9 +11,9 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
-from ...calib.workload.collectives import GroupRole
-from ..process.looking import attribute, class_names, contents, own_weights, tree, weights
-from ..sensors.captured import is_compiled
+from ...calib.workload import GroupRole
+from ..process import attribute, class_names, contents, own_weights, tree, weights
+from ..sensors import is_compiled
 
 _UNSEEN_DDP = "collectives inside DistributedDataParallel"
 _UNSEEN_COMPILED = "collectives through torch.compile"

@@ -26,11 +26,8 @@ from torch.utils.data import (
     dataloader,
 )
 
-from ...calib.records.record_kinds import DataLength, LoopRecord
-from ..process.guard import Guard
-from ..process.host import Host, Reference, living, reference, references
-from ..process.looking import contents
-from ..process.stand_ins import stand_in
+from ...calib.records import DataLength, LoopRecord
+from ..process import Guard, Host, Reference, contents, living, reference, references, stand_in
 from .chain import is_split
 from .first_step import FirstStep, Known, batch_shape
 from .session import Session

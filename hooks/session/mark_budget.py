@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..recording.window import thinned
-from ..sensors.step_log import StepLog, TransferKind
-from ..sensors.stopwatch import MAX_EVENTS
+from ..recording import thinned
+from ..sensors import MAX_EVENTS, StepLog, TransferKind
 
 MARKS_PER_S = 1_000
 """Marks for each second of a window.  One takes some 7 us where it is made and some 2 us where it

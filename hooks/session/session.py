@@ -11,25 +11,35 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...calib.records.record_kinds import Header, LoopRecord, RunRecord, StepFlag
+from ...calib.records import Header, LoopRecord, RunRecord, StepFlag
 from ...calib.units import NS_PER_S
-from ...calib.workload.recording import Recorded
-from ..control.live import Live
-from ..control.orders import Orders
-from ..process.events import CollectionWatch, in_forked_child
-from ..process.guard import Guard
-from ..process.host import Reference, reference
-from ..process.node_sight import Sight
-from ..process.settings import RESTART_WINDOWS, Settings
-from ..process.stand_ins import pass_over_package
-from ..recording.exchange import RecordingRole
-from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches
-from ..recording.writer import RecordWriter, header_of
+from ...calib.workload import Recorded
+from ..control import Live, Orders
+from ..process import (
+    RESTART_WINDOWS,
+    CollectionWatch,
+    Guard,
+    Reference,
+    Settings,
+    Sight,
+    in_forked_child,
+    pass_over_package,
+    reference,
+)
+from ..recording import (
+    NUM_WARMUP_STEPS,
+    RecordingRole,
+    RecordWriter,
+    StepPlan,
+    WindowPlan,
+    header_of,
+    pass_microbatches,
+)
 from .ledger import Between, Ledger, OpenStep
 from .trace_turns import PROBE, Fitting, ProbeTurns, Tracing
 
 if TYPE_CHECKING:
-    from ..process.host import Host
+    from ..process import Host
 
 _log = logging.getLogger(__name__)
 EVAL = "eval"
@@ -136,7 +146,7 @@ class Session:
         if self._step is None:
             self._fitting.drop()
         if self._index < self._plan.num_warmup:
-            from ..sensors.captured import find_regions
+            from ..sensors import find_regions
 
             num_warmup = max(NUM_WARMUP_STEPS, find_regions(host.models).warmup_steps)
             self._plan = replace(self._plan, num_warmup=num_warmup)

@@ -10,22 +10,16 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...calib.records.record_kinds import CoverageRecord, Record, StepFlag
-from ...calib.workload.config import RunConfig
-from ...calib.workload.run_options import TraceChoice
-from ..process.guard import OWN_THREAD, Guard
-from ..process.host import Host, KnownHost
-from ..process.interpreter import is_installed
-from ..process.looking import weights
-from ..process.settings import Settings
-from ..recording.window import StepPlan
+from ...calib.records import CoverageRecord, Record, StepFlag
+from ...calib.workload import RunConfig, TraceChoice
+from ..process import OWN_THREAD, Guard, Host, KnownHost, Settings, is_installed, weights
+from ..recording import StepPlan
 from .ledger import Between
 
 if TYPE_CHECKING:
-    from ..probing.probes import Probing
-    from ..process.host import Host
-    from ..recording.kineto import Tracer
-    from ..recording.traced import TracedStep
+    from ..probing import Probing
+    from ..process import Host
+    from ..recording import TracedStep, Tracer
     from .instruments import Instruments
     from .mark_budget import MarkBudget
 
@@ -60,7 +54,7 @@ class Tracing:
         """Trace this step and flag it; or no flag, and the reason against it in the coverage."""
         if instruments is None:
             return set()
-        from ..recording.kineto import Tracer, reason_against
+        from ..recording import Tracer, reason_against
 
         is_device = instruments.device != "cpu"
         reason = reason_against(step, is_device=is_device, is_graphed=instruments.is_graphed)
@@ -268,7 +262,7 @@ class ProbeTurns:
             if self._settings.rank.is_last:
                 _log.warning("[forerun] no probes: NumPy is not installed here; pip install numpy")
             return None
-        from ..probing.probes import Probing
+        from ..probing import Probing
         from .devices import why_no_marks
         from .instruments import stopwatch_for
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...calib.errors import ConfigError, RecordError
-from ...calib.forecast.evaluation import Coverage, Evaluation, Settled
+from ...calib.forecast import Coverage, Evaluation, Settled
 from ...calib.units import format_frac, format_time
-from ...hooks.process.host_wandb import FORECAST
+from ...hooks.process import FORECAST
 from ..directory.bounded_files import read_object
 from ..directory.forecast_log import FORECASTS, finish_line, read_forecasts
 from ..directory.run_folders import nothing_in, top_of

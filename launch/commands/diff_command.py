@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ...calib.differences.levels import Verdict
-from ...calib.differences.two_runs import difference
+from ...calib.differences import Verdict, difference
 from ...calib.errors import ConfigError
-from ...calib.samples.table import SampleTable, only_windows, windows_of
+from ...calib.samples import SampleTable, only_windows, windows_of
 from ..known.runs import read
 from ..options.diff_options import AskedRun, asked_runs
 from ..report.diff_text import difference_lines, difference_markdown

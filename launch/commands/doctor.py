@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
 
-from ...hooks.process.interpreter import PACKAGES, VARIABLE, installed_version, missing, remedy
-from ...hooks.process.node_sight import see_node
+from ...hooks.process import PACKAGES, VARIABLE, installed_version, missing, remedy, see_node
 from ..sinks.wandb_sink import has_key
 from .attached import Finding, Severity, attachment
 from .outcome import print_json

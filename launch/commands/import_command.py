@@ -13,9 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ...calib.errors import ConfigError, ForerunError, RecordError
-from ...calib.importers.kineto import kineto_tables
-from ...calib.importers.kineto_origins import TraceShares
-from ...calib.importers.nccl_tests import nccl_tests_collectives
+from ...calib.importers import TraceShares, kineto_tables, nccl_tests_collectives
 from ...calib.plain_json import parse_json
 from ..known.table_files import check_ending, import_table, write_frame, written_json
 from .outcome import ExitCode, print_json, tell

@@ -11,26 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...calib.arguments.launchers import split_variables
-from ...calib.arguments.megatron_command import (
+from ...calib.arguments import (
     Described,
     config_from_command,
     program_of,
     split_launcher,
+    split_variables,
 )
 from ...calib.errors import ConfigError
-from ...calib.lint.linter import Flaw, lint
-from ...calib.lint.rule import stated_launch
-from ...calib.memory.devices import known_device
+from ...calib.lint import Flaw, lint, stated_launch
+from ...calib.memory import known_device
 from ...calib.shell import quoted
 from ...calib.units import HOUR_S, format_bytes
-from ...calib.workload.model_shape import at_least_one, at_most
+from ...calib.workload import at_least_one, at_most
 from ..opened.other_run import OtherRun
 from ..options.launch_scripts import line_inside
 from .outcome import ExitCode, print_json, tell
 
 if TYPE_CHECKING:
-    from ...calib.lint.rule import Pricing
+    from ...calib.lint import Pricing
     from ..known.machines import Machine
 
 _SOME_DEVICE = "accelerator"
@@ -153,7 +152,7 @@ def _pricing(args: argparse.Namespace, asked: _Asked) -> Pricing | None:
         if why := OtherRun(command=tuple(args.command)).open_names(asked.described, own):
             tell(f"nothing is priced: {why.partition(', so there')[0]}")
             return None
-    from ...calib.lint.rule import Pricing  # with a machine only
+    from ...calib.lint import Pricing  # with a machine only
 
     return Pricing(
         config=asked.described.config,

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...calib.errors import ConfigError
 from ...calib.fit.laws import work
 from ...calib.network.groups import bus_factor
-from ...calib.records.files import replace_file
-from ...calib.records.record_kinds import (
+from ...calib.records import (
     SCHEMA,
     CollectiveRecord,
     Header,
@@ -28,14 +27,20 @@ from ...calib.records.record_kinds import (
     Record,
     RunRecord,
     WindowRecord,
+    replace_file,
     to_dict,
 )
 from ...calib.units import format_bytes, format_time
-from ...calib.workload.collectives import Collective
-from ...calib.workload.config import Batch, ModelShape, Parallelism, Precision, RunConfig
-from ...calib.workload.operators import Operator
-from ...hooks.process.node_sight import Sight
-from ...hooks.process.settings import RankInfo
+from ...calib.workload import (
+    Batch,
+    Collective,
+    ModelShape,
+    Operator,
+    Parallelism,
+    Precision,
+    RunConfig,
+)
+from ...hooks.process import RankInfo, Sight
 from ..options.config_files import described_run
 from ..options.flags import rank_info
 from ..report.table import ReportTable, console, show_table
@@ -45,7 +50,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from ...hooks.sensors.stopwatch import Stopwatch
+    from ...hooks.sensors import Stopwatch
 
 _GIGA, _TERA = 1e9, 1e12
 
@@ -64,7 +69,7 @@ def probe(args: argparse.Namespace) -> int:
     records = list(_measure(args, config, device, is_joined=is_joined))
     _write(args.out, rank, name, config, records)
     if rank.rank == 0:
-        from ...hooks.probing.probe_sweep import copy_bytes_per_s
+        from ...hooks.probing import copy_bytes_per_s
 
         _show(
             records,
@@ -135,7 +140,7 @@ def _default(rank: RankInfo, device: str) -> RunConfig:
 def _measure(
     args: argparse.Namespace, config: RunConfig, device: torch.device, *, is_joined: bool
 ) -> Iterator[Record]:
-    from ...hooks.probing.probe_sweep import Sweep
+    from ...hooks.probing import Sweep
 
     has_operators = args.operators or not args.collectives
     has_transfers = is_joined and (args.collectives or not args.operators)
@@ -148,7 +153,7 @@ def _measure(
 
 
 def _stopwatch(device: torch.device) -> Stopwatch:
-    from ...hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch
+    from ...hooks.sensors import DeviceStopwatch, HostStopwatch
 
     if device.type != "cuda":
         return HostStopwatch()

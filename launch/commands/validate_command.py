@@ -13,10 +13,9 @@ import pandas as pd
 
 from ...calib import validation
 from ...calib.errors import CalibrationError, ConfigError
-from ...calib.importers.own_format import read_table, table_kind
-from ...calib.importers.own_steps import read_steps
-from ...calib.records.step_rows import StepTable
-from ...calib.steps.step_tables import TableSteps, design, expected_sigma_log
+from ...calib.importers import read_steps, read_table, table_kind
+from ...calib.records import StepTable
+from ...calib.steps import TableSteps, design, expected_sigma_log
 from ...calib.units import format_frac
 from ..known.table_files import read_frame, table_names
 from ..options.cluster_files import read_cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...hooks.process.settings import RESTART_WINDOWS
+from ...hooks.process import RESTART_WINDOWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...calib.answers.analysis import analyse, finish_lines, renewed
-from ...calib.answers.answer import Answer
-from ...calib.answers.request import Request
-from ...calib.drift.monitor import Drift
+from ...calib.answers import Answer, Request, analyse, finish_lines, renewed
+from ...calib.drift import Drift
 from ...calib.errors import ForerunError
-from ...calib.forecast.evaluation import Evaluation
-from ...calib.forecast.modelled import batch_levels
-from ...calib.forecast.remaining_schedule import step_groups
-from ...calib.samples.recent import RecentWindows
-from ...calib.samples.store import RunReader
-from ...calib.samples.table import SampleTable
-from ...calib.timeline.items import MeasuredSpan, measured_spans
-from ...calib.workload.run_options import OnAdvice
-from ...hooks.process.settings import CompanionSettings
+from ...calib.forecast import Evaluation, batch_levels, step_groups
+from ...calib.samples import RecentWindows, RunReader, SampleTable
+from ...calib.timeline import MeasuredSpan, measured_spans
+from ...calib.workload import OnAdvice
+from ...hooks.process import CompanionSettings
 from ..directory.forecast_log import end_of_run, finish_line
 from ..directory.publishing import Place, Publisher, place_of
 from ..directory.run_log import LoggedStep, RunLog

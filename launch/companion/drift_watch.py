@@ -9,18 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...calib.drift.monitor import (
-    SCHEMA,
-    Drift,
-    DriftEvent,
-    DriftMonitor,
-    drift_causes,
-    transfer_causes,
-)
+from ...calib.drift import SCHEMA, Drift, DriftEvent, DriftMonitor, drift_causes, transfer_causes
 from ...calib.errors import ForerunError
-from ...calib.records.files import read_json, write_json
-from ...calib.records.iso_times import with_iso_times
-from ...calib.samples.table import SampleTable, windows_of
+from ...calib.records import read_json, with_iso_times, write_json
+from ...calib.samples import SampleTable, windows_of
 from ..directory.publishing import Place
 from ..directory.run_log import LoggedStep
 from .log_lines import Writing

@@ -7,9 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...calib.answers.request import Request
-from ...calib.answers.run_end import RunEnd
-from ...calib.forecast.forecasts import Forecast
+from ...calib.answers import Request, RunEnd
+from ...calib.forecast import Forecast
 from ..directory.run_log import LoggedStep
 from .energy import ReadEnergy
 

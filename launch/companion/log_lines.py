@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from ...calib.arguments.passed_on import masked_text
+from ...calib.arguments import masked_text
 from ...calib.shell import shown
 from ..directory.each_file import UnwrittenError
 

@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.workload.config_json import decode
-from ...hooks.control.companion_link import SETTINGS_FD
-from ...hooks.process.settings import CompanionSettings
+from ...calib.workload import decode
+from ...hooks.control import SETTINGS_FD
+from ...hooks.process import CompanionSettings
 from ..directory.publishing import Publisher, place_of
 from .event_queue import EventQueue
 from .log_lines import say

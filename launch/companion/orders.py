@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...calib.advice.decision import Action, Decision
-from ...calib.workload.run_options import OnAdvice
+from ...calib.advice import Decision
+from ...calib.records import Action
+from ...calib.workload import OnAdvice
 from ..directory.bounded_files import number, read_object
 from ..directory.launch_files import REQUEST_RULE, STOP_REQUEST
 from ..directory.publishing import Place

@@ -16,9 +16,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ...calib.records.files import replace_file
-from ...hooks.process.launch_identity import process_start
-from ...hooks.process.settings import CompanionSettings
+from ...calib.records import replace_file
+from ...hooks.process import CompanionSettings, process_start
 from ..directory.bounded_files import number
 from ..directory.publishing import BEAT_S, Publisher, this_host
 from ..directory.status_file import STATUS, Phase, StatusFile

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import RecordError
-from ...calib.forecast.evaluation import Ended, Evaluation, PastForecast, evaluate
-from ...calib.records.files import append_line, read_lines
-from ...calib.records.iso_times import with_iso_times
+from ...calib.forecast import Ended, Evaluation, PastForecast, evaluate
+from ...calib.records import append_line, read_lines, with_iso_times
 from ...calib.units import format_frac
 from .publishing import Place
 
 if TYPE_CHECKING:
-    from ...calib.answers.answer import Answer
+    from ...calib.answers import Answer
 
 FORECASTS = "forecasts.jsonl"
 

@@ -12,15 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...calib.records.files import PRIVATE, replace_file
-from ...calib.records.iso_times import LONGEST_S, with_iso_times
-from ...calib.records.run_values import LAUNCH, MARKER, RUNS
-from ...hooks.process.launch_identity import (
-    LAUNCH_ID,
-    is_launch_id,
-    new_launch_id,
-    safe_launch_id,
-)
+from ...calib.records import LAUNCH, LONGEST_S, MARKER, PRIVATE, RUNS, replace_file, with_iso_times
+from ...hooks.process import LAUNCH_ID, is_launch_id, new_launch_id, safe_launch_id
 from .bounded_files import number, read_object, words
 
 STOP_REQUEST = "stop-request.json"

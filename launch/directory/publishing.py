@@ -22,16 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.records.files import replace_by, replace_file
-from ...calib.records.iso_times import with_iso_times
-from ...calib.records.run_values import LAUNCH
-from ...hooks.process.launch_identity import boot_id, launch_folder, process_start
+from ...calib.records import LAUNCH, replace_by, replace_file, with_iso_times
+from ...hooks.process import boot_id, launch_folder, process_start
 from .bounded_files import number, read_object
 from .each_file import write_each
 from .status_file import STATUS
 
 if TYPE_CHECKING:
-    from ...hooks.process.settings import CompanionSettings
+    from ...hooks.process import CompanionSettings
 
 OWNER = "owner.json"
 SCHEMA = 1

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
-from ...calib.records.files import read_json
-from ...calib.records.run_values import LAUNCH, RUNS
+from ...calib.records import LAUNCH, RUNS, read_json
 from .bounded_files import read_object
 
 SAMPLES = "samples.parquet"

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...calib.forecast.rates import RunLeft
-from ...calib.workload.config import RunConfig
-from ...calib.workload.run_options import Goals
+from ...calib.forecast import RunLeft
+from ...calib.workload import Goals, RunConfig
 from .bounded_files import read_object
 from .run_folders import paths_of, top_of
 

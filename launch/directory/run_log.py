@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Generic, TypeVar
 
-from ...calib.answers.answer import Answer
+from ...calib.answers import Answer
 from ...calib.errors import RecordError
-from ...calib.forecast.evaluation import (
+from ...calib.forecast import (
     AdaptiveInterval,
     Coverage,
     Ended,
@@ -19,7 +19,7 @@ from ...calib.forecast.evaluation import (
     StepTally,
     step_coverage,
 )
-from ...calib.records.run_values import TIME, hours_left, progress
+from ...calib.records import TIME, hours_left, progress
 from ...calib.units import format_frac
 from .bounded_files import number
 from .forecast_log import append_end, read_forecasts

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any
 
-from ...calib.records.iso_times import with_iso_times
+from ...calib.records import with_iso_times
 from .bounded_files import number
 
 STATUS = "status.json"

@@ -8,8 +8,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...calib.records.files import replace_by
-from ...calib.samples.store import check_parquet
+from ...calib.records import replace_by
+from ...calib.samples import check_parquet
 from .publishing import Place
 from .run_folders import paths_of
 from .run_log import RunLog, SeenStep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...calib.steps.estimate import Contribution
+from ...calib.steps import Contribution
 from ...calib.units import format_frac, format_time
 from .axes import Scale
 from .canvas import Canvas, Drawing, elided, text_width

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...calib.advice.planning import Candidate, Plan
-from ...calib.memory.peak import Verdict
+from ...calib.advice import Candidate, Plan
+from ...calib.memory import Verdict
 from ...calib.units import GIB, MIB, format_bytes, format_time
 from .axes import Scale, draw_axes, most_ticks, padded, round_ticks, seconds_unit
 from .canvas import Canvas, Drawing, Point, text_width

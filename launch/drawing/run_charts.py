@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...calib.answers.finish_line import moment
-from ...calib.forecast.evaluation import Coverage, PastForecast
+from ...calib.answers import moment
+from ...calib.forecast import Coverage, PastForecast
 from ...calib.units import format_frac, format_time
 from ..directory.run_log import StepPoint
 from .axes import (

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...calib.timeline.items import MeasuredSpan
-from ...calib.timeline.programs import TaskKind
-from ...calib.timeline.simulation import Span
+from ...calib.timeline import MeasuredSpan, Span, TaskKind
 from ...calib.units import format_time
 from .axes import Scale, most_ticks, round_ticks, seconds_unit
 from .canvas import Canvas, Drawing

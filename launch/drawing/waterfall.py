@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...calib.advice.explanation import Difference, Explained, Explanation, TermTime
-from ...calib.timeline.terms import TERM_TEXTS
+from ...calib.advice import Difference, Explained, Explanation, TermTime
+from ...calib.timeline import TERM_TEXTS
 from ...calib.units import format_time
 from .axes import Scale
 from .bar_charts import Bar, draw_bar, margins

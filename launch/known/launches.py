@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...calib.arguments.launchers import ranks_of
-from ...calib.arguments.megatron_command import program_of, split_launcher
+from ...calib.arguments import program_of, ranks_of, split_launcher
 from ...calib.errors import RecordError
-from ...calib.records.run_values import NAME, Launch
-from ...calib.workload.config import RunConfig
-from ...calib.workload.parallelism import Parallelism
+from ...calib.records import NAME, Launch
+from ...calib.workload import Parallelism, RunConfig
 from ..directory.bounded_files import read_object, words
 from ..directory.run_folders import paths_of, top_of
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...calib.advice.planning import Plan, plan
-from ...calib.arguments.short_names import Keep
-from ...calib.search.found import Effort
-from ...calib.steps.model import FittedSteps
-from ...calib.workload.config import RunConfig
+from ...calib.advice import Plan, plan
+from ...calib.arguments import Keep
+from ...calib.search import Effort
+from ...calib.steps import FittedSteps
+from ...calib.workload import RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

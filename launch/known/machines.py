@@ -12,8 +12,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from ...calib.errors import ConfigError
-from ...calib.records.cluster import StatedNodes
-from ...hooks.process.interpreter import needs
+from ...calib.records import StatedNodes
+from ...hooks.process import needs
 from ..store import models
 from ..store.cached_file import CachedFile
 from .launches import with_program

@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from ...calib.answers.answer import Answer
-from ...calib.answers.transcript import prefixed
-from ...calib.differences.norms import normal
+from ...calib.answers import Answer, prefixed
+from ...calib.differences import normal
 from ...calib.errors import ForerunError
 from ...calib.fit.priors import is_processor
-from ...calib.importers.own_steps import read_steps
-from ...calib.records.step_rows import StepRow
+from ...calib.importers import read_steps
+from ...calib.records import StepRow
 from .table_files import read_frame
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "published"

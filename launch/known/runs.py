@@ -10,12 +10,11 @@ from typing import TypeVar
 
 import pandas as pd
 
-from ...calib.answers.measured_steps import known_elsewhere
+from ...calib.answers import known_elsewhere
 from ...calib.errors import ForerunError, RecordError
-from ...calib.samples.store import read_run, read_table, run_ids
-from ...calib.samples.table import SampleTable, build_table, normalise
-from ...calib.steps.known import KnownStep
-from ...calib.workload.config import RunConfig
+from ...calib.samples import SampleTable, build_table, normalise, read_run, read_table, run_ids
+from ...calib.steps import KnownStep
+from ...calib.workload import RunConfig
 from ..directory.run_folders import SAMPLES, paths_of, top_of
 from .table_files import ImportedTables, read_imported
 

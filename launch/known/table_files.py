@@ -14,13 +14,19 @@ import pyarrow as pa
 
 from ...calib.errors import CalibrationError, ConfigError, RecordError
 from ...calib.fit.priors import device_prior
-from ...calib.importers.own_format import NEEDED, read_table, table_kind, unlike
-from ...calib.importers.own_steps import REQUIRED, own_frame, read_steps
-from ...calib.records.files import OPEN, replace_file
-from ...calib.records.step_rows import StepRow
-from ...calib.samples.store import check_parquet
-from ...calib.steps.known import KnownStep
-from ...calib.workload.config import RunConfig
+from ...calib.importers import (
+    NEEDED,
+    REQUIRED,
+    own_frame,
+    read_steps,
+    read_table,
+    table_kind,
+    unlike,
+)
+from ...calib.records import OPEN, StepRow, replace_file
+from ...calib.samples import check_parquet
+from ...calib.steps import KnownStep
+from ...calib.workload import RunConfig
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 IMPORTED = "imported"

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...calib.errors import RecordError
-from ...calib.records.iso_times import Action
-from ...calib.records.run_values import LAUNCH, MARKER, RUNS
-from ...calib.workload.config_json import Encoded
+from ...calib.records import LAUNCH, MARKER, RUNS, Action
+from ...calib.workload import Encoded
 from ..directory.bounded_files import number, read_object
 from ..directory.forecast_log import FORECASTS, Logged, read_forecasts
 from ..directory.publishing import OWNER, STALE_S, is_live

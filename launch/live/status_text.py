@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ...calib.records.iso_times import action_text, iso_time
+from ...calib.records import action_text, iso_time
 from ...calib.units import format_time
 from .run_status import RunStatus, State
 

@@ -6,16 +6,15 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from ...calib.advice.planning import Candidate
-from ...calib.arguments.launch_lines import LaunchLine, launch_line
-from ...calib.arguments.launch_words import MEETING, ranks_on_each
+from ...calib.advice import Candidate
+from ...calib.arguments import MEETING, LaunchLine, launch_line, ranks_on_each
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import is_processor
-from ...calib.forecast.whole import WholeRun
-from ...calib.memory.peak import Verdict
-from ...calib.records.run_values import Launch
+from ...calib.forecast import WholeRun
+from ...calib.memory import Verdict
+from ...calib.records import Launch
 from ...calib.shell import quoted
-from ...calib.workload.config import RunConfig
+from ...calib.workload import RunConfig
 from ..wrapper.log_lines import one_line
 from ..wrapper.slurm import time_option
 from .row_command import BREAK

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...calib.advice.explanation import Explanation, explain
-from ...calib.advice.named_layouts import named_layout
-from ...calib.advice.planning import Candidate
+from ...calib.advice import Candidate, Explanation, explain, named_layout
 from ...calib.errors import ConfigError
-from ...calib.records.iso_times import stamped
-from ...calib.search.found import TOP
-from ...calib.steps.model import FittedSteps
-from ...calib.workload.config import RunConfig
-from ...calib.workload.model_shape import at_least_one, at_most
+from ...calib.records import stamped
+from ...calib.search import TOP
+from ...calib.steps import FittedSteps
+from ...calib.workload import RunConfig, at_least_one, at_most
 from ..known.machine import Machine, plan_on
 from ..report.explain_text import explanation_lines
 from .layout import Layout
@@ -61,7 +58,7 @@ class ExplainAnswer(Told):
     def write_svg(self, path: Path | str) -> None:
         """Draw the terms as a waterfall into a file."""
         # Of use here alone, and slow to import.
-        from ...calib.records.files import write_text
+        from ...calib.records import write_text
         from ..drawing.waterfall import waterfall
 
         write_text(Path(path), waterfall(self.found).alone())

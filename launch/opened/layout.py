@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ...calib.arguments.short_names import LAYOUT_NAMES
-from ...calib.records.iso_times import stamped
-from ...calib.search.labels import layout_label
-from ...calib.workload.config import ModelShape, RunConfig
-from ...calib.workload.config_json import encode_fields
+from ...calib.arguments import LAYOUT_NAMES
+from ...calib.records import stamped
+from ...calib.search import layout_label
+from ...calib.workload import ModelShape, RunConfig, encode_fields
 from .told import Told
 
 if TYPE_CHECKING:

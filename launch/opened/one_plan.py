@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ...calib.advice.coverage import Breadth, WhyNot, breadth, why_not
-from ...calib.advice.planning import Plan, compare
-from ...calib.arguments.short_names import Keep
+from ...calib.advice import Breadth, Plan, WhyNot, breadth, compare, why_not
+from ...calib.arguments import Keep
 from ...calib.errors import ConfigError
-from ...calib.forecast.rates import RunLeft
-from ...calib.search.found import Effort
-from ...calib.workload.config import RunConfig
+from ...calib.forecast import RunLeft
+from ...calib.search import Effort
+from ...calib.workload import RunConfig
 from ..directory.run_left import run_left
 from ..known.machine import Machine, plan_on
 from ..options.plan_options import PlanQuestion

@@ -8,15 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...calib.arguments.launchers import ASIDE_VARIABLES, is_of_library, reason
-from ...calib.arguments.megatron_command import Described, program_of, split_launcher
-from ...calib.arguments.megatron_options import ASIDE, LEFT_OUT_FACTOR, NAMES
+from ...calib.arguments import (
+    ASIDE,
+    ASIDE_VARIABLES,
+    LEFT_OUT_FACTOR,
+    NAMES,
+    Described,
+    is_of_library,
+    program_of,
+    reason,
+    split_launcher,
+)
 from ...calib.errors import CalibrationError
-from ...calib.records.cluster import Cluster, Origin, StatedNodes
-from ...calib.workload.argument_values import option_of
+from ...calib.records import Cluster, Origin, StatedNodes
+from ...calib.workload import option_of
 
 if TYPE_CHECKING:
-    from ...calib.workload.config import Parallelism, RunConfig
+    from ...calib.workload import Parallelism, RunConfig
     from ..known.machine import Machine
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...calib.differences.norms import Normal, bus_rates, near_rows, normal
+from ...calib.differences import Normal, bus_rates, near_rows, normal
 from ...calib.errors import CalibrationError
-from ...calib.records.step_rows import StepRow
+from ...calib.records import StepRow
 from ...calib.units import format_frac
 from ..known.published_rows import FOLDER, published_rows
 from ..known.runs import has_run, read

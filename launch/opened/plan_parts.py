@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ...calib.advice.planning import Plan
-from ...calib.advice.scaling import Scaling
+from ...calib.advice import Plan, Scaling
 from ...calib.shell import joined
-from ...calib.workload.config import takes_options
+from ...calib.workload import takes_options
 from ..options.plan_options import PlanQuestion
 from ..report.layout_tables import (
     layouts_table,

@@ -9,12 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...calib.advice.planning import Candidate
-from ...calib.advice.scaling import Scaling, best_on, curve
+from ...calib.advice import Candidate, Scaling, best_on, curve
 from ...calib.errors import ConfigError
-from ...calib.forecast.whole import whole_run
-from ...calib.records.iso_times import stamped
-from ...calib.search.found import TOP, Effort
+from ...calib.forecast import whole_run
+from ...calib.records import stamped
+from ...calib.search import TOP, Effort
 from ..known.machines import Machine
 from ..options.plan_options import Objective, PlanQuestion
 from ..report.plan_tables import BestLayout

@@ -10,25 +10,18 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeAlias
 
-from ...calib.advice.planning import Candidate, compare
-from ...calib.advice.remedies import MemoryRoom, Remedy
-from ...calib.arguments.megatron_args import apply_options
-from ...calib.arguments.megatron_options import options_of
-from ...calib.arguments.short_names import LAYOUT_NAMES, AxisValue
-from ...calib.arguments.taken_options import untaken
+from ...calib.advice import Candidate, MemoryRoom, Remedy, compare
+from ...calib.arguments import LAYOUT_NAMES, AxisValue, apply_options, options_of, untaken
 from ...calib.errors import ConfigError, ForerunError
 from ...calib.fit.priors import is_processor
-from ...calib.forecast.whole import WholeRun, whole_run
-from ...calib.memory.devices import known_device
-from ...calib.memory.peak import MemoryEstimate, Verdict, host_nbytes
+from ...calib.forecast import WholeRun, whole_run
+from ...calib.memory import MemoryEstimate, Verdict, host_nbytes, known_device
 from ...calib.network.cluster import link_figures
-from ...calib.records.iso_times import stamped
+from ...calib.records import stamped
 from ...calib.shell import joined
-from ...calib.steps.model import FittedSteps
+from ...calib.steps import FittedSteps
 from ...calib.units import format_bytes, format_time
-from ...calib.workload.argument_values import shown, whole
-from ...calib.workload.config import RunConfig, takes_options
-from ...calib.workload.model_shape import at_least_one
+from ...calib.workload import RunConfig, at_least_one, shown, takes_options, whole
 from ..known.machines import Machine
 from ..options.plan_options import read_prices, read_tokens
 from .other_run import OtherRun

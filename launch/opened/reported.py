@@ -10,15 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...calib.answers.analysis import analyse
-from ...calib.answers.answer import Answer
-from ...calib.answers.finish_line import moment
-from ...calib.answers.request import Request
-from ...calib.answers.transcript import prefixed
+from ...calib.answers import Answer, Request, analyse, moment, prefixed
 from ...calib.errors import RecordError
-from ...calib.records.files import write_text
-from ...calib.records.iso_times import stamped
-from ...calib.samples.table import SampleTable
+from ...calib.records import stamped, write_text
+from ...calib.samples import SampleTable
 from ...calib.shell import quoted
 from ..directory.bounded_files import number
 from ..directory.forecast_log import end_of_run, finish_line, read_forecasts

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...calib.advice.planning import Candidate, Plan
-from ...calib.arguments.launch_lines import Change, LaunchLine, launch_line
+from ...calib.advice import Candidate, Plan
+from ...calib.arguments import Change, LaunchLine, launch_line
 from ...calib.errors import ConfigError
-from ...calib.memory.peak import Verdict
-from ...calib.records.files import replace_file
-from ...calib.records.iso_times import stamped
-from ...calib.records.run_values import Launch
+from ...calib.memory import Verdict
+from ...calib.records import Launch, replace_file, stamped
 from ...calib.shell import quoted, shown
 from ...calib.units import format_time
-from ...calib.workload.config import RunConfig
+from ...calib.workload import RunConfig
 from ..known.launches import launch_of_command, launch_of_run
 from ..wrapper.log_lines import one_line
 from ..wrapper.resubmit import MARK, is_ours, sealed

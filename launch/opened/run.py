@@ -20,8 +20,8 @@ from .told import Told
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ...calib.arguments.short_names import AxisValue
-    from ...calib.search.found import Effort
+    from ...calib.arguments import AxisValue
+    from ...calib.search import Effort
     from ..known.machines import Machine
     from ..known.runs import Loaded
     from ..options.plan_options import Several
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @contextmanager
 def quiet_search(top: int) -> Iterator[Effort]:
     """The effort of a search that takes one processor and says nothing."""
-    from ...calib.search.found import Effort
+    from ...calib.search import Effort
 
     yield Effort(top=top)
 
@@ -82,7 +82,7 @@ class Run(Told):
 
         Raises ``CalibrationError`` where nobody knows how many steps it has.
         """
-        from ...hooks.process.host_wandb import FORECAST
+        from ...hooks.process import FORECAST
         from ..directory.forecast_log import end_of_run
         from .said import RunForecast
 
@@ -249,7 +249,7 @@ class Run(Told):
         ``open_machine`` for what is raised.
         """
         from ...calib.fit.priors import UNKNOWN_DEVICE, device_prior
-        from ...calib.memory.devices import known_device
+        from ...calib.memory import known_device
 
         device = self.device if device is None else device
         if device is None:
@@ -265,7 +265,7 @@ class Run(Told):
 
     def to_json(self) -> dict[str, Any]:
         """Which run it is, and what it was loaded with."""
-        from ...calib.records.iso_times import stamped
+        from ...calib.records import stamped
 
         return stamped({"run_id": self.run_id, "directory": str(self.directory)})
 

@@ -7,9 +7,9 @@ from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from ...calib.answers.finish_line import moment
+from ...calib.answers import moment
 from ...calib.errors import RecordError
-from ...calib.records.iso_times import LONGEST_S, Action, action_text, stamped
+from ...calib.records import LONGEST_S, Action, action_text, stamped
 from ...calib.units import format_time
 from .told import Told
 

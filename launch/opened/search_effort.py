@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from ...calib.search.found import Effort
+from ...calib.search import Effort
 from ..report.progress import Bar
 
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from ... import __version__
 
 if TYPE_CHECKING:
-    from ...calib.steps.model import FittedSteps
-    from ...calib.workload.config import RunConfig
+    from ...calib.steps import FittedSteps
+    from ...calib.workload import RunConfig
 
 
 def write_trace(path: Path | str, steps: FittedSteps, layouts: Mapping[str, RunConfig]) -> None:
     """A process for each layout by its name, all on one scale; compressed where the name ends in
     ``.gz``.  ``OSError`` where the file cannot be written."""
     # Of use here alone, and slow to import.
-    from ...calib.answers.step_traces import PREDICTED, step_trace
-    from ...calib.records.files import write_json
+    from ...calib.answers import PREDICTED, step_trace
+    from ...calib.records import write_json
 
     estimates = {f"{PREDICTED}, {name}": steps.estimate(one) for name, one in layouts.items()}
     write_json(Path(path), step_trace(estimates, version=__version__))

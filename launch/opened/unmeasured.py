@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...calib.arguments.megatron_args import apply_options
+from ...calib.arguments import apply_options
 from ...calib.errors import CalibrationError, ConfigError
-from ...calib.memory.devices import known_device
-from ...calib.search.labels import layout_label
-from ...calib.workload.config import Batch, ModelShape, Parallelism, Precision, RunConfig
+from ...calib.memory import known_device
+from ...calib.search import layout_label
+from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig
 from ..options.cluster_files import read_cluster
 from .run import Run, quiet_search
 
@@ -77,7 +77,7 @@ class Unmeasured(Run):
 
     def _open(self, device: str | None) -> Machine:
         if device not in self._opened:
-            from ...calib.differences.norms import modelled_nearest  # slow to import, like these
+            from ...calib.differences import modelled_nearest  # slow to import, like these
             from ..known.machine_fits import device_machine
             from ..known.published_rows import published_rows
 

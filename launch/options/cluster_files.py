@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
-from ...calib.records.cluster import KEYS, StatedNodes, stated_nodes
+from ...calib.records import KEYS, StatedNodes, stated_nodes
 
 _MOST_NBYTES = 1 << 16
 

@@ -13,17 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...calib.arguments.hugging_face import from_hugging_face, in_its_precision
-from ...calib.arguments.launchers import ranks_of
-from ...calib.arguments.megatron_command import (
+from ...calib.arguments import (
     Described,
     config_from_command,
     config_from_mapping,
+    from_hugging_face,
+    in_its_precision,
+    ranks_of,
     split_launcher,
 )
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
-from ...calib.workload.config import VOCAB_MULTIPLE, RunConfig
+from ...calib.workload import VOCAB_MULTIPLE, RunConfig
 from .nested_files import joined
 
 MAX_NBYTES = 1 << 20

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...calib.errors import ConfigError
-from ...calib.workload.argument_values import shown
+from ...calib.workload import shown
 from .schema_option import add_schema_option
 
 SCHEMA_FILE = Path(__file__).parents[1] / "report" / "diff.schema.json"

@@ -21,11 +21,9 @@ from ..._forerun_autoload import FLAGS as FLAGS
 from ..._forerun_autoload import near
 from ..._forerun_autoload import split as split
 from ...calib.errors import ConfigError
-from ...calib.records.cluster import StatedNodes
-from ...calib.workload.run_options import DeviceChoice, Flag, Goals, Reads, options
-from ...hooks.process import interpreter
-from ...hooks.process.launch_identity import process_start
-from ...hooks.process.settings import CadenceHint, RankInfo, Settings
+from ...calib.records import StatedNodes
+from ...calib.workload import DeviceChoice, Flag, Goals, Reads, options
+from ...hooks.process import CadenceHint, RankInfo, Settings, interpreter, process_start
 from .cluster_files import read_cluster
 
 FLAG = FLAGS[1]

@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
-from ...calib.arguments.launchers import split_variables
-from ...calib.arguments.megatron_command import split_launcher
-from ...calib.arguments.shell_text import commands, of_options
+from ...calib.arguments import commands, of_options, split_launcher, split_variables
 from ...calib.errors import ConfigError
 
 _SHELLS = ("bash", "sh", "dash", "zsh", "ksh")

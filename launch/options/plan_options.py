@@ -11,14 +11,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ...calib.arguments.short_names import LAYOUT_NAMES, Keep
+from ...calib.arguments import LAYOUT_NAMES, Keep
 from ...calib.errors import ConfigError
-from ...calib.forecast.remaining_schedule import read_count
-from ...calib.memory.devices import known_device
+from ...calib.forecast import read_count
+from ...calib.memory import known_device
 from ...calib.units import GIB
-from ...calib.workload.argument_values import shown, whole
-from ...calib.workload.config import Batch, RunConfig
-from ...calib.workload.model_shape import at_least_one, at_most
+from ...calib.workload import Batch, RunConfig, at_least_one, at_most, shown, whole
 
 SCHEMA_FILE = Path(__file__).parents[1] / "report" / "answers.schema.json"
 """Of what ``predict`` and ``plan`` print for programs: JSON Schema, draft 2020-12."""

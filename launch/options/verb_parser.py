@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from ...calib.workload.argument_values import shown
+from ...calib.workload import shown
 
 USAGE = 2
 """The exit code of what cannot be understood."""
@@ -51,7 +51,7 @@ def not_taken(verbs: argparse.ArgumentParser, verb: str, words: Sequence[str]) -
 
     ``verbs`` is the parser of all of them.
     """
-    from ...calib.arguments.short_names import LAYOUT_NAMES
+    from ...calib.arguments import LAYOUT_NAMES
 
     subs = next(a for a in verbs._actions if isinstance(a, argparse._SubParsersAction)).choices
     taken = {name: set(sub._option_string_actions) for name, sub in subs.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from ...calib.workload.argument_values import whole
+from ...calib.workload import whole
 
 NO_DIRECTORY = "-"
 """In the place of DIR: published measurements answer in place of a run."""

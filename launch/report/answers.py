@@ -9,16 +9,12 @@ from statistics import median
 from typing import Any
 
 from ... import __version__
-from ...calib.answers.answer import Answer
-from ...calib.answers.request import Request
-from ...calib.answers.step_traces import PREDICTED, step_trace
-from ...calib.forecast.evaluation import Evaluation
-from ...calib.records.files import OPEN, PRIVATE, write_json
-from ...calib.records.iso_times import with_iso_times
-from ...calib.samples.store import write_table
-from ...calib.samples.table import SampleTable
-from ...calib.timeline.items import MeasuredSpan
-from ...hooks.process.host_wandb import FORECAST
+from ...calib.answers import PREDICTED, Answer, Request, step_trace
+from ...calib.forecast import Evaluation
+from ...calib.records import OPEN, PRIVATE, with_iso_times, write_json
+from ...calib.samples import SampleTable, write_table
+from ...calib.timeline import MeasuredSpan
+from ...hooks.process import FORECAST
 from ..directory.each_file import write_each
 from ..directory.forecast_log import FORECASTS, append_forecast
 from ..directory.publishing import Place

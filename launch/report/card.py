@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...calib.advice.planning import Plan
-from ...calib.answers.answer import Answer, Modelled
-from ...calib.answers.finish_line import moment
-from ...calib.answers.transcript import PREFIX, run_line
-from ...calib.forecast.rates import rest_of_run
+from ...calib.advice import Plan
+from ...calib.answers import PREFIX, Answer, Modelled, moment, run_line
+from ...calib.forecast import rest_of_run
 from ...calib.shell import quoted
 from ...calib.units import format_count, format_frac, format_time
 

@@ -9,7 +9,7 @@ from ...calib.units import format_bytes, format_count, format_frac, format_time
 from .table import ReportTable
 
 if TYPE_CHECKING:
-    from ...calib.advice.planning import Candidate
+    from ...calib.advice import Candidate
 
 
 class Cell(str):

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...calib.differences.levels import Difference, Side, TermChange, Verdict
-from ...calib.differences.terms import ALL_ELSE
+from ...calib.differences import ALL_ELSE, Difference, Side, TermChange, Verdict
 from ...calib.units import format_count, format_time
 from .explain_text import Scale, wrapped
 

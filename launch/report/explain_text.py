@@ -6,9 +6,9 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...calib.advice.explanation import Change, Difference, Explained, Explanation, TermTime
+from ...calib.advice import Change, Difference, Explained, Explanation, TermTime
 from ...calib.fit.estimates import Source
-from ...calib.timeline.terms import TERM_TEXTS
+from ...calib.timeline import TERM_TEXTS
 from ...calib.units import format_frac
 
 WIDTH = 80

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...calib.answers.answer import Answer, Modelled
-from ...calib.forecast.evaluation import Coverage, Evaluation, PastForecast
-from ...calib.timeline.items import MeasuredSpan
+from ...calib.answers import Answer, Modelled
+from ...calib.forecast import Coverage, Evaluation, PastForecast
+from ...calib.timeline import MeasuredSpan
 from ..directory.run_log import StepPoint
 from ..drawing.bar_charts import waiting_chart, work_chart
 from ..drawing.canvas import Drawing

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ...calib.advice.axes import axis_value, recompute_text
-from ...calib.advice.host_limits import left_out
-from ...calib.advice.planning import Candidate, Plan, layout_label
+from ...calib.advice import Candidate, Plan, axis_value, left_out, recompute_text
 from ...calib.fit.estimates import Source
-from ...calib.forecast.rates import RunLeft
-from ...calib.memory.peak import Verdict
-from ...calib.workload.config import RunConfig
+from ...calib.forecast import RunLeft
+from ...calib.memory import Verdict
+from ...calib.search import layout_label
+from ...calib.workload import RunConfig
 from .cells import (
     against_cell,
     bytes_cell,
@@ -25,7 +24,7 @@ from .table import ReportTable, table_of
 from .throughput_cells import COST, SPARE, TOKENS, throughput_cells
 
 if TYPE_CHECKING:
-    from ...calib.advice.micro_batch import MicroBatchAdvice
+    from ...calib.advice import MicroBatchAdvice
 
 # A page's worth; --top shows more.
 NUM_LAYOUTS = 10

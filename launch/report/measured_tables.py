@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...calib.answers.answer import Answer
+from ...calib.answers import Answer
 from ...calib.units import format_count, format_time
 from .cells import bytes_cell, count_cell, time_cell, whole_cell
 from .table import ReportTable, table_of

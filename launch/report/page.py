@@ -14,14 +14,13 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from ... import __version__
-from ...calib.answers.answer import Answer, Modelled
-from ...calib.answers.what_if import predict_words
+from ...calib.answers import Answer, Modelled, predict_words
 from ...calib.errors import RecordError
-from ...calib.forecast.evaluation import step_coverage
-from ...calib.records.files import write_text
-from ...calib.samples.table import SampleTable
+from ...calib.forecast import step_coverage
+from ...calib.records import write_text
+from ...calib.samples import SampleTable
 from ...calib.shell import joined, quoted
-from ...calib.timeline.items import MeasuredSpan
+from ...calib.timeline import MeasuredSpan
 from ..directory.each_file import write_each
 from ..directory.forecast_log import Logged, finish_line, read_forecasts
 from ..directory.publishing import PICTURES, Place

@@ -6,10 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...calib.advice.planning import Candidate
-from ...calib.advice.scaling import ScalePoint
-from ...calib.forecast.rates import Throughput
-from ...calib.forecast.whole import WholeRun
+from ...calib.advice import Candidate, ScalePoint
+from ...calib.forecast import Throughput, WholeRun
 from ...calib.units import format_count, format_frac, format_time
 from .scaling_text import TOO_FAR
 from .table import ReportTable, table_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ...calib.answers.answer import Answer, Modelled
-from ...calib.drift.stragglers import Clock
+from ...calib.answers import Answer, Modelled
+from ...calib.drift import Clock
 from ...calib.units import TERA, format_time
 from .cells import Cell, bytes_cell, count_cell, frac_cell, span_cell, time_cell, whole_cell
 from .layout_tables import layouts_table, micro_batch_table, telling_note

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...calib.advice.scaling import TRUSTED_FACTOR, Growth, Scaling
-from ...calib.timeline.terms import PART_TEXTS
+from ...calib.advice import TRUSTED_FACTOR, Growth, Scaling
+from ...calib.timeline import PART_TEXTS
 
 _BAR = 32
 """Characters of an efficiency of 1: with its words in 80 columns."""

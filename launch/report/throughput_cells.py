@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from ...calib.advice.planning import Candidate
-from ...calib.forecast.rates import RestOfRun, RunLeft, rest_of_run
+from ...calib.advice import Candidate
+from ...calib.forecast import RestOfRun, RunLeft, rest_of_run
 from ...calib.units import TERA
 from .cells import count_cell, frac_cell
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...calib.answers.answer import Answer
+from ...calib.answers import Answer
 from .measured_tables import measured_tables
 from .run_tables import notes, report_tables
 from .table import ReportTable, markdown_lines

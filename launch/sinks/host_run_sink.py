@@ -9,10 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...calib.records.files import replace_file
-from ...calib.records.run_values import PREFIX
-from ...hooks.process.host_wandb import HOST_TABLES, HOST_VALUES
-from ...hooks.process.settings import CompanionSettings
+from ...calib.records import PREFIX, replace_file
+from ...hooks.process import HOST_TABLES, HOST_VALUES, CompanionSettings
 from ..directory.publishing import place_of
 from .newest import Newest
 from .sink import Sink

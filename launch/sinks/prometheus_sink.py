@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...calib.records.files import replace_file
-from ...calib.records.run_values import ITERATION, RUN_VALUES
-from ...hooks.process.settings import CompanionSettings
+from ...calib.records import ITERATION, RUN_VALUES, replace_file
+from ...hooks.process import CompanionSettings
 from .newest import Newest
 from .sink import Sink
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...calib.records.run_values import Unsent
-from ...hooks.process.settings import CompanionSettings
+from ...calib.records import Unsent
+from ...hooks.process import CompanionSettings
 from .prometheus_sink import open_prometheus
 from .sink import Sink
 from .slurm_sink import open_slurm

@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
-from ...calib.records.run_values import TIME
+from ...calib.records import TIME
 from ...calib.units import format_time
-from ...calib.workload.run_options import Switch
-from ...hooks.process.settings import CompanionSettings
+from ...calib.workload import Switch
+from ...hooks.process import CompanionSettings
 from ..known.scheduler import Ask, ask_slurm
 from .newest import Newest
 from .sink import Sink

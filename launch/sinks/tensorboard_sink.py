@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...calib.records.files import open_own
-from ...calib.records.run_values import PREFIX, TIME
-from ...calib.workload.run_options import SinkChoice
-from ...hooks.process.interpreter import is_installed
-from ...hooks.process.settings import CompanionSettings
+from ...calib.records import PREFIX, TIME, open_own
+from ...calib.workload import SinkChoice
+from ...hooks.process import CompanionSettings, is_installed
 from .sink import NO_ROOM, Sink, has_room
 
 FOLDER = "forerun"

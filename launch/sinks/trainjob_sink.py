@@ -19,10 +19,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...calib.plain_json import parse_json
-from ...calib.records.iso_times import iso_time
-from ...calib.records.run_values import ITERATION, PREFIX, TIME
-from ...calib.workload.run_options import SinkChoice
-from ...hooks.process.settings import CompanionSettings
+from ...calib.records import ITERATION, PREFIX, TIME, iso_time
+from ...calib.workload import SinkChoice
+from ...hooks.process import CompanionSettings
 from .newest import Newest
 from .sink import Sink
 

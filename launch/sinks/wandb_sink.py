@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from ...calib.records.run_values import ITERATION, PREFIX, TIME
-from ...calib.workload.run_options import WandbMode
-from ...hooks.process.host_wandb import attach_report, define_steps, wandb_table
-from ...hooks.process.interpreter import is_installed
-from ...hooks.process.settings import CompanionSettings
+from ...calib.records import ITERATION, PREFIX, TIME
+from ...calib.workload import WandbMode
+from ...hooks.process import (
+    CompanionSettings,
+    attach_report,
+    define_steps,
+    is_installed,
+    wandb_table,
+)
 from ..directory.publishing import place_of
 from .host_run_sink import HostRun
 from .sink import NO_ROOM, Sink, has_room

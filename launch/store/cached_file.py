@@ -13,8 +13,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...calib.records.files import PRIVATE, replace_file
-from ...calib.records.run_values import LAUNCH, RUNS
+from ...calib.records import LAUNCH, PRIVATE, RUNS, replace_file
 from ..directory.bounded_files import read_bounded
 from ..directory.run_folders import top_of
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
-from ...calib.arguments.passed_on import restored
-from ...calib.records.files import replace_file
+from ...calib.arguments import restored
+from ...calib.records import replace_file
 from ...calib.shell import quoted
-from ...hooks.process.launch_note import is_module
+from ...hooks.process import is_module
 from ..directory.bounded_files import read_bounded
 from ..options.flags import split
 from .log_lines import one_line, say

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..._forerun_autoload import is_off
-from ...calib.arguments.passed_on import MASK, kept_command
+from ...calib.arguments import MASK, kept_command
 from ...calib.errors import ConfigError
 from ...calib.shell import joined
-from ...calib.workload.config_json import encode, encode_fields
-from ...calib.workload.run_options import OnAdvice, RunOptions
+from ...calib.workload import OnAdvice, RunOptions, encode, encode_fields
 from ..directory.launch_files import launch_id
 from ..options.flags import FLAGS, split
 from .log_lines import answer, complain, finish, hold_standard_descriptors, say

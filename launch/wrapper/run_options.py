@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from ...calib.records.iso_times import LONGEST_S
+from ...calib.records import LONGEST_S
 
 STOP_EXIT_CODE = 93
 """Stopped on advice: do not requeue."""

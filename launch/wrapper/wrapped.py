@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...hooks.process.launch_identity import LAUNCH_ID
+from ...hooks.process import LAUNCH_ID
 from ..directory.launch_files import LaunchFiles, NewestForecast, Stopped
 from ..known.scheduler import ask_slurm
 from ..options.flags import LIMIT, REQUESTS

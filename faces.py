@@ -1,0 +1,47 @@
+"""What a room shows to others: names of its ``__init__``, each loaded on first use.
+
+The names are those that the ``__init__`` imports for type checkers, below ``TYPE_CHECKING``: one
+list for readers, checkers and this module.  ``from ..memory import peak`` so loads the module of
+``peak`` and none beside it, and a command that needs no numpy loads none.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+def names_on_demand(package: str) -> Callable[[str], Any]:
+    """Returns the ``__getattr__`` of a package whose face its ``__init__`` lists for checkers."""
+    homes: dict[str, str] = {}
+
+    def named(name: str) -> Any:
+        if not homes:
+            homes.update(listed(package))
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(homes[name], package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return named
+
+
+def listed(package: str) -> dict[str, str]:
+    """Returns the module of each name on the face of a package, relative to the package.
+
+    The package's own source is read, by its loader; a package without one shows nothing, which
+    raises ImportError.
+    """
+    spec = find_spec(package)
+    loader: Any = spec and spec.loader
+    source = loader and loader.get_source(package)
+    if source is None:
+        raise ImportError(f"{package} has no source; its names are listed there: install the wheel")
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    shown = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
+    return {alias.name: f".{node.module}" for node in shown for alias in node.names}
