@@ -150,6 +150,7 @@ ANYTHING_IN = {
     "fit": "JSON that is not yet said as such",
     "importers": "values of traces that others wrote",
     "regressors": "an estimator of XGBoost, which may not be installed",
+    "workload/config.py": "a field of a dataclass, of whatever type it is",
     "workload/run_options.py": "what a field of a dataclass holds by default",
     "validation.py": "JSON, and whatever a scored model makes of a table",
 }

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..memory import OFFLOADED_MODULES
 from ..workload import (
+    CONFIG_SWITCHES,
     Arguments,
     Attention,
     Batch,
@@ -102,20 +103,18 @@ def from_namespace(args: object) -> RunConfig:
 def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
     """Fields that change how operators run, not which."""
     return {
+        **{n: given.is_on(o, default=default) for n, (o, default) in CONFIG_SWITCHES.items()},
         "fp8": _fp8(given),
         "wide_layers": _wide_layers(given),
         "keeps_fp8_params": _is_in_8_bits(given)
         and any(given.is_on(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param")),
         "attention": _attention(given),
-        "is_softmax_fused": given.is_on("masked_softmax_fusion", default=True),
         "is_softmax_wide": any(given.is_on(name) for name in _WIDE_SOFTMAX),
-        "is_loss_fused": given.is_on("cross_entropy_loss_fusion"),
         "keeps_fp32_logits": not (
             given.text("cross_entropy_fusion_impl") == "te"
             and given.is_on("cross_entropy_loss_fusion")
         ),
         "fuses_norms": not _is_local(given),
-        "fuses_gradient_accumulation": given.is_on("gradient_accumulation_fusion", default=True),
         "reduces_grads_in_bf16": _reduces_in_16_bits(given, precision),
         "defers_head_gradients": (is_deferred := _defers_heads(given)),
         "head_deferral_limit": given.number("wgrad_deferral_limit") if is_deferred else 0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..records import read_package_json
-from ..workload import ArgumentValue, is_true
+from ..workload import CONFIG_SWITCHES, ArgumentValue, is_true
 
 Values: TypeAlias = "dict[str, ArgumentValue]"
 """Values of arguments by their names in Megatron's namespace."""
@@ -21,7 +21,9 @@ one operator (fusions, dropout), which the samples of a run show by themselves, 
 argument that is listed itself (mamba_*, rl_*, fsdp_*).  ``harmless_when_validated`` are in the
 namespace alone: of switches that are spelled otherwise, or added by validation.
 """
-MODELLED = frozenset(NAMES["modelled"])
+_DEFAULTS = dict(CONFIG_SWITCHES.values())
+"""Defaults of switches that are fields of ``RunConfig``: modelled, whatever the lists say."""
+MODELLED = frozenset((*NAMES["modelled"], *_DEFAULTS))
 """Arguments that ``from_namespace`` reads, by their names in Megatron's namespace."""
 DERIVED = frozenset(NAMES["derived"])
 """Names that it reads as well, of validated arguments, of a ``TransformerConfig`` or a launcher."""
@@ -30,6 +32,7 @@ SWITCHED_OFF: tuple[str, ...] = tuple(NAMES["switched_off"])
 SPELLED: Mapping[str, tuple[str, ArgumentValue]] = {
     **{name: tuple(target) for name, target in NAMES["spelled"].items()},
     **{f"{no}_{name}": (name, False) for name in SWITCHED_OFF for no in ("no", "disable")},
+    **{f"no_{name}": (name, False) for name, is_on in _DEFAULTS.items() if is_on},
 }
 """Options named otherwise in the namespace: that name, and the value that a switch stands for."""
 PARALLEL_SWITCHES: Mapping[str, str] = {
@@ -54,7 +57,7 @@ EXPERT_SWITCHES: Mapping[str, str] = {
 }
 """The same by field of ``Experts``."""
 LEFT_OUT: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(NAMES["left_out"], ()),
+    **{name: () for name in NAMES["left_out"] if name not in MODELLED},
     **NAMES["left_out_unless"],
 }
 """Settings that touch time or memory and that the model leaves out, with the values beyond
@@ -67,14 +70,14 @@ ASIDE = frozenset(NAMES["aside"])
 steps of Megatron's own CI ran: named, wider by what they were off, and no reason to say no
 number.  Beside them keys of trainers' files that are no options of training: who runs where, what
 is logged and kept."""
-HARMLESS = frozenset(NAMES["harmless"])
+HARMLESS = frozenset(NAMES["harmless"]) - MODELLED - SPELLED.keys()
 _HARMLESS_WHEN_VALIDATED = frozenset(NAMES["harmless_when_validated"])
 # Words that leave a setting out of use, whoever wrote it: a shell, YAML or Python.
 _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(LEFT_OUT) | set(SWITCHED_OFF)
 # A YAML file may hold a list as the text that a shell would be given.
 _BRACKETS = re.compile(r"[\[\],]")
-SWITCHES = frozenset(NAMES["switches"])
+SWITCHES = frozenset((*NAMES["switches"], *_DEFAULTS))
 TOGETHER = {kind: frozenset(names) for kind, names in NAMES["said_together"].items()}
 """Arguments that mean something only together; several spellings of each mean the same."""
 GROUPS = (

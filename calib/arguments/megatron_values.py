@@ -15,6 +15,7 @@ from itertools import groupby
 
 from ..errors import ConfigError
 from ..workload import (
+    CONFIG_SWITCHES,
     Arguments,
     Attention,
     ContextComm,
@@ -195,7 +196,6 @@ def layout_values(config: RunConfig) -> Values:
         **{name: getattr(par, field) for field, name in PARALLEL_SWITCHES.items()},
         **sharding_values(par),
         **optimizer_values(config),
-        "cross_entropy_loss_fusion": config.is_loss_fused,
         "cross_entropy_fusion_impl": None if config.keeps_fp32_logits else "te",
         **_gradient_values(config),
         **_deferral_values(config),
@@ -215,9 +215,7 @@ def layout_values(config: RunConfig) -> Values:
         values.pop(PARALLEL_SWITCHES["gathers_beside_update"], None)
     if par.overlaps_p2p_ends:
         values["overlap_p2p_comm_warmup_flush"] = True
-    if not config.fuses_gradient_accumulation:
-        values["gradient_accumulation_fusion"] = False
-    return values
+    return values | _switches(config, is_layout=True)
 
 
 def model_values(config: RunConfig) -> Values:
@@ -256,8 +254,7 @@ def model_values(config: RunConfig) -> Values:
         values["transformer_impl"] = "local"
     if not model.has_bias:
         values["add_bias_linear"] = False
-    if not config.is_softmax_fused:
-        values["masked_softmax_fusion"] = False
+    values |= _switches(config, is_layout=False)
     if config.is_softmax_wide:
         values["attention_softmax_in_fp32"] = True
     return {
@@ -297,6 +294,16 @@ def _graph_values(config: RunConfig) -> Values:
     is_cut = bool(config.cuda_graph_scope) and not config.is_step_replayed
     impl = "transformer_engine" if is_cut else "local"
     return {"cuda_graph_impl": impl, "cuda_graph_scope": list(config.cuda_graph_scope)}
+
+
+def _switches(config: RunConfig, *, is_layout: bool) -> Values:
+    """Returns the switches of a config that are not at their defaults, layouts' or all others."""
+    both = ((option, getattr(config, n), usual) for n, (option, usual) in CONFIG_SWITCHES.items())
+    return {
+        option: value
+        for option, value, usual in both
+        if value is not usual and any(option in group for group in GROUPS) is is_layout
+    }
 
 
 def _can_be_said(target: str, value: object) -> bool:

@@ -31,6 +31,7 @@ from ..workload import (
     QuickEnum,
     Recompute,
     RunConfig,
+    switch_values,
 )
 from .again import Again
 from .dense import (
@@ -186,8 +187,7 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         config.keeps_fp8_params,
         config.is_attention_fused,
         config.has_norms_inside,
-        config.is_softmax_fused,
-        config.is_loss_fused,
+        *switch_values(config),
         config.distributes_saved_activations,
         config.recompute_modules or is_selective if is_selective else None,
         shard_key(config),

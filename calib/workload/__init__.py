@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Placement,
     )
     from .config import (
+        CONFIG_SWITCHES,
         VOCAB_MULTIPLE,
         Attention,
         Batch,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
         Precision,
         Recompute,
         RunConfig,
+        switch,
+        switch_values,
         takes_options,
     )
     from .config_json import Encoded, decode, encode, encode_fields

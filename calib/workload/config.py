@@ -9,9 +9,11 @@ error says value, rule and remedy.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from operator import attrgetter
+from typing import Any
 
 from ..errors import ConfigError
 from ..plain_json import Json
@@ -150,6 +152,15 @@ VOCAB_MULTIPLE = 128
 """Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times tp."""
 
 
+def switch(option: str, *, default: bool = False) -> Any:
+    """Returns a field that is a switch of Megatron, by the name of its argument.
+
+    The argument is read from namespaces and launch lines, written into them, and part of what a
+    block depends on, by this alone (docs/extending/megatron_argument.md).
+    """
+    return field(default=default, metadata={"switch": option})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(Encoded):
     """Everything that determines a step, plus the cadence of the run."""
@@ -183,15 +194,15 @@ class RunConfig(Encoded):
     """Probability, as the next."""
     attention_dropout: float = 0.0
     """Probabilities; above 0 the backward phase needs a mask."""
-    is_softmax_fused: bool = True
+    is_softmax_fused: bool = switch("masked_softmax_fusion", default=True)
     """Scale, mask and softmax of unfused attention as one kernel."""
     is_softmax_wide: bool = True
     """Without that kernel softmax runs in fp32 (``--attention-softmax-in-fp32``)."""
-    is_loss_fused: bool = False
+    is_loss_fused: bool = switch("cross_entropy_loss_fusion")
     """Cross-entropy as one kernel (``--cross-entropy-loss-fusion``)."""
     keeps_fp32_logits: bool = True
     """The loss works on a copy of the logits; Transformer Engine's works in place."""
-    fuses_gradient_accumulation: bool = True
+    fuses_gradient_accumulation: bool = switch("gradient_accumulation_fusion", default=True)
     """Gradients of weights are added up within their products."""
     fuses_norms: bool = field(default=False, compare=False)
     """Norms before attention and MLP run inside the products behind them, as Transformer Engine's
@@ -399,6 +410,16 @@ class RunConfig(Encoded):
     def from_json(value: Mapping[str, Json]) -> RunConfig:
         """The config that ``to_json`` wrote; unknown keys are ignored, missing ones default."""
         return decode(RunConfig, value)
+
+
+CONFIG_SWITCHES: Mapping[str, tuple[str, bool]] = {
+    one.name: (one.metadata["switch"], bool(one.default))
+    for one in fields(RunConfig)
+    if "switch" in one.metadata
+}
+"""Megatron's argument and its default, by the field of ``RunConfig`` that is this switch."""
+switch_values: Callable[[RunConfig], tuple[bool, ...]] = attrgetter(*CONFIG_SWITCHES)
+"""Returns the values of those fields of a config, in their order."""
 
 
 def check_layout(model: ModelShape, par: Parallelism, batch: Batch) -> None:

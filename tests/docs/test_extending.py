@@ -10,6 +10,7 @@ from extending_pages import PAGES, blocks, extended, run, touched
 pytestmark = pytest.mark.slow
 
 MOST_FILES = 3
+PATCHED = ("megatron_argument.md", "operator_kind.md", "schedule.md", "table_reader.md")
 
 BARE = """
 from dataclasses import replace
@@ -28,7 +29,7 @@ for layers in (2, 4):
 """
 
 
-@pytest.mark.parametrize("page", ["operator_kind.md", "schedule.md", "table_reader.md"])
+@pytest.mark.parametrize("page", PATCHED)
 def test_a_page_asks_for_three_files_at_most(page: str) -> None:
     num_files, num_lines = touched(page)
     assert 0 < num_files <= MOST_FILES and num_lines < 50
@@ -42,6 +43,11 @@ def test_an_operator_kind_is_counted_priced_kept_and_timed(tmp_path: Path) -> No
     bare = run(BARE, unchanged).split()
     (script,) = blocks("operator_kind.md", "python")
     assert "gates timed" in run(script, path, str(tmp_path / "out"), *bare)
+
+
+def test_an_argument_of_megatron_is_read_written_and_priced(tmp_path: Path) -> None:
+    (script,) = blocks("megatron_argument.md", "python")
+    assert run(script, extended("megatron_argument.md", tmp_path)) == "2 norms more\n"
 
 
 def test_a_schedule_has_its_closed_form(tmp_path: Path) -> None:

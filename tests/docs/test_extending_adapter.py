@@ -25,13 +25,12 @@ from pathlib import Path
 
 import torch
 import toy_adapter
-from forerun.hooks.adapters import registry
 from forerun.hooks.process.settings import RankInfo, Settings
-from forerun.hooks.start import start
+import forerun.hooks.start as begin
 
-registry.ADAPTERS = (toy_adapter.wait_for, *registry.ADAPTERS)
+begin.ADAPTERS = (toy_adapter.wait_for, *begin.ADAPTERS)
 rank = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, run_id="toy")
-start(Settings(rank=rank, steps=8, every=0, directory=Path(sys.argv[1])))
+begin.start(Settings(rank=rank, steps=8, every=0, directory=Path(sys.argv[1])))
 
 import toyloop
 

@@ -15,7 +15,7 @@ from forerun.calib.arguments.megatron_options import MODELLED, SPELLED, options_
 from forerun.calib.arguments.megatron_rules import beside
 from forerun.calib.arguments.megatron_values import as_options
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.config import CONFIG_SWITCHES, RunConfig
 
 FRONT = ("torchrun", "--nproc-per-node=8", "--nnodes", "4", "pretrain_gpt.py")
 SIZES: Mapping[str, str] = {
@@ -29,6 +29,10 @@ SIZES: Mapping[str, str] = {
 """What every line needs."""
 SWITCH = ("",)
 VALUES: Mapping[str, tuple[str, ...]] = {
+    **{
+        f"--{'no-' * is_on}{option.replace('_', '-')}": SWITCH
+        for option, is_on in CONFIG_SWITCHES.values()
+    },
     "--account-for-embedding-in-pipeline-split": SWITCH,
     "--account-for-loss-in-pipeline-split": SWITCH,
     "--accumulate-allreduce-grads-in-fp32": SWITCH,
@@ -42,7 +46,6 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--context-parallel-size": ("1", "2"),
     "--cp-comm-type": ("p2p", "a2a", "all_gather", "a2a+p2p", "p2p a2a"),
     "--cross-entropy-fusion-impl": ("native", "te"),
-    "--cross-entropy-loss-fusion": SWITCH,
     "--cuda-graph-impl": ("none", "local", "transformer_engine"),
     "--cuda-graph-scope": ("full", "attn", "attn mlp", "full_iteration"),
     "--data-parallel-sharding-strategy": ("no_shard", "optim", "optim_grads_params"),
@@ -74,7 +77,6 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--fp8-recipe": ("delayed", "tensorwise", "mxfp8", "blockwise", "custom"),
     "--global-batch-size": ("64", "128"),
     "--grad-reduce-in-bf16": SWITCH,
-    "--no-gradient-accumulation-fusion": SWITCH,
     "--group-query-attention": SWITCH,
     "--hidden-dropout": ("0", "0.0", "0.1"),
     "--hierarchical-context-parallel-sizes": ("1 2", "2 1"),
@@ -83,7 +85,6 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--main-grads-dtype": ("fp32", "bf16"),
     "--main-params-dtype": ("fp32", "fp16"),
     "--make-vocab-size-divisible-by": ("1", "128", "256"),
-    "--no-masked-softmax-fusion": SWITCH,
     "--max-position-embeddings": ("128", "256"),
     "--megatron-fsdp-grad-comm-dtype": ("auto", "fp32", "bf16"),
     "--megatron-fsdp-main-grads-dtype": ("auto", "fp32", "bf16"),

@@ -23,6 +23,7 @@ from forerun.calib.arguments.megatron_rules import beside
 from forerun.calib.arguments.megatron_values import layout_values, model_values
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
+    CONFIG_SWITCHES,
     Attention,
     Batch,
     Cadence,
@@ -177,10 +178,8 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "recompute_num_layers": draw(st.integers(0, 1)) if recompute is Recompute.FULL else 0,
         "recompute_modules": draw(listed) if recompute is Recompute.SELECTIVE else (),
         "distributes_saved_activations": recompute is Recompute.FULL and draw(st.booleans()),
-        "is_loss_fused": (is_loss_fused := draw(st.booleans())),
-        "keeps_fp32_logits": not is_loss_fused or draw(st.booleans()),
-        "fuses_gradient_accumulation": draw(st.booleans()),
-        "is_softmax_fused": draw(st.booleans()),
+        **(switches := {name: draw(st.booleans()) for name in CONFIG_SWITCHES}),
+        "keeps_fp32_logits": not switches["is_loss_fused"] or draw(st.booleans()),
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),
         "optimizer_state_nbytes": draw(st.sampled_from([0, 6, 10])),
         "offload_modules": draw(st.sampled_from([(), ("core_attn", "expert_fc1")])),
