@@ -39,7 +39,7 @@ from forerun.calib.arguments import (
 )
 from forerun.calib.errors import ForerunError
 from forerun.launch.opened.other_run import OtherRun
-from forerun.launch.options.launch_scripts import line_inside
+from forerun.launch.options.config_files import line_inside
 
 SCRIPT = "pretrain_gpt.py"
 _USUAL_RANKS = 8

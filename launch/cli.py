@@ -12,7 +12,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -20,60 +20,42 @@ from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ..calib.workload import shown
 from ..hooks.process import needs
-from .commands.outcome import ExitCode as ExitCode
-from .options.verb_parser import VerbParser, near, not_taken, remedy
-from .options.without_directory import with_place
+from .outcome import ExitCode as ExitCode
 from .report.progress import waiting
+from .verbs.arguments import VerbParser, declare, near, not_taken, remedy
+from .verbs.asked_run import with_place
 
-_VERBS = {
-    "report": "commands.report_command:report",
-    "predict": "commands.answer_commands:predict",
-    "plan": "commands.plan_command:plan",
-    "validate": "commands.validate_command:validate",
-    "import": "commands.import_command:import_files",
-    "probe": "commands.probe_command:probe",
-    "status": "live.status_command:status",
-    "watch": "live.watch_command:watch",
-    "compare": "commands.compare_command:compare",
-    "diff": "commands.diff_command:diff",
-    "explain": "commands.explain_command:explain",
-    "normal": "commands.answer_commands:normal",
-    "run": "wrapper.run_command:run",
-    "doctor": "commands.doctor:doctor",
+VERBS = {
+    "report": "when a calibrated run ends, and where its step goes",
+    "predict": "step time of another layout: --tp 4 --mbs 2, or Megatron's own options",
+    "plan": "the best layouts on a number of GPUs, of the same kind or another",
+    "validate": "how right the models are on tables of measurements",
+    "import": "turn measurements of other tools into tables in Forerun's format",
+    "probe": "measure a new machine without training, alone or under torchrun",
+    "status": "where a live or finished run is now",
+    "watch": "status as it changes, until the run has ended",
+    "compare": "how right the forecasts were",
+    "diff": "which of two runs is slower, by how much, and where the time went",
+    "explain": "where the step time of a layout goes, and why it is faster than another",
+    "normal": "whether a run is as fast as published ones, and what differs",
+    "run": "start a training command and own the exit code that the scheduler sees",
+    "doctor": "what is installed here and would be attached; with a launch: what it wastes",
 }
-_OPTIONS = {
-    "report": "options.answer_options:add_report",
-    "predict": "options.answer_options:add_predict",
-    "plan": "options.answer_options:add_plan",
-    "validate": "options.measurement_options:add_validate",
-    "import": "options.measurement_options:add_import",
-    "probe": "options.measurement_options:add_probe",
-    "status": "options.progress_options:add_status",
-    "watch": "options.progress_options:add_watch",
-    "compare": "options.progress_options:add_compare",
-    "diff": "options.diff_options:add_diff",
-    "explain": "options.answer_options:add_explain",
-    "normal": "options.answer_options:add_normal",
-    "run": "wrapper.run_options:add_run",
-    "doctor": "options.measurement_options:add_doctor",
-}
-"""What adds the parser of a verb."""
-_OF_A_LAUNCH = "commands.lint_command:lint_launch"
-"""``doctor`` where a launch is given."""
+"""What each verb answers; the module of ``verbs`` that has its name says what it takes."""
+_MODULES = {"import": "import_tables", "watch": "status"}
+"""Verbs whose module has another name."""
 _BARE = frozenset({"doctor", "run", "status", "watch"})
 """Verbs of the standard library."""
-_CACHED = frozenset({"plan", "predict", "explain", "normal", "report", "compare"})
+_CACHED = frozenset({"plan", "predict", "explain", "normal", "report"})
 """Verbs that answer from a cached fit, which holds for the packages that it was made with: those
 are looked at where there is none."""
-_SLOW = _CACHED - {"compare"} | {"diff", "validate", "import", "probe"}
+_SLOW = _CACHED | {"diff", "validate", "import", "probe"}
 """Verbs that may be waited for."""
 _FIRST = ("--help", "-h", "--version")
 """What may stand in place of a verb."""
 _NUM_ALLOCATED = 100_000
 """New objects between two looks for garbage.  What is imported stays to the end: looking through it
 again and again, and once more at exit, takes a tenth of a quick answer."""
-
-
 _QUESTIONS = (
     ("when it ends, and where a step goes", "report DIR"),
     ("where the run is now, until it ends", "watch DIR"),
@@ -102,26 +84,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command and not hasattr(args, "config") and not hasattr(args, "takes_command"):
         parser.error(f"{args.verb} takes no command after --; leave it out")
     if rest and not getattr(args, "takes_options", False):
-        return _fail(not_taken(build_parser(), args.verb, rest), ExitCode.USAGE)
+        return _fail(not_taken(verb_parsers(), args.verb, rest), ExitCode.USAGE)
     args.options, args.command = [*(getattr(args, "layout_words", None) or ()), *rest], command
-    if argv is None:
-        _keep_what_is_imported()
+    if argv is None:  # in a process of our own
+        gc.set_threshold(_NUM_ALLOCATED)
+        atexit.register(gc.freeze)
     try:
-        _check_packages(args.verb)
+        if args.verb not in _BARE | _CACHED and (text := needs(args.verb)):
+            raise ConfigError(text)
         with waiting(f"forerun {args.verb}") if args.verb in _SLOW else nullcontext():
-            code = int(_named(_place_of(args))(args))
-        _flush()
+            code = int(_module(args.verb).run(args))
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except ImportError:
         if text := needs(args.verb):
             return _fail(text, ExitCode.USAGE)
         raise
-    except ConfigError as err:
-        return _fail(err, ExitCode.USAGE)
-    except (RecordError, CalibrationError) as err:
-        return _fail(err, ExitCode.NO_DATA)
     except ForerunError as err:
-        return _fail(err, ExitCode.USAGE)
+        is_lacking = isinstance(err, (RecordError, CalibrationError))
+        return _fail(err, ExitCode.NO_DATA if is_lacking else ExitCode.USAGE)
     except BrokenPipeError:
         _drop_output()
         return ExitCode.ANSWER
@@ -129,17 +111,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _fail(_of_system(err), ExitCode.USAGE)
         _drop_output()
         return code
-
-
-def _keep_what_is_imported() -> None:
-    """In a process of our own, what is imported stays to the end."""
-    gc.set_threshold(_NUM_ALLOCATED)
-    atexit.register(gc.freeze)
-
-
-def _flush() -> None:
-    if sys.stdout is not None:
-        sys.stdout.flush()
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -157,14 +128,19 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     if first == "--version":
         return parser
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", prog=parser.prog)
-    for verb in (first,) if first in _OPTIONS else _OPTIONS:
-        _named(_OPTIONS[verb])(verbs)
-    for sub in verbs.choices.values():
+    for verb in (first,) if first in VERBS else VERBS:
+        sub = verbs.add_parser(verb, help=VERBS[verb], allow_abbrev=False)
+        if first not in _FIRST:
+            _module(verb).add_arguments(sub)
         if "--json" not in sub._option_string_actions:
-            sub.add_argument(
-                "--json", action="store_true", help="print one JSON value on standard output"
-            )
+            declare(sub, "--json  print one JSON value on standard output")
     return parser
+
+
+def verb_parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each verb by its name."""
+    actions = build_parser()._actions
+    return next(dict(a.choices) for a in actions if isinstance(a, argparse._SubParsersAction))
 
 
 def _split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -180,14 +156,13 @@ def _without_verb(words: Sequence[str]) -> int | None:
     if not words:
         print(_questions())
         return ExitCode.ANSWER
-    if words[0] in (*_VERBS, *_FIRST):
+    if words[0] in (*VERBS, *_FIRST):
         return None
+    hint = remedy(words[0], VERBS)
     if words[0][:1] == "-":
-        said = (
-            near(words[0], _FIRST, cutoff=0.7) or "the verb comes first: forerun report DIR --json"
-        )
-        return _fail(f"{shown(words[0])} is not a verb; {said}", ExitCode.USAGE)
-    return _fail(f"{shown(words[0])} is not a verb; {remedy(words[0], _VERBS)}", ExitCode.USAGE)
+        hint = near(words[0], _FIRST, cutoff=0.7)
+        hint = hint or "the verb comes first: forerun report DIR --json"
+    return _fail(f"{shown(words[0])} is not a verb; {hint}", ExitCode.USAGE)
 
 
 def _questions() -> str:
@@ -197,24 +172,9 @@ def _questions() -> str:
     return "\n".join(["Questions to a calibrated run:", "", *rows, "", end])
 
 
-def _check_packages(verb: str) -> None:
-    """``ConfigError`` where the verb needs packages that are not here."""
-    if verb not in _BARE | _CACHED and (text := needs(verb)):
-        raise ConfigError(text)
-
-
-def _place_of(args: argparse.Namespace) -> str:
-    if args.verb == "doctor":
-        from .options.lint_options import is_of_a_launch  # of use there alone
-
-        return _OF_A_LAUNCH if is_of_a_launch(args) else _VERBS["doctor"]
-    return _VERBS[args.verb]
-
-
-def _named(place: str) -> Callable[..., Any]:
-    """The function of a table, imported only now so that help stays quick."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(f".{module}", __package__), name)
+def _module(verb: str) -> Any:
+    """The module of a verb, imported only now so that help stays quick."""
+    return importlib.import_module(f".verbs.{_MODULES.get(verb, verb)}", __package__)
 
 
 def _fail(err: Exception | str, code: ExitCode) -> int:

@@ -20,9 +20,12 @@ ROOT = Path(__file__).parent.parent
 TRAINING = ("__init__.py", "_forerun_autoload.py", "launch/__main__.py", "launch/autoload.py")
 BESIDE_TRAINING = {"hooks/probing/probe_sweep.py"}
 """Of the verb ``probe``, which says what it lacks."""
-GUARDED = {"calib/advice/probes.py", "launch/opened/loading.py", "launch/opened/run.py"}
-"""Imported only where numpy has been found: ``hooks/session/trace_turns.py`` asks first; and where
-a session asks the facade for it."""
+GUARDED = {
+    *("calib/advice/probes.py", "launch/opened/loading.py", "launch/opened/run.py"),
+    "launch/verbs/lint.py",
+}
+"""Imported only where numpy has been found: ``hooks/session/trace_turns.py`` asks first; where a
+session asks the facade for it; and where ``doctor`` is asked of a launch."""
 HOSTS = {"torch", "megatron", "transformers", "lightning", "pytorch_lightning", "torchtitan"}
 OWN = {"forerun"}
 BARE = """
@@ -78,9 +81,7 @@ def test_what_trains_imports_the_standard_library_and_its_host() -> None:
 
 
 def test_run_and_doctor_import_the_standard_library() -> None:
-    found = _foreign(
-        [ROOT / "launch" / name for name in ("wrapper/run_command.py", "commands/doctor.py")]
-    )
+    found = _foreign([ROOT / "launch" / name for name in ("verbs/run.py", "verbs/doctor.py")])
     # Only where the companion opens a run of its own there.
     foreign = {(path, name) for path, name in found if name not in HOSTS | OWN}
     assert foreign <= {("launch/sinks/wandb_sink.py", "wandb")}

@@ -1,27 +1,30 @@
-"""What the companion does with events: reads what the hooks wrote, answers, and logs to W&B."""
+"""What the companion does with events: reads what hooks wrote, answers, logs, gives orders."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ...calib.advice import Decision
 from ...calib.answers import Answer, Request, analyse, finish_lines, renewed
 from ...calib.drift import Drift
 from ...calib.errors import ForerunError
 from ...calib.forecast import Evaluation, batch_levels, step_groups
+from ...calib.records import Action
 from ...calib.samples import RecentWindows, RunReader, SampleTable
 from ...calib.timeline import MeasuredSpan, measured_spans
 from ...calib.workload import OnAdvice
-from ...hooks.process import CompanionSettings
+from ...hooks.process import RESTART_WINDOWS, CompanionSettings
 from ..directory.forecast_log import end_of_run, finish_line
+from ..directory.launch_files import REQUEST_RULE, STOP_REQUEST
 from ..directory.publishing import Place, Publisher, place_of
-from ..directory.run_log import LoggedStep, RunLog
-from ..directory.step_file import write_steps
-from ..known.launches import absent_in
-from ..known.published_rows import with_normal
+from ..directory.run_folders import number, read_object
+from ..directory.run_log import LoggedStep, RunLog, score_line, write_steps
+from ..known.machine import absent_in
 from ..known.runs import Earlier
+from ..known.table_files import with_normal
 from ..report.answers import (
     summary_values,
     wandb_tables,
@@ -36,12 +39,9 @@ from ..report.run_tables import windows_tables
 from ..report.whole_report import tables_of
 from ..sinks.registry import AllSinks
 from ..sinks.sink import Sink
-from .closed_windows import Closed, ClosedWindows
 from .drift_watch import DriftWatch
-from .energy import ReadEnergy, open_meter
-from .forecasting import Forecasts, OwnWork, RunSoFar
+from .forecasting import Forecasts, OwnWork, ReadEnergy, RunSoFar, open_meter
 from .log_lines import Writing, say, say_lines
-from .orders import AdviceOrders, StopRequests
 
 _ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
 PATIENCE_S = 30.0
@@ -50,10 +50,8 @@ LOOK_EVERY_S = 1.0
 """How often they are looked for."""
 LEAST_LEFT_S = 20.0
 """Of a run, for another window: ranks agree on its first step 12 s before it in a calm run."""
-
-
-def _to_nobody(order: dict[str, Any]) -> None:
-    """Where no training listens."""
+MOST_WINDOWS = 3
+"""Windows that are reopened for a second opinion in one run."""
 
 
 class CompanionLoop:
@@ -66,16 +64,13 @@ class CompanionLoop:
         publisher: Publisher | None = None,
         open_sink: Callable[[CompanionSettings], Sink] | None = None,
         read_energy: ReadEnergy | None = None,
-        give_order: Callable[[dict[str, Any]], object] = _to_nobody,
+        give_order: Callable[[dict[str, Any]], object] = lambda order: None,
     ) -> None:
         settings, rank = told.settings, told.settings.rank
         self._told, self._place = told, place_of(told)
-        self._asked = Request(
-            now_unix_s=0.0,  # read by the caller
-            goals=settings.goals,
-            num_restarts=told.num_restarts,
-            host_argv=settings.host_argv,
-        )
+        asked = {"goals": settings.goals, "host_argv": settings.host_argv}
+        # The time is read by the caller.
+        self._asked = Request(now_unix_s=0.0, num_restarts=told.num_restarts, **asked)
         self._publisher = publisher or Publisher(self._place)
         self._orders = AdviceOrders(settings.on_advice, give_order)
         self._requests = StopRequests(self._place, give_order, since_unix_s=told.asked_since_unix_s)
@@ -91,12 +86,10 @@ class CompanionLoop:
         )
         meter = read_energy or open_meter(rank.local_world_size, os.environ)
         self._run = RunSoFar(num_nodes=rank.world_size / rank.local_world_size, meter=meter)
-        self._forecasts = Forecasts()
-        self._own_work = OwnWork()
+        self._forecasts, self._own_work = Forecasts(), OwnWork()
         self._earlier = Earlier(settings.directory)
         self._reader = RunReader(settings.directory, rank.run_id)
-        self._windows = RecentWindows()
-        self._closed = ClosedWindows()
+        self._windows, self._closed = RecentWindows(), ClosedWindows()
         self._answer: Answer | None = None
         self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
         self._met: tuple[str, ...] = ()
@@ -185,16 +178,16 @@ class CompanionLoop:
         track = self._writing(lambda: self._steps.close(place, end_unix_s))
         if self._answer is not None:
             ended_unix_s = end_of_run(place.directory, place.run_id)
-            self._answer = replace(self._answer, ended_unix_s=ended_unix_s)
+            self._answer = answer = replace(self._answer, ended_unix_s=ended_unix_s)
             # Once more: the end tells what the finishes that windows predicted were worth.
-            if self._answer.modelled is not None:
-                windows = wandb_tables(windows_tables(self._answer))
-                self._sink.tables(self._run.last_iteration, windows)
+            if answer.modelled is not None:
+                tables = wandb_tables(windows_tables(answer))
+                self._sink.tables(self._run.last_iteration, tables)
         if self._publisher.is_newest():
             self._write_last(place, track)
             self._publish()
         self._publisher.end()
-        say(self._steps.score.line())
+        say(score_line(self._steps.score.summary()))
         say(finish_line(track) if track else "")
         self._sink.close(self._summary())
 
@@ -252,8 +245,7 @@ class CompanionLoop:
         self._forecasts.rebase()
         if self._answer is not None and (modelled := self._answer.modelled) is not None:
             view = replace(modelled.model_forecast, recorded_s=())
-            modelled = replace(modelled, model_forecast=view)
-            self._answer = replace(self._answer, modelled=modelled)
+            self._answer = replace(self._answer, modelled=replace(modelled, model_forecast=view))
 
     def _forecast_again(self, now_unix_s: float) -> None:
         """Between windows: all steps so far, no new fit."""
@@ -330,3 +322,124 @@ class CompanionLoop:
 
     def _flush(self, **how: bool) -> None:
         self._steps.flush(self._answer, self._watching.values, **how)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A window that waits for its answer."""
+
+    window: int
+    last_iteration: int
+    since_unix_s: float
+    is_again: bool = False
+    """It had its answer; probes have come since."""
+
+
+class ClosedWindows:
+    """Takes windows as they close, and counts those that closed while another was analysed."""
+
+    def __init__(self) -> None:
+        self.waiting: Closed | None = None
+        self._newest = -1
+        self._skipped: list[int] = []
+
+    def close(self, event: dict[str, Any], now_unix_s: float, *, is_probed: bool = False) -> None:
+        """A window has closed, or was probed after that; it takes the place of one that waits."""
+        window, waiting = int(event["window"]), self.waiting
+        if is_probed and waiting is not None and waiting.window > window:
+            return  # the answer of that window has these probes as well
+        start = window - window % RESTART_WINDOWS
+        if waiting is not None and waiting.window < start:  # the loop was begun again
+            self._skipped = [*self._skipped_before(waiting.window), waiting.window]
+            self._newest = waiting.window
+        self.waiting = Closed(
+            window=window,
+            last_iteration=int(event["last_step"]) + 1,
+            since_unix_s=now_unix_s,
+            is_again=is_probed and waiting is None,
+        )
+
+    def settle(self) -> None:
+        """The window that waits is done with, with an answer or without."""
+        if self.waiting is not None:
+            self._skipped = self._skipped_before(self.waiting.window)
+            self._newest = self.waiting.window
+        self.waiting = None
+
+    def problems(self) -> tuple[str, ...]:
+        """A line for the answer of the one that waits on what was passed over so far; maybe none.
+
+        >>> windows = ClosedWindows()
+        >>> for window in (0, 3):
+        ...     windows.settle()
+        ...     windows.close({"window": window, "last_step": 10}, 0.0)
+        ...     [problem.partition(":")[0] for problem in windows.problems()]
+        []
+        ['2 windows have no answer of their own, the last of them window 2']
+        >>> windows.close({"window": RESTART_WINDOWS, "last_step": 10}, 0.0)  # begun again
+        >>> windows.problems()[0].partition(":")[0]
+        '3 windows have no answer of their own, the last of them window 3'
+        """
+        skipped = [] if self.waiting is None else self._skipped_before(self.waiting.window)
+        if not skipped:
+            return ()
+        count = "1 window has" if len(skipped) == 1 else f"{len(skipped)} windows have"
+        return (
+            f"{count} no answer of their own, the last of them window {skipped[-1]}: an earlier "
+            "window was still being analysed; this answer includes their samples",
+        )
+
+    def counts(self) -> dict[str, int]:
+        """For the score."""
+        return {"num_skipped_windows": len(self._skipped)} if self._skipped else {}
+
+    def _skipped_before(self, window: int) -> list[int]:
+        first = max(self._newest + 1, window - window % RESTART_WINDOWS)
+        return [*self._skipped, *range(first, window)]
+
+
+class AdviceOrders:
+    """Advice needs two windows in a row: the second is asked for, so that it comes soon."""
+
+    def __init__(self, on_advice: OnAdvice, give: Callable[[dict[str, Any]], object]) -> None:
+        self._may_stop = on_advice is OnAdvice.STOP
+        self._give = give
+        self._num_windows = 0
+
+    def follow(self, decision: Decision) -> None:
+        """Ask for what follows from a decision; for a stop only where the user has opted in."""
+        if decision.action is Action.STOP:
+            if self._may_stop:
+                met = [reason for reason in decision.reasons if reason.is_met]
+                order = {"order": "stop", "rule": met[0].rule.value if met else ""}
+                order["reason"] = "; ".join(reason.text for reason in met)
+                self._give({**order, "command": list(decision.command)})
+        elif decision.rules_met and self._num_windows < MOST_WINDOWS:
+            self._num_windows += 1
+            rules = ", ".join(sorted(rule.value for rule in decision.rules_met))
+            self._give({"order": "window", "reason": f"{rules}: a second window must confirm it"})
+
+
+class StopRequests:
+    """A request becomes an order to all ranks, once; only one that is for this launch."""
+
+    def __init__(
+        self, place: Place, give: Callable[[dict[str, Any]], object], *, since_unix_s: float = 0.0
+    ) -> None:
+        self._place = place
+        self._since_unix_s = since_unix_s
+        self._give = give
+        self._is_given = False
+
+    def look(self) -> None:
+        """Pass on a request of the launch's own wrapper."""
+        if self._is_given or not self._place.launch_id:
+            return
+        value = read_object(self._place.path / STOP_REQUEST)
+        if value is None or value.get("launch_id") != self._place.launch_id:
+            return
+        # A name may be given again, and the wrapper of the launch before have died.
+        if number(value.get("unix_s")) < self._since_unix_s:
+            return
+        self._is_given = True
+        self._give({"order": "stop", "rule": REQUEST_RULE, "reason": str(value.get("reason", ""))})

@@ -11,9 +11,10 @@ from typing import Any
 
 from ...calib.drift import SCHEMA, Drift, DriftEvent, DriftMonitor, drift_causes, transfer_causes
 from ...calib.errors import ForerunError
-from ...calib.records import read_json, with_iso_times, write_json
+from ...calib.records import with_iso_times, write_json
 from ...calib.samples import SampleTable, windows_of
 from ..directory.publishing import Place
+from ..directory.run_folders import read_object
 from ..directory.run_log import LoggedStep
 from .log_lines import Writing
 
@@ -42,8 +43,7 @@ class DriftWatch:
         writing: Writing | None = None,
     ) -> None:
         self._writing = writing or Writing()
-        self._place, self._run_id = place, place.run_id
-        self._tell, self._give_order = tell, give_order
+        self._place, self._tell, self._give_order = place, tell, give_order
         self._monitor = DriftMonitor()
         self._waiting: deque[LoggedStep] = deque(maxlen=_MOST_WAITING)
         self._is_begun = False
@@ -79,11 +79,7 @@ class DriftWatch:
             self._first_level_s = self._monitor.level_s
         if found is None:
             return None
-        self._keep(
-            DriftEvent(
-                run_id=self._run_id, unix_s=row.unix_s, iteration=found.iteration, drift=found
-            )
-        )
+        self._keep(row.unix_s, found.iteration, drift=found)
         self._open = len(self._events) - 1
         if self._num_asked < MOST_WINDOWS:
             self._num_asked += 1
@@ -110,9 +106,7 @@ class DriftWatch:
         if is_compared or not found or explained:
             return
         last = table.windows[table.windows["window"] == window]["last_step"].max()
-        self._keep(
-            DriftEvent(run_id=self._run_id, unix_s=unix_s, iteration=int(last) + 1, causes=found)
-        )
+        self._keep(unix_s, int(last) + 1, causes=found)
 
     def _explain(self, table: SampleTable, window: int) -> bool:
         if self._open is None:
@@ -127,7 +121,9 @@ class DriftWatch:
         self._tell(line)
         return True
 
-    def _keep(self, event: DriftEvent) -> None:
+    def _keep(self, unix_s: float, iteration: int, **what: Any) -> None:
+        run_id = self._place.run_id
+        event = DriftEvent(run_id=run_id, unix_s=unix_s, iteration=iteration, **what)
         self._events.append(event)
         if len(self._events) > MOST_EVENTS:
             del self._events[0]
@@ -145,12 +141,5 @@ class DriftWatch:
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
     """What earlier starts of this launch have kept; nothing where it is missing or damaged."""
-    if not path.is_file():
-        return []
-    try:
-        value = read_json(path)
-    except (ForerunError, OSError):
-        return []
-    events = value.get("events") if isinstance(value, dict) else None
-    rows = events if isinstance(events, list) else []
-    return [event for event in rows if isinstance(event, dict)]
+    events = (read_object(path) or {}).get("events")
+    return [one for one in events if isinstance(one, dict)] if isinstance(events, list) else []

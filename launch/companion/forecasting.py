@@ -1,17 +1,23 @@
-"""What a run has shown so far, and when its forecast is made anew between windows."""
+"""What a run has shown so far, its energy too, and when its forecast is made anew.
+
+Energy is that of this node's accelerators, from NVML's own counters, read by the companion and
+never in training.  NVML is loaded by name, without torch.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...calib.answers import Request, RunEnd
 from ...calib.forecast import Forecast
 from ..directory.run_log import LoggedStep
-from .energy import ReadEnergy
 
+ReadEnergy = Callable[[], "float | None"]
 NUM_KEPT_STEPS = 1000
 """Bare steps that a forecast rests on: the newest."""
 NUM_KEPT_IRREGULAR = 200
@@ -23,6 +29,8 @@ AGAIN_AFTER_S = 30.0
 """Both must have passed until a forecast is made anew."""
 AGAIN_AFTER_FRAC = 0.1
 """Of the whole run, where that is less than those seconds: a run of a minute has forecasts too."""
+JOULES_PER_MJ = 1e-3
+"""NVML counts millijoules."""
 _IRREGULAR = frozenset({"collected", "evaluated", "saved"})
 
 
@@ -47,12 +55,11 @@ class RunSoFar:
     def add(self, row: LoggedStep, unix_s: float) -> None:
         """A step has ended."""
         self.last_iteration, self.last_unix_s = row.iteration, unix_s
-        if row.is_hooked or row.is_disturbed:
-            return
-        if not row.flags:
-            self._bare.append(row)
-        elif _IRREGULAR.issuperset(row.flags):
-            self._irregular.append(row)
+        if not (row.is_hooked or row.is_disturbed):
+            if not row.flags:
+                self._bare.append(row)
+            elif _IRREGULAR.issuperset(row.flags):
+                self._irregular.append(row)
 
     def rebase(self, since_iteration: int) -> None:
         """The step has drifted: what came before tells of its level no more, but of its drifts."""
@@ -62,8 +69,7 @@ class RunSoFar:
 
     def add_bracket(self, event: dict[str, Any]) -> None:
         """An evaluation or a save has ended."""
-        name = str(event["name"])
-        known = self._brackets.setdefault(name, deque(maxlen=NUM_KEPT_BRACKETS))
+        known = self._brackets.setdefault(str(event["name"]), deque(maxlen=NUM_KEPT_BRACKETS))
         known.append(float(event["time_s"]))
 
     def read_energy(self, now_unix_s: float) -> None:
@@ -138,20 +144,19 @@ class Forecasts:
     """Makes the forecast anew once enough has come in, and says when it is news."""
 
     def __init__(self) -> None:
-        self._at_iteration = 0
-        self._at_unix_s = 0.0
-        self._every_s = AGAIN_AFTER_S
-        self._said: Forecast | None = None
+        self._at_iteration, self._at_unix_s, self._every_s = 0, 0.0, AGAIN_AFTER_S
+        self._last: Forecast | None = None
+        """What the user was told."""
 
     def answered(self, forecast: Forecast, iteration: int) -> None:
         """A window has had its answer, which the user has seen."""
-        self._said = forecast
+        self._last = forecast
         self._at_iteration, self._at_unix_s = iteration, forecast.now_unix_s
         self._every_s = min(AGAIN_AFTER_S, AGAIN_AFTER_FRAC * forecast.total_s)
 
     def rebase(self) -> None:
         """The step has drifted: the next forecast is due now, and is news."""
-        self._at_iteration, self._at_unix_s, self._said = -AGAIN_AFTER_STEPS, -math.inf, None
+        self._at_iteration, self._at_unix_s, self._last = -AGAIN_AFTER_STEPS, -math.inf, None
 
     def due(self, end: RunEnd, run: RunSoFar, asked: Request, now_unix_s: float) -> Request | None:
         """What the next forecast rests on, which now counts as made; None where none is due."""
@@ -165,10 +170,55 @@ class Forecasts:
 
     def is_news(self, forecast: Forecast) -> bool:
         """True where the end has left the interval that was said last; then it counts as said."""
-        said = self._said
-        if said is not None:
-            early_s = said.now_unix_s + said.remaining_low_s
-            if early_s <= forecast.finish_p50_unix_s <= said.finish_p95_unix_s:
+        if (last := self._last) is not None:
+            early_s = last.now_unix_s + last.remaining_low_s
+            if early_s <= forecast.finish_p50_unix_s <= last.finish_p95_unix_s:
                 return False
-        self._said = forecast
+        self._last = forecast
         return True
+
+
+def open_meter(num_local_ranks: int, environ: Mapping[str, str]) -> ReadEnergy:
+    """A function that returns joules since the driver was loaded, summed over this job's devices.
+
+    It returns None from the first error on, where there is no NVML, and for devices that cannot be
+    told apart from those of other jobs.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return lambda: None
+    try:
+        nvml.nvmlInit()
+        handles = _handles(nvml, num_local_ranks, environ)
+    except nvml.NVMLError:  # no driver, no permission, no such device
+        handles = []
+
+    def read() -> float | None:
+        try:
+            counts = [nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
+        except nvml.NVMLError:  # before Volta they do not count; a lost one raises too
+            handles.clear()
+            return None
+        return sum(counts) * JOULES_PER_MJ if counts else None
+
+    return read
+
+
+def _handles(nvml: Any, num_local_ranks: int, environ: Mapping[str, str]) -> list[Any]:
+    """Devices of the local ranks; none where it is not known which of them they are."""
+    words = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    words = [word for word in words if word]
+    if not words:
+        words = [str(index) for index in range(nvml.nvmlDeviceGetCount())]
+        if len(words) != num_local_ranks:
+            return []
+    chosen = words[:num_local_ranks]
+    if len(chosen) != num_local_ranks or any(word.startswith("MIG") for word in chosen):
+        return []
+    return [
+        nvml.nvmlDeviceGetHandleByIndex(int(word))
+        if word.isdecimal()
+        else nvml.nvmlDeviceGetHandleByUUID(word)
+        for word in chosen
+    ]

@@ -18,9 +18,8 @@ from typing import Any
 
 from ...calib.records import replace_file
 from ...hooks.process import CompanionSettings, process_start
-from ..directory.bounded_files import number
-from ..directory.publishing import BEAT_S, Publisher, this_host
-from ..directory.status_file import STATUS, Phase, StatusFile
+from ..directory.publishing import BEAT_S, STATUS, Phase, Publisher, StatusFile, this_host
+from ..directory.run_folders import number
 from .log_lines import say
 
 EVERY_S = 5.0
@@ -37,13 +36,10 @@ class StatusWriter:
         self._publisher = publisher
         self._newest: deque[float] = deque(maxlen=NUM_NEWEST)
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._now = StatusFile(
-            steps_total=told.num_steps,
-            began_unix_s=told.started_unix_s,
-            host=this_host(),
-            pid=os.getpid(),
-            pid_start=process_start(os.getpid()) or 0,
-        )
+        start = process_start(os.getpid()) or 0
+        process: dict[str, Any] = {"host": this_host(), "pid": os.getpid(), "pid_start": start}
+        began_unix_s = told.started_unix_s
+        self._now = StatusFile(steps_total=told.num_steps, began_unix_s=began_unix_s, **process)
         self._is_new = True
         self._ended = threading.Event()
 
@@ -86,21 +82,19 @@ class StatusWriter:
         # One at a time, so that the last word stays; events do not wait for a disk.
         with self._writing:
             with self._lock:
-                times = sorted(self._newest)
-                if times:
+                if times := sorted(self._newest):
                     beyond = int(_MISSED_FRAC * len(times))
+                    span = {"step_low_s": times[beyond], "step_high_s": times[-1 - beyond]}
+                    middle_s = median(times)
                     self._now = replace(
-                        self._now,
-                        step_time_s=median(times),
-                        step_low_s=times[beyond],
-                        step_high_s=times[-1 - beyond],
-                        num_steps=len(times),
+                        self._now, step_time_s=middle_s, num_steps=len(times), **span
                     )
-                found = replace(self._now, unix_s=now_unix_s)
-            place = self._publisher.place
+                text = json.dumps(
+                    replace(self._now, unix_s=now_unix_s).to_json(self._publisher.place.stamp()),
+                    indent=2,
+                )
             # A full disk is told of by whoever writes answers.
             with suppress(OSError):
                 if self._publisher.is_newest():
-                    text = json.dumps(found.to_json(place.stamp()), indent=2) + "\n"
-                    replace_file(place.path / STATUS, text)
+                    replace_file(self._publisher.place.path / STATUS, text + "\n")
                     say(self._publisher.show(STATUS))

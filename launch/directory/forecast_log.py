@@ -1,9 +1,10 @@
-"""``forecasts.jsonl``: every forecast that was made and how the run ended, one line each."""
+"""Forecasts of a run: ``forecasts.jsonl``, a line for each and one for the end, and the newest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,15 @@ from ...calib.errors import RecordError
 from ...calib.forecast import Ended, Evaluation, PastForecast, evaluate
 from ...calib.records import append_line, read_lines, with_iso_times
 from ...calib.units import format_frac
+from ...calib.workload import Goals
 from .publishing import Place
+from .run_folders import newest_of_run
 
 if TYPE_CHECKING:
     from ...calib.answers import Answer
+    from ...calib.forecast import RunLeft
+    from ...calib.workload import RunConfig
+
 
 FORECASTS = "forecasts.jsonl"
 
@@ -82,19 +88,17 @@ def read_forecasts(directory: Path) -> Logged:
 
 def end_of_run(directory: Path, run_id: str) -> float | None:
     """When a run came to its end, Unix seconds; None where it has not, or nobody wrote it down."""
-    try:
+    ended = None
+    with suppress(RecordError):
         ended = read_forecasts(directory).ended.get(run_id)
-    except RecordError:
-        return None
     return ended.end_unix_s if ended is not None and ended.is_complete else None
 
 
 def forecasts_of(directory: Path, run_id: str) -> tuple[PastForecast, ...]:
     """The forecasts of a run, oldest first; none where nobody wrote any down."""
-    try:
+    with suppress(RecordError):
         return read_forecasts(directory).made.get(run_id, ())
-    except RecordError:
-        return ()
+    return ()
 
 
 def finish_line(found: Evaluation) -> str:
@@ -117,3 +121,33 @@ def finish_line(found: Evaluation) -> str:
     inside = next(row for row in found.finish if row.nominal_frac == 0.9)
     words.append(f"{inside.num_inside} of {inside.num} intervals of 90 % held the end")
     return " · ".join(words)
+
+
+def run_left(
+    directory: Path,
+    run_id: str,
+    running: RunConfig,
+    step_time_s: float | None = None,
+    *,
+    price_per_gpu_hour: float | None = None,
+) -> RunLeft | None:
+    """The rest of a run, whose running layout takes ``step_time_s`` in the plan that asks (None: as
+    the forecast has it).
+
+    None where the directory has no forecast of that run, or nothing is left.  Price and cost of a
+    restart are those that the run was given, unless a price is given here.
+    """
+    from ...calib.forecast import RunLeft  # slow to import
+
+    newest = newest_of_run(directory, "forecast.json", run_id)
+    left = None if newest is None else RunLeft.from_forecast(newest, running, step_time_s)
+    if left is None:
+        return None
+    asked = newest_of_run(directory, "request.json", run_id) or {}
+    own_price, restart_s = asked.get("price_per_gpu_hour"), asked.get("restart_cost_s")
+    price = own_price if price_per_gpu_hour is None else price_per_gpu_hour
+    return replace(
+        left,
+        price_per_gpu_hour=float(price) if isinstance(price, int | float) else None,
+        restart_s=float(restart_s) if isinstance(restart_s, int | float) else Goals.restart_cost_s,
+    )

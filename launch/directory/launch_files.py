@@ -14,7 +14,7 @@ from typing import Any
 
 from ...calib.records import LAUNCH, LONGEST_S, MARKER, PRIVATE, RUNS, replace_file, with_iso_times
 from ...hooks.process import LAUNCH_ID, is_launch_id, new_launch_id, safe_launch_id
-from .bounded_files import number, read_object, words
+from .run_folders import number, read_object, words
 
 STOP_REQUEST = "stop-request.json"
 """The wrapper: please save and stop, since the scheduler soon ends this job."""
@@ -127,14 +127,9 @@ class LaunchFiles:
         if value is not None and value.get("launch_id") == self.launch_id:
             return
         # Not before the session began, whatever the clock has been set to since.
-        unix_s = self._begun_unix_s + time.monotonic() - self._begun_s
-        value = {
-            "schema": 1,
-            "launch_id": self.launch_id,
-            "unix_s": max(unix_s, time.time()),
-            "reason": reason,
-            "rule": REQUEST_RULE,
-        }
+        unix_s = max(time.time(), self._begun_unix_s + time.monotonic() - self._begun_s)
+        value = {"schema": 1, "launch_id": self.launch_id, "unix_s": unix_s, "reason": reason}
+        value["rule"] = REQUEST_RULE
         replace_file(path, json.dumps(with_iso_times(value)) + "\n", mode=PRIVATE)
 
     def withdraw(self) -> None:
@@ -148,13 +143,12 @@ class LaunchFiles:
         if value is None:
             return None
         iteration = value.get("iteration")
+        texts = {name: str(value.get(name, "")) for name in ("run_id", "reason", "rule")}
         return Stopped(
-            run_id=str(value.get("run_id", "")),
             iteration=iteration if isinstance(iteration, int) else None,
             unix_s=number(value.get("unix_s")),
-            reason=str(value.get("reason", "")),
-            rule=str(value.get("rule", "")),
             command=words(value.get("command")),
+            **texts,
         )
 
     def forecast(self) -> NewestForecast | None:

@@ -1,4 +1,4 @@
-"""Whose answers lie at the top of a directory.
+"""Whose answers lie at the top of a directory, how they get there, and ``status.json``.
 
 Each launch writes into its own folder below ``runs``; the newest one shows the same files at the
 top.  Where another one is live there, a launch is a guest: its files stay in its folder.  Standard
@@ -15,23 +15,23 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calib.records import LAUNCH, replace_by, replace_file, with_iso_times
 from ...hooks.process import boot_id, launch_folder, process_start
-from .bounded_files import number, read_object
-from .each_file import write_each
-from .status_file import STATUS
+from .run_folders import number, read_object
 
 if TYPE_CHECKING:
     from ...hooks.process import CompanionSettings
 
-OWNER = "owner.json"
+
+OWNER, STATUS = "owner.json", "status.json"
 SCHEMA = 1
 PICTURES = {
     key: f"charts/{key}.svg"
@@ -39,18 +39,8 @@ PICTURES = {
 }
 """Charts of the report that are files too, for Markdown, mail and W&B, by their keys there."""
 PUBLISHED = (
-    "request.json",
-    "answer.json",
-    "forecast.json",
-    "decision.json",
-    "score.json",
-    "drift.json",
-    STATUS,
-    "samples.parquet",
-    "steps.parquet",
-    "report.md",
-    "report.html",
-    "timeline.json.gz",
+    *("request.json", "answer.json", "forecast.json", "decision.json", "score.json", "drift.json"),
+    *(STATUS, "samples.parquet", "steps.parquet", "report.md", "report.html", "timeline.json.gz"),
     *PICTURES.values(),
 )
 """What the top shows of a launch; what commands something is never among it."""
@@ -73,9 +63,7 @@ class Place:
     @property
     def path(self) -> Path:
         """The folder for answers."""
-        if not self.launch_id:
-            return self.directory
-        return launch_folder(self.directory, self.launch_id)
+        return launch_folder(self.directory, self.launch_id) if self.launch_id else self.directory
 
     def stamp(self) -> dict[str, Any]:
         """Whose a file is, as its first keys."""
@@ -85,10 +73,8 @@ class Place:
 
 def place_of(told: CompanionSettings) -> Place:
     """Where the companion that was told this writes."""
-    settings = told.settings
-    return Place(
-        directory=settings.directory, launch_id=told.launch_id, run_id=settings.rank.run_id
-    )
+    directory, run_id = told.settings.directory, told.settings.rank.run_id
+    return Place(directory=directory, launch_id=told.launch_id, run_id=run_id)
 
 
 class Publisher:
@@ -140,37 +126,31 @@ class Publisher:
     def beat(self, now_unix_s: float) -> str:
         """Renew the claim."""
         with self._lock:
-            if not self.is_owner:
-                return ""
-            if (said := self._look()) or not self.is_owner:
-                return said
-            with suppress(OSError):  # a full disk, of which whoever writes answers tells
-                self._claim(now_unix_s)
-            return ""
+            said = self._look()
+            if self.is_owner:
+                with suppress(OSError):  # a full disk, of which whoever writes answers tells
+                    self._claim(now_unix_s)
+            return said
 
     def publish(self) -> str:
         """Show at the top what has changed in the launch's folder; raises ``UnwrittenError``."""
         with self._lock:
-            if not self.is_owner:
-                return ""
-            if (said := self._look()) or not self.is_owner:
-                return said
-            top = self.place.directory
-            write_each((top / name, partial(self._show, name)) for name in PUBLISHED)
-            # Where a run is says no more than that there is one.
-            if self._published.keys() - {STATUS}:
-                self._clear()
-            return ""
+            said = self._look()
+            if self.is_owner:
+                top = self.place.directory
+                write_each((top / name, partial(self._show, name)) for name in PUBLISHED)
+                # Where a run is says no more than that there is one.
+                if self._published.keys() - {STATUS}:
+                    self._clear()
+            return said
 
     def show(self, name: str) -> str:
         """Show one file at the top; raises ``OSError``."""
         with self._lock:
-            if not self.is_owner:
-                return ""
-            if (said := self._look()) or not self.is_owner:
-                return said
-            self._show(name)
-            return ""
+            said = self._look()
+            if self.is_owner:
+                self._show(name)
+            return said
 
     def is_newest(self) -> bool:
         """False once a later start of the same launch writes into its folder."""
@@ -182,8 +162,8 @@ class Publisher:
         """Leave what is shown, and the top to whoever comes next."""
         self._ended.set()
         with self._lock:
-            # A claim that names another is left as it is.
-            if self.is_owner and not self._look() and self.is_owner:
+            self._look()
+            if self.is_owner:  # a claim that names another is left as it is
                 with suppress(OSError):
                     self._claim(0.0)
             self.is_owner = False
@@ -197,21 +177,15 @@ class Publisher:
         replace_file(path, json.dumps(value, indent=2) + "\n")
 
     def _claim(self, now_unix_s: float) -> None:
-        value = {
-            "schema": SCHEMA,
-            "launch_id": self.place.launch_id,
-            "run_id": self.place.run_id,
-            "host": this_host(),
-            "pid": os.getpid(),
-            "pid_start": process_start(os.getpid()),
-            "unix_s": now_unix_s,
-        }
-        text = json.dumps(with_iso_times(value), indent=2)
-        replace_file(self.place.directory / OWNER, text + "\n")
+        whose = {"launch_id": self.place.launch_id, "run_id": self.place.run_id}
+        pid = os.getpid()
+        process = {"host": this_host(), "pid": pid, "pid_start": process_start(pid)}
+        value = with_iso_times({"schema": SCHEMA, **whose, **process, "unix_s": now_unix_s})
+        replace_file(self.place.directory / OWNER, json.dumps(value, indent=2) + "\n")
 
     def _look(self) -> str:
-        """Is the top still ours?  It is left to whoever has claimed it since."""
-        found = read_object(self.place.directory / OWNER)
+        """Leave the top to whoever has claimed it since; what is to be said of that."""
+        found = read_object(self.place.directory / OWNER) if self.is_owner else None
         if found is None:  # removed or damaged: the next beat claims it again
             return ""
         ours = self.place.launch_id, self.place.run_id
@@ -245,10 +219,8 @@ class Publisher:
                 (self.place.directory / name).unlink(missing_ok=True)
 
     def _as_guest(self) -> str:
-        return (
-            f"another run is live in {self.place.directory}; this one's answers are in "
-            f"{self.place.path}"
-        )
+        place = self.place
+        return f"another run is live in {place.directory}; this one's answers are in {place.path}"
 
 
 def show_file(source: Path, target: Path) -> None:
@@ -290,3 +262,81 @@ def this_host() -> str:
 def _run_ids(value: Mapping[str, Any] | None) -> list[str]:
     found = value.get("run_ids") if value else None
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+class UnwrittenError(Exception):
+    """Some files could not be made or written; all others were."""
+
+    def __init__(self, failures: Iterable[tuple[Path, Exception]]) -> None:
+        self.failures = tuple(failures)
+        super().__init__(", ".join(f"{path.name}: {err}" for path, err in self.failures))
+
+
+def write_each(writes: Iterable[tuple[Path, Callable[[], object]]]) -> None:
+    """Call what writes each file; raises ``UnwrittenError`` at the end where one failed."""
+    failures: list[tuple[Path, Exception]] = []
+    for path, write in writes:
+        try:
+            write()
+        except UnwrittenError as err:
+            failures += err.failures
+        except Exception as err:
+            failures.append((path, err))
+    if failures:
+        raise UnwrittenError(failures)
+
+
+class Phase(Enum):
+    """How far a run has come, as far as its companion knows."""
+
+    RUNS = "runs"
+    ENDED = "ended"
+    """It has said so."""
+    GONE = "gone"
+    """It has gone without a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusFile:
+    """What the file holds beside whose it is."""
+
+    phase: Phase = Phase.RUNS
+    iteration: int = 0
+    """Steps that are done."""
+    steps_total: int = 0
+    """0: not known."""
+    step_time_s: float = 0.0
+    """Median of the newest regular steps; 0.0 before the first."""
+    step_low_s: float = 0.0
+    """9 of 10 of them lie from here ..."""
+    step_high_s: float = 0.0
+    """... to here."""
+    num_steps: int = 0
+    """How many these are."""
+    began_unix_s: float = 0.0
+    heard_unix_s: float = 0.0
+    """When training last said something."""
+    unix_s: float = 0.0
+    """When this was written."""
+    host: str = ""
+    """With the next two: the process that writes it."""
+    pid: int = 0
+    pid_start: int = 0
+
+    def to_json(self, stamp: Mapping[str, Any]) -> dict[str, Any]:
+        """The file, which begins with the stamp of its run."""
+        value = {**asdict(self), "phase": self.phase.value}
+        return with_iso_times({"schema": SCHEMA, "created_by": "forerun", **stamp, **value})
+
+
+def status_of(value: Mapping[str, Any]) -> StatusFile:
+    """What the object of such a file says; a value of another kind is as if it were not there."""
+    found: dict[str, Any] = {}
+    for one in fields(StatusFile):
+        held, default = value.get(one.name), one.default
+        if isinstance(default, str):
+            found[one.name] = held if isinstance(held, str) else default
+        elif isinstance(default, (int, float)):
+            found[one.name] = type(default)(max(0.0, number(held)))
+    known = {phase.value: phase for phase in Phase}
+    return StatusFile(**found, phase=known.get(str(value.get("phase")), Phase.GONE))

@@ -1,4 +1,4 @@
-"""What the companion sees of a run, step by step, and what was said of it before: its own score."""
+"""What the companion sees of a run, step by step, beside what was said before, and its score."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...calib.answers import Answer
-from ...calib.errors import RecordError
 from ...calib.forecast import (
     AdaptiveInterval,
     Coverage,
@@ -19,13 +19,19 @@ from ...calib.forecast import (
     StepTally,
     step_coverage,
 )
-from ...calib.records import TIME, hours_left, progress
+from ...calib.records import TIME, hours_left, progress, replace_by
 from ...calib.units import format_frac
-from .bounded_files import number
-from .forecast_log import append_end, read_forecasts
+from .forecast_log import append_end, forecasts_of, read_forecasts
 from .publishing import Place
+from .run_folders import number, paths_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _T = TypeVar("_T")
+STEPS = "steps.parquet"
+SCHEMA = 1
+_SCHEMA_KEY, _RUN_KEY = b"forerun_schema", b"forerun_run_id"
 MOST_HELD = 10_000
 """Steps that wait for the first window's prediction."""
 NUM_KEPT_ERRORS = 4000
@@ -92,10 +98,7 @@ class Score:
     errors_frac: Thinned[float] = field(default_factory=lambda: Thinned(NUM_KEPT_ERRORS))
 
     def add(
-        self,
-        row: LoggedStep,
-        answer: Answer,
-        interval: tuple[float, float] | None = None,
+        self, row: LoggedStep, answer: Answer, interval: tuple[float, float] | None = None
     ) -> dict[str, float]:
         """Values to log for a step after the window; steps with flags do not count in the score.
 
@@ -110,7 +113,9 @@ class Score:
         error_frac = predicted.time_s / row.time_s - 1.0
         inside = predicted.low_s <= row.time_s <= predicted.high_s
         if not row.flags:
-            self._count(error_frac, is_inside=inside)
+            self.errors_frac.add(error_frac)
+            self.num_scored += 1
+            self.num_inside += inside
         values = {
             "step_time_predicted_s": predicted.time_s,
             "step_time_predicted_low_s": predicted.low_s,
@@ -130,11 +135,6 @@ class Score:
             values |= answer.overhead.values
         return values
 
-    def _count(self, error_frac: float, *, is_inside: bool) -> None:
-        self.errors_frac.add(error_frac)
-        self.num_scored += 1
-        self.num_inside += is_inside
-
     def summary(self) -> dict[str, Any]:
         """What the predictions were worth; empty before the first."""
         if not self.num_scored:
@@ -145,10 +145,6 @@ class Score:
             "step_time_abs_error_median_frac": median(abs(e) for e in self.errors_frac.kept),
             "interval_coverage_frac": self.num_inside / self.num_scored,
         }
-
-    def line(self) -> str:
-        """The score as text, for the end of the log; empty before the first step."""
-        return score_line(self.summary())
 
 
 def score_line(summary: Mapping[str, Any]) -> str:
@@ -279,16 +275,12 @@ class RunLog:
         self._seen.add(SeenStep.of(row, said))
         if row.flags:
             return
-        point = StepPoint(
-            iteration=row.iteration,
-            time_s=row.time_s,
-            predicted_s=said.get("step_time_predicted_s"),
-            low_s=said.get("step_time_predicted_low_s"),
-            high_s=said.get("step_time_predicted_high_s"),
-        )
-        if point.low_s is not None and point.high_s is not None:
-            self._tally.add(point.time_s, point.low_s, point.high_s)
-        self._points.add(point)
+        names = ("predicted_s", "predicted_low_s", "predicted_high_s")
+        predicted_s, low_s, high_s = (said.get(f"step_time_{name}") for name in names)
+        if low_s is not None and high_s is not None:
+            self._tally.add(row.time_s, low_s, high_s)
+        interval = {"predicted_s": predicted_s, "low_s": low_s, "high_s": high_s}
+        self._points.add(StepPoint(iteration=row.iteration, time_s=row.time_s, **interval))
 
     @property
     def points(self) -> list[StepPoint]:
@@ -307,10 +299,7 @@ class RunLog:
 
     def close(self, place: Place, end_unix_s: float) -> Evaluation | None:
         """Keep how the run ended; its forecasts against that, None where none was made."""
-        try:
-            made = read_forecasts(place.directory).made.get(place.run_id, ())
-        except RecordError:
-            return None
+        made = forecasts_of(place.directory, place.run_id)
         if not made or not self._iteration:
             return None
         steps_total = made[-1].iteration + made[-1].steps_left
@@ -328,3 +317,41 @@ class RunLog:
             num_steps=self._tally.num_steps,
             num_inside=dict(self._tally.num_inside),
         )
+
+
+def write_steps(place: Place, run_log: RunLog) -> None:
+    """Replace the file of a run at once; of a long run the steps are evenly spread."""
+    import pyarrow as pa  # nothing else here is slow to import
+    import pyarrow.parquet as pq
+
+    columns = {
+        name: [getattr(one, name) for one in run_log.seen] for name in SeenStep.__dataclass_fields__
+    }
+    whole = pa.table(columns).replace_schema_metadata(
+        {_SCHEMA_KEY: str(SCHEMA).encode(), _RUN_KEY: place.run_id.encode()}
+    )
+    replace_by(place.path / STEPS, lambda file: pq.write_table(whole, file, compression="zstd"))
+
+
+def read_steps(directory: Path, run_id: str) -> pd.DataFrame | None:
+    """The steps of a run, a column for each field of ``SeenStep``.
+
+    None where nobody wrote them down; a damaged file, one of a newer schema and one of another run
+    are passed over.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from ...calib.samples import check_parquet
+
+    for path in paths_of(directory, STEPS):
+        try:
+            check_parquet(path)
+            whole = pq.read_table(path)
+            said = whole.schema.metadata or {}
+            if said.get(_RUN_KEY) != run_id.encode() or int(said[_SCHEMA_KEY]) > SCHEMA:
+                continue
+            return whole.select(list(SeenStep.__dataclass_fields__)).to_pandas(ignore_metadata=True)
+        except (OSError, ValueError, LookupError, TypeError, pa.ArrowException):
+            continue
+    return None

@@ -1,14 +1,20 @@
-"""What the verbs know of a machine, and the plan that is made of it."""
+"""What the verbs know of a machine: its steps, a plan on it, and how its run was launched."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ...calib.advice import Plan, plan
-from ...calib.arguments import Keep
+from ...calib.arguments import Keep, program_of, ranks_of, split_launcher
+from ...calib.errors import RecordError
+from ...calib.records import NAME, Launch
 from ...calib.search import Effort
 from ...calib.steps import FittedSteps
-from ...calib.workload import RunConfig
+from ...calib.workload import Parallelism, RunConfig
+from ..directory.run_folders import newest_of_run, read_object, top_of, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,6 +64,55 @@ def plan_on(
         keep=keep,
         effort=effort,
     )
-    is_unmeasured = bool(machine.basis)
-    is_saved = not is_unmeasured and config.model.bare == machine.own.model.bare
-    return replace(found, has_checkpoints=is_saved, is_unmeasured=is_unmeasured)
+    is_saved = not machine.basis and config.model.bare == machine.own.model.bare
+    return replace(found, has_checkpoints=is_saved, is_unmeasured=bool(machine.basis))
+
+
+def launch_of_run(directory: Path, run_id: str, layout: Parallelism) -> Launch:
+    """The launch of a run; empty where neither its rank 0 nor its companion left it.
+
+    A request says the arguments alone; nodes are those of the layout then.
+    """
+    if (noted := _noted(directory, run_id)) is not None:
+        return noted
+    asked = newest_of_run(directory, "request.json", run_id)
+    if asked is None:
+        return Launch()
+    return _on_nodes(Launch(argv=words(asked.get("host_argv"))), layout)
+
+
+def absent_in(directory: Path, run_id: str) -> tuple[str, ...]:
+    """What the program of a run lacks (``RunConfig.absent``); empty where nobody noted it."""
+    noted = _noted(directory, run_id)
+    return () if noted is None else noted.absent
+
+
+def with_program(config: RunConfig, directory: Path, run_id: str) -> RunConfig:
+    """The layout of a run with the name of its program, and what that lacks."""
+    launch = launch_of_run(directory, run_id, config.parallelism)
+    return replace(config, program=program_of(launch.argv), absent=launch.absent)
+
+
+def launch_of_command(command: Sequence[str], layout: Parallelism) -> Launch:
+    """The launch that a command line says, with or without a launcher in front.
+
+    >>> launch_of_command(["torchrun", "--nnodes=1", "t.py", "--lr", "1"], Parallelism()).argv
+    ('t.py', '--lr', '1')
+    """
+    launcher, rest = split_launcher(command)
+    begin = len(launcher) if launcher or len(rest) < len(command) else 0
+    launch = Launch(launcher=tuple(launcher), argv=tuple(command[begin:]))
+    return _on_nodes(launch, layout, ranks_of(launcher).per_node)
+
+
+def _noted(directory: Path, run_id: str) -> Launch | None:
+    value = read_object(top_of(directory)[0] / "records" / run_id / NAME)
+    with suppress(RecordError):  # of another version, or damaged: as if it were not there
+        return None if value is None else Launch.from_json(value)
+    return None
+
+
+def _on_nodes(launch: Launch, layout: Parallelism, per_node: int = 0) -> Launch:
+    """On hosts of so many ranks; 0: of as many as a node of the layout has."""
+    each = min(per_node or layout.ranks_per_node or layout.num_ranks, layout.num_ranks)
+    return replace(launch, ranks_per_node=each, num_nodes=max(1, layout.num_ranks // each))

@@ -30,15 +30,14 @@ from .runs import has_run, load
 from .table_files import ImportedTables, read_imported
 
 
-def fit_machine_of(
+def fit_machine(
     directory: Path,
-    *,
-    run_id: str | None = None,
-    machine: str | None = None,
-    also: Sequence[Path] = (),
-    like: Path | None = None,
-    device: str | None = None,
-    stated: StatedNodes | None = None,
+    run_id: str | None,
+    machine: str | None,
+    also: Sequence[Path],
+    like: Path | None,
+    device: str | None,
+    stated: StatedNodes | None,
 ) -> Machine:
     """See ``machines.open_machine``."""
     imported = read_imported(directory)
@@ -50,42 +49,25 @@ def fit_machine_of(
             )
         return _imported(imported, machine, stated)
     loaded = load(directory, run_id)
-    table = loaded.table
-    problems = (*loaded.problems, *imported.problems)
+    table, problems = loaded.table, (*loaded.problems, *imported.problems)
     if device is not None:
         if also or like is not None:
-            unused = f"{device}: --also and --like add nothing to a device without a measurement"
-            problems = (*problems, unused)
+            text = f"{device}: --also and --like add nothing to a device without a measurement"
+            problems = (*problems, text)
         return _on_device(table, device, problems, stated)
-    if stated is not None:
-        table = table.with_stated(stated)
+    table = table if stated is None else table.with_stated(stated)
     own = table.config()
-    added = {directory: _elsewhere(directory, own) for directory in also}
-    unused = (
-        f"{name}: nothing of it was measured on {own.device}, so it does not count"
-        for name, steps in added.items()
-        if not steps
-    )
+    added = {other: _elsewhere(other, own) for other in also}
     known = [*loaded.known, *(step for steps in added.values() for step in steps)]
-    other = None if like is None else load(like, None).table
-    return _measured(table, known, other, (*problems, *unused))
-
-
-def _measured(
-    table: SampleTable,
-    known: Sequence[KnownStep],
-    like: SampleTable | None,
-    problems: tuple[str, ...],
-) -> Machine:
-    """The run on the device that it was measured on."""
-    own = table.config()
+    reason = f"nothing of it was measured on {own.device}, so it does not count"
+    unused = (f"{other}: {reason}" for other, steps in added.items() if not steps)
     return Machine(
         name=table.run_id,
         own=layout_left(with_measured_routing(own, table)),
-        steps=run_steps(table, known, like=like),
+        steps=run_steps(table, known, like=None if like is None else load(like, None).table),
         memory_capacity_nbytes=memory_capacity_nbytes(table),
         memory_offset_nbytes=memory_offset_nbytes(table),
-        problems=problems,
+        problems=(*problems, *unused),
     )
 
 
@@ -97,11 +79,10 @@ def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Mach
     device = config.device
     cluster = Cluster(stated=stated or StatedNodes())
     config = replace(config, parallelism=cluster.joined(config.parallelism, device))
-    base = machine_times(config, stated=stated)
     return Machine(
         name=device,
         own=config,
-        steps=fit_steps(base),
+        steps=fit_steps(machine_times(config, stated=stated)),
         memory_capacity_nbytes=known_nbytes(device),
         memory_offset_nbytes=None,
         is_elsewhere=True,
@@ -144,21 +125,13 @@ def _imported(tables: ImportedTables, name: str | None, stated: StatedNodes | No
         cluster = Cluster(stated=stated)
         rows = tuple(_joined(row, cluster) for row in rows)
     last = rows[-1]
-    peaks = [
-        memory_offset(row.config, int(row.measured_memory_nbytes))
-        for row in rows
-        if row.measured_memory_nbytes
-    ]
+    peaks = [(row.config, row.measured_memory_nbytes) for row in rows]
+    peaks = [memory_offset(config, int(nbytes)) for config, nbytes in peaks if nbytes]
+    known = [KnownStep.of(row) for row in rows]
     return Machine(
         name=last.machine,
         own=last.config,
-        steps=table_steps(
-            rows[0],
-            [KnownStep.of(row) for row in rows],
-            tables.operators,
-            tables.collectives,
-            stated,
-        ),
+        steps=table_steps(rows[0], known, tables.operators, tables.collectives, stated),
         memory_capacity_nbytes=known_nbytes(last.config.device),
         memory_offset_nbytes=int(np.median(peaks)) if peaks else None,
         problems=tables.problems,

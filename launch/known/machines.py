@@ -16,8 +16,8 @@ from ...calib.records import StatedNodes
 from ...hooks.process import needs
 from ..store import models
 from ..store.cached_file import CachedFile
-from .launches import with_program
 from .machine import Machine as Machine
+from .machine import with_program
 
 
 def open_machine(
@@ -38,25 +38,17 @@ def open_machine(
     the run saw and was told of them.  Raises ``RecordError`` where there is neither, and
     ``ConfigError`` where machines have to be told apart or a fit needs packages that are missing.
     """
-    said = None if stated is None else json.dumps(stated.values, sort_keys=True)
-    asked = (run_id, machine, None if like is None else str(like.absolute()), device, said)
+    nodes = None if stated is None else json.dumps(stated.values, sort_keys=True)
+    question = (run_id, machine, None if like is None else str(like.absolute()), device, nodes)
     read = (*also, like) if like is not None else also
-    cached = CachedFile("fit-*.npz", asked, directory, *read)
+    cached = CachedFile("fit-*.npz", question, directory, *read)
     found = _read(cached)
     if found is None:
         if lacking := needs("a fit"):
             raise ConfigError(lacking)
-        from .machine_fits import fit_machine_of  # what reads and fits is slow to import
+        from .machine_fits import fit_machine  # what reads and fits is slow to import
 
-        found = fit_machine_of(
-            directory,
-            run_id=run_id,
-            machine=machine,
-            also=also,
-            like=like,
-            device=device,
-            stated=stated,
-        )
+        found = fit_machine(directory, run_id, machine, also, like, device, stated)
         with suppress(TypeError):  # it holds what no file does
             values = {one.name: getattr(found, one.name) for one in fields(found)}
             cached.write(models.written(values))
@@ -65,9 +57,7 @@ def open_machine(
 
 def _read(cached: CachedFile) -> Machine | None:
     """A cached fit; None where there is none, or it is damaged or of another version."""
-    if not (body := cached.read()):
-        return None
-    try:
-        return Machine(**models.made(body))
-    except models.DAMAGED:
-        return None
+    body = cached.read()
+    with suppress(*models.DAMAGED):
+        return Machine(**models.made(body)) if body else None
+    return None

@@ -39,11 +39,9 @@ class Earlier:
         own = _where_possible(table.config)
         if own is None:
             return table
-        same = [
-            run.samples
-            for run, config in self._runs(table.run_id)
-            if replace(config, cadence=own.cadence, batch=own.batch) == own
-        ]
+        runs = self._runs(table.run_id)
+        alike = {"cadence": own.cadence, "batch": own.batch}
+        same = [run.samples for run, config in runs if replace(config, **alike) == own]
         if not same:
             return table
         return replace(table, samples=normalise("samples", pd.concat([*same, table.samples])))
@@ -54,13 +52,11 @@ class Earlier:
         own = _where_possible(table.config)
         if own is None:
             return ()
-        found = [
-            # A known step is made of its steps alone; samples are most of a table.
-            _where_possible(partial(known_elsewhere, _without_samples(run), own))
-            for run, config in self._runs(table.run_id)
-            if config.device == own.device
-        ]
-        return (*(step for step in found if step is not None), *self._imported.known(own))
+        runs = [run for run, config in self._runs(table.run_id) if config.device == own.device]
+        # A known step is made of its steps alone; samples are most of a table.
+        bare = (replace(run, samples=run.samples.iloc[:0]) for run in runs)
+        known = (_where_possible(partial(known_elsewhere, run, own)) for run in bare)
+        return (*(step for step in known if step is not None), *self._imported.known(own))
 
     @cached_property
     def _imported(self) -> ImportedTables:
@@ -82,10 +78,6 @@ class Earlier:
 def _described(directory: Path, name: str) -> tuple[SampleTable, RunConfig]:
     table = build_table(read_run(directory, name))
     return table, table.config()
-
-
-def _without_samples(table: SampleTable) -> SampleTable:
-    return replace(table, samples=table.samples.iloc[:0])
 
 
 def _where_possible(make: Callable[[], _T]) -> _T | None:
@@ -152,9 +144,8 @@ def has_run(directory: Path) -> bool:
 
 
 def _table_of(paths: Sequence[Path], run_id: str) -> SampleTable:
-    tables = (read_table(path) for path in paths)
     held = []
-    for table in tables:
+    for table in map(read_table, paths):
         if run_id in set(table.runs["run_id"]):
             return table
         held.append(table.run_id)

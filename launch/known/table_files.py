@@ -1,19 +1,23 @@
-"""Tables of measurements in files, and those that were imported into a directory.
+"""Tables of measurements: in files, imported into a directory, and those that others published.
 
-These make a machine that nobody has to have calibrated here.
+Imported ones make a machine that nobody has to have calibrated here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 
-from ...calib.errors import CalibrationError, ConfigError, RecordError
-from ...calib.fit.priors import device_prior
+from ...calib.answers import Answer, prefixed
+from ...calib.differences import normal
+from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
+from ...calib.fit.priors import device_prior, is_processor
 from ...calib.importers import (
     NEEDED,
     REQUIRED,
@@ -31,6 +35,8 @@ from ...calib.workload import RunConfig
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 IMPORTED = "imported"
 """The folder of a directory that holds them, as CSV in our own format."""
+FOLDER = Path(__file__).parents[2] / "recipes" / "published"
+_SIMULATED = "steps_vtrain_single_node.csv.gz"
 _MOST_NAMED = 3
 """Machines that an error lists."""
 _STEPS = "steps"
@@ -180,9 +186,21 @@ def _write(
     return Written(path=path, num_rows=len(frame), left_out=tuple(left_out))
 
 
-def written_json(written: Sequence[Written]) -> list[dict[str, object]]:
-    """For ``--json``."""
-    return [
-        {"file": str(one.path), "rows": one.num_rows, "left_out": list(one.left_out)}
-        for one in written
-    ]
+@cache
+def published_rows() -> tuple[StepRow, ...]:
+    """Every row that nothing speaks against; a simulator's output is none."""
+    paths = (path for path in sorted(FOLDER.glob("steps_*")) if path.name != _SIMULATED)
+    return tuple(row for path in paths for row in read_steps(read_frame(path), path.name).usable)
+
+
+def with_normal(answer: Answer, directory: Path) -> Answer:
+    """The answer with a line on its rate among published ones; the same of a CPU, and where
+    nothing is published of its device."""
+    if answer.modelled is None or is_processor(answer.device):
+        return answer
+    step = {"config": answer.modelled.config, "measured_s": answer.measured_step_s}
+    row = StepRow(table="", row_id="", group="", machine=answer.run_id, **step)
+    with suppress(ForerunError):
+        text = f"normal? {normal(row, published_rows()).sentence} · forerun normal {directory}"
+        return replace(answer, transcript=(*answer.transcript, *prefixed([text])))
+    return answer

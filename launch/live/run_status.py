@@ -13,11 +13,9 @@ from typing import Any, ClassVar
 from ...calib.errors import RecordError
 from ...calib.records import LAUNCH, MARKER, RUNS, Action
 from ...calib.workload import Encoded
-from ..directory.bounded_files import number, read_object
 from ..directory.forecast_log import FORECASTS, Logged, read_forecasts
-from ..directory.publishing import OWNER, STALE_S, is_live
-from ..directory.run_folders import nothing_in, top_of
-from ..directory.status_file import STATUS, Phase, StatusFile, status_of
+from ..directory.publishing import OWNER, STALE_S, STATUS, Phase, StatusFile, is_live, status_of
+from ..directory.run_folders import nothing_in, number, read_object, top_of
 
 _FORECAST, _DECISION, _DRIFT = "forecast.json", "decision.json", "drift.json"
 _READ = (STATUS, _FORECAST, _DECISION, _DRIFT, MARKER)

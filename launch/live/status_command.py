@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..commands.outcome import ExitCode, print_json, tell
+from ..outcome import ExitCode, print_json, tell
 from .run_status import RunStatus, run_statuses
 from .status_text import status_line, status_lines
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ...calib.errors import RecordError
 from ...calib.records import with_iso_times
 from ...hooks.process import is_installed
-from ..commands.outcome import ExitCode, tell
+from ..outcome import ExitCode, tell
 from .run_status import RunStatus, State, run_statuses
 from .status_command import exit_code, status_json, text_lines
 from .status_text import status_line

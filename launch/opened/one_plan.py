@@ -13,7 +13,7 @@ from ...calib.errors import ConfigError
 from ...calib.forecast import RunLeft
 from ...calib.search import Effort
 from ...calib.workload import RunConfig
-from ..directory.run_left import run_left
+from ..directory.forecast_log import run_left
 from ..known.machine import Machine, plan_on
 from ..options.plan_options import PlanQuestion
 from .other_run import OtherRun

@@ -9,9 +9,8 @@ from ...calib.differences import Normal, bus_rates, near_rows, normal
 from ...calib.errors import CalibrationError
 from ...calib.records import StepRow
 from ...calib.units import format_frac
-from ..known.published_rows import FOLDER, published_rows
 from ..known.runs import has_run, read
-from ..known.table_files import read_frame
+from ..known.table_files import FOLDER, published_rows, read_frame
 from ..report.explain_text import wrapped
 from .run import Run
 

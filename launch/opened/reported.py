@@ -15,12 +15,11 @@ from ...calib.errors import RecordError
 from ...calib.records import stamped, write_text
 from ...calib.samples import SampleTable
 from ...calib.shell import quoted
-from ..directory.bounded_files import number
 from ..directory.forecast_log import end_of_run, finish_line, read_forecasts
-from ..directory.run_folders import object_of_run, paths_of, top_of
+from ..directory.run_folders import number, object_of_run, paths_of, top_of
 from ..directory.run_log import score_line
-from ..known.published_rows import with_normal
 from ..known.runs import Loaded
+from ..known.table_files import with_normal
 from ..report.answers import ANSWER, REQUEST, SCORE
 from ..report.page import PAGE, page_of, render
 from ..report.whole_report import markdown, notes_of, tables_of

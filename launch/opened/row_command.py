@@ -16,7 +16,7 @@ from ...calib.records import Launch, replace_file, stamped
 from ...calib.shell import quoted, shown
 from ...calib.units import format_time
 from ...calib.workload import RunConfig
-from ..known.launches import launch_of_command, launch_of_run
+from ..known.machine import launch_of_command, launch_of_run
 from ..wrapper.log_lines import one_line
 from ..wrapper.resubmit import MARK, is_ours, sealed
 from .other_run import OtherRun

@@ -221,7 +221,7 @@ class Run(Told):
     def steps(self) -> pd.DataFrame:
         """Its steps, one row each, beside what was predicted of them: docs/python.md."""
         from ..directory.forecast_log import forecasts_of
-        from ..directory.step_file import read_steps
+        from ..directory.run_log import read_steps
         from .step_frame import step_frame
 
         table, (top, _) = self._loaded.table, top_of(self.directory)
@@ -283,7 +283,7 @@ class Run(Told):
 
     def _open(self, device: str | None) -> Machine:
         from ..known.machines import open_machine
-        from ..options.cluster_files import read_cluster
+        from ..options.flags import read_cluster
 
         if device not in self._opened:
             self._opened[device] = open_machine(
@@ -324,7 +324,7 @@ class Run(Told):
         anyway: bool,
         assume_no_effect: Sequence[str],
     ) -> OtherRun:
-        from ..options.launch_scripts import line_inside
+        from ..options.config_files import line_inside
 
         return OtherRun(
             config=None if config is None else Path(config),

@@ -16,7 +16,7 @@ from ...calib.errors import CalibrationError, ConfigError
 from ...calib.memory import known_device
 from ...calib.search import layout_label
 from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig
-from ..options.cluster_files import read_cluster
+from ..options.flags import read_cluster
 from .run import Run, quiet_search
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Unmeasured(Run):
         if device not in self._opened:
             from ...calib.differences import modelled_nearest  # slow to import, like these
             from ..known.machine_fits import device_machine
-            from ..known.published_rows import published_rows
+            from ..known.table_files import published_rows
 
             config = replace(self.described, device=device or self.described.device)
             machine = device_machine(config, read_cluster(self.cluster))
@@ -106,8 +106,7 @@ def unmeasured(
     ``num_ranks``: 0, as the command says.  Raises ``ConfigError`` where the run or its ranks are
     not described.
     """
-    from ..options.config_files import described_run
-    from ..options.launch_scripts import line_inside
+    from ..options.config_files import described_run, line_inside
 
     name = known_device(device).driver_name
     base = _any_run(name, num_ranks)

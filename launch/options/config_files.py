@@ -1,31 +1,35 @@
-"""Descriptions of runs in files: YAML and JSON of Megatron's arguments, ``config.json``, ours.
+"""Descriptions of runs in files: arguments as YAML and JSON, ``config.json``, ours, shell scripts.
 
 Those inside a checkpoint are read without running anything that it holds: torch's ``weights_only``
 unpickler builds only what it is told to.  Classes of Megatron are replaced by inert ones of the
-same name, and a checkpoint that needs any other class is refused.
+same name, and a checkpoint that needs any other class is refused.  Scripts are read, never run.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ...calib.arguments import (
     Described,
+    commands,
     config_from_command,
     config_from_mapping,
     from_hugging_face,
     in_its_precision,
+    of_options,
     ranks_of,
     split_launcher,
+    split_variables,
 )
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
 from ...calib.workload import VOCAB_MULTIPLE, RunConfig
-from .nested_files import joined
 
 MAX_NBYTES = 1 << 20
 """Of a file of arguments; real ones have a few kB."""
@@ -34,6 +38,17 @@ MAX_VALUES = 100_000
 _PLACES = ("common.pt", "mp_rank_00/model_optim_rng.pt", "mp_rank_00_000/model_optim_rng.pt")
 _BACKENDS = {1: "flash", 2: "fused", 3: "unfused", 4: "local", 5: "auto"}
 """Members of core's ``AttnBackend``, which a pickle keeps by number."""
+_USUAL = re.compile(r"\$\{\w+:(-?)([^}]*)\}")
+"""``${NAME:word}``, in which the word counts where the variable is not set."""
+_FOLDERS = (".", "models", "models/megatron", "configs/models/megatron")
+_PARENTS, _MOST_BUILT_ON = 6, 5
+_BASES = ("bases", "extends", "includes")
+_SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
+_BATCH = ("sbatch", "qsub", "salloc")
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_REDIRECTED = re.compile(r"^\d*(?:>>?|<)(?:&\d*)?")
+_SIZES = ("--num-layers", "--hidden-size")
+_MOST_DEEP = 4
 
 
 def read_config(path: Path, own: RunConfig, *, num_ranks: int = 0) -> Described:
@@ -91,18 +106,23 @@ def described_run(
 def _parsed(path: Path) -> Mapping[str, Any]:
     if path.is_dir() or path.suffix == ".pt":
         return _checkpoint_arguments(path)
+    text = _text(path, "give a text file of arguments that exists")
+    value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path} holds no mapping of names to values; write NAME: VALUE lines")
+    return _joined(path, value) if "modules" in value else value
+
+
+def _text(path: Path, rule: str) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_NBYTES + 1)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(f"{path} cannot be read: {err}; give a text file that exists") from err
+        raise ConfigError(f"{path} cannot be read: {err}; {rule}") from err
     if len(data) > MAX_NBYTES:
-        raise ConfigError(f"{path} is larger than {MAX_NBYTES >> 20} MiB; give a file of arguments")
-    value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{path} holds no mapping of names to values; write NAME: VALUE lines")
-    return joined(path, value, _parsed) if "modules" in value else value
+        raise ConfigError(f"{path} is larger than {MAX_NBYTES >> 20} MiB; {rule}")
+    return text
 
 
 def _json(path: Path, text: str) -> Any:
@@ -191,3 +211,140 @@ def _stand_in(file: Path, name: str) -> Any:
         f"{file} needs {name}, which is not a class of Megatron and is not loaded; "
         f"give the arguments as YAML"
     )
+
+
+def _joined(path: Path, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a parsed file in one mapping, as ``modules: NAME: {model, overrides}`` says.
+
+    Models lie beside the file, or below ``models`` of a folder around it.  ``${NAME:word}`` is its
+    word: no variable is looked up.  Raises ``ConfigError`` where the file of a model is not there.
+    """
+    modules = value.get("modules")
+    parts = modules.values() if isinstance(modules, Mapping) else ()
+    for part in parts:
+        if isinstance(part, Mapping) and isinstance(part.get("overrides"), Mapping):
+            name = _filled_text(str(part.get("model") or ""))
+            model = _model(path, str(name), _MOST_BUILT_ON) if name else {}
+            return {**model, **_filled(part["overrides"])}
+    return _filled(value)
+
+
+def _model(path: Path, name: str, most_deep: int) -> dict[str, Any]:
+    """The model of a file over those that it builds on, the nearest last."""
+    folders = list(path.absolute().parents)[:_PARENTS]
+    places = (folder / place / name for folder in folders for place in _FOLDERS)
+    place = next((one for one in places if one.is_file()), None)
+    if place is None or not most_deep:
+        raise ConfigError(
+            f"{path} takes its model from {name}, which is not beside it; put that file there, or "
+            "give the launch line after --"
+        )
+    own = _parsed(place)
+    values: dict[str, Any] = {}
+    for key in _BASES:
+        bases = own.get(key) or ()
+        for base in [bases] if isinstance(bases, str) else bases:
+            values.update(_model(place, str(base), most_deep - 1))
+    rest = {key: value for key, value in own.items() if key not in _BASES}
+    return {**values, **_filled(rest)}
+
+
+def _filled(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _filled_text(one) if isinstance(one, str) else one for key, one in value.items()}
+
+
+def _filled_text(text: str) -> Any:
+    """A text with the words of its variables; a number or a switch where that is all of it.
+
+    >>> [_filled_text(text) for text in ("${SEQ:4096}", "a-${B:c}", "${D:true}", "$E")]
+    [4096, 'a-c', True, '$E']
+    """
+    filled = _USUAL.sub(lambda match: match[2], text)
+    if filled == text:
+        return text
+    if filled.lower() in ("true", "false"):
+        return filled.lower() == "true"
+    return int(filled) if filled.removeprefix("-").isdecimal() else filled
+
+
+def line_inside(words: Sequence[str]) -> tuple[str, ...]:
+    """The launch line that ``bash run.sh``, ``sbatch run.sh`` or ``srun bash -c TEXT`` comes to.
+
+    Other lines are returned as they are.  Raises ``ConfigError`` where a script cannot be read, or
+    holds no training script that its text alone leads to.
+    """
+    for _ in range(_MOST_DEEP):
+        place = _wrapper(words)
+        if place is None:
+            break
+        words = _inside(words, place)
+    return tuple(words)
+
+
+def _wrapper(words: Sequence[str]) -> int | None:
+    """Place of a shell, of a batch command or of a script, in front of any training script."""
+    launcher, arguments = split_launcher(words)
+    is_script = bool(launcher) or len(arguments) < len(words)
+    front = launcher if is_script else words
+    names = (*_SHELLS, *_BATCH)
+    places = (n for n, w in enumerate(front) if PurePath(w).name in names or w.endswith(_SCRIPTS))
+    return next(places, None)
+
+
+def _inside(words: Sequence[str], place: int) -> tuple[str, ...]:
+    outer, rest = words[:place], words[place:]
+    variables, _ = split_variables(outer)
+    is_batch = PurePath(rest[0]).name in _BATCH
+    if PurePath(rest[0]).name in _SHELLS and (text := _said(rest[1:])) is not None:
+        return (*outer, *_launch(commands(text, variables), f"{rest[0]} -c"))
+    behind = rest if rest[0].endswith(_SCRIPTS) else rest[1:]
+    word = next((one for one in behind if os.path.isfile(one)), None)
+    if word is None:
+        shown = " ".join(rest[:3])
+        raise ConfigError(f"{shown}: no script that can be read; give the launch line itself")
+    if is_batch:
+        variables = {**of_options(rest[1 : rest.index(word)]), **variables}
+    given = behind[behind.index(word) + 1 :]
+    variables |= {"#": str(len(given)), **{str(n): one for n, one in enumerate(given, 1)}}
+    text = _text(Path(word), "give the launch line itself")
+    return (*outer, *_launch(commands(text, variables), str(Path(word))))
+
+
+def _said(words: Sequence[str]) -> str | None:
+    """The text behind ``-c``, ``-lc`` and the like; None where a file is meant."""
+    for place, word in enumerate(words):
+        if not word.startswith("-"):
+            return None
+        if word.endswith("c") and not word.startswith("--"):
+            return next(iter(words[place + 1 :]), "")
+    return None
+
+
+def _launch(found: Sequence[Sequence[str]], name: str) -> tuple[str, ...]:
+    """The command that trains: one with a model's sizes before others, the last of several."""
+    plain = [tuple(_without_redirection(one)) for one in found]
+    trains = [one for one in plain if any(w.endswith(".py") for w in one) or _wraps(one)]
+    sized = [one for one in trains if any(word in _SIZES for word in one)]
+    if not trains:
+        raise ConfigError(
+            f"{name} starts no training script that its text alone leads to; nothing of it is run, "
+            "so give the launch line itself after --"
+        )
+    return (sized or trains)[-1]
+
+
+def _wraps(words: Sequence[str]) -> bool:
+    place = _wrapper(words)
+    return place is not None and len(words) > place + 1
+
+
+def _without_redirection(words: Sequence[str]) -> Iterator[str]:
+    is_target = False
+    for word in words:
+        found = _REDIRECTED.match(word)
+        if found is not None:
+            is_target = found.end() == len(word) and "&" not in word
+        elif is_target:
+            is_target = False
+        else:
+            yield word

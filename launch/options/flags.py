@@ -1,4 +1,4 @@
-"""The ``--calibrate`` flags, ``--forerun`` by their other name: read into settings.
+"""The ``--calibrate`` flags, ``--forerun`` by their other name, and the file of a cluster.
 
 What of an argument list is ours says ``split``.  Standard library only: this is imported before
 training, on every rank.
@@ -21,10 +21,10 @@ from ..._forerun_autoload import FLAGS as FLAGS
 from ..._forerun_autoload import near
 from ..._forerun_autoload import split as split
 from ...calib.errors import ConfigError
-from ...calib.records import StatedNodes
+from ...calib.plain_json import parse_json
+from ...calib.records import KEYS, StatedNodes, stated_nodes
 from ...calib.workload import DeviceChoice, Flag, Goals, Reads, options
 from ...hooks.process import CadenceHint, RankInfo, Settings, interpreter, process_start
-from .cluster_files import read_cluster
 
 FLAG = FLAGS[1]
 DEVICE = "FORERUN_DEVICE"
@@ -33,6 +33,7 @@ LIMIT = "FORERUN_LIMIT_UNIX_S"
 """Set by ``forerun run``: when the scheduler ends the job."""
 REQUESTS = "FORERUN_REQUESTS"
 """Set to 1 by ``forerun run``: it may ask the session to save and stop."""
+_MOST_CLUSTER_NBYTES = 1 << 16
 
 
 def parse(
@@ -71,12 +72,10 @@ def parse(
 
 def rank_info(environ: Mapping[str, str]) -> RankInfo:
     """This process among its peers, from torchrun's variables; raises ``ConfigError``."""
-    rank = _number(environ, "RANK")
-    world_size = _number(environ, "WORLD_SIZE", default=1)
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", default=1)
     if rank >= world_size:
-        raise ConfigError(
-            f"RANK={rank} must be below WORLD_SIZE={world_size}; launch with torchrun"
-        )
+        why = f"RANK={rank} must be below WORLD_SIZE={world_size}"
+        raise ConfigError(f"{why}; launch with torchrun")
     return RankInfo(
         rank=rank,
         world_size=world_size,
@@ -104,8 +103,9 @@ def run_id(environ: Mapping[str, str]) -> str:
         is_one_node = environ.get("LOCAL_WORLD_SIZE", "") == environ.get("WORLD_SIZE", "1")
         if all(job):
             name = "-".join(job)
-        elif name and is_one_node:
-            name = _agent()
+        elif name and is_one_node:  # with torchrun, the parent is the agent of this node
+            parent = os.getppid()
+            name = "-".join(str(one) for one in (parent, process_start(parent)) if one is not None)
         else:
             name = environ.get("MASTER_ADDR", "local")
     count = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -179,13 +179,17 @@ def _number_of(flag: Flag, written: str, text: str) -> float:
         if int(text) < low:
             raise ConfigError(f"{written}: must be at least {low}; give {low} or more")
         return int(text)
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _float(text)
     if not flag.low <= value <= flag.high or math.isinf(value):
         raise ConfigError(f"{written}: must be {flag.rule}")
     return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _choice(kind: type[Enum], written: str, text: str) -> Enum:
@@ -198,10 +202,7 @@ def _choice(kind: type[Enum], written: str, text: str) -> Enum:
 
 def _moment(flag: str, text: str) -> float:
     """Unix seconds; a time without an offset is local to the node."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
+    seconds = _float(text)
     if math.isfinite(seconds) and seconds > 0:
         return seconds
     try:
@@ -250,8 +251,30 @@ def _number(environ: Mapping[str, str], key: str, *, default: int | None = None)
     return int(text)
 
 
-def _agent() -> str:
-    """Process id and start time of the parent: with torchrun, the agent of this node."""
-    parent = os.getppid()
-    start = process_start(parent)
-    return str(parent) if start is None else f"{parent}-{start}"
+def read_cluster(path: Path | None) -> StatedNodes | None:
+    """What the file states; None where no file is given.
+
+    ``ConfigError`` with the file's name where it is not there, is no JSON object, or says what
+    cannot be.
+    """
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_CLUSTER_NBYTES + 1)
+    except OSError as err:
+        raise ConfigError(
+            f"{path} cannot be read: {err.strerror or err}; give a JSON file"
+        ) from err
+    if len(text) > _MOST_CLUSTER_NBYTES:
+        raise ConfigError(f"{path} is larger than 64 KiB; a cluster file has a few lines")
+    try:
+        found = parse_json(text)
+    except ValueError as err:
+        raise ConfigError(f"{path} is not JSON: {err}; correct it") from err
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object; give one with any of {', '.join(KEYS)}")
+    try:
+        return stated_nodes(found)
+    except ConfigError as err:
+        raise ConfigError(f"{path}: {err}") from err

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from inspect import signature
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from ...calib.arguments import LAYOUT_NAMES, Keep
+from ...calib.arguments import Keep
 from ...calib.errors import ConfigError
 from ...calib.forecast import read_count
 from ...calib.memory import known_device
 from ...calib.units import GIB
 from ...calib.workload import Batch, RunConfig, at_least_one, at_most, shown, whole
 
-SCHEMA_FILE = Path(__file__).parents[1] / "report" / "answers.schema.json"
-"""Of what ``predict`` and ``plan`` print for programs: JSON Schema, draft 2020-12."""
 NUM_TOP = 10
 """Rows of a plan, unless others are asked for."""
-# Anything above is a slip of units; it also keeps bytes within 64 bits.
 _MOST_GIB = 1e9
-# A table of more is not read, and each is a search of its own.
+"""Anything above is a slip of units; it also keeps bytes within 64 bits."""
 _MOST_COUNTS = 32
+"""A table of more is not read, and each is a search of its own."""
 _MOST_TOKENS = 10**15
-_TO = ".."
 _PER_GPU = "xgpus"
 
 
@@ -97,27 +91,25 @@ class PlanQuestion:
 
         Its replicas and its micro-batch shrink to what divides the batch.
         """
-        batch, par = self.batch.size(config, num_ranks), config.parallelism
-        nodes = self.ranks_per_node or par.ranks_per_node
+        batch, par, model = self.batch.size(config, num_ranks), config.parallelism, config.model
         dp = math.gcd(par.dp, batch)
         micro = math.gcd(config.batch.micro_batch_size, batch // dp)
-        ramp = config.cadence.full_batch_size
+        if length := self.seq_length:
+            positions = model.max_position_embeddings and max(model.max_position_embeddings, length)
+            model = replace(model, seq_length=length, max_position_embeddings=positions)
+        full = batch if config.cadence.full_batch_size else config.cadence.full_batch_size
+        nodes = self.ranks_per_node or par.ranks_per_node
         return replace(
             config,
-            model=_of_length(config, self.seq_length) if self.seq_length else config.model,
+            model=model,
             parallelism=replace(par, dp=dp, ranks_per_node=nodes),
             batch=Batch(micro_batch_size=micro, global_batch_size=batch),
-            cadence=replace(config.cadence, full_batch_size=batch) if ramp else config.cadence,
+            cadence=replace(config.cadence, full_batch_size=full),
         )
 
 
 Several: TypeAlias = "str | float | Sequence[str] | Sequence[float] | None"
 """One value, several, or the text of an option; None: not asked."""
-
-
-def plan_words(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options of ``plan`` say, by the names of ``read_question``."""
-    return {name: getattr(args, name) for name in signature(read_question).parameters}
 
 
 def read_question(
@@ -139,14 +131,15 @@ def read_question(
 
     ``ConfigError`` with value, rule and remedy where that has no meaning.
     """
-    devices = _devices(_text(device))
+    names = (_text(device) or "").split(",") if device is not None else ()
+    devices = tuple(dict.fromkeys(known_device(name).driver_name for name in names))
     return PlanQuestion(
         counts=read_counts(counts) if (counts := _text(gpus)) else (),
         ranks_per_node=_positive("--gpus-per-node", gpus_per_node),
         devices=devices,
         batch=read_batch(_text(global_batch_size) or ""),
         seq_length=_positive("--seq-length", seq_length),
-        memory_nbytes=_memory_nbytes(memory_gib),
+        memory_nbytes=None if memory_gib is None else _memory_nbytes(str(memory_gib)),
         objective=_objective(objective),
         prices=read_prices(_text(price_per_gpu_hour), max(1, len(devices))),
         num_tokens=0 if tokens is None else read_tokens(tokens),
@@ -174,13 +167,9 @@ def _keep(asked: str | Mapping[str, Any] | None) -> Keep | None:
     'tp=8,pp=1|2'
     """
     if isinstance(asked, Mapping):
-        pairs = ((name, one if _is_list(one) else (one,)) for name, one in asked.items())
-        asked = ",".join(f"{name}={'|'.join(map(str, values))}" for name, values in pairs)
+        texts = ((name, (_text(values) or "").replace(",", "|")) for name, values in asked.items())
+        asked = ",".join(f"{name}={text}" for name, text in texts)
     return Keep.parse(asked) if asked else None
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str)
 
 
 def read_counts(text: str) -> tuple[int, ...]:
@@ -193,7 +182,7 @@ def read_counts(text: str) -> tuple[int, ...]:
     """
     found: list[int] = []
     for part in text.split(","):
-        first, is_range, last = part.partition(_TO)
+        first, is_range, last = part.partition("..")
         begin = _positive("--gpus", first)
         end = _positive("--gpus", last) if is_range else begin
         if end < begin:
@@ -232,89 +221,27 @@ def read_batch(text: str) -> BatchRule:
     BatchRule(samples=512, samples_per_rank=0, follows_ranks=False)
     """
     low = text.strip().lower()
-    if not low:
-        return BatchRule()
     if not low.endswith(_PER_GPU):
-        return BatchRule(samples=_positive("--global-batch-size", text))
-    number = low.removesuffix(_PER_GPU)
-    if not number:
-        return BatchRule(follows_ranks=True)
-    return BatchRule(samples_per_rank=_positive("--global-batch-size", number))
+        return BatchRule(samples=_positive("--global-batch-size", text) if low else 0)
+    if number := low.removesuffix(_PER_GPU):
+        return BatchRule(samples_per_rank=_positive("--global-batch-size", number))
+    return BatchRule(follows_ranks=True)
 
 
-def add_plan_options(sub: argparse.ArgumentParser) -> None:
-    """Options of ``plan`` alone.  All are read as text, so that errors say value and remedy."""
-    add = sub.add_argument
-    add(
-        "--gpus",
-        metavar="N|A..B|N,N",
-        help=(
-            "numbers of GPUs: one, several separated by commas, or 8..1024 for 8, 16, 32 and so on "
-            "up to 1024 (default: as in the run)"
-        ),
-    )
-    add("--gpus-per-node", metavar="N", help="(default: as in the run)")
-    add(
-        *("--global-batch-size", "--gbs"),
-        metavar="N|xGPUS",
-        help="samples of a step; xGPUS: as many per GPU as in the run; 4xGPUS: four per GPU",
-    )
-    add("--seq-length", "--seq", metavar="N", help="tokens of a sample")
-    add("--memory-gib", metavar="X", help="memory of one GPU in GiB (default: as in the run)")
-    add("--objective", metavar="time|cost", default="time", help="order of the rows (default time)")
-    add_tokens(sub)
-    add("--keep", metavar="tp=8,pp=1|2", help="only layouts with these values")
-    add("--why", metavar="tp=16", help="why such layouts are not at the top")
-    add("--top", metavar="K", default=NUM_TOP, help=f"number of rows to show (default {NUM_TOP})")
-
-
-def add_tokens(sub: argparse.ArgumentParser) -> None:
-    """Options on a whole run, of ``predict`` and ``plan``."""
-    sub.add_argument(
-        "--tokens",
-        metavar="N",
-        help="days, steps and GPU-hours of a run to so many tokens, as 300B, 1T or 2e12",
-    )
-    sub.add_argument(
-        "--price-per-gpu-hour",
-        metavar="X",
-        help="price of an hour of one GPU: one, or of plan one for each --device, with commas",
-    )
-
-
-def add_layout_options(sub: argparse.ArgumentParser) -> None:
-    """Short names of a layout, kept in ``layout_words`` as they were written."""
-    group = sub.add_argument_group(
-        "layout", "settings that differ from the run; Megatron's own options work as well"
-    )
-    for axis in LAYOUT_NAMES:
-        group.add_argument(
-            *axis.spellings,
-            action=_Passed,
-            metavar=axis.metavar,
-            help=axis.help,
-            dest="layout_words",
+def read_prices(text: str | None, num_devices: int = 1) -> tuple[float, ...]:
+    """Prices of an hour of one GPU: one, or one for each device; empty where none is given."""
+    if text is None:
+        return ()
+    rule = "give a price of an hour of one GPU, such as 2.5"
+    prices = tuple(_real("--price-per-gpu-hour", part, rule) for part in str(text).split(","))
+    if not all(0 < price < math.inf for price in prices):
+        raise ConfigError(f"--price-per-gpu-hour {text} is not above 0; {rule}")
+    if len(prices) not in (1, num_devices):
+        raise ConfigError(
+            f"--price-per-gpu-hour has {len(prices)} prices for {num_devices} devices; give one, "
+            "or one for each"
         )
-
-
-def describe_layout_names(sub: argparse.ArgumentParser) -> None:
-    """The same names in the help of a verb that takes them as ``NAME=VALUE``."""
-    names = ", ".join("/".join((axis.name, *axis.others)) for axis in LAYOUT_NAMES)
-    sub.add_argument_group("layout", f"NAME of --keep and --why, as in NAME=VALUE|VALUE: {names}")
-
-
-class _Passed(argparse.Action):
-    """Keeps the option and its word in order."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        known = getattr(namespace, self.dest) or ()
-        setattr(namespace, self.dest, (*known, f"{option_string}={values}"))
+    return prices
 
 
 def _positive(option: str, text: object) -> int:
@@ -334,20 +261,12 @@ def _real(option: str, text: str, rule: str) -> float:
         raise ConfigError(f"{option} {shown(text)} is not a number; {rule}") from err
 
 
-def _memory_nbytes(text: object) -> int | None:
-    if text is None:
-        return None
+def _memory_nbytes(text: str) -> int:
     rule = "give a number of GiB above 0"
-    gib = _real("--memory-gib", str(text), rule)
+    gib = _real("--memory-gib", text, rule)
     if not 0 < gib < _MOST_GIB:
         raise ConfigError(f"--memory-gib {gib:g} is not a size of memory; {rule}")
     return int(gib * GIB)
-
-
-def _devices(text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return ()
-    return tuple(dict.fromkeys(known_device(name).driver_name for name in text.split(",")))
 
 
 def _objective(text: str) -> Objective:
@@ -355,25 +274,3 @@ def _objective(text: str) -> Objective:
         return Objective(text.lower())
     except ValueError as err:
         raise ConfigError(f"--objective {shown(text)} is not known; give time or cost") from err
-
-
-def read_prices(text: str | None, num_devices: int = 1) -> tuple[float, ...]:
-    """Prices of an hour of one GPU: one, or one for each device; empty where none is given."""
-    if text is None:
-        return ()
-    rule = "give a price of an hour of one GPU, such as 2.5"
-    prices = tuple(_real("--price-per-gpu-hour", part, rule) for part in str(text).split(","))
-    if not all(0 < price < math.inf for price in prices):
-        raise ConfigError(f"--price-per-gpu-hour {text} is not above 0; {rule}")
-    if len(prices) not in (1, num_devices):
-        raise ConfigError(
-            f"--price-per-gpu-hour has {len(prices)} prices for {num_devices} devices; give one, "
-            "or one for each"
-        )
-    return prices
-
-
-def _of_length(config: RunConfig, seq_length: int) -> Any:
-    positions = config.model.max_position_embeddings
-    longest = max(positions, seq_length) if positions else positions
-    return replace(config.model, seq_length=seq_length, max_position_embeddings=longest)

@@ -15,12 +15,10 @@ from ...calib.records import OPEN, PRIVATE, with_iso_times, write_json
 from ...calib.samples import SampleTable, write_table
 from ...calib.timeline import MeasuredSpan
 from ...hooks.process import FORECAST
-from ..directory.each_file import write_each
 from ..directory.forecast_log import FORECASTS, append_forecast
-from ..directory.publishing import Place
+from ..directory.publishing import Place, write_each
 from ..directory.run_folders import SAMPLES
-from ..directory.run_log import RunLog
-from ..directory.step_file import STEPS, write_steps
+from ..directory.run_log import STEPS, RunLog, write_steps
 from .cells import typed_rows
 from .page import PAGE, write_page
 from .table import ReportTable

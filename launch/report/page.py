@@ -21,9 +21,8 @@ from ...calib.records import write_text
 from ...calib.samples import SampleTable
 from ...calib.shell import joined, quoted
 from ...calib.timeline import MeasuredSpan
-from ..directory.each_file import write_each
 from ..directory.forecast_log import Logged, finish_line, read_forecasts
-from ..directory.publishing import PICTURES, Place
+from ..directory.publishing import PICTURES, Place, write_each
 from ..directory.run_log import NUM_KEPT_POINTS, RunLog, StepPoint
 from ..drawing.canvas import Drawing
 from ..drawing.style import CHART, schemes

@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...calib.records import LAUNCH, PRIVATE, RUNS, replace_file
-from ..directory.bounded_files import read_bounded
-from ..directory.run_folders import top_of
+from ..directory.run_folders import read_bounded, top_of
 
 _MOST_NBYTES = 64 << 20
 # A directory is asked about few states of itself; older answers would only fill the disk.

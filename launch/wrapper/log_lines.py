@@ -61,8 +61,9 @@ class LogWriter:
                     line = line[os.write(self._descriptor, line) :]
 
 
-_LOG = LogWriter(2)
-_ANSWER = LogWriter(1)
+_LOG, _ANSWER = LogWriter(2), LogWriter(1)
+answer = _ANSWER.tell
+"""A line of standard output."""
 
 
 def say(text: str) -> None:
@@ -73,11 +74,6 @@ def say(text: str) -> None:
 def complain(text: str) -> None:
     """One line as any verb says an error."""
     _LOG.tell(f"forerun: {one_line(text)}")
-
-
-def answer(text: str) -> None:
-    """A line of standard output."""
-    _ANSWER.tell(text)
 
 
 def finish(patience_s: float = 1.0) -> None:

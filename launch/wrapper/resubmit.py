@@ -12,21 +12,17 @@ from ...calib.arguments import restored
 from ...calib.records import replace_file
 from ...calib.shell import quoted
 from ...hooks.process import is_module
-from ..directory.bounded_files import read_bounded
+from ..directory.run_folders import read_bounded
 from ..options.flags import split
 from .log_lines import one_line, say
 
 MARK = "# Written by forerun"
 _SEAL = b"# As it was written: "
 """The last line: a digest of all before it, so that what a user has edited is not replaced."""
-_KEPT = {
-    "SLURM_JOB_NAME": "job-name",
-    "SLURM_JOB_PARTITION": "partition",
-    "SLURM_JOB_ACCOUNT": "account",
-    "SLURM_JOB_QOS": "qos",
-    "SLURM_JOB_NUM_NODES": "nodes",
-    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
-    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+_SUBMITTED = {
+    **{"SLURM_JOB_NAME": "job-name", "SLURM_JOB_PARTITION": "partition"},
+    **{"SLURM_JOB_ACCOUNT": "account", "SLURM_JOB_QOS": "qos", "SLURM_JOB_NUM_NODES": "nodes"},
+    **{"SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_GPUS_PER_NODE": "gpus-per-node"},
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
 }
 """What the job says of its own submission."""
@@ -100,10 +96,10 @@ def _submission(environ: Mapping[str, str], time: str) -> list[str]:
     """Lines for ``sbatch``: what this job says of its own submission."""
     if not environ.get("SLURM_JOB_ID"):
         return []
-    kept = {name: environ.get(key, "") for key, name in _KEPT.items()} | {"time": time}
-    told = {name: _slurm_quoted(one_line(value)) for name, value in kept.items() if value}
-    told["signal"] = "B:USR1@600"
-    return [f"#SBATCH --{name}={value}" for name, value in told.items()]
+    asked = {name: environ.get(key, "") for key, name in _SUBMITTED.items()} | {"time": time}
+    lines = {name: _slurm_quoted(one_line(value)) for name, value in asked.items() if value}
+    lines["signal"] = "B:USR1@600"
+    return [f"#SBATCH --{name}={value}" for name, value in lines.items()]
 
 
 def _slurm_quoted(value: str) -> str:

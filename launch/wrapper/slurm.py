@@ -68,13 +68,9 @@ def from_environment(environ: Mapping[str, str], job_id: str) -> Allocation | No
         start, end = (float(environ[f"SLURM_JOB_{edge}_TIME"]) for edge in ("START", "END"))
     except (KeyError, ValueError):
         return None
-    is_limited = start < end < start + _YEAR_S
-    return Allocation(
-        job_id=job_id,
-        start_unix_s=start,
-        end_unix_s=end if is_limited else None,
-        source="SLURM_JOB_END_TIME",
-    )
+    limit = end if start < end < start + _YEAR_S else None
+    source = "SLURM_JOB_END_TIME"
+    return Allocation(job_id=job_id, start_unix_s=start, end_unix_s=limit, source=source)
 
 
 def from_scontrol(text: str, job_id: str) -> Allocation | None:
@@ -111,9 +107,8 @@ def from_squeue(text: str, job_id: str, now_unix_s: float) -> Allocation | None:
     left = duration_s(text.strip().partition("\n")[0])
     if math.isnan(left):
         return None
-    if math.isinf(left):
-        return Allocation(job_id=job_id, source="squeue")
-    return Allocation(job_id=job_id, end_unix_s=now_unix_s + left, source="squeue", left_s=left)
+    span = {} if math.isinf(left) else {"end_unix_s": now_unix_s + left, "left_s": left}
+    return Allocation(job_id=job_id, source="squeue", **span)
 
 
 def duration_s(text: str) -> float:

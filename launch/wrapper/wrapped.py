@@ -18,12 +18,12 @@ from .children import END, WARN, ProcessTree, SignalInbox
 from .log_lines import say
 from .slurm import GIVEN, Allocation, allocation
 
-# How late a limit may be noticed; signals wake the wrapper at once.
 TICK_S = 1.0
+"""How late a limit may be noticed; signals wake the wrapper at once."""
 LINGER_S = 5.0
 """What the command leaves behind on a quiet exit has so long to end by itself: last words."""
-# A shared file system serves many such looks; nobody asks for a stop in less.
 LOOK_EVERY_S = 2.0
+"""A shared file system serves many such looks; nobody asks for a stop in less."""
 TOLERANCE_S = 60.0
 """A limit that is told anew has changed where it differs by more: what is left is told in whole
 seconds, and by another clock."""
@@ -68,13 +68,14 @@ class Outcome:
     asked: str
     """Why it was asked to save and stop; empty: it was not."""
     signals: tuple[int, ...]
-    """That were passed on."""
+    """Signals that were passed on."""
     num_ended: int
     """Processes that had to be killed at the end."""
     folder: Path
-    """What this launch wrote."""
+    """The folder of this launch."""
     ending: Ending
     left: tuple[int, ...]
+    """Processes that could not be ended."""
 
     def exit_code(self, stop_code: int) -> int:
         """What the scheduler is to see: an advised stop before the command's own code."""
@@ -93,19 +94,17 @@ class Wrapped:
         self._signals: list[int] = []
         self._asked = ""
         self._term_at_s = _NEVER_S
-        self._has_warned = False
-        self._is_hurried = False
+        self._has_warned = self._is_hurried = False
 
     def run(self) -> Outcome:
-        """Until the last process below us is gone; raises ``OSError`` where there is no command.
+        """Run until the last process below us is gone; ``OSError`` where there is no command.
 
         A fault of ours ends our watching and no process.
         """
-        begin_s = time.monotonic()
+        begin_s, num_ended = time.monotonic(), 0
         self._file_watch.begin()
         with SignalInbox() as inbox:
-            family = ProcessTree(self._options.command, self._told())
-            num_ended = 0
+            family = ProcessTree(self._options.command, self._environment())
             try:
                 self._watch(family, inbox)
                 num_ended = self._settle(family, inbox)
@@ -126,11 +125,11 @@ class Wrapped:
             left=tuple(sorted(family.rest())),
         )
 
-    def _told(self) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         """The command's environment: ours, the limit, and time for workers to save."""
         environ = {**os.environ, LAUNCH_ID: self._options.launch_id}
-        if self._options.allocation.end_unix_s is not None:
-            environ[LIMIT] = str(int(self._options.allocation.end_unix_s))
+        if (end_unix_s := self._options.allocation.end_unix_s) is not None:
+            environ[LIMIT] = str(int(end_unix_s))
         if self._options.listens:
             environ[REQUESTS] = "1"
         # A second more, so that what hangs is ended by torchrun, which says which rank it was.
@@ -139,7 +138,7 @@ class Wrapped:
         return environ
 
     def _watch(self, family: ProcessTree, inbox: SignalInbox) -> None:
-        """Until the command has ended, or was to end and has not within the grace."""
+        """Return when the command has ended, or was to end and has not within the grace."""
         kill_at_s = _NEVER_S
         while family.code is None:
             now_s = time.monotonic()
@@ -172,7 +171,6 @@ class Wrapped:
         return 0
 
     def _take(self, family: ProcessTree, number: int) -> None:
-        """A signal to us."""
         if number in WARN:
             self._ask(f"{signal.Signals(number).name} from the scheduler")
         elif number == signal.SIGINT and number in self._signals:
@@ -192,7 +190,7 @@ class Wrapped:
             family.send(number)
 
     def _ask(self, reason: str) -> None:
-        """A request to save and stop; SIGTERM where nobody would read it."""
+        """Request to save and stop; SIGTERM where nobody would read it."""
         if self._asked:
             return
         self._asked = reason
@@ -225,28 +223,21 @@ class Wrapped:
 class FileWatch:
     """What a wrapper looks at beside its duties, in a thread that may hang or fail without harm.
 
-    A file system that does not answer, a Slurm that does not, a file that is absurd: signals are
-    passed on meanwhile, and the command's end is seen.  ``begin``, then attributes and ``ask``,
-    then ``end``: none of them waits long.
+    A file system or a Slurm that does not answer, a file that is absurd: signals are passed on
+    meanwhile, and the command's end is seen.  Neither ``begin``, ``ask`` nor ``end`` waits long.
     """
 
     def __init__(self, files: LaunchFiles, options: WrapOptions) -> None:
-        self._files = files
-        self._options = options
+        self._files, self._options, self._ending = files, options, Ending()
         self._start_s = self._seen_s = time.monotonic()
         self.limit_s = _limit_s(options.allocation, self._start_s)
         """By the monotonic clock, so that a clock that is set moves it nowhere; None: no limit."""
-        self.is_limit_near = False
-        """Time for two saves and the margin is left, no more."""
-        self.has_asked_in_vain = False
+        self.is_limit_near = self.has_asked_in_vain = False
+        """Near: time for two saves and the margin is left, no more."""
         self._asked = ""
-        self._is_asked = False
-        self._ending = Ending()
-        self._has_told = False
+        self._is_asked = self._is_closing = self._has_told = False
         self._faults: set[str] = set()
-        self._bell = threading.Event()
-        self._is_ready = threading.Event()
-        self._is_closing = False
+        self._bell, self._is_ready = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def begin(self) -> None:
@@ -265,7 +256,7 @@ class FileWatch:
         self._bell.set()
 
     def end(self) -> Ending:
-        """What was found, with a last look where that can be had in time."""
+        """What the files said, with a last look where that can be had in time."""
         self._is_closing = True
         self._bell.set()
         if self._thread.ident is not None:
@@ -307,19 +298,17 @@ class FileWatch:
         self._is_asked = True
 
     def _look_at_forecast(self) -> None:
-        found, ending = self._files.forecast(), self._ending
-        if found is None or found == ending.forecast:
+        newest, ending = self._files.forecast(), self._ending
+        if newest is None or newest == ending.forecast:
             return
         self._seen_s = time.monotonic()
         if ending.forecast is None:
             ending.startup_s = self._seen_s - self._start_s
-        ending.forecast = found
-        if self.limit_s is None or self._has_told:
-            return
-        until_s = self.limit_s - self._seen_s
-        if found.left_s(until_s) > 0:
+        ending.forecast = newest
+        until_s = _NEVER_S if self.limit_s is None else self.limit_s - self._seen_s
+        if not self._has_told and newest.left_s(until_s) > 0:
             self._has_told = True
-            done = found.done_frac_after(until_s)
+            done = newest.done_frac_after(until_s)
             say(f"will not finish in this allocation: {done * 100:.0f} % done at the limit")
 
     def _look_at_limit(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from forerun.calib.network.cluster import known_network
 from forerun.calib.records.cluster import KEYS, Cluster, Joint
 from forerun.hooks.process.node_sight import VARIABLES
-from forerun.launch.options.cluster_files import read_cluster
+from forerun.launch.options.flags import read_cluster
 
 pytestmark = pytest.mark.slow
 

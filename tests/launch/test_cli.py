@@ -212,7 +212,7 @@ def test_doctor_warns_of_two_distributions_of_xgboost(
 ) -> None:
     from importlib import metadata
 
-    from forerun.launch.commands import doctor
+    from forerun.launch.verbs import doctor
 
     real = metadata.version
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from forerun import _forerun_autoload as entry
-from forerun.launch.commands.attached import Severity, attachment
+from forerun.launch.verbs.doctor import Severity, attachment
 
 ROOT = Path(entry.__file__).parent
 WORKER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -115,7 +115,7 @@ def test_a_clone_that_was_moved_leaves_torch_as_it_was(tmp_path: Path, train: Pa
     assert printed == "2.0 ['--lr', '1']"
     doctor = (
         f"{begin}; sys.path.insert(0, {str(tmp_path / 'again')!r}); import json;"
-        "from forerun.launch.commands.attached import attachment;"
+        "from forerun.launch.verbs.doctor import attachment;"
         "print(json.dumps([[f.name, f.value, f.verdict.value] for f in attachment({}, ())]))"
     )
     (tmp_path / "again").mkdir()

@@ -9,7 +9,7 @@ import pytest
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.errors import ConfigError
 from forerun.launch.cli import main
-from forerun.launch.options.launch_scripts import line_inside
+from forerun.launch.options.config_files import line_inside
 
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2

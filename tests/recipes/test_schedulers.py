@@ -15,9 +15,8 @@ import yaml
 
 from forerun.launch.cli import build_parser
 from forerun.launch.options.flags import parse, split
+from forerun.launch.verbs.run import STOP_EXIT_CODE, wrap_options
 from forerun.launch.wrapper.resubmit import is_written, relaunch, script
-from forerun.launch.wrapper.run_command import wrap_options
-from forerun.launch.wrapper.run_options import STOP_EXIT_CODE
 
 ROOT = Path(__file__).parent.parent.parent
 SBATCH = ROOT / "recipes" / "slurm.sbatch"

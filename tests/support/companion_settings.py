@@ -36,9 +36,9 @@ def started(
     """
     code = (
         f"import sys, functools; {before}\n"
-        "from forerun.launch.companion import shutdown, main as companion\n"
+        "from forerun.launch.companion import main as companion\n"
         "companion._step_back = lambda: None\n"
-        f"companion.Shutdown = functools.partial(shutdown.Shutdown, {leave_after_s})\n"
+        f"companion.Shutdown = functools.partial(companion.Shutdown, {leave_after_s})\n"
         "sys.exit(companion.main(sys.argv[1:]))"
     )
     settings = companion_settings(directory, launch_id=launch_id, wandb=WandbMode.OFF)

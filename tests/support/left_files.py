@@ -9,7 +9,7 @@ from typing import Any
 
 from json_schema import check
 
-from forerun.launch.options.file_schemas import FILE_NAMES, file_schema
+from forerun.launch.verbs.arguments import FILE_NAMES, file_schema
 
 
 def left_files(directory: Path) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from forerun.calib.forecast.forecasts import Forecast, TimeLeft
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.steps.model import MISFIT
 from forerun.calib.workload.run_options import Goals
-from forerun.launch.options.file_schemas import file_schema
+from forerun.launch.verbs.arguments import file_schema
 
 Steady = Callable[..., Forecast]
 Planned = Callable[..., Plan]

@@ -24,7 +24,7 @@ from forerun.hooks.process.host import Host
 from forerun.hooks.process.launch_identity import launch_folder
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.process.votes import LATE, YES, Votes
-from forerun.launch.options.file_schemas import file_schema
+from forerun.launch.verbs.arguments import file_schema
 
 NUM_RANKS = 3
 STOP = {"order": "stop", "reason": "late by 1 h", "rule": "deadline", "command": ["t.py", "--x"]}

@@ -20,12 +20,12 @@ from forerun.calib.answers.run_end import RunEnd
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.companion.companion_loop import CompanionLoop
-from forerun.launch.companion.energy import open_meter
 from forerun.launch.companion.forecasting import (
     AGAIN_AFTER_S,
     AGAIN_AFTER_STEPS,
     Forecasts,
     RunSoFar,
+    open_meter,
 )
 from forerun.launch.directory.run_log import LoggedStep, RunLog
 from forerun.launch.sinks.sink import Sink

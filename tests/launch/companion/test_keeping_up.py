@@ -14,10 +14,9 @@ import pytest
 from companion_settings import companion_settings, started
 
 from forerun.calib.forecast.batch_ratios import PredictedStep
-from forerun.launch.companion.closed_windows import ClosedWindows
-from forerun.launch.companion.companion_loop import CompanionLoop
-from forerun.launch.companion.event_queue import EventQueue
+from forerun.launch.companion.companion_loop import ClosedWindows, CompanionLoop
 from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
+from forerun.launch.companion.main import EventQueue
 from forerun.launch.directory.run_log import MOST_HELD, NUM_KEPT_ERRORS, LoggedStep, Score
 from forerun.launch.sinks.sink import Sink
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forerun.launch.companion.orders import STOP_REQUEST, StopRequests
+from forerun.launch.companion.companion_loop import STOP_REQUEST, StopRequests
 from forerun.launch.directory.publishing import Place
 
 

@@ -17,10 +17,10 @@ from forerun.launch.cli import ExitCode, main
 from forerun.launch.directory.publishing import STALE_S, this_host
 from forerun.launch.live.run_status import RunStatus, State, run_statuses
 from forerun.launch.live.status_text import status_line
-from forerun.launch.options.progress_options import SCHEMA_FILE
+from forerun.launch.verbs.arguments import FOLDER
 
 NOW = 2e9
-SCHEMA = json.loads(SCHEMA_FILE.read_text())
+SCHEMA = json.loads((FOLDER / "status.schema.json").read_text())
 ENDED = Path(__file__).parents[2] / "golden" / "megatron_forecasts"
 Out = pytest.CaptureFixture[str]
 FORECAST = {

@@ -18,11 +18,11 @@ import pytest
 from companion_settings import started
 from json_schema import check
 
-from forerun.launch.commands.outcome import ExitCode
 from forerun.launch.companion import status_writer
-from forerun.launch.options.progress_options import SCHEMA_FILE
+from forerun.launch.outcome import ExitCode
+from forerun.launch.verbs.arguments import FOLDER
 
-SCHEMA = json.loads(SCHEMA_FILE.read_text())
+SCHEMA = json.loads((FOLDER / "status.schema.json").read_text())
 FASTER = "from forerun.launch.companion import status_writer; status_writer.EVERY_S = 0.05"
 WATCH = (sys.executable, "-m", "forerun", "watch")
 

@@ -30,8 +30,7 @@ from forerun.calib.steps.known import KnownStep, same_layout
 from forerun.calib.steps.step_tables import table_steps
 from forerun.calib.workload.config import Recompute
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.known.published_rows import FOLDER, published_rows
-from forerun.launch.known.table_files import read_frame
+from forerun.launch.known.table_files import FOLDER, published_rows, read_frame
 from forerun.launch.opened import placed
 
 SCHEMA = json.loads((Path(placed.__file__).parents[1] / "report/normal.schema.json").read_text())

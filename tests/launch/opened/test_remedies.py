@@ -9,7 +9,7 @@ import pytest
 from json_schema import check
 
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.options.plan_options import SCHEMA_FILE
+from forerun.launch.verbs.arguments import ANSWERS
 
 _7B = (
     "torchrun --nproc-per-node 8 --nnodes 8 pretrain_gpt.py --bf16 --num-layers 32 "
@@ -29,7 +29,7 @@ def asked(capsys: Out, line: str, *words: str) -> dict[str, Any]:
     command = ["predict", "--json", *words, "--", *line.split()]
     assert main(command) == ExitCode.ANSWER
     value = json.loads(capsys.readouterr().out)
-    check(value, json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    check(value, json.loads(ANSWERS.read_text(encoding="utf-8")))
     return value
 
 

@@ -15,8 +15,7 @@ import forerun
 from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.records.files import append_line
 from forerun.launch.directory.publishing import Place
-from forerun.launch.directory.run_log import LoggedStep, RunLog
-from forerun.launch.directory.step_file import STEPS, read_steps, write_steps
+from forerun.launch.directory.run_log import STEPS, LoggedStep, RunLog, read_steps, write_steps
 from forerun.launch.opened.step_frame import COLUMNS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"

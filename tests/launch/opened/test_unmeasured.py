@@ -15,9 +15,9 @@ from forerun.calib.fit.priors import device_prior
 from forerun.calib.steps.model import FittedSteps
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.machine_fits import device_machine
-from forerun.launch.known.published_rows import published_rows
-from forerun.launch.options.plan_options import SCHEMA_FILE
-from forerun.launch.options.without_directory import NO_DIRECTORY, with_place
+from forerun.launch.known.table_files import published_rows
+from forerun.launch.verbs.arguments import ANSWERS
+from forerun.launch.verbs.asked_run import NO_DIRECTORY, with_place
 
 H100 = "NVIDIA H100 80GB HBM3"
 _LINE = (
@@ -70,7 +70,7 @@ def answer(capsys: Out, *words: str, line: list[str] | None = None) -> dict[str,
     command = ["--", *line] if line else []
     assert main([words[0], "--json", *words[1:], *command]) == ExitCode.ANSWER
     value = json.loads(capsys.readouterr().out)
-    check(value, json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    check(value, json.loads(ANSWERS.read_text(encoding="utf-8")))
     return value
 
 

@@ -18,7 +18,8 @@ from forerun.calib.forecast.whole import whole_run
 from forerun.calib.workload.config import Cadence
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.opened.unmeasured import unmeasured
-from forerun.launch.options.plan_options import SCHEMA_FILE, read_tokens
+from forerun.launch.options.plan_options import read_tokens
+from forerun.launch.verbs.arguments import ANSWERS
 
 _LINE = (
     "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --bf16 --num-layers 24 "
@@ -36,7 +37,7 @@ def asked(capsys: Out, *words: str, line: list[str] | None = None) -> dict[str, 
     command = ["--", *LINE] if line is None else ["--", *line] if line else []
     assert main([*words, "--json", *command]) == ExitCode.ANSWER
     value = json.loads(capsys.readouterr().out)
-    check(value, json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    check(value, json.loads(ANSWERS.read_text(encoding="utf-8")))
     return value
 
 

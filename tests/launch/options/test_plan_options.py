@@ -14,11 +14,11 @@ from forerun.launch.cli import build_parser
 from forerun.launch.options.plan_options import (
     Objective,
     PlanQuestion,
-    plan_words,
     read_batch,
     read_counts,
     read_question,
 )
+from forerun.launch.verbs.plan import asked_words
 
 RUN = RunConfig(
     model=replace(SMALL, max_position_embeddings=SMALL.seq_length),
@@ -28,7 +28,8 @@ RUN = RunConfig(
 
 
 def question(*words: str) -> PlanQuestion:
-    return read_question(**plan_words(build_parser().parse_args(["plan", str(Path()), *words])))
+    args = build_parser().parse_args(["plan", str(Path()), *words])
+    return read_question(**asked_words(args))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from golden_copies import golden_copy
 from json_schema import Mismatch, check
 
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.options.plan_options import SCHEMA_FILE
+from forerun.launch.verbs.arguments import ANSWERS
 
 GOLDEN = golden_copy("cpu_dp2")
-SCHEMA = json.loads(SCHEMA_FILE.read_text())
+SCHEMA = json.loads(ANSWERS.read_text())
 EXPERTS = "--num-experts 4 --moe-router-topk 2 --ep 2 --moe-ffn-hidden-size 64"
 ASKED = (
     "predict",

@@ -139,7 +139,7 @@ def test_the_page_shows_forecasts_against_the_end(whole: Path) -> None:
 
 def test_what_reads_lines_alone_loads_no_models() -> None:
     code = (
-        "import sys, forerun.launch.commands.compare_command; "
+        "import sys, forerun.launch.verbs.compare; "
         "sys.exit(bool({'scipy', 'sklearn', 'xgboost'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,8 +21,8 @@ from forerun.launch.cli import main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.directory.launch_files import LaunchFiles
 from forerun.launch.directory.publishing import Publisher, place_of
-from forerun.launch.options.file_schemas import FILE_NAMES, file_schema
 from forerun.launch.sinks.sink import Sink
+from forerun.launch.verbs.arguments import FILE_NAMES, file_schema
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 WINDOW_END, TRAIN_ITERS, DRIFT_AT = 11, 90, 50

@@ -15,7 +15,7 @@ from forerun.calib.answers.request import Request
 from forerun.calib.forecast.rates import RunLeft
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.directory.run_left import run_left
+from forerun.launch.directory.forecast_log import run_left
 from forerun.launch.report.answers import summary_values
 from forerun.launch.report.layout_tables import layouts_table
 from forerun.launch.report.table import show_table

@@ -1,1 +1,0 @@
-"""The verbs: one file each, from arguments to an exit code."""

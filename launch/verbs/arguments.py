@@ -1,0 +1,183 @@
+"""How verbs declare what they take, arguments that several share, and schemas of answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...calib.errors import ConfigError
+from ...calib.workload import shown
+from ..outcome import ExitCode
+
+FOLDER = Path(__file__).parents[1] / "report"
+ANSWERS, FILES = FOLDER / "answers.schema.json", FOLDER / "files.schema.json"
+"""Of what ``predict`` and ``plan`` print, and of all files; these share definitions with those."""
+FILE_NAMES = (
+    *("answer", "decision", "forecast", "score", "drift", "request", "stop", "stop-request"),
+    *("owner", "launch", "command", "forecasts", "status"),
+)
+DIRECTORY = "directory DIR  the directory that --calibrate-dir named\n"
+RUN_ID = "--run-id RUN_ID  which run, if the directory holds several\n"
+CLUSTER = (
+    "JSON of what joins the GPUs (joint, num_gpus, num_cards, domain, node_bytes_per_s, "
+    "card_bytes_per_s): docs/cluster.md\n"
+)
+TIMELINE = (
+    "--timeline FILE  write the steps as a trace into this file, which ui.perfetto.dev opens\n"
+)
+TOKENS = """
+--tokens N              days, steps and GPU-hours of a run to so many tokens, as 300B, 1T or 2e12
+--price-per-gpu-hour X  price of an hour of one GPU: one, or of plan one for each --device, with
+                        commas
+"""
+_TYPES = {"DIR": Path, "FILE": Path, "FILE|DIR": Path, "FRAC": float, "SECONDS": float, "H": float}
+"""Types of values by how they are called; any other is text unless the verb says more."""
+
+
+def declare(parser: Any, text: str, **more: dict[str, Any]) -> None:
+    """Add the arguments of a text to a parser or a group: names, value, and help behind two spaces.
+
+    Each begins a line, and indented lines go on with its help.  A word that begins with no dash is
+    the place of an argument; an option without a value is a switch.  ``more`` says by destination
+    what else argparse is to know.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> declare(parser, "file FILE  what is read\\n--top N  rows to show", top={"type": int})
+    >>> parser.parse_args(["a.csv", "--top", "3"])
+    Namespace(file=PosixPath('a.csv'), top=3)
+    """
+    for entry in re.split(r"\n(?=\S)", text.strip()):
+        head, _, words = entry.partition("  ")
+        names = [name for name in head.split() if name[:2] == "--"] or head.split()[:1]
+        values = head.split()[len(names) :]
+        dest = names[0].lstrip("-").replace("-", "_")
+        spec: dict[str, Any] = {"help": " ".join(words.split()), **more.get(dest, {})}
+        if values:
+            spec["metavar"] = values[0] if len(values) == 1 else tuple(values)
+            spec.setdefault("type", _TYPES.get(values[0], str))
+        elif names[0][:2] == "--" and "action" not in spec:
+            spec["action"] = "store_true"
+        parser.add_argument(*names, **spec)
+
+
+def checked_share(frac: float | None, example: str) -> float | None:
+    """The value of ``--fail-over`` as a share; ``ConfigError`` where it is none."""
+    if frac is not None and not 0 <= frac < float("inf"):
+        raise ConfigError(f"--fail-over {frac} is not a share; give 0 or more, such as {example}")
+    return frac
+
+
+class VerbParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with a remedy."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say it on standard error, and end."""
+        self.exit(ExitCode.USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = action.choices
+        if choices is not None and value not in choices:
+            text = f"{shown(value)} is not a choice; {remedy(value, map(str, choices))}"
+            raise argparse.ArgumentError(action, text)
+
+
+def remedy(word: object, known: Iterable[str]) -> str:
+    """What was perhaps meant by a word, else all that is known."""
+    names = [*known]
+    return near(str(word), names) or f"there are {', '.join(names)}"
+
+
+def near(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """The question for the nearest ones; empty where none is near.
+
+    >>> near("paln", ("plan", "predict"))
+    'did you mean plan?'
+    """
+    import difflib  # no answer needs it
+
+    found = difflib.get_close_matches(word, [*known], n=2, cutoff=cutoff)
+    return f"did you mean {' or '.join(found)}?" if found else ""
+
+
+def not_taken(verbs: dict[str, argparse.ArgumentParser], verb: str, words: Sequence[str]) -> str:
+    """What a verb does not take, and what it does that is near, or which verbs take it."""
+    from ...calib.arguments import LAYOUT_NAMES
+
+    taken = {name: set(sub._option_string_actions) for name, sub in verbs.items()}
+    option = next((word for word in words if word[:1] == "-"), "")
+    if not option:
+        return f"{verb} takes no {' '.join(words)}; see forerun {verb} --help"
+    name = option.partition("=")[0]
+    axis = name.removeprefix("--")
+    if verb == "plan" and axis in {one for n in LAYOUT_NAMES for one in (n.name, *n.others)}:
+        return f"plan takes no {name}; write --keep {axis}=VALUE for such layouts alone"
+    others = [one for one, options in taken.items() if name in options]
+    if said := near(name, taken[verb], cutoff=0.6):
+        return f"{verb} takes no {name}; {said}"
+    there = f"{', '.join(others)} {'do' if others[1:] else 'does'}; " if others else ""
+    return f"{verb} takes no {name}; {there}see forerun {verb} --help"
+
+
+def add_schema(sub: argparse.ArgumentParser, name: str) -> None:
+    """``--json-schema`` of a verb whose answers the schema of this name describes."""
+    text = "print the JSON Schema of --json and exit"
+    path = FOLDER / f"{name}.schema.json"
+    sub.add_argument("--json-schema", action=_Print, nargs=0, const=path, help=text)
+
+
+def add_file_schema(sub: argparse.ArgumentParser) -> None:
+    """``--json-schema FILE`` for each file that a run leaves, by its name."""
+    text = f"print the JSON Schema of a file of a run and exit: {', '.join(FILE_NAMES)}"
+    names = sorted(FILE_NAMES)
+    sub.add_argument("--json-schema", action=_Print, choices=names, metavar="FILE", help=text)
+
+
+class _Print(argparse.Action):
+    """Prints a schema and ends, as ``--help`` does."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _: Any, values: Any, __: Any = None
+    ) -> None:
+        if self.const is not None:
+            print(self.const.read_text(encoding="utf-8"), end="")
+        else:
+            print(json.dumps(file_schema(values), indent=2))
+        parser.exit()
+
+
+def file_schema(name: str) -> dict[str, Any]:
+    """The schema of a file, draft 2020-12, with all that it refers to and nothing else.
+
+    ``name`` is one of ``FILE_NAMES``, as ``decision`` for ``decision.json``; of ``forecasts.jsonl``
+    it describes a line.  The number at the end of ``$id`` is the file's own ``schema``.
+    """
+    whole, answers = (json.loads(path.read_text(encoding="utf-8")) for path in (FILES, ANSWERS))
+    known = answers["$defs"] | whole["$defs"]
+    used: dict[str, Any] = {}
+    waiting = [name]
+    while waiting:
+        if (one := waiting.pop()) not in used:
+            used[one] = known[one]
+            waiting += _references(known[one])
+    return {
+        "$schema": whole["$schema"],
+        "$id": f"urn:forerun:{name}:{known[name]['properties']['schema']['const']}",
+        "title": known[name]["description"],
+        "description": whole["description"].rpartition(" What is not")[0],
+        "$ref": f"#/$defs/{name}",
+        "$defs": {one: used[one] for one in sorted(used)},
+    }
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Names of the definitions that a schema refers to."""
+    if isinstance(value, dict):
+        if isinstance(reference := value.get("$ref"), str):
+            yield reference.rpartition("/")[2]
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        yield from _references(one)

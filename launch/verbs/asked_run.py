@@ -1,0 +1,133 @@
+"""The run that a verb is asked of: its arguments, how it is opened, how answers are shown."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...calib.workload import whole
+from ..outcome import print_json, tell
+from .arguments import CLUSTER, DIRECTORY, RUN_ID, declare
+
+if TYPE_CHECKING:
+    from ..opened.run import Run
+
+NO_DIRECTORY = "-"
+"""In the place of DIR: published measurements answer in place of a run."""
+_WITHOUT_DIRECTORY = ("predict", "plan")
+_NEED_NOTHING = ("-h", "--help", "--json-schema")
+_REPEATED = {"action": "append"}
+_EVIDENCE = """
+--config FILE  another run over this calibration: Megatron's arguments as YAML or JSON, a Hugging
+               Face config.json, a checkpoint; or give its whole command after --
+--anyway  answer although an option of that run is not modelled; its steps may be off by a factor
+          of 2 more
+--assume-no-effect NAME  an option of that run's own script changes neither time nor memory (may be
+                         repeated)
+--also DIR  another directory whose measured steps count too (may be repeated)
+--machine NAME  which machine, if steps of several were imported
+--cluster FILE  """
+_ELSEWHERE = """
+--like DIR  a run on another machine, or on another device: its operators are carried over and
+            corrected by the samples or probes of this directory
+--device NAME  a device without measurements, such as H100, or its driver's name: operators are
+               carried over by data sheets; plan takes several, separated by commas
+"""
+
+
+def add_run(sub: argparse.ArgumentParser) -> None:
+    """Add which run of which directory is asked."""
+    declare(sub, DIRECTORY + RUN_ID)
+
+
+def add_evidence(sub: argparse.ArgumentParser) -> None:
+    """Add what else is asked of, and what else counts, than the newest run of a directory."""
+    declare(sub, _EVIDENCE + CLUSTER, also=_REPEATED, assume_no_effect=_REPEATED)
+    declare(sub.add_mutually_exclusive_group(), _ELSEWHERE)
+
+
+def opened(args: argparse.Namespace) -> Run:
+    """The run of a directory with the evidence that the options name, searched as a verb does; of
+    a device alone where there is no directory."""
+    from ..opened.loading import load
+    from ..opened.search_effort import search_effort
+
+    if str(args.directory) == NO_DIRECTORY:
+        from ..opened.unmeasured import unmeasured
+
+        return unmeasured(
+            args.device.partition(",")[0],
+            config=args.config,
+            command=args.command,
+            options=_run_words(args),
+            num_ranks=_num_ranks(args),
+            cluster=args.cluster,
+            searching=search_effort,
+        )
+    names = ("run_id", "machine", "like", "device", "cluster")
+    asked = {name: getattr(args, name) for name in names}
+    return load(args.directory, **asked, also=args.also or (), searching=search_effort)
+
+
+def other_run(args: argparse.Namespace) -> dict[str, Any]:
+    """What describes another run, by the names of a run's methods."""
+    names = ("config", "command", "anyway")
+    asked = {name: getattr(args, name) for name in names}
+    return {**asked, "assume_no_effect": args.assume_no_effect or ()}
+
+
+def show_answer(args: argparse.Namespace, answer: Any) -> None:
+    """Print an answer as JSON or for people, its notes beside it, and write the trace asked for."""
+    tell(*answer.notes)
+    if args.json:
+        print_json(answer.to_json())
+    else:
+        parts = [*answer.parts()]
+        if all(isinstance(part, str) for part in parts):
+            print("\n".join(parts))
+        else:
+            from ..opened.drawn import print_parts  # tables are slow to import
+
+            print_parts(parts)
+    if getattr(args, "timeline", None) is not None:
+        answer.write_timeline(args.timeline)
+        tell(f"trace for ui.perfetto.dev written to {args.timeline}")
+
+
+def with_place(words: Sequence[str]) -> list[str]:
+    """The words of a verb with ``NO_DIRECTORY`` where a device is named and no directory.
+
+    >>> with_place(["predict", "--device", "H100"])
+    ['predict', '-', '--device', 'H100']
+    >>> with_place(["predict", "DIR", "--device", "H100"])
+    ['predict', 'DIR', '--device', 'H100']
+    """
+    names = {word.partition("=")[0] for word in words}
+    is_possible = words and words[0] in _WITHOUT_DIRECTORY and "--device" in names
+    if not is_possible or {*_NEED_NOTHING} & names or not words[1].startswith("-"):
+        return list(words)
+    places = (word for before, word in pairwise(words) if before != "--config")
+    if any(Path(word).is_dir() for word in places):
+        return list(words)
+    return [words[0], NO_DIRECTORY, *words[1:]]
+
+
+def _num_ranks(args: argparse.Namespace) -> int:
+    """The first number of ``--gpus``; 0 where it is not given."""
+    words = (word.partition("--gpus=")[2] for word in args.options)
+    text = str(getattr(args, "gpus", None) or next(filter(None, words), ""))
+    first = text.partition(",")[0].partition("..")[0]
+    return whole("gpus", first) if first else 0
+
+
+def _run_words(args: argparse.Namespace) -> list[str]:
+    """Megatron's options of a run that a ``config.json`` does not describe."""
+    words = [word for word in args.options if not word.startswith("--gpus=")]
+    for name in ("global_batch_size", "seq_length"):
+        value = getattr(args, name, None)
+        if value is not None and str(value).isdigit():
+            words += ["--" + name.replace("_", "-"), str(value)]
+    return words

@@ -1,0 +1,312 @@
+"""``forerun doctor``: what is installed here and would be attached, without torch.
+
+Asked with a command, a directory or both it is of a launch: ``lint``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from ... import _forerun_autoload as entry
+from ...hooks.process import PACKAGES, VARIABLE, installed_version, missing, remedy, see_node
+from ..outcome import print_json
+from ..sinks.wandb_sink import has_key
+from .arguments import RUN_ID, add_schema, declare
+
+_DESCRIPTION = (
+    "Without arguments: this environment.  With a command after --, a directory, or both: "
+    "arguments and variables of that launch that waste time, distort measurements or risk the run, "
+    "each with its gain by the model of the run. Write variables before the command: -- "
+    "NCCL_DEBUG=INFO torchrun ..."
+)
+_ARGUMENTS = f"""
+directory         the directory that --calibrate-dir named
+{RUN_ID}--device NAME     as for predict; without a directory, by data sheets alone
+--gpus N          number of ranks, if the launch command does not say it
+--mtbf-hours H    mean time between failures of the job, in hours
+--fail-over FRAC  exit 1 if the sure gains add up to more than this share of the step
+"""
+_OF_A_LAUNCH = ("command", "directory", "run_id", "device", "gpus", "mtbf_hours", "fail_over")
+
+
+class Severity(Enum):
+    """How a fact bears on calibration."""
+
+    OK = "ok"
+    WARN = "warn"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact, and what to do about it where it stands in the way."""
+
+    name: str
+    value: str
+    verdict: Severity = Severity.OK
+    remedy: str = ""
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Add what ``doctor`` takes beside nothing at all."""
+    sub.description = _DESCRIPTION
+    lacking = dict.fromkeys(("config", "also", "machine", "like", "cluster"))
+    sub.set_defaults(takes_command=True, **lacking)
+    declare(sub, _ARGUMENTS, directory={"type": Path, "nargs": "?"}, gpus={"type": int})
+    add_schema(sub, "lint")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print all findings; 1 where something is missing, else 0."""
+    if any(getattr(args, name) not in (None, []) for name in _OF_A_LAUNCH):
+        from .lint import lint_launch
+
+        return lint_launch(args)
+    findings = examine()
+    if args.json:
+        print_json({"findings": [asdict(f) | {"verdict": f.verdict.value} for f in findings]})
+    else:
+        print("\n".join(_lines(findings)))
+    return int(any(f.verdict is Severity.MISSING for f in findings))
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """One line for each fact, and below it the remedy where there is one."""
+    name = max(len(f.name) for f in findings)
+    verdict = max(len(f.verdict.value) for f in findings)
+    for one in findings:
+        yield f"{one.name:{name}}  {one.verdict.value:{verdict}}  {one.value}"
+        if one.remedy:
+            yield f"{'':{name}}  {'':{verdict}}  -> {one.remedy}"
+
+
+def examine() -> list[Finding]:
+    """All findings; imports neither torch nor megatron, so it is quick and harmless."""
+    is_known = sys.version_info < (3, 14)
+    return [
+        Finding("python", platform.python_version(), Severity.OK if is_known else Severity.WARN),
+        _package("forerun", Severity.MISSING),
+        _answers(),
+        *[_package(name) for name in PACKAGES],
+        _trees(),
+        _torch(),
+        _megatron(),
+        *attachment(),
+        _nccl(),
+        _network(),
+        _wandb(),
+    ]
+
+
+def attachment(
+    environ: Mapping[str, str] = os.environ, places: Sequence[str] | None = None
+) -> list[Finding]:
+    """Is the entry point there, is it ours, and does anything hide, switch off or mislead it?
+
+    ``places`` are searched for what hides the package: as it stands the working directory, where
+    a script beside it would look first, and ``PYTHONPATH``.
+    """
+    if places is None:
+        places = ("", *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
+    switch = _autoload(environ)
+    return [*_entry_points(), *_clone(), *_shadows(places), switch, *_exported(environ)]
+
+
+def _warn(name: str, value: str, remedy: str, verdict: Severity = Severity.WARN) -> Finding:
+    return Finding(name, value, verdict, remedy)
+
+
+def _package(name: str, absent: Severity = Severity.WARN) -> Finding:
+    version = installed_version(name)
+    if version is None:
+        return Finding(name, "not installed", absent, f"pip install {name}")
+    return Finding(name, version)
+
+
+def _answers() -> Finding:
+    """Where the process beside training would run, and what the verbs that answer lack."""
+    lacking = missing()
+    if not lacking:
+        return Finding("answers", "packages for answers found in this Python")
+    text = f"for answers here: {remedy()} (missing: {', '.join(lacking)})"
+    if named := os.environ.get(VARIABLE):
+        return Finding("answers", f"by {VARIABLE}={named}", remedy=text)
+    text += ", or name a Python that has them: --calibrate-python=PATH"
+    return _warn("answers", "not available here; training is still recorded", text)
+
+
+def _trees() -> Finding:
+    """Which trees learn many shapes; two distributions write the same files of one ``xgboost``."""
+    names = ("xgboost", "xgboost-cpu")
+    installed = [f"{name} {v}" for name in names if (v := installed_version(name))]
+    if len(installed) > 1:
+        text = "both install the same files: pip uninstall xgboost xgboost-cpu, then install one of"
+        return _warn("trees", " and ".join(installed), f"{text} them")
+    value = "scikit-learn's forest, because xgboost is not installed"
+    return Finding("trees", installed[0] if installed else value)
+
+
+def _torch() -> Finding:
+    version = installed_version("torch")
+    if version is None:
+        text = "predict, plan and report work without it; recording needs it"
+        return _warn("torch", "not installed", text)
+    if tuple(int(p) for p in version.split("+")[0].split(".")[:2]) < (2, 5):
+        text = "the bare flag needs 2.5; use: torchrun ... -m forerun.launch script.py"
+        return _warn("torch", version, text)
+    return Finding("torch", version)
+
+
+def _megatron() -> Finding:
+    version = installed_version("megatron-core")
+    if version is not None:
+        has_training = importlib.util.find_spec("megatron.training") is not None
+        hosts = "megatron.training and megatron.core" if has_training else "megatron.core"
+        return Finding("megatron-core", f"{version}, patches for {hosts}")
+    if importlib.util.find_spec("megatron") is not None:
+        return Finding("megatron-core", "from a checkout")
+    text = "a Megatron-LM clone brings its own; else pip install megatron-core"
+    return _warn("megatron-core", "not installed", text)
+
+
+def _nccl() -> Finding:
+    named = ((str(d.metadata["Name"] or ""), d.version) for d in metadata.distributions())
+    wheels = sorted(f"{name} {v}" for name, v in named if name.startswith("nvidia-nccl"))
+    if len(wheels) > 1:
+        text = "both install the same library; keep the one that torch requires"
+        return _warn("nccl", ", ".join(wheels), text)
+    return Finding("nccl", wheels[0] if wheels else "none (CPU torch: gloo)")
+
+
+def _network() -> Finding:
+    """What a run on this node would see of its network."""
+    if text := see_node(os.environ, num_ranks=0, num_local_ranks=0).text:
+        return Finding("network", text)
+    value = "not visible here: the usual links of the device are assumed"
+    text = "describe it to predict and plan with --cluster FILE; see docs/cluster.md"
+    return Finding("network", value, remedy=text)
+
+
+def _wandb() -> Finding:
+    version = installed_version("wandb")
+    if version is None:
+        text = "pip install wandb, if you want it"
+        return Finding("wandb", "not installed: nothing is logged to W&B", remedy=text)
+    if mode := os.environ.get("WANDB_MODE"):
+        return Finding("wandb", f"{version}, mode {mode}")
+    key = "a key was found" if has_key() else "no key"
+    state = f"{key}; Forerun's own run stays offline without --calibrate-wandb=on"
+    return Finding("wandb", f"{version}, {state}")
+
+
+def _entry_points() -> Iterator[Finding]:
+    """Torch imports every entry point, and fails where one of them is not there."""
+    points = [e for e in metadata.entry_points(group="torch.backends") if e.name == "forerun"]
+    if not points:
+        text = "install forerun into this environment, or use -m forerun.launch"
+        yield _warn("flag", "not attached", text, Severity.MISSING)
+    again = "pip install forerun again, or pip uninstall forerun"
+    for point in points:
+        module = point.value.partition(":")[0]
+        spec = _spec(module)
+        if spec is None:
+            value, text = f"{point.value} is not found", f"import torch fails: {again}"
+            yield _warn("flag", value, text, Severity.MISSING)
+        elif module != entry.__name__.rpartition(".")[2]:
+            yield _warn("flag", f"{point.value}, from an older installation", again)
+        elif Path(str(spec)).read_bytes() != Path(entry.__file__).read_bytes():
+            yield _warn("flag", f"{spec} is not {entry.__file__}, which runs here", again)
+        else:
+            yield Finding("flag", f"--calibrate and --forerun via {point.value}")
+
+
+def _spec(module: str) -> str | None:
+    """The file of an installed module, without importing it."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None else spec.origin
+
+
+def _editable() -> Path | None:
+    """The folder that an editable installation points to."""
+    # A build beside the working directory is a distribution as well, but none that was installed.
+    texts = [one.read_text("direct_url.json") for one in metadata.distributions(name="forerun")]
+    try:
+        origin = json.loads(next(filter(None, texts), "{}"))
+        is_editable = bool(origin.get("dir_info", {}).get("editable"))
+        return Path(unquote(urlparse(str(origin["url"])).path)) if is_editable else None
+    except (ValueError, KeyError, AttributeError):
+        return None
+
+
+def _clone() -> Iterator[Finding]:
+    folder = _editable()
+    if folder is None:
+        return
+    if (folder / "launch" / "autoload.py").is_file():
+        yield Finding("clone", f"editable, {folder}")
+    else:
+        text = "training runs as without forerun; pip install -e the clone at its new place"
+        yield _warn("clone", f"editable, but {folder} is gone", text, Severity.MISSING)
+
+
+def _shadows(places: Sequence[str]) -> Iterator[Finding]:
+    """A file or folder of our name that Python would find before the package."""
+    text = "a script beside it cannot import the package forerun and is not calibrated; rename it"
+    for place in dict.fromkeys(places):
+        for path in (Path(place, "forerun.py"), Path(place, "forerun")):
+            if path.is_file() if path.suffix else _hides(path):
+                yield _warn("in the way", str(path.absolute()), text)
+
+
+def _hides(folder: Path) -> bool:
+    """A folder without ``__init__.py`` comes before an editable installation only."""
+    if (folder / "launch" / "autoload.py").is_file():
+        return False
+    is_package = (folder / "__init__.py").is_file()
+    return is_package or (folder.is_dir() and _editable() is not None)
+
+
+def _autoload(environ: Mapping[str, str]) -> Finding:
+    if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        text = "the bare flag does nothing; unset it or use -m forerun.launch"
+        return _warn("autoload", "TORCH_DEVICE_BACKEND_AUTOLOAD=0", text)
+    if entry.is_off(environ):
+        text = "calibration is switched off; unset it to calibrate"
+        return _warn("autoload", f"{entry.OFF}={environ[entry.OFF]}", text)
+    return Finding("autoload", "on")
+
+
+def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables that only processes of a launch have, in the shell that asks."""
+    for name in (entry.OWNER, entry.TAKEN):
+        if name in environ:
+            text = f"it is meant for the children of a worker; unset {name}"
+            yield _warn("environment", f"{name} is exported", text)
+    ranks = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environ]
+    if not ranks or "TORCHELASTIC_RUN_ID" in environ:
+        return
+    text = (
+        "the bare flag does not take such a program for a worker; export LOCAL_RANK as well, or "
+        "use -m forerun.launch"
+    )
+    if "LOCAL_RANK" in ranks:
+        text = (
+            "torchrun, accelerate and deepspeed still pass the flags on; a launcher of your own "
+            "that imports torch would take them itself: start it without these variables"
+        )
+    value = f"{', '.join(ranks)} exported, but there is no elastic agent"
+    yield _warn("environment", value, text)

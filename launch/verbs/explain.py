@@ -1,0 +1,38 @@
+"""``forerun explain``: why a layout takes what it takes, and why it is faster than another."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..outcome import ExitCode, tell
+from .arguments import DIRECTORY, RUN_ID, TIMELINE, add_schema, declare
+from .asked_run import add_evidence, opened, other_run, show_answer
+
+_DESCRIPTION = (
+    "A layout is named as a plan prints it (TP4 PP2 DP2 mbs2), in short names over the running "
+    "layout (tp4 pp2), by its row in the plan (3), or as running."
+)
+_ARGUMENTS = f"""
+{DIRECTORY}layout A  the layout to explain
+other B  another layout to compare it with
+{RUN_ID}--gpus GPUS  number of ranks of both layouts (default: as in the run)
+--svg FILE  draw the terms as a waterfall chart into this SVG file
+{TIMELINE}"""
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Add what ``explain`` takes."""
+    sub.description = _DESCRIPTION
+    declare(sub, _ARGUMENTS, other={"nargs": "?"}, gpus={"type": int})
+    add_schema(sub, "explain")
+    add_evidence(sub)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the terms of a step, or of the difference of two."""
+    answer = opened(args).explain(args.layout, args.other, gpus=args.gpus, **other_run(args))
+    show_answer(args, answer)
+    if args.svg is not None:
+        answer.write_svg(args.svg)
+        tell(f"waterfall written to {args.svg}")
+    return ExitCode.ANSWER

@@ -1,0 +1,187 @@
+"""``forerun import``: measurements of other tools into tables in our own format."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...calib.errors import ConfigError, ForerunError, RecordError
+from ...calib.plain_json import parse_json
+from ..outcome import ExitCode, print_json, tell
+from .arguments import declare
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ...calib.importers import TraceShares
+
+_DESCRIPTION = (
+    "kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. steps: step "
+    "times of layouts, operators or collectives in Forerun's format, into a directory that answers "
+    "predict and plan. Columns: recipes/published/FORMAT.md."
+)
+_ARGUMENTS = """
+source              format of the files
+files FILE          files to read
+--out FILE|DIR      a table; for steps a directory
+--fabric NAME       name of the cluster
+--ranks-per-node N  kineto: ranks per node (default 8)
+--kernels FILE      kineto: shares of all kernels by phase, operator and transfer, with or without
+                    shapes
+"""
+# Parsed, a trace takes some ten times its size; a gigabyte is hundreds of steps.
+MAX_NBYTES = 1 << 30
+UNKNOWN_FABRIC = "unknown"
+_UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Add what ``import`` takes."""
+    sub.description = _DESCRIPTION
+    declare(
+        sub,
+        _ARGUMENTS,
+        source={"choices": ("kineto", "nccl-tests", "steps")},
+        files={"nargs": "+"},
+        out={"required": True},
+        ranks_per_node={"type": int, "default": 8},
+    )
+
+
+class _Tables:
+    """What the files held so far."""
+
+    def __init__(self) -> None:
+        self.operators: list[pd.DataFrame] = []
+        self.collectives: list[pd.DataFrame] = []
+        self.kernels: list[pd.DataFrame] = []
+        self.shares: list[TraceShares] = []
+        self.problems: list[str] = []
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the tables; operators and collectives of one call go into two files.
+
+    What is imported as ``steps`` goes into a directory, a file for each table.
+    """
+    from ..known.table_files import check_ending, write_frame
+
+    if args.source == "steps":
+        return _import_machine(args)
+    for path in (args.out, args.kernels or args.out):
+        check_ending(path)
+    if args.ranks_per_node < 1:
+        raise ConfigError(f"--ranks-per-node {args.ranks_per_node} is below 1; give a whole number")
+    tables = _Tables()
+    for path in args.files:
+        _read(path, args, tables)
+    tell(*tables.problems)
+    written = []
+    for rows, out in _outputs(tables, args):
+        write_frame(rows, out)
+        written.append({"file": str(out), "rows": len(rows)})
+    if not written:
+        raise RecordError(f"nothing to import in {', '.join(map(str, args.files))}")
+    _tell_written(args, {"written": written, "traces": [asdict(one) for one in tables.shares]})
+    return ExitCode.ANSWER
+
+
+def _import_machine(args: argparse.Namespace) -> int:
+    from ..known.table_files import import_table
+
+    rows = []
+    for one in [import_table(path, args.out) for path in args.files]:
+        left_out = list(one.left_out)
+        tell(*(f"left out of {one.path.name}: {reason}" for reason in left_out))
+        rows.append({"file": str(one.path), "rows": one.num_rows, "left_out": left_out})
+    _tell_written(args, {"written": rows})
+    return ExitCode.ANSWER
+
+
+def _tell_written(args: argparse.Namespace, answer: dict[str, Any]) -> None:
+    if args.json:
+        print_json(answer)
+    else:
+        print("\n".join(f"{one['file']}: {one['rows']} rows" for one in answer["written"]))
+
+
+def _read(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
+    """Read one file; what its reader did not expect of a value is one line as well."""
+    try:
+        {"kineto": _kineto, "nccl-tests": _nccl_tests}[args.source](path, args, tables)
+    except ForerunError:
+        raise
+    except _UNEXPECTED as err:
+        why = f"{type(err).__name__}: {str(err)[:100]}"
+        raise RecordError(
+            f"{path} cannot be read as {args.source} ({why}); give a complete file of that kind"
+        ) from err
+
+
+def _kineto(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
+    from ...calib.importers import kineto_tables
+
+    fabric = args.fabric or UNKNOWN_FABRIC
+    one = kineto_tables(_json(path), path.name, fabric=fabric, ranks_per_node=args.ranks_per_node)
+    if one.shares is not None:
+        tables.shares.append(one.shares)
+        tell(one.shares.text())
+    if one.refusal and args.kernels is None:
+        raise RecordError(one.refusal)
+    tables.problems += [one.refusal] if one.refusal else []
+    tables.operators.append(one.operators)
+    tables.collectives.append(one.collectives)
+    tables.kernels.append(one.kernels)
+
+
+def _nccl_tests(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
+    from ...calib.importers import nccl_tests_collectives
+
+    text = _bytes(path).decode(errors="replace")
+    rows, problems = nccl_tests_collectives(text, path.name, fabric=args.fabric or UNKNOWN_FABRIC)
+    tables.collectives.append(rows)
+    tables.problems += problems
+
+
+def _outputs(tables: _Tables, args: argparse.Namespace) -> Iterator[tuple[pd.DataFrame, Path]]:
+    """Operators under the name given, or collectives where there are no operators; where there are
+    both, collectives beside them.  Kernels under a name of their own, where one is given."""
+    import pandas as pd
+
+    stem, ending = args.out.name.split(".", 1)
+    names = iter((args.out, args.out.with_name(f"{stem}-collectives.{ending}")))
+    for parts in (tables.operators, tables.collectives):
+        if filled := [part for part in parts if len(part)]:
+            yield pd.concat(filled, ignore_index=True), next(names)
+    if args.kernels is not None and tables.kernels:
+        yield pd.concat(tables.kernels, ignore_index=True), args.kernels
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = parse_json(_bytes(path))
+    except ValueError as err:
+        raise RecordError(f"{path} is not JSON ({err}); give a complete trace") from err
+    if not isinstance(value, dict):
+        raise RecordError(f"{path} holds no JSON object; give a Chrome trace")
+    return value
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            data = file.read(MAX_NBYTES + 1)
+    except FileNotFoundError as err:
+        raise ConfigError(f"{path} does not exist; give the path of a file") from err
+    except (OSError, EOFError, zlib.error) as err:
+        raise RecordError(f"{path} cannot be read ({err}); give a complete file") from err
+    if len(data) > MAX_NBYTES:
+        raise RecordError(f"{path} is above {MAX_NBYTES >> 20} MiB unpacked; trace fewer steps")
+    return data

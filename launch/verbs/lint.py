@@ -1,0 +1,172 @@
+"""``forerun doctor`` of a launch: what should be written otherwise, and what that is worth.
+
+Only what a directory or a device is asked with needs more than the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...calib.arguments import (
+    Described,
+    config_from_command,
+    program_of,
+    split_launcher,
+    split_variables,
+)
+from ...calib.errors import ConfigError
+from ...calib.lint import Flaw, lint, stated_launch
+from ...calib.memory import known_device
+from ...calib.shell import quoted
+from ...calib.units import HOUR_S, format_bytes
+from ...calib.workload import at_least_one, at_most
+from ..opened.other_run import OtherRun
+from ..options.config_files import line_inside
+from ..outcome import ExitCode, print_json, tell
+from .asked_run import opened
+
+if TYPE_CHECKING:
+    from ...calib.lint import Pricing
+    from ..known.machines import Machine
+
+_SOME_DEVICE = "accelerator"
+"""A launch of a command that nobody said the device of is one of GPUs."""
+_PLANNED = "layouts, micro-batches and recompute are priced by: forerun plan {place}"
+_UNSEEN = "variables exported by a shell or a scheduler are not seen: write them before the command"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A launch, and what answers for it."""
+
+    words: Sequence[str]
+    described: Described
+    machine: Machine | None = None
+    variables: Mapping[str, str] | None = None
+
+
+def lint_launch(args: argparse.Namespace) -> int:
+    """Print what is wrong with a launch; 1 where more is sure to be gained than ``--fail-over``."""
+    if args.gpus is not None:
+        at_least_one("--gpus", args.gpus)
+        at_most("--gpus", args.gpus)
+    if args.mtbf_hours is not None and not 0 < args.mtbf_hours < math.inf:
+        raise ConfigError(f"--mtbf-hours {args.mtbf_hours} is not a time; give hours above 0")
+    args.command = line_inside(args.command)
+    asked = _with_directory(args) if args.directory is not None else _alone(args)
+    launch = stated_launch(asked.words, asked.described.config, asked.variables)
+    pricing = _pricing(args, asked)
+    answer, overflow = lint(launch, pricing), _overflow(pricing)
+    tell(*(asked.machine.problems if asked.machine is not None else ()))
+    unknown = asked.described.unknown
+    if unknown:
+        tell(f"not known and ignored: {', '.join(unknown)}")
+    if args.json:
+        name = asked.machine.name if asked.machine is not None else None
+        said = {"unknown": list(unknown), "does_not_fit": overflow or None}
+        print_json({"run_id": name, **said, **answer.to_json()})
+    else:
+        flaws = enumerate(answer.flaws, 1)
+        lines = [line for number, flaw in flaws for line in _lines(number, flaw)]
+        place = quoted(str(args.directory)) if args.directory else "--device NAME -- COMMAND"
+        lines = [*filter(None, [overflow]), *(lines or ["nothing to improve in this launch"])]
+        print("\n".join([*lines, _PLANNED.format(place=place), _UNSEEN]))
+    is_over = args.fail_over is not None and answer.sure_frac > args.fail_over
+    return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
+
+
+def _alone(args: argparse.Namespace) -> _Asked:
+    """A command that no run stands behind."""
+    _, command = split_variables(args.command)
+    if not command:
+        raise ConfigError(
+            "these options belong to a launch; give its command after --, or a directory"
+        )
+    described = config_from_command(args.command, num_ranks=args.gpus or 0)
+    if args.device is None:
+        is_cpu = "--distributed-backend gloo" in " ".join(command).replace("=", " ")
+        config = replace(described.config, device="cpu" if is_cpu else _SOME_DEVICE)
+        return _Asked(words=args.command, described=replace(described, config=config))
+    config = replace(described.config, device=known_device(args.device).driver_name)
+    from ..known.machine_fits import device_machine  # slow to import, as all that it answers with
+
+    described = replace(described, config=config)
+    return _Asked(words=args.command, described=described, machine=device_machine(config))
+
+
+def _with_directory(args: argparse.Namespace) -> _Asked:
+    """A run's own launch, or another command over its calibration."""
+    from ..known.machine import launch_of_run
+
+    machine = opened(args).machine()
+    own, par = machine.own, machine.own.parallelism
+    if not args.command:
+        noted = launch_of_run(args.directory, machine.name, par)
+        if not noted.argv:
+            why = f"the launch command of {machine.name} is not recorded"
+            raise ConfigError(f"{why}; give it after --")
+        described, words = Described(config=own, unknown=()), (*noted.launcher, *noted.argv)
+        variables = noted.environment
+        return _Asked(words=words, described=described, machine=machine, variables=variables)
+    described = config_from_command(
+        args.command,
+        num_ranks=args.gpus or 0,
+        usual_ranks=par.num_ranks,
+        ranks_per_node=par.ranks_per_node,
+    )
+    program = _program(split_variables(args.command)[1])
+    absent = own.absent if program in ("", own.program) else ()
+    config = replace(described.config, device=own.device, framework=own.framework)
+    config = replace(config, program=program or own.program, absent=absent)
+    return _Asked(words=args.command, described=replace(described, config=config), machine=machine)
+
+
+def _program(command: Sequence[str]) -> str:
+    """The script or module of a command; empty where options stand alone."""
+    launcher, rest = split_launcher(command)
+    end = len(command) - len(rest)
+    return program_of(command[len(launcher) : end]) if end else ""
+
+
+def _pricing(args: argparse.Namespace, asked: _Asked) -> Pricing | None:
+    machine = asked.machine
+    if machine is None:
+        return None
+    if args.command:
+        own = machine.own if args.directory else None
+        if why := OtherRun(command=tuple(args.command)).open_names(asked.described, own):
+            tell(f"nothing is priced: {why.partition(', so there')[0]}")
+            return None
+    from ...calib.lint import Pricing  # with a machine only
+
+    return Pricing(
+        config=asked.described.config,
+        steps=machine.steps,
+        memory_capacity_nbytes=machine.memory_capacity_nbytes,
+        memory_offset_nbytes=machine.memory_offset_nbytes,
+        mtbf_s=args.mtbf_hours * HOUR_S if args.mtbf_hours else None,
+    )
+
+
+def _overflow(pricing: Pricing | None) -> str:
+    """The memory that the launch takes of its device where it does not fit; else empty."""
+    if pricing is None or pricing.own.verdict.value != "does not fit":
+        return ""
+    needed, there = pricing.own.memory.total_nbytes, pricing.memory_capacity_nbytes or 0
+    device = pricing.config.device
+    return f"it does not fit: {format_bytes(needed)} of the {format_bytes(there)} of {device}"
+
+
+def _lines(number: int, flaw: Flaw) -> list[str]:
+    """What, what it costs, why, and what instead."""
+    worth = flaw.gain.text if flaw.gain is not None else f"gain not known: {flaw.unpriced}"
+    indent = " " * (len(str(number)) + 2)
+    return [
+        f"{number}. {flaw.remedy.what} · {flaw.rule.harm.value} · {worth}",
+        f"{indent}{flaw.rule.why}",
+        f"{indent}instead: {flaw.remedy.instead}",
+    ]

@@ -1,0 +1,95 @@
+"""``forerun plan``: the best layouts on numbers of GPUs, of the run's kind or of others.
+
+With ``--show`` or ``--write`` it is a row of the plan as a command that runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from ...calib.arguments import LAYOUT_NAMES
+from ...calib.shell import shown
+from ..options.plan_options import NUM_TOP, read_question
+from ..outcome import ExitCode, print_json, tell
+from .arguments import TOKENS, add_schema, declare
+from .asked_run import add_evidence, add_run, opened, other_run, show_answer
+
+if TYPE_CHECKING:
+    from ..opened.row_command import RowCommand
+
+_ARGUMENTS = f"""
+--gpus N|A..B|N,N  numbers of GPUs: one, several separated by commas, or 8..1024 for 8, 16, 32 and
+                   so on up to 1024 (default: as in the run)
+--gpus-per-node N  (default: as in the run)
+--global-batch-size --gbs N|xGPUS  samples of a step; xGPUS: as many per GPU as in the run; 4xGPUS:
+                                   four per GPU
+--seq-length --seq N   tokens of a sample
+--memory-gib X         memory of one GPU in GiB (default: as in the run)
+--objective time|cost  order of the rows (default time)
+{TOKENS.strip()}
+--keep tp=8,pp=1|2     only layouts with these values
+--why tp=16            why such layouts are not at the top
+--top K                number of rows to show (default {NUM_TOP})
+--show N      print the whole launch command of row N (0: the running layout)
+--write FILE  write the row as an executable script (default row 1)
+"""
+_STYLES = {"+": "green", "-": "red"}
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Add what ``plan`` takes; most is read as text, so that errors say value and remedy."""
+    add_run(sub)
+    add_evidence(sub)
+    add_schema(sub, "answers")
+    declare(
+        sub, _ARGUMENTS, objective={"default": "time"}, top={"default": NUM_TOP}, show={"type": int}
+    )
+    names = ", ".join("/".join((axis.name, *axis.others)) for axis in LAYOUT_NAMES)
+    sub.add_argument_group("layout", f"NAME of --keep and --why, as in NAME=VALUE|VALUE: {names}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the layouts that were asked for, best first, or one of them as a command."""
+    answer = opened(args).plan(**asked_words(args), **other_run(args), num_rows=args.show or 0)
+    if args.show is None and args.write is None:
+        show_answer(args, answer)
+        return ExitCode.ANSWER
+    tell(*answer.notes)
+    row = answer.command(1 if args.show is None else args.show)
+    if args.write is not None:
+        row.write(args.write)
+    if args.json:
+        script = None if args.write is None else str(args.write)
+        print_json({**row.to_json(), "script": script})
+    else:
+        _print(row)
+        if args.write is not None:
+            tell(f"{args.write} starts it; read it first")
+    return ExitCode.ANSWER
+
+
+def asked_words(args: argparse.Namespace) -> dict[str, Any]:
+    """What is asked of the plan, by the names of ``read_question`` and of ``Run.plan``."""
+    return {name: getattr(args, name) for name in signature(read_question).parameters}
+
+
+def _print(row: RowCommand) -> None:
+    """On a terminal what is new stands out; in any case it is listed, and so is the difference."""
+    from rich.text import Text
+
+    from ..opened.row_command import BREAK
+    from ..report.table import console
+
+    out, line = console(), row.line
+    print(row.title)
+    text = Text()
+    for place, (phrase, is_new) in enumerate(zip(line.phrases, line.is_new, strict=True)):
+        text.append(BREAK if place else "")
+        text.append(phrase.shell, style="bold green" if is_new else "")
+    out.print(text, soft_wrap=True)
+    for change in (*row.changes, *(f"# {shown(note)}" for note in row.notes)):
+        out.print(Text(change, style="dim"), soft_wrap=True)
+    for change in line.diff(f"row {row.row}"):
+        out.print(Text(change, style=_STYLES.get(change[:1], "")), soft_wrap=True)

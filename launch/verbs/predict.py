@@ -1,0 +1,57 @@
+"""``forerun predict``: the step of another layout; no torch.
+
+What only fitting needs is not imported: an answer of a cached fit is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ...calib.arguments import LAYOUT_NAMES
+from ..outcome import ExitCode, tell
+from .arguments import TIMELINE, TOKENS, add_schema, declare
+from .asked_run import add_evidence, add_run, opened, other_run, show_answer
+
+_ARGUMENTS = f"""
+--fail-over SECONDS  exit 1 if the step is slower than this
+{TOKENS.strip()}
+--sbatch FILE  write a script for sbatch whose --time holds the run with 95 %%
+{TIMELINE}"""
+_LAYOUT = "settings that differ from the run; Megatron's own options work as well"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Add what ``predict`` takes; Megatron's options pass through by their own names."""
+    add_run(sub)
+    sub.set_defaults(takes_options=True)
+    add_evidence(sub)
+    add_schema(sub, "answers")
+    group = sub.add_argument_group("layout", _LAYOUT)
+    for axis in LAYOUT_NAMES:
+        spec: dict[str, Any] = {"action": _Passed, "dest": "layout_words", "metavar": axis.metavar}
+        group.add_argument(*axis.spellings, help=axis.help, **spec)
+    declare(sub, _ARGUMENTS)
+
+
+class _Passed(argparse.Action):
+    """Keeps the option and its word in order, as they were written."""
+
+    def __call__(self, parser: Any, args: Any, value: Any, option: str | None = None) -> None:
+        setattr(args, self.dest, (*(getattr(args, self.dest) or ()), f"{option}={value}"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
+    answer = opened(args).predict(
+        args.options,
+        **other_run(args),
+        tokens=args.tokens,
+        price_per_gpu_hour=args.price_per_gpu_hour,
+    )
+    show_answer(args, answer)
+    if args.sbatch is not None:
+        answer.write_sbatch(args.sbatch)
+        tell(f"sbatch {args.sbatch} starts it; read it first")
+    is_over = args.fail_over is not None and answer.step_time_s > args.fail_over
+    return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER

@@ -1,0 +1,91 @@
+"""``forerun report``: what a calibrated run says of itself; no torch needed.
+
+What was printed is cached: the same files give the same words, and no fit.  Where the run's own
+question is not known it is asked of the moment, and nothing is cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from ...calib.errors import RecordError
+from ..directory.run_folders import nothing_in, paths_of, read_object, top_of
+from ..outcome import ExitCode, print_json
+from ..store.cached_file import CachedFile
+from .arguments import add_file_schema, declare
+from .asked_run import add_run
+
+_REQUEST = "request.json"
+_NAMES = (_REQUEST, "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")
+_READ = tuple(folder + name for folder in ("", "runs/*/") for name in _NAMES)
+"""What a report reads beside the records."""
+_LOOKS = ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE")
+"""What decides on the looks of tables, beside the terminal."""
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Add what ``report`` takes."""
+    add_run(sub)
+    add_file_schema(sub)
+    declare(sub, "--full  every table, and every row of each")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the run says of itself; 1 where the advice is to stop."""
+    if sys.stdout is None or not _is_asked(args.directory, args.run_id):
+        return _answer(args)
+    looks = sys.stdout.isatty(), shutil.get_terminal_size().columns, *map(os.environ.get, _LOOKS)
+    question = [args.run_id, args.json, args.full, *looks]
+    cached = CachedFile("report-*.json", question, args.directory, read=_READ)
+    try:
+        code, text = json.loads(cached.read())
+    except (ValueError, TypeError):  # nothing was cached, or it is damaged
+        heard: Any = _Heard(sys.stdout)
+        with redirect_stdout(heard):
+            code = _answer(args)
+        cached.write(json.dumps([code, heard.text]).encode())
+    else:
+        sys.stdout.write(text)
+    return code
+
+
+def _answer(args: argparse.Namespace) -> int:
+    from ..opened.drawn import print_parts  # slow to import, as all that answers
+    from ..opened.loading import load
+
+    if lacking := nothing_in(args.directory):
+        raise RecordError(lacking)
+    answer = load(args.directory, run_id=args.run_id).report()
+    if args.json:
+        print_json(answer.to_json())
+    else:
+        print_parts(answer.parts() if args.full else answer.brief())
+    return ExitCode.THRESHOLD if answer.is_stop else ExitCode.ANSWER
+
+
+def _is_asked(directory: Path, run_id: str | None) -> bool:
+    """Whether the question of every run that may be meant is known."""
+    top, own = top_of(directory)
+    names = {run_id} if run_id else {*own} or {path.name for path in top.glob("records/*")}
+    return names <= {(read_object(path) or {}).get("run_id") for path in paths_of(top, _REQUEST)}
+
+
+class _Heard:
+    """A stream that remembers what goes through it, and is else the stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self.text = stream, ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

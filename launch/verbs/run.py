@@ -1,0 +1,291 @@
+"""``forerun run -- torchrun ...``: the exit code that a scheduler can act on, and clean ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..._forerun_autoload import is_off
+from ...calib.arguments import MASK, kept_command
+from ...calib.errors import ConfigError
+from ...calib.records import LONGEST_S
+from ...calib.shell import joined
+from ...calib.workload import OnAdvice, RunOptions, encode, encode_fields
+from ..directory.launch_files import launch_id
+from ..options.flags import FLAGS, split
+from ..wrapper.log_lines import answer, complain, finish, hold_standard_descriptors, say
+from ..wrapper.resubmit import is_written, relaunch, script
+from ..wrapper.slurm import GIVEN, Allocation, allocation, duration_s, num_jobs, time_option
+from ..wrapper.wrapped import Outcome, WrapOptions, Wrapped
+from .arguments import declare
+
+STOP_EXIT_CODE = 93
+"""Stopped on advice: do not requeue."""
+SCRIPT = "resubmit.sh"
+_DESCRIPTION = (
+    "Starts the command after --, passes SIGTERM, SIGINT and SIGHUP on once, takes SIGUSR1 and "
+    "SIGUSR2 as a request to save and stop, and leaves no process behind. Exits with the command's "
+    "code, 128+n if signal n ended it, 93 if it stopped on advice."
+)
+_ARGUMENTS = f"""
+--directory DIR       the --calibrate-dir of a command inside a script
+--stop-exit-code N    exit code of a stop on advice (default {STOP_EXIT_CODE})
+--grace TIME          time from SIGTERM to SIGKILL (default 2m)
+--stop-patience TIME  time from a request to save and stop to SIGTERM (default 5m)
+--margin TIME         time to spare before the limit (default 5m)
+--time-limit TIME     time limit from now on (default: what Slurm grants)
+--job-time TIME       wall time of one job, to count the chained jobs that are left
+--save-before-limit   save and stop before the limit, instead of only warning
+--resubmit-script FILE  where to write the script with the advised layout, even without a stop
+                        (default, only on an advised stop: DIR/{SCRIPT}); a file that Forerun did
+                        not write is never replaced
+--dry-run  only print what would run and what the scheduler grants
+--json     one JSON value as the last line of standard output
+"""
+_TIMES = {
+    "grace": 120.0,
+    "stop_patience": 300.0,
+    "margin": 300.0,
+    "time_limit": None,
+    "job_time": None,
+}
+_DEFAULTS = RunOptions()
+_Found = TypeVar("_Found")
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Add what ``run`` takes: its command stands behind ``--``."""
+    sub.usage, sub.description = "forerun run [options] -- COMMAND ...", _DESCRIPTION
+    sub.set_defaults(takes_command=True)
+    times = {name: {"type": _time, "default": default_s} for name, default_s in _TIMES.items()}
+    code = {"type": _code, "default": STOP_EXIT_CODE}
+    declare(sub, _ARGUMENTS, stop_exit_code=code, **times)
+
+
+def _time(text: str) -> float:
+    """Seconds from a number with s, m, h or d, or from Slurm's ``days-hours:minutes:seconds``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
+    if match is not None:
+        unit_s = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
+        time_s = float(match[1]) * unit_s
+    else:
+        time_s = duration_s(text) or float("inf")
+    if time_s < LONGEST_S:
+        return time_s
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a time; give one such as 600, 10m, 48h or 2-00:00:00"
+    )
+
+
+def _code(text: str) -> int:
+    if re.fullmatch(r"\d{1,3}", text, re.ASCII) and 1 <= int(text) <= 125:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} cannot be chosen as exit code; give 1 to 125")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start, watch, and answer for the command."""
+    if not args.command:
+        raise ConfigError(
+            "no command to run; give one after --, as in: forerun run -- torchrun ..."
+        )
+    hold_standard_descriptors()
+    options = wrap_options(args, os.environ, time.time())
+    _say_limit(options.allocation)
+    code = _dry_run(args, options) if args.dry_run else _launch(args, options)
+    finish()
+    return code
+
+
+def _launch(args: argparse.Namespace, options: WrapOptions) -> int:
+    try:
+        outcome = Wrapped(options).run()
+    except OSError as err:
+        code, why = 126, f"{err.strerror or err}; give a program that can be started"
+        if isinstance(err, FileNotFoundError):
+            code, why = 127, "not found; give a program on PATH"
+        complain(f"{args.command[0]}: {why}")
+        if args.json:
+            told = {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
+            answer(json.dumps(told))
+        return code
+    code = outcome.exit_code(args.stop_exit_code)
+    with suppress(KeyboardInterrupt):
+        _guarded("tell how it ended", lambda: _conclude(args, options, outcome, code))
+    return code
+
+
+def _conclude(args: argparse.Namespace, options: WrapOptions, outcome: Outcome, code: int) -> None:
+    """Write the script, lines of the log, and the answer as JSON."""
+    job = suggest(outcome, options, args.job_time)
+    text = job["time"] if job else ""
+    path = _guarded("write the script", lambda: _resubmit(args, options, outcome, text))
+    _say_end(outcome, code, job)
+    if args.json:
+        end = {
+            "exit_code": code,
+            **{name: getattr(outcome, name) for name in ("child_code", "wall_s", "asked")},
+            "signals": [int(number) for number in outcome.signals],
+            "num_killed": outcome.num_ended,
+            "num_left": len(outcome.left),
+            "stop": encode(outcome.ending.stopped),
+            "suggestion": job,
+            "resubmit": None if path is None else str(path),
+        }
+        answer(json.dumps({**_plan(options), **end}))
+
+
+def _guarded(what: str, work: Callable[[], _Found]) -> _Found | None:
+    """None for a fault of ours, which is told and changes neither training nor the exit code."""
+    try:
+        return work()
+    except Exception as err:
+        say(f"cannot {what} ({type(err).__name__}: {err})")
+        return None
+
+
+def wrap_options(
+    args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float
+) -> WrapOptions:
+    """What the options, the flags inside the command and the scheduler say together."""
+    own = split([word for word in args.command if word != "--"]).own
+    directory = args.directory or Path(_last(own, "dir", str(_DEFAULTS.directory)))
+    granted = _guarded("read the limit", lambda: allocation(environ, now_unix_s)) or Allocation()
+    if args.time_limit is not None:
+        span = {"start_unix_s": now_unix_s, "end_unix_s": now_unix_s + args.time_limit}
+        granted = replace(granted, source=GIVEN, left_s=None, **span)
+    advice = _last(own, "on-advice", _DEFAULTS.on_advice.value)
+    has_session = bool(own) or args.directory is not None
+    return WrapOptions(
+        command=tuple(args.command),
+        directory=directory,
+        launch_id=launch_id(environ),
+        allocation=granted,
+        grace_s=args.grace,
+        margin_s=args.margin,
+        patience_s=args.stop_patience,
+        listens=(has_session or environ.get("FORERUN_CALIBRATE") == "1") and not is_off(environ),
+        saves_before_limit=args.save_before_limit or advice == OnAdvice.STOP.value,
+    )
+
+
+def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> dict[str, Any] | None:
+    """The length of the next job; None where the run is done or was never forecast.
+
+    ``job_s`` is what is left, start-up, a save and the margin.  ``num_jobs`` of ``wall_s`` in a
+    chain; None where not even one step would fit, or none was given.
+    """
+    ending, forecast = outcome.ending, outcome.ending.forecast
+    is_done = outcome.child_code == 0 and ending.stopped is None and not outcome.asked
+    if forecast is None or is_done:
+        return None
+    left_s = forecast.left_s(ending.forecast_age_s)
+    lost_s = ending.startup_s + forecast.longest_save_s + options.margin_s
+    wall_s = wall_s or options.allocation.length_s
+    job = {"left_p95_s": left_s, "job_s": left_s + lost_s, "time": time_option(left_s + lost_s)}
+    count = None if wall_s is None else num_jobs(left_s, wall_s, lost_s)
+    return {**job, "wall_s": wall_s, "num_jobs": count}
+
+
+def _resubmit(
+    args: argparse.Namespace, options: WrapOptions, outcome: Outcome, time_text: str
+) -> Path | None:
+    """Write the script where there is advice; a problem is told and changes nothing."""
+    stop = outcome.ending.stopped
+    if args.resubmit_script is None and not (stop and stop.is_advised):
+        return None
+    advised = (stop.command if stop else ()) or outcome.ending.advised
+    again = relaunch(options.command, advised)
+    if not again:
+        if advised:
+            say(f"the advised layout, for your own script: {joined(advised)}")
+        if any(MASK in word for word in advised):
+            say(f"{MASK} replaces a value that was not kept; write your own there")
+        return None
+    reason = stop.reason if stop else "the advised layout"
+    text = script([*_wrapper(), "--", *again], reason, time_text, os.environ)
+    wanted = args.resubmit_script or options.directory / SCRIPT
+    written = [path for path in (outcome.folder / SCRIPT, wanted) if is_written(text, path)]
+    if written:
+        say(f"to continue in the advised layout, start {written[-1]}")
+    return written[-1] if written else None
+
+
+def _wrapper() -> list[str]:
+    """Our own words of this launch, as far as they can be known: those before ``--``.
+
+    The program as it was started, so that the script needs no environment to be activated.
+    """
+    own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
+    is_script = Path(sys.argv[0]).name == "forerun"
+    return [*([sys.argv[0]] if is_script else [sys.executable, "-m", "forerun"]), *own]
+
+
+def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:
+    lines = (
+        joined(kept_command(options.command)),
+        f"calibrate directory: {options.directory}",
+        f"requests to save and stop: {'to the session' if options.listens else 'SIGTERM'}",
+        f"before the limit: {'save and stop' if options.saves_before_limit else 'warn'}",
+    )
+    for line in [json.dumps(_plan(options))] if args.json else lines:
+        answer(line)
+    return 0
+
+
+def _plan(options: WrapOptions) -> dict[str, Any]:
+    names = ("launch_id", "listens", "saves_before_limit")
+    granted = encode_fields(options.allocation)
+    return {
+        "schema": 1,
+        "command": list(kept_command(options.command)),
+        "directory": str(options.directory),
+        **{name: getattr(options, name) for name in names},
+        "allocation": {name: value for name, value in granted.items() if name != "left_s"},
+    }
+
+
+def _say_limit(granted: Allocation) -> None:
+    job = f"Slurm job {granted.job_id}:"
+    if granted.end_unix_s is not None:
+        say(f"limit in {(granted.end_unix_s - time.time()) / 3600.0:.2f} h ({granted.source})")
+    elif granted.source:
+        say(f"{job} no time limit ({granted.source})")
+    elif granted.job_id:
+        say(f"{job} its limit is not known: no scontrol or squeue here; give --time-limit")
+
+
+def _say_end(outcome: Outcome, code: int, job: dict[str, Any] | None) -> None:
+    stop = outcome.ending.stopped
+    if outcome.signals:
+        say(f"passed on: {', '.join(signal.Signals(n).name for n in outcome.signals)}")
+    if outcome.num_ended:
+        say(f"{outcome.num_ended} processes did not end in time and were killed")
+    if outcome.left:
+        say(f"processes that could not be ended: {', '.join(map(str, outcome.left))}")
+    if stop is not None:
+        codes = f"exit code {code} (of the command: {outcome.child_code})"
+        say(f"stopped after iteration {stop.iteration}: {stop.reason}; {codes}")
+    if job is not None:
+        text = f"left {job['left_p95_s'] / 3600.0:.2f} h (P95): next job --time={job['time']}"
+        if job["wall_s"] is not None:
+            wall, count = f"{job['wall_s'] / 3600.0:.3g} h", job["num_jobs"]
+            text += f" · {count} jobs of {wall}" if count else f" · a job of {wall} is too short"
+        say(text)
+
+
+def _last(own: Sequence[str], name: str, default: str) -> str:
+    """The value of the last flag of that name."""
+    options = tuple(f"{flag}-{name}=" for flag in FLAGS)
+    found = [word.partition("=")[2] for word in own if word.startswith(options)]
+    return found[-1] if found else default

@@ -1,0 +1,125 @@
+"""``forerun doctor`` of a launch: a run's own, another over its calibration, or words alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from golden_copies import golden_copy
+from json_schema import check
+from lint_cases import CASES, DENSE
+
+from forerun.calib.arguments.megatron_values import as_options, layout_values, model_values
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.known.machines import open_machine
+from forerun.launch.verbs.arguments import FOLDER
+
+GOLDEN = golden_copy("cpu_dp2")
+SCHEMA = json.loads((FOLDER / "lint.schema.json").read_text("utf-8"))
+WORSE = CASES["overlap-grad-reduce"].words
+Out = pytest.CaptureFixture[str]
+
+
+def answer(capsys: Out, *words: str) -> dict[str, Any]:
+    assert main(["doctor", "--json", *words]) == ExitCode.ANSWER
+    value = json.loads(capsys.readouterr().out)
+    check(value, SCHEMA)
+    return value
+
+
+def rules(value: dict[str, Any]) -> dict[str, Any]:
+    return {flaw["rule"]: flaw for flaw in value["flaws"]}
+
+
+def test_a_run_is_asked_for_its_own_launch(capsys: Out) -> None:
+    value = answer(capsys, str(GOLDEN))
+    assert value["run_id"] and all(flaw["gain"] for flaw in value["flaws"])
+
+
+def test_another_command_is_asked_over_its_calibration(capsys: Out) -> None:
+    """The run's own arguments in full; 1 % of its step is exposed, which no flaw is sold for."""
+    own = open_machine(GOLDEN).own
+    said = {**model_values(own), **layout_values(own)}
+    said["vocab_size"] = said.pop("padded_vocab_size")
+    words = [word for name, behind in as_options(said) for word in (name, *behind)]
+    command = ["torchrun", "--nproc-per-node", "2", "t.py", *words, "--log-interval", "1"]
+    found = rules(answer(capsys, str(GOLDEN), "--", *command))
+    assert found == rules(answer(capsys, str(GOLDEN)))  # a CPU is not held up by a report
+    assert "overlap-grad-reduce" not in found
+
+
+def test_words_alone_have_no_number(capsys: Out) -> None:
+    value = answer(capsys, "--", "NCCL_DEBUG=INFO", *WORSE[2:])
+    assert {*rules(value)} == {"overlap-grad-reduce", "overlap-param-gather", "NCCL_DEBUG"}
+    assert value["run_id"] is None and value["sure_frac"] == 0
+    assert all(flaw["gain"] is None and flaw["unpriced"] for flaw in value["flaws"])
+
+
+def test_a_device_answers_by_its_data_sheet(capsys: Out) -> None:
+    found = rules(answer(capsys, "--device", "H100", "--", *WORSE))
+    gain = found["overlap-param-gather"]["gain"]
+    assert -1 < gain["low_frac"] < gain["time_frac"] < 0
+    assert gain["low_frac"] < gain["time_frac"] < gain["high_frac"]
+
+
+@pytest.mark.parametrize(("device", "is_told"), [("V100", True), ("T4", True), ("A100", False)])
+def test_bf16_before_ampere_is_the_first_finding(capsys: Out, device: str, is_told: bool) -> None:
+    """Both take fp16 alone on tensor cores: eight times the rate of fp32 by their data sheets."""
+    flaws = answer(capsys, "--device", device, "--", *shlex.split(DENSE))["flaws"]
+    names = [flaw["rule"] for flaw in flaws]
+    assert ("bf16-before-ampere" in names) is is_told
+    if is_told:
+        assert names[0] == "bf16-before-ampere" and flaws[0]["instead"].startswith("--fp16")
+        assert -7 / 8 < flaws[0]["gain"]["time_frac"] < -0.1
+
+
+def test_what_is_sure_may_be_too_much(capsys: Out) -> None:
+    words = ["doctor", "--device", "H100", "--", *CASES["eval-interval"].words]
+    assert main([*words[:3], "--fail-over", "0.9", *words[3:]]) == ExitCode.ANSWER
+    assert main([*words[:3], "--fail-over", "0.01", *words[3:]]) == ExitCode.THRESHOLD
+    assert "about" in capsys.readouterr().out
+
+
+def test_a_finding_is_three_lines_and_each_says_what_it_is(capsys: Out) -> None:
+    assert main(["doctor", "--", *WORSE]) == ExitCode.ANSWER
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("1. --overlap-grad-reduce is not given · wastes · gain not known: ")
+    assert lines[2] == "   instead: --overlap-grad-reduce"
+    assert lines[-2].endswith("priced by: forerun plan --device NAME -- COMMAND")
+    assert len(lines) == 3 * 2 + 2 and lines[-1].startswith("variables exported by a shell")
+
+
+def test_a_clean_launch_is_said_to_be(capsys: Out) -> None:
+    assert main(["doctor", "--", *shlex.split(DENSE)]) == ExitCode.ANSWER
+    assert capsys.readouterr().out.startswith("nothing to improve in this launch\n")
+
+
+def test_ranks_may_be_said_beside(capsys: Out) -> None:
+    words = ["srun", *WORSE[WORSE.index("pretrain_gpt.py") :]]
+    assert main(["doctor", "--", *words]) == ExitCode.USAGE
+    assert "give --gpus N" in capsys.readouterr().err
+    assert "overlap-grad-reduce" in rules(answer(capsys, "--gpus", "8", "--", *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "H100"], "give its command after --"),
+        (["--fail-over", "0"], "give its command after --"),
+        (["--", "torchrun", "t.py"], "is missing from the arguments of the run"),
+        (["--gpus", "0", "--", *WORSE], "--gpus 0 is below 1"),
+        (["--mtbf-hours", "-1", "--", *WORSE], "--mtbf-hours -1.0 is not a time"),
+        (["--mtbf-hours", "nan", "--", *WORSE], "--mtbf-hours nan is not a time"),
+        (["--nothing", "--", *WORSE], "doctor takes no --nothing"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(words: list[str], told: str, capsys: Out) -> None:
+    assert main(["doctor", *words]) == ExitCode.USAGE
+    assert told in capsys.readouterr().err
+
+
+def test_no_value_of_a_variable_is_shown_but_those_of_rules(capsys: Out) -> None:
+    assert main(["doctor", "--json", "--", "HF_TOKEN=secret", *WORSE]) == ExitCode.ANSWER
+    assert "secret" not in capsys.readouterr().out

@@ -1,0 +1,251 @@
+"""``plan`` and ``predict`` as a shell sees them: short names, several plans, reasons."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_copies import golden_copy
+from json_schema import check
+
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.verbs.arguments import ANSWERS
+
+GOLDEN = golden_copy("cpu_dp2")
+NAMES = {"H100": "NVIDIA H100 80GB HBM3", "B200": "NVIDIA B200"}
+Out = pytest.CaptureFixture[str]
+
+
+def answer(capsys: Out, verb: str, *words: str) -> dict[str, Any]:
+    assert main([verb, str(GOLDEN), "--json", *words]) == ExitCode.ANSWER
+    return json.loads(capsys.readouterr().out)
+
+
+def test_short_names_predict_what_megatrons_own_predict(capsys: Out) -> None:
+    short = answer(capsys, "predict", *["--tp", "2", "--mbs", "4", "--recompute", "full"])
+    long = answer(
+        capsys,
+        "predict",
+        *("--tensor-model-parallel-size", "2", "--micro-batch-size", "4"),
+        *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+        *("--recompute-num-layers", "1"),
+    )
+    assert short == long and (short["tp"], short["recompute"]) == (2, "full")
+
+
+def test_help_lists_the_names_of_a_layout(capsys: Out) -> None:
+    for verb in ("predict", "plan"):
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        out = capsys.readouterr().out
+        assert "layout:" in out and "mbs" in out and "recompute" in out
+
+
+def test_one_device_and_number_is_one_plan_and_several_are_many(capsys: Out) -> None:
+    one = answer(capsys, "plan", "--gpus", "4")
+    assert one["num_ranks"] == 4 and "plans" not in one
+    several = answer(capsys, "plan", *["--gpus", "2..8", "--gbs", "xGPUS", "--top", "2"])
+    plans = several["plans"]
+    assert [found["num_ranks"] for found in plans] == [2, 4, 8]
+    batches = [found["global_batch_size"] for found in plans]
+    assert batches == [batches[0], 2 * batches[0], 4 * batches[0]]
+    assert all(c["num_ranks"] == p["num_ranks"] for p in plans for c in p["candidates"])
+    assert all(len(found["candidates"]) <= 2 for found in plans)
+
+
+@pytest.mark.slow
+def test_devices_stand_beside_each_other(capsys: Out) -> None:
+    words = ("--device", "H100,B200", "--price-per-gpu-hour", "2,4")
+    found = answer(capsys, "plan", *words)["plans"]
+    assert [one["device"] for one in found] == ["NVIDIA H100 80GB HBM3", "NVIDIA B200"]
+    # What nothing was measured on has the memory of its kind.
+    assert [one["memory_capacity_nbytes"] >> 30 for one in found] == [79, 179]
+    for one, price in zip(found, (2.0, 4.0), strict=True):
+        hours = one["gpu_hours_per_giga_token"]
+        assert one["cost_per_giga_token"] == pytest.approx(price * hours, rel=1e-9)
+
+
+def test_the_runs_own_device_is_the_run_itself(capsys: Out) -> None:
+    plain, named = (
+        answer(capsys, "predict", "--tp", "2", *more) for more in ((), ("--device", "cpu"))
+    )
+    assert plain == named
+    other = answer(capsys, "predict", "--tp", "2", "--device", "H100")
+    assert other["step_time_s"] < plain["step_time_s"]
+    # Nothing was timed there, and what a CPU took says nothing of it.
+    assert {name for name, frac in other["source_frac"].items() if frac} == {"prior"}
+
+
+RATIOS = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_comparable"),
+    [
+        (("--tp", "2"), True),
+        (("--gpus", "8"), True),
+        (("--bf16",), True),
+        (("--gbs", "32"), False),
+        (("--seq", "64"), False),
+        (("--num-layers", "4"), False),
+        (("--device", "H100"), False),
+    ],
+)
+def test_a_step_is_compared_with_one_that_does_the_same_work_alone(
+    words: tuple[str, ...], is_comparable: bool, capsys: Out
+) -> None:
+    found = answer(capsys, "predict", *words)
+    assert [found[name] is not None for name in RATIOS] == [is_comparable] * len(RATIOS)
+    check(found, json.loads(ANSWERS.read_text()))
+    assert main(["predict", str(GOLDEN), *words]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    assert ("against the running layout" in out) is is_comparable
+    assert out.count(" % against") <= is_comparable
+
+
+@pytest.mark.parametrize(
+    ("words", "is_comparable"),
+    [
+        ((), True),
+        (("--gpus", "4"), True),
+        (("--gpus", "4", "--gbs", "32"), False),
+        (("--seq", "64"), False),
+        (("--device", "H100"), False),
+    ],
+)
+def test_rows_of_other_work_have_no_percentage(
+    words: tuple[str, ...], is_comparable: bool, capsys: Out
+) -> None:
+    found = answer(capsys, "plan", *words)
+    rows = [found["own"], *found["candidates"]]
+    assert len(rows) > 1
+    assert {row[name] is not None for row in rows for name in RATIOS} == {is_comparable}
+    check(found, json.loads(ANSWERS.read_text()))
+    assert main(["plan", str(GOLDEN), *words]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    table, _, rest = out.partition("rests on")
+    assert ("against running" in table) is is_comparable
+    # Of two layouts that do not run, neither is faster than the other one.
+    assert is_comparable or ("faster" not in rest and "(running)" not in out)
+    # What stands first fits, and nothing that fits is before it.
+    times = [c["step_time_s"] for c in found["candidates"] if c["verdict"] == "fits"]
+    assert is_comparable or times == sorted(times)
+
+
+def test_a_model_that_was_never_saved_needs_no_converter(tmp_path: Path, capsys: Out) -> None:
+    """The run's checkpoints are of its own model, whatever its device and batch."""
+    file = tmp_path / "config.json"
+    llama = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 512}
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256}
+    file.write_text(json.dumps({**llama, **sizes, "dtype": "bfloat16"}))
+    told = {}
+    for name, more in (("other", ["--config", str(file)]), ("own", [])):
+        words = ["plan", str(GOLDEN), "--gpus", "4", "--device", "H100", *more]
+        assert main([*words, "--keep", "zero=1"]) == ExitCode.ANSWER
+        told[name] = capsys.readouterr().out
+    assert "converter" in told["own"] and "converter" not in told["other"]
+
+
+def test_hours_of_gpus_for_tokens_are_those_of_the_best_step(capsys: Out) -> None:
+    found = answer(capsys, "plan", "--gpus", "4", "--price-per-gpu-hour", "3")
+    config = found["config"]
+    best_s = min(c["step_time_s"] for c in found["candidates"])
+    tokens = config["batch"]["global_batch_size"] * config["model"]["seq_length"]
+    hours = 4 * best_s * 1e9 / tokens / 3600
+    assert found["gpu_hours_per_giga_token"] == pytest.approx(hours, rel=1e-9)
+
+
+def test_the_cheapest_number_of_gpus_is_told_in_full(capsys: Out) -> None:
+    for objective, number in (("time", "8"), ("cost", "2")):
+        words = ["plan", str(GOLDEN), "--gpus", "2,8", "--gbs", "xGPUS", "--objective", objective]
+        assert main(words) == ExitCode.ANSWER
+        out = capsys.readouterr().out
+        assert "The best on each number of GPUs" in out
+        assert f"Layouts on {number} GPUs" in out
+
+
+def test_a_number_that_nothing_runs_on_does_not_hide_the_others(capsys: Out) -> None:
+    words = ["--gpus", "2,7,4", "--keep", "tp=1"]
+    plans = answer(capsys, "plan", *words)["plans"]
+    assert [bool(one["candidates"]) for one in plans] == [True, False, True]
+    assert plans[1]["gpu_hours_per_giga_token"] is None
+    assert main(["plan", str(GOLDEN), *words]) == ExitCode.ANSWER
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["7", "none", "fits"] in rows
+    assert main(["plan", str(GOLDEN), "--gpus", "7,11"]) == ExitCode.USAGE
+    assert "choose a number of ranks" in capsys.readouterr().err
+
+
+def test_only_what_is_kept_is_listed(capsys: Out) -> None:
+    found = answer(capsys, "plan", "--gpus", "4", "--keep", "tp=2,recompute=none|full")
+    candidates = found["candidates"]
+    assert candidates
+    assert {(c["tp"], c["recompute"]) for c in candidates} <= {(2, "none"), (2, "full")}
+
+
+@pytest.mark.slow
+def test_why_tells_what_is_in_the_way(capsys: Out) -> None:
+    assert answer(capsys, "plan")["why"] is None
+    found = answer(capsys, "plan", "--why", "tp=64")["why"]
+    assert found["num_layouts"] == 0 and "do not split over tp 64" in found["text"]
+    slower = answer(capsys, "plan", "--gpus", "4", "--why", "pp=2")["why"]
+    assert slower["num_layouts"] > 0 and slower["best"] is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("plan --keep tp=64", "--why tp=64 explains why"),
+        ("plan --device B20", "did you mean B200"),
+        ("predict --device B20", "did you mean B200"),
+        ("predict --tpp 2", "nearest: --tp"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words: str, told: str, capsys: Out) -> None:
+    verb, *rest = words.split()
+    assert main([verb, str(GOLDEN), *rest]) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert not out
+    assert told in err and err.splitlines()[-1].startswith("forerun: ")
+
+
+@pytest.mark.slow
+def test_several_numbers_of_gpus_are_a_curve(capsys: Out) -> None:
+    found = answer(capsys, "plan", *["--gpus", "8,2,4", "--device", "H100,B200", "--top", "1"])
+    assert [one["device"] for one in found["scaling"]] == [NAMES["H100"], NAMES["B200"]]
+    for one in found["scaling"]:
+        assert [point["num_ranks"] for point in one["points"]] == [2, 4, 8]
+        assert one["points"][0]["efficiency_frac"] == 1.0
+        rates = [point["layout"]["throughput"]["tokens_per_s"] for point in one["points"]]
+        for point, rate in zip(one["points"], rates, strict=True):
+            share = rate / rates[0] * 2 / point["num_ranks"]
+            assert point["efficiency_frac"] == pytest.approx(share)
+    assert main(["plan", str(GOLDEN), "--gpus", "2..8"]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    assert "efficiency" in out and "knee" in out
+
+
+@pytest.mark.slow
+def test_the_rest_of_a_run_that_goes_on_is_told_in_each_layout(capsys: Out, tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(GOLDEN, home)
+    assert answer(capsys, "plan")["own"]["rest"] is None
+    run_id = answer(capsys, "plan")["run_id"]
+    said = {"run_id": run_id, "remaining_s": 7200.0, "now_unix_s": 1.7e9, "step_time_s": 0.1}
+    (home / "forecast.json").write_text(json.dumps(said))
+    words = ["plan", str(home), "--price-per-gpu-hour", "3"]
+    assert main([*words, "--json"]) == ExitCode.ANSWER
+    found = json.loads(capsys.readouterr().out)
+    check(found, json.loads(ANSWERS.read_text()))
+    own = found["own"]["rest"]
+    assert own["remaining_s"] == pytest.approx(7200)
+    assert own["gpu_hours"] == pytest.approx(4) and own["cost"] == pytest.approx(12)
+    assert own["finish_unix_s"] == pytest.approx(1.7e9 + 7200)
+    for one in found["candidates"]:
+        restart_s = one["rest"]["remaining_s"] - 7200 * (1 + one["time_frac"])
+        assert restart_s == pytest.approx(600)
+    assert main(words) == ExitCode.ANSWER
+    assert "GPU-hours left" in capsys.readouterr().out
