@@ -25,8 +25,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         network.systems: _VOLTA _AMPERE _HOPPER _CUT_HOPPER _BLACKWELL _CDNA3 _CDNA4 _FASTER_CARDS
         _RACK _PRIORS
         network.topology: _MESH_PEERS _CUBE_OCTAVES _CARDS _USUAL_GPUS
-        fit.priors: _GPUS _CPU _UNKNOWN _NVIDIA _AMD
-        fit.rate_priors: GENERATIONS _UNKNOWN _TF32_YEAR
+        fit.priors: _GPUS _CPU _UNKNOWN _NVIDIA _AMD _GENERATIONS _OTHER _TF32_YEAR
         fit.laws: _CACHE_NBYTES
         steps.scales: _SERVERS _GRACE
         steps.operator_tables: _CARDS""",
@@ -77,9 +76,8 @@ NOT_CHOSEN: Mapping[str, str] = {
         steps.operator_tables: _MAX_TRANSFER_ROWS
         regressors.choices: _ALIKE _ALIKE_FRAC _BITS
         regressors.gaussian: _FARTHEST _ALIKE_LOG _JITTER_FRACS _SEARCH _MOST_TUNED
-        regressors.lines: _LEAST_DEVIATION
         regressors.robust: _FARTHEST_LOG _INSIDE_LOG
-        regressors.trees: _ROUNDING _NUM_FOLDS""",
+        regressors.trees: _ROUNDING _NUM_FOLDS _LEAST_DEVIATION""",
 }
 """By where they come from: ``<room>.<module>: NAME NAME ...``."""
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from ..regressors.gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG
-from ..regressors.lines import Line, fit_line
 from ..regressors.robust import robust_sigma
-from ..regressors.trees import Forest, Trees, fit_forest, fit_trees
+from ..regressors.trees import Forest, Line, Trees, fit_forest, fit_line, fit_trees
 from ..workload import OperatorKind
 from .batches import ShapeBatch, Timed
 from .laws import columns
@@ -369,7 +368,7 @@ def halvings(batch: ShapeBatch) -> NDArray[np.float64]:
     """How often each size can be halved, at most 8: what alignment depends on, ``(rows, sizes)``.
 
     >>> from .batches import batch_of
-    >>> from ..workload import Operator, Phase
+    >>> from ..workload.operators import Operator, Phase
     >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(8, 6), element_nbytes=2)
     >>> halvings(batch_of([norm])).tolist()
     [[3.0, 1.0]]

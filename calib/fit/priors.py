@@ -40,11 +40,64 @@ _AMD = Attainable(frac=0.6, sigma_log=0.15, ceiling_frac=0.68)
 """MI300X 0.51, MI325X 0.60 and MI355X 0.68 in the same table."""
 
 
+YEARS_A_STEP = 2.0
+"""Between the generations that are compared, as a rule; doubt grows with the root of the steps.
+Another vendor's device and elements of another size count as one more."""
+_TF32_YEAR = 2020
+"""The year of the first generation with TF32 (NVIDIA A100 Tensor Core GPU architecture, 2020)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Devices of one architecture, which run operators at like shares of their data sheets."""
+
+    name: str
+    year: int
+    vendor: str = "nvidia"
+    has_fp8: bool = False
+    """Whether products of 1-byte elements are twice as fast as those of 2 bytes."""
+    attainable: Attainable | None = None
+    """Of products of 2 and 1 bytes; None where nobody measured the best of them."""
+
+    @property
+    def has_tf32(self) -> bool:
+        """True where products in fp32 may run on tensor cores."""
+        return self.vendor == "nvidia" and self.year >= _TF32_YEAR
+
+    def years_to(self, other: Generation) -> float:
+        """Years apart; another vendor counts as two more."""
+        apart = 0.0 if self.vendor == other.vendor else YEARS_A_STEP
+        return abs(self.year - other.year) + apart
+
+
+_GENERATIONS = {
+    one.name: one
+    for one in (
+        Generation(name="gp100", year=2016),
+        Generation(name="gp104", year=2016),
+        Generation(name="volta", year=2017),
+        Generation(name="turing", year=2018),
+        Generation(name="ampere", year=2020, attainable=_NVIDIA),
+        Generation(name="ga10x", year=2020),
+        Generation(name="cdna", year=2020, vendor="amd"),
+        Generation(name="cdna2", year=2021, vendor="amd"),
+        Generation(name="hopper", year=2022, has_fp8=True, attainable=_NVIDIA),
+        Generation(name="ada", year=2023, has_fp8=True),
+        Generation(name="cdna3", year=2023, vendor="amd", has_fp8=True, attainable=_AMD),
+        Generation(name="blackwell", year=2024, has_fp8=True, attainable=_NVIDIA),
+        Generation(name="gb20x", year=2025, has_fp8=True),
+        Generation(name="cdna4", year=2025, vendor="amd", has_fp8=True, attainable=_AMD),
+    )
+}
+_OTHER = Generation(name="unknown", year=2022, vendor="unknown")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePrior:
     """Starting values of one device family, and how sure they are."""
 
     name: str
+    generation: Generation
     ceilings: Ceilings
     network: NetworkPrior
     num_units: int | None
@@ -74,9 +127,8 @@ class DevicePrior:
         >>> device_prior("NVIDIA A100-SXM4-80GB").attainable(2).ceiling_frac
         0.87
         """
-        if element_nbytes > 2 or self.name not in _BEST_MEASURED:
-            return None
-        return _AMD if self.name in _OF_AMD else _NVIDIA
+        is_measured = element_nbytes <= 2 and self.name != _NEVER_AT_ITS_BEST
+        return self.generation.attainable if is_measured else None
 
     def peaks_for(self, element_nbytes: int) -> Ceilings:
         """Rates of the data sheet, which nothing exceeds; of a GPU only."""
@@ -116,11 +168,17 @@ def is_processor(device: str) -> bool:
 
 
 def _gpu(
-    name: str, peak_tera: float, fp32_tera: float, memory_tera: float, num_units: int
+    name: str,
+    generation: str,
+    peak_tera: float,
+    fp32_tera: float,
+    memory_tera: float,
+    num_units: int,
 ) -> DevicePrior:
     """Rates of the data sheet: dense products of 2-byte elements, true fp32, memory."""
     return DevicePrior(
         name=name,
+        generation=_GENERATIONS[generation],
         ceilings=Ceilings(
             flop_per_s=_ATTAINABLE_FRAC * peak_tera * _TERA,
             bytes_per_s=_ATTAINABLE_FRAC * memory_tera * _TERA,
@@ -129,66 +187,59 @@ def _gpu(
         network=on_domains(network_prior(name)),
         num_units=num_units,
         fp32_frac=fp32_tera / peak_tera,
-        fp8_frac=2.0 if name in _WITH_FP8 else 1.0,
+        fp8_frac=2.0 if _GENERATIONS[generation].has_fp8 else 1.0,
         sigma_log=0.5,
         error_sigma_log=0.08,
     )
 
 
-_WITH_FP8 = frozenset(
-    {
-        *("gb300", "gb200", "b300", "b200", "rtx-pro-6000", "gh200", "h200", "h100", "h800"),
-        *("h100-pcie", "h20", "l40s", "l40", "l4", "mi355", "mi350", "mi325", "mi300"),
-    }
-)
-_OF_AMD = frozenset({"mi355", "mi350", "mi325", "mi300"})
-_BEST_MEASURED = _OF_AMD | {
-    *("gb300", "gb200", "b300", "b200", "gh200", "gh-96", "h200", "h100", "h100-pcie", "h800"),
-    *("a100", "a100-40", "a100-pcie-40", "a800"),
-}
+_NEVER_AT_ITS_BEST = "h20"
+"""Its multiplying units are cut, its memory is not: nobody measured what share large products
+reach."""
 # Data sheets of NVIDIA and AMD, dense rates without sparsity: HGX B200 and B300, GB200 and GB300
 # NVL72, H100, H200 and A100 Tensor Core GPU, L40S and L40 (362 and 181 TFLOP/s), RTX PRO 6000
 # Blackwell (GPU architecture paper: 504 with fp32 sums), Instinct MI300X, MI325X, MI350X, MI355X;
 # of H20, which has none in public, press of its launch. Longer names first: "gh200" holds "h200".
 _GPUS = (
-    _gpu("gb300", 2500, 80, 8.0, 148),
-    _gpu("gb200", 2500, 80, 8.0, 148),
-    _gpu("b300", 2250, 80, 8.0, 148),
-    _gpu("b200", 2250, 80, 8.0, 148),
-    _gpu("gh200", 989, 67, 4.0, 132),
-    _gpu("gh-96", 989, 67, 4.0, 132),
-    _gpu("h200", 989, 67, 4.8, 132),
-    _gpu("h100-pcie", 756, 51, 2.0, 114),
-    _gpu("h100", 989, 67, 3.35, 132),
-    _gpu("h800", 989, 67, 3.35, 132),
-    _gpu("h20", 148, 44, 4.0, 78),
-    _gpu("a100-pcie-40", 312, 19.5, 1.555, 108),
-    _gpu("a100-40", 312, 19.5, 1.555, 108),
-    _gpu("a100", 312, 19.5, 2.0, 108),
-    _gpu("a800", 312, 19.5, 2.0, 108),
-    _gpu("a40", 150, 37.4, 0.696, 84),
-    _gpu("a10", 125, 31.2, 0.6, 72),
-    _gpu("rtx-pro-6000", 504, 125, 1.792, 188),
-    _gpu("l40s", 362, 91.6, 0.864, 142),
-    _gpu("l40", 181, 90.5, 0.864, 142),
-    _gpu("l4", 121, 30.3, 0.3, 58),
-    _gpu("v100", 125, 15.7, 0.9, 80),
-    _gpu("p100", 21.2, 10.6, 0.732, 56),
-    _gpu("p4", 5.5, 5.5, 0.192, 20),
-    _gpu("t4", 65, 8.1, 0.32, 40),
-    _gpu("mi355", 2517, 157, 8.0, 256),
-    _gpu("mi350", 2307, 144, 8.0, 256),
-    _gpu("mi325", 1307, 163, 6.0, 304),
-    _gpu("mi300", 1307, 163, 5.3, 304),
-    _gpu("mi250", 362, 45, 3.2, 208),
-    _gpu("mi210", 181, 22.6, 1.6, 104),
-    _gpu("mi100", 185, 23.1, 1.23, 120),
-    _gpu("3090", 71, 35.6, 0.936, 82),
-    _gpu("2080", 54, 13.4, 0.616, 68),
-    _gpu("titan", 65, 16.3, 0.672, 72),
+    _gpu("gb300", "blackwell", 2500, 80, 8.0, 148),
+    _gpu("gb200", "blackwell", 2500, 80, 8.0, 148),
+    _gpu("b300", "blackwell", 2250, 80, 8.0, 148),
+    _gpu("b200", "blackwell", 2250, 80, 8.0, 148),
+    _gpu("gh200", "hopper", 989, 67, 4.0, 132),
+    _gpu("gh-96", "hopper", 989, 67, 4.0, 132),
+    _gpu("h200", "hopper", 989, 67, 4.8, 132),
+    _gpu("h100-pcie", "hopper", 756, 51, 2.0, 114),
+    _gpu("h100", "hopper", 989, 67, 3.35, 132),
+    _gpu("h800", "hopper", 989, 67, 3.35, 132),
+    _gpu("h20", "hopper", 148, 44, 4.0, 78),
+    _gpu("a100-pcie-40", "ampere", 312, 19.5, 1.555, 108),
+    _gpu("a100-40", "ampere", 312, 19.5, 1.555, 108),
+    _gpu("a100", "ampere", 312, 19.5, 2.0, 108),
+    _gpu("a800", "ampere", 312, 19.5, 2.0, 108),
+    _gpu("a40", "ga10x", 150, 37.4, 0.696, 84),
+    _gpu("a10", "ga10x", 125, 31.2, 0.6, 72),
+    _gpu("rtx-pro-6000", "gb20x", 504, 125, 1.792, 188),
+    _gpu("l40s", "ada", 362, 91.6, 0.864, 142),
+    _gpu("l40", "ada", 181, 90.5, 0.864, 142),
+    _gpu("l4", "ada", 121, 30.3, 0.3, 58),
+    _gpu("v100", "volta", 125, 15.7, 0.9, 80),
+    _gpu("p100", "gp100", 21.2, 10.6, 0.732, 56),
+    _gpu("p4", "gp104", 5.5, 5.5, 0.192, 20),
+    _gpu("t4", "turing", 65, 8.1, 0.32, 40),
+    _gpu("mi355", "cdna4", 2517, 157, 8.0, 256),
+    _gpu("mi350", "cdna4", 2307, 144, 8.0, 256),
+    _gpu("mi325", "cdna3", 1307, 163, 6.0, 304),
+    _gpu("mi300", "cdna3", 1307, 163, 5.3, 304),
+    _gpu("mi250", "cdna2", 362, 45, 3.2, 208),
+    _gpu("mi210", "cdna2", 181, 22.6, 1.6, 104),
+    _gpu("mi100", "cdna", 185, 23.1, 1.23, 120),
+    _gpu("3090", "ga10x", 71, 35.6, 0.936, 82),
+    _gpu("2080", "turing", 54, 13.4, 0.616, 68),
+    _gpu("titan", "turing", 65, 16.3, 0.672, 72),
 )
 _CPU = DevicePrior(
     name="cpu",
+    generation=_OTHER,
     ceilings=Ceilings(flop_per_s=60 * _GIGA, bytes_per_s=10 * _GIGA, launch_s=12e-6),
     network=network_prior("cpu"),
     num_units=0,
@@ -201,6 +252,7 @@ _PRIORS: Mapping[str, DevicePrior] = {prior.name: prior for prior in (*_GPUS, _C
 UNKNOWN_DEVICE = "unknown"
 _UNKNOWN = DevicePrior(
     name=UNKNOWN_DEVICE,
+    generation=_OTHER,
     ceilings=Ceilings(flop_per_s=300 * _TERA, bytes_per_s=2 * _TERA, launch_s=2e-6),
     network=network_prior("unknown"),
     num_units=None,

@@ -24,7 +24,7 @@ from ..workload import OperatorKind, Phase
 from .batches import ShapeBatch
 from .laws import Ceilings, OperatorFamily, columns, family
 from .operator_kinds import WorkKind
-from .priors import DevicePrior, device_prior
+from .priors import YEARS_A_STEP, DevicePrior, Generation, device_prior
 from .rates import Rates
 
 FILE = "priors.json"
@@ -37,57 +37,8 @@ BARE_LOG = {WorkKind.LAUNCH: 0.4, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.3}
 """Factors before anything was measured: 1.5 us a launch, 75 % of the data sheet."""
 _WELL_KNOWN = 0.1
 """Doubt of a factor below which a source counts fully when sources are compared."""
-_YEARS_A_STEP = 2.0
-"""Between the generations that are compared, as a rule; doubt grows with the root of the steps.
-Another vendor's device and elements of another size count as one more."""
-_TF32_YEAR = 2020
-"""The year of the first generation with TF32 (NVIDIA A100 Tensor Core GPU architecture, 2020)."""
 
 Vector = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """Devices of one architecture, which run operators at like shares of their data sheets."""
-
-    name: str
-    year: int
-    devices: tuple[str, ...]
-    """Names of ``DevicePrior``."""
-    vendor: str = "nvidia"
-
-    @property
-    def has_tf32(self) -> bool:
-        """True where products in fp32 may run on tensor cores."""
-        return self.vendor == "nvidia" and self.year >= _TF32_YEAR
-
-    def years_to(self, other: Generation) -> float:
-        """Years apart; another vendor counts as two more."""
-        apart = 0.0 if self.vendor == other.vendor else _YEARS_A_STEP
-        return abs(self.year - other.year) + apart
-
-
-GENERATIONS = (
-    Generation(name="gp100", year=2016, devices=("p100",)),
-    Generation(name="gp104", year=2016, devices=("p4",)),
-    Generation(name="volta", year=2017, devices=("v100",)),
-    Generation(name="turing", year=2018, devices=("t4", "2080", "titan")),
-    Generation(name="ampere", year=2020, devices=("a100", "a100-40", "a100-pcie-40", "a800")),
-    Generation(name="ga10x", year=2020, devices=("a40", "a10", "3090")),
-    Generation(name="cdna", year=2020, devices=("mi100",), vendor="amd"),
-    Generation(name="cdna2", year=2021, devices=("mi210", "mi250"), vendor="amd"),
-    Generation(
-        name="hopper",
-        year=2022,
-        devices=("h100", "h100-pcie", "h200", "h800", "gh200", "gh-96", "h20"),
-    ),
-    Generation(name="ada", year=2023, devices=("l4", "l40", "l40s")),
-    Generation(name="cdna3", year=2023, devices=("mi300", "mi325"), vendor="amd"),
-    Generation(name="blackwell", year=2024, devices=("b200", "b300", "gb200", "gb300")),
-    Generation(name="gb20x", year=2025, devices=("rtx-pro-6000",)),
-    Generation(name="cdna4", year=2025, devices=("mi350", "mi355"), vendor="amd"),
-)
-_UNKNOWN = Generation(name="unknown", year=2022, devices=("unknown",), vendor="unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +241,7 @@ def generation(device: str) -> Generation:
     >>> generation("gh200").name, generation("unknown").name
     ('hopper', 'unknown')
     """
-    return next((g for g in GENERATIONS if device in g.devices), _UNKNOWN)
+    return device_prior(device).generation
 
 
 def sources_of(parsed: Mapping[str, Any]) -> tuple[SourceRates, ...]:
@@ -323,9 +274,9 @@ def _prior(
             other = source.generation
             years = asked.years_to(other)
             if source.element_nbytes != element_nbytes:
-                years += _YEARS_A_STEP
+                years += YEARS_A_STEP
             is_own = other.name == asked.name and source.element_nbytes == element_nbytes
-            steps = 0.0 if is_own else max(years / _YEARS_A_STEP, 1.0)
+            steps = 0.0 if is_own else max(years / YEARS_A_STEP, 1.0)
             groups[steps, other.name, source.element_nbytes].append(source)
     if not groups:
         return None

@@ -17,7 +17,6 @@ from ..layers import stage_operators
 from ..network.groups import Measured
 from ..workload import Operator, OperatorKind, Phase, RunConfig
 from .batches import batch_of
-from .laws import columns
 from .machine import MachineModel
 from .operator_kinds import SHARD_UNIT_LAUNCHES, SHARDED_CALL_LAUNCHES
 
@@ -130,10 +129,7 @@ def law_s(operator: Operator, machine: MachineModel) -> float:
     """Seconds of an optimizer over plain tensors at the fitted rates, without a factor of its
     own."""
     plain = replace(operator, kind=OperatorKind.OPTIMIZER, shape=operator.shape[:1])
-    launches, flop, nbytes = columns(batch_of([plain])).totals()[0].tolist()
-    rates = machine.ceilings
-    work_s = flop / rates.flop_per_s + nbytes / rates.bytes_per_s
-    return launches * rates.launch_s + work_s
+    return math.exp(machine.law.log_time(batch_of([plain]))[0])
 
 
 def _over_law(operator: Operator, total_s: float, machine: MachineModel) -> tuple[float, float]:

@@ -132,15 +132,11 @@ def _live_first(group: pd.DataFrame) -> pd.DataFrame:
 
 def _join(group: pd.DataFrame) -> Measured:
     weights = group["weight"].to_numpy(dtype=np.float64)
-    logs = np.log(group["time_s"].to_numpy(dtype=np.float64))
-    center = float(np.average(logs, weights=weights))
-    between = float(np.average((logs - center) ** 2, weights=weights))
-    within = float(np.average(group["error_log"] ** 2, weights=weights))
-    host_s, host_sigma_log = _host(group)
-    # Rows that differ do not become more certain by being joined.
+    time_s, sigma_log = _mean(group, "time_s", "error_log")
+    host_s, host_sigma_log = _mean(group[group["host_s"] > 0.0], "host_s", "host_spread_log")
     return Measured(
-        time_s=math.exp(center),
-        sigma_log=math.sqrt(REPEAT_SIGMA_LOG**2 + within + between),
+        time_s=time_s,
+        sigma_log=sigma_log,
         weight=float(weights.max()),
         num_rows=len(group),
         is_probe=bool(group["is_probe"].all()),
@@ -150,14 +146,17 @@ def _join(group: pd.DataFrame) -> Measured:
     )
 
 
-def _host(group: pd.DataFrame) -> tuple[float, float]:
-    """The host's seconds to launch it, and their deviation from step to step; 0 where not known."""
-    rows = group[group["host_s"] > 0.0]
+def _mean(rows: pd.DataFrame, time: str, error: str) -> tuple[float, float]:
+    """Seconds of a column of times by the weights of its rows, and how far they lie apart, as a
+    deviation of their logarithm; 0 without rows.
+
+    Rows that differ do not become more certain by being joined.
+    """
     if rows.empty:
         return 0.0, 0.0
     weights = rows["weight"].to_numpy(dtype=np.float64)
-    logs = np.log(rows["host_s"].to_numpy(dtype=np.float64))
+    logs = np.log(rows[time].to_numpy(dtype=np.float64))
     center = float(np.average(logs, weights=weights))
     between = float(np.average((logs - center) ** 2, weights=weights))
-    within = float(np.average(rows["host_spread_log"] ** 2, weights=weights))
+    within = float(np.average(rows[error] ** 2, weights=weights))
     return math.exp(center), math.sqrt(REPEAT_SIGMA_LOG**2 + within + between)

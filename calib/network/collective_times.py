@@ -2,8 +2,8 @@
 
 Each collective among so many ranks on so many nodes has a curve over payload.  A group without one
 takes the curve of the nearest that has, carried over to its ranks and nodes; where nothing
-comparable was measured, NCCL's cost model answers, or for other libraries one latency per ring step
-and the bandwidth of the busiest link, fitted on all groups.
+comparable was measured, NCCL's cost model answers, or for other libraries the prior's latency of a
+ring step and bandwidth of the busiest link.
 
 How far a transfer may lie from its estimate is a half-width of a 90 % interval, in log time: inside
 a curve from payloads that were left out of it (split conformal); beyond it and for other groups
@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from ..regressors.intervals import Z_90, drawn_sigma_log, shrunk_sigma_log
 from ..regressors.robust import without_wild
 from ..workload import Collective, CollectiveCall, GroupRole
-from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
+from .curves import Curve, Expected, Law, Samples, fit_curve
 from .extrapolation import (
     extrapolated_log_time,
-    grown_log_time,
     is_comparable,
     is_family,
     link_bytes_per_s,
@@ -73,27 +72,6 @@ _PRIOR_PAIRS = 4.0
 """Pairs of groups, or halved curves, that public tables count for beside those of this machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """Constants of a whole machine."""
-
-    step_s: float
-    bus_bytes_per_s: float
-
-    def law(self, group: Group) -> Law:
-        """Time over payload of a ring with these constants.
-
-        >>> from ..workload import Collective
-        >>> two = Group(collective=Collective.ALL_REDUCE, num_ranks=2)
-        >>> Link(step_s=1e-5, bus_bytes_per_s=1e9).law(two)(np.array([1e6])).round(9).tolist()
-        [0.00102]
-        """
-        return Law(
-            fixed_s=ring_steps(group.collective, group.num_ranks) * self.step_s,
-            byte_s=bus_factor(group.collective, group.num_ranks) / self.bus_bytes_per_s,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupModel:
     """One group, as far as it was measured."""
@@ -123,7 +101,6 @@ class Transfers:
 class CollectiveModel:
     """All groups of a machine."""
 
-    machine: Link
     prior: NetworkPrior
     carrying: NetworkPrior
     """The prior with the nodes and links that the groups tell, for carrying between them."""
@@ -146,7 +123,7 @@ class CollectiveModel:
             return found
         if nearest is None:
             width = np.full(len(logs), Z_90 * _OPEN_SIGMA_LOG)
-            times = np.log(self._expected(group)(np.exp(logs)))
+            times = np.log(_by_prior(group, self.carrying)(np.exp(logs)))
             far = np.full(len(logs), np.inf)
             return Transfers(log_time=times, half_width_log=width, octaves=far)
         return self._carried(nearest, group, logs)
@@ -175,9 +152,6 @@ class CollectiveModel:
             octaves=there.octaves + OTHER_OCTAVES,
         )
 
-    def _expected(self, group: Group) -> Expected:
-        return expected_time(group, self.carrying) or self.machine.law(group)
-
     def _measured(self, group: Group, logs: Vector) -> Transfers:
         curve = self.groups[group].curve
         octaves = curve.octaves_outside(logs)
@@ -193,8 +167,9 @@ class CollectiveModel:
         )
         inside = self._measured(seen, source)
         between = octaves_between(seen, group)
-        log_time = _stand_in(seen, group, nbytes, self.groups, self.carrying)
-        share = _share(group, nbytes, log_time, self.groups[seen].curve, self.carrying)
+        curve = self.groups[seen].curve
+        log_time = extrapolated_log_time(curve, seen, group, nbytes, self.carrying)
+        share = _share(group, nbytes, log_time, curve, self.carrying)
         links = self.carrying.links
         carried = self.widths.carried(
             *(seen, group, share), is_bridged=links is None or links.may_be_bridged
@@ -244,16 +219,14 @@ def fit_transfers(
     prior_sigma_log: float = 0.1,
     num_rows: Mapping[Group, int] | None = None,
 ) -> CollectiveModel:
-    """Machine constants over all samples, the curve of each group around them, and the widths."""
-    start = _start(prior)
+    """The curve of each group, the nodes and links that they tell, and the widths."""
     # Of groups that NVLink makes one the widest spread over hosts is kept.
     ordered = {joined(g, prior): samples[g] for g in sorted(samples, key=lambda g: g.order)}
-    machine = _fit_link(ordered, start) if ordered else start
     groups = {}
     for group, found in ordered.items():
         curve = fit_curve(
             found,
-            machine.law(group),
+            _ring_law(group, prior),
             sigma_log=_OPEN_SIGMA_LOG,
             expected=expected_time(group, prior),
         )
@@ -265,9 +238,7 @@ def fit_transfers(
         _carried_errors(groups, carrying),
         prior_sigma_log=prior_sigma_log,
     )
-    return CollectiveModel(
-        machine=machine, prior=prior, carrying=carrying, groups=groups, widths=widths
-    )
+    return CollectiveModel(prior=prior, carrying=carrying, groups=groups, widths=widths)
 
 
 def _samples(rows: Sequence[tuple[int, Measured]]) -> Samples:
@@ -279,21 +250,6 @@ def _samples(rows: Sequence[tuple[int, Measured]]) -> Samples:
         time_s=np.array([m.time_s for _, m in kept]),
         weight=np.sqrt([m.weight for _, m in kept]),
     )
-
-
-def _fit_link(samples: Mapping[Group, Samples], prior: Link) -> Link:
-    """Ring constants over all groups, those of the prior as one more sample each."""
-    steps = [np.full(len(s), ring_steps(g.collective, g.num_ranks)) for g, s in samples.items()]
-    sizes = [bus_factor(g.collective, g.num_ranks) * s.nbytes for g, s in samples.items()]
-    law = fit_law(
-        np.concatenate(steps),
-        np.concatenate(sizes),
-        np.log(np.concatenate([s.time_s for s in samples.values()])),
-        np.concatenate([s.weight for s in samples.values()]),
-        Law(fixed_s=prior.step_s, byte_s=1.0 / prior.bus_bytes_per_s),
-        sigma_log=_OPEN_SIGMA_LOG,
-    )
-    return Link(step_s=law.fixed_s, bus_bytes_per_s=1.0 / law.byte_s)
 
 
 def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:
@@ -319,31 +275,6 @@ def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:
 def _apart(one: float, other: float) -> float:
     """Doublings between two sizes; half and twice are exactly as far."""
     return round(abs(float(np.log2(one / other))), 9)
-
-
-def _stand_in(
-    seen: Group,
-    group: Group,
-    nbytes: Vector,
-    groups: Mapping[Group, GroupModel],
-    prior: NetworkPrior,
-) -> Vector:
-    """Log seconds of ``group`` from the curve of ``seen``, by how that grew out of a third one."""
-    curve = groups[seen].curve
-    further = {g: m for g, m in groups.items() if g != group and _is_beyond(g, seen, group)}
-    third = _nearest(seen, further)
-    if third is None:
-        return extrapolated_log_time(curve, seen, group, nbytes, prior)
-    return grown_log_time((groups[third].curve, curve), (third, seen), group, nbytes, prior)
-
-
-def _is_beyond(third: Group, seen: Group, wanted: Group) -> bool:
-    """Whether ``seen`` lies between the others in ranks, all else being equal."""
-    is_alike = third.collective is seen.collective and third.role is seen.role
-    if seen.num_nodes > 1:
-        is_alike &= third.ranks_per_node == seen.ranks_per_node == wanted.ranks_per_node
-    up = third.num_ranks < seen.num_ranks < wanted.num_ranks
-    return is_alike and (up or third.num_ranks > seen.num_ranks > wanted.num_ranks)
 
 
 def _share(
@@ -373,9 +304,9 @@ def _carried_errors(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> 
             logs = model.curve.log_nbytes
             logs = logs[:: max(1, len(logs) // _MOST_COMPARED)]
             nbytes = np.exp(logs)
-            error = _stand_in(seen, group, nbytes, others, prior) - model.curve.log_time(logs)
-            curve = groups[seen].curve
-            share = _share(group, nbytes, model.curve.log_time(logs), curve, prior)
+            curve, log_time = groups[seen].curve, model.curve.log_time(logs)
+            error = extrapolated_log_time(curve, seen, group, nbytes, prior) - log_time
+            share = _share(group, nbytes, log_time, curve, prior)
             errors.append(np.abs(error) / carried_width(seen, group, share))
     return errors
 
@@ -409,7 +340,6 @@ def fitted_nodes(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkP
         topology=fitted.topology,
         node_bytes_per_s=fitted.node_bytes_per_s,
         network_bytes_per_s=fitted.card_bytes_per_s,
-        sheet_bytes_per_s=prior.links.network_bytes_per_s,
     )
     return replace(prior, links=links)
 
@@ -435,11 +365,21 @@ def _rate(group: Group, curve: Curve) -> Rate | None:
 
 def _by_prior(group: Group, prior: NetworkPrior) -> Expected:
     """The time of a group that is expected before any transfer of its machine was measured."""
-    return expected_time(group, prior) or _start(prior).law(group)
+    return expected_time(group, prior) or _ring_law(group, prior)
 
 
-def _start(prior: NetworkPrior) -> Link:
-    return Link(step_s=prior.step_s, bus_bytes_per_s=prior.bus_bytes_per_s)
+def _ring_law(group: Group, prior: NetworkPrior) -> Law:
+    """Time over payload of a ring with the prior's constants.
+
+    >>> from .systems import network_prior
+    >>> two = Group(collective=Collective.ALL_REDUCE, num_ranks=2)
+    >>> _ring_law(two, network_prior("cpu"))(np.array([1.5e6])).round(6).tolist()
+    [0.002]
+    """
+    return Law(
+        fixed_s=ring_steps(group.collective, group.num_ranks) * prior.step_s,
+        byte_s=bus_factor(group.collective, group.num_ranks) / prior.bus_bytes_per_s,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,7 +448,7 @@ def carried_width(seen: Group, wanted: Group, bandwidth_share: Vector) -> Vector
     """Half-widths on public tables of a group from another: of more nodes, of more ranks on each,
     and of another collective, ``(rows,)``.
 
-    >>> from ..workload import Collective
+    >>> from ..workload.collectives import Collective
     >>> two, eight = (Group(collective=Collective.ALL_GATHER, num_ranks=8 * n, num_nodes=n)
     ...               for n in (2, 8))
     >>> carried_width(two, eight, np.array([0.0, 1.0])).round(2).tolist()

@@ -93,8 +93,6 @@ class Curve:
     held_out: Vector
     """Log of predicted over measured time of each sample when its payload was left out,
     ``(rows,)``, by growing payload; empty where there is but one payload."""
-    held_out_log_nbytes: Vector
-    """``(rows,)``."""
     expected: Expected | None
     """None where the law alone has to carry larger payloads."""
     lower_half: Curve | None
@@ -186,7 +184,6 @@ def fit_curve(
     return replace(
         curve,
         held_out=errors,
-        held_out_log_nbytes=knots.log_nbytes[knots.of_row] if len(errors) else errors,
         lower_half=lower_half,
     )
 
@@ -250,7 +247,6 @@ def _smooth_curve(
         log_nbytes=x,
         residual=_running_median(knots.log_time[keep] - law.log_time(x), window),
         held_out=np.empty(0),
-        held_out_log_nbytes=np.empty(0),
         expected=expected,
         lower_half=None,
     )

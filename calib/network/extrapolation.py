@@ -27,7 +27,6 @@ from .nccl_tuner import (
     all_to_all_base_s,
     switch_cost,
     tuner_costs,
-    tuner_time_s,
 )
 from .once_per_node import exchange_time_s
 from .systems import NetworkPrior
@@ -41,9 +40,9 @@ _TREE_LOCAL_HOP_S = 0.6e-6
 """Both LL, from NCCL's cost model."""
 _HOP_RANGE_S = (0.5e-6, 50e-6)
 """Shortest times of curves that begin at large payloads say nothing of a hop."""
-_DIFFERS_WEIGHT = 0.5
-"""Of what one step differed by from the law, so much is expected of the next: half is of the law's
-error and half of what was special to that step (with 0.2 to 0.8 public tables differ little)."""
+_NCCL_FRAC = 0.5
+"""Share of NCCL's own latency in that of a collective which another one stands in for (with 0.2 to
+0.8 public tables differ little)."""
 _PAIR_FRAC = 0.8
 """Of its card's rate what one pair of ranks reaches: sends and all-to-alls of two H100 on two nodes
 move 36 to 41 GB/s, those of more ranks 47 to 49 on each card (nccl-tests)."""
@@ -60,43 +59,37 @@ def is_comparable(seen: Group, wanted: Group) -> bool:
 
 
 def extrapolated_log_time(
-    curve: Curve,
-    seen: Group,
-    wanted: Group,
-    nbytes: Vector,
-    prior: NetworkPrior,
-    *,
-    differs_log: float | Vector = 0.0,
+    curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior
 ) -> Vector:
     """Log seconds of ``wanted``, ``(rows,)``, from the curve of ``seen``.
 
-    ``differs_log`` is what such a step will differ by, as far as one before tells it.  All-reduce
-    across nodes takes the cheaper of ring and tree.  Of another collective NCCL's own ratio is
-    taken: of rings how often they pass a chunk on, of all others the whole.
+    All-reduce across nodes takes the cheaper of ring and tree.  Of another collective NCCL's own
+    ratio is taken: of rings how often they pass a chunk on, of all others the whole.
     """
-    if prior.links is None:
-        return np.log(_ring(curve, seen, wanted, nbytes, prior)) + differs_log
+    links = prior.links
+    if links is None:
+        return np.log(_ring(curve, seen, wanted, nbytes, prior))
     if wanted.num_nodes == 1:
-        return np.log(_in_node(curve, seen, wanted, nbytes, prior)) + differs_log
+        return np.log(_in_node(curve, seen, wanted, nbytes, prior))
     if seen.num_chosen and wanted.num_chosen:
-        return np.log(exchange_time_s(curve, seen, wanted, nbytes, prior.links)) + differs_log
+        return np.log(exchange_time_s(curve, seen, wanted, nbytes, links))
     if seen.collective is wanted.collective is Collective.ALL_TO_ALL:
-        return np.log(_all_to_all(curve, seen, wanted, nbytes, prior.links)) + differs_log
+        return np.log(_all_to_all(curve, seen, wanted, nbytes, links))
     if not is_family(seen, wanted):
-        by_ratio = ratio_log_time(curve, seen, wanted, nbytes, prior.links) + differs_log
-        return _drawn_to_nccl(by_ratio, wanted, nbytes, prior.links)
-    times = [_ring(curve, seen, wanted, nbytes, prior) * np.exp(differs_log)]
+        priced = [TunedTime(group=group, links=links)(nbytes) for group in (seen, wanted)]
+        by_ratio = curve.log_time_of(nbytes) + np.log(priced[1] / priced[0])
+        return _drawn_to_nccl(by_ratio, wanted, nbytes, links)
+    ring_s = _ring(curve, seen, wanted, nbytes, prior)
     if seen.collective is not wanted.collective:
-        source = same_chunk_nbytes(seen, wanted, nbytes, prior.links)
-        against = _against_ring(wanted, nbytes, prior.links)
-        by_ratio = np.log(times[0] * against / _against_ring(seen, source, prior.links))
+        source = same_chunk_nbytes(seen, wanted, nbytes, links)
+        against = _against_ring(wanted, nbytes, links) / _against_ring(seen, source, links)
+        by_ratio = np.log(ring_s * against)
         if {seen.collective, wanted.collective} == GATHERS:
             return by_ratio
-        return _drawn_to_nccl(by_ratio, wanted, nbytes, prior.links)
-    if seen.collective is Collective.ALL_REDUCE and Algorithm.TREE not in prior.links.without:
-        tree = _tree(curve, seen, wanted, nbytes, prior.links)
-        times.append(tree * np.exp(differs_log))
-    return np.log(np.min(times, axis=0))
+        return _drawn_to_nccl(by_ratio, wanted, nbytes, links)
+    if seen.collective is Collective.ALL_REDUCE and Algorithm.TREE not in links.without:
+        ring_s = np.minimum(ring_s, _tree(curve, seen, wanted, nbytes, links))
+    return np.log(ring_s)
 
 
 def _drawn_to_nccl(log_time: Vector, wanted: Group, nbytes: Vector, links: LinkClass) -> Vector:
@@ -109,7 +102,7 @@ def _drawn_to_nccl(log_time: Vector, wanted: Group, nbytes: Vector, links: LinkC
     """
     priced = TunedTime(group=wanted, links=links)
     waits = 1.0 - bandwidth_share(priced, nbytes)
-    return log_time + _DIFFERS_WEIGHT * waits * (np.log(priced(nbytes)) - log_time)
+    return log_time + _NCCL_FRAC * waits * (np.log(priced(nbytes)) - log_time)
 
 
 def is_family(seen: Group, wanted: Group) -> bool:
@@ -126,33 +119,6 @@ def _against_ring(group: Group, nbytes: Vector, links: LinkClass) -> Vector:
         return np.ones(len(nbytes))
     least = np.min([cost.time_s(nbytes) for cost in rings], axis=0)
     return np.min([cost.time_s(nbytes) for cost in costs.values()], axis=0) / least
-
-
-def ratio_log_time(
-    curve: Curve, seen: Group, wanted: Group, nbytes: Vector, links: LinkClass
-) -> Vector:
-    """Log seconds of ``wanted``, ``(rows,)``: the curve of ``seen`` times NCCL's ratio of both."""
-    priced = [tuner_time_s(group, nbytes, links) for group in (seen, wanted)]
-    return curve.log_time_of(nbytes) + np.log(priced[1] / priced[0])
-
-
-def grown_log_time(
-    curves: tuple[Curve, Curve],
-    seen: tuple[Group, Group],
-    wanted: Group,
-    nbytes: Vector,
-    prior: NetworkPrior,
-) -> Vector:
-    """Log seconds of ``wanted``, ``(rows,)``, from two groups on one side of it in size.
-
-    By how much the second differs from what the law makes of the first, the wanted one will differ
-    from what it makes of the second.
-    """
-    priced = extrapolated_log_time(curves[0], seen[0], seen[1], nbytes, prior)
-    differs = curves[1].log_time_of(nbytes) - priced
-    return extrapolated_log_time(
-        *(curves[1], seen[1], wanted, nbytes, prior), differs_log=_DIFFERS_WEIGHT * differs
-    )
 
 
 def chunk_nbytes(group: Group, nbytes: Vector) -> Vector:

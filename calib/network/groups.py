@@ -169,13 +169,9 @@ def octaves_between(group: Group, other: Group) -> float:
     >>> octaves_between(gather, reduce), octaves_between(gather, swap)
     (1.0, 8.0)
     """
-    return size_octaves(group, other) + _kinds_apart(group, other)
-
-
-def size_octaves(group: Group, other: Group) -> float:
-    """Doublings between the nodes of two groups and between the ranks on each."""
     # Half and twice are exactly as far.
-    return round(sum(node_and_rank_octaves(group, other)), 9)
+    sizes = round(sum(node_and_rank_octaves(group, other)), 9)
+    return sizes + _kinds_apart(group, other)
 
 
 def node_and_rank_octaves(group: Group, other: Group) -> tuple[float, float]:

@@ -143,8 +143,6 @@ class LinkClass:
     """Whether two GPUs of a node may have a link that the others have not."""
     without: tuple[Algorithm | Protocol, ...] = ()
     """What NCCL was told not to use."""
-    sheet_bytes_per_s: float = 0.0
-    """Of one card, before a measurement changed ``network_bytes_per_s``; 0 where none did."""
 
     @property
     def other_joints(self) -> tuple[Joint, ...]:

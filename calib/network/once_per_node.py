@@ -89,9 +89,8 @@ def exchange_time_s(
     times = np.exp(curve.log_time_of(source))
     least = np.minimum(curve.least_time_s, times)
     far_nbytes = [nbytes / copies[1] * copies_to_far_nodes(group) for group in (seen, wanted)]
-    card = links.sheet_bytes_per_s or links.network_bytes_per_s
     doublings = float(np.log2(wanted.num_nodes / seen.num_nodes))
-    on_cards = np.minimum(times - least, far_nbytes[0] / card)
+    on_cards = np.minimum(times - least, far_nbytes[0] / links.network_bytes_per_s)
     crowded = np.exp(_CROWDED_LOG * doublings)
     by_cards = on_cards * crowded * far_nbytes[1] / np.maximum(far_nbytes[0], 1e-300)
     by_copies = (times - least) * copies[1] / copies[0]

@@ -197,24 +197,18 @@ def fit_topology(
     fits = []
     for joint, num_cards in product(tried_joints, cards):
         tried = _tried(prior, joint, num_cards)
-        node = _fit_rate(near, tried, node_bytes_per_s, _RATE_SIGMA_LOG)
-        card = _fit_rate(far, tried, card_bytes_per_s, card_sigma)
-        cost = node.cost + card.cost
+        node_rate, node_cost = _fit_rate(near, tried, node_bytes_per_s, _RATE_SIGMA_LOG)
+        card_rate, card_cost = _fit_rate(far, tried, card_bytes_per_s, card_sigma)
+        cost = node_cost + card_cost
         cost += _OTHER_COST * (joint is not prior.joint)
         cost += _OTHER_COST * (1 + is_seen) * (num_cards != prior.num_cards)
         links = FittedLinks(
             topology=_with_rates(tried, near, far),
-            node_bytes_per_s=node.bytes_per_s,
-            card_bytes_per_s=card.bytes_per_s,
+            node_bytes_per_s=node_rate,
+            card_bytes_per_s=card_rate,
         )
         fits.append((cost, links))
     return min(fits, key=lambda fit: fit[0])[1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FittedRate:
-    bytes_per_s: float
-    cost: float
 
 
 def _tried(prior: Topology, joint: Joint, num_cards: int) -> Topology:
@@ -234,13 +228,13 @@ def _with_rates(tried: Topology, near: Sequence[Rate], far: Sequence[Rate]) -> T
 
 def _fit_rate(
     rates: Sequence[Rate], topology: Topology, prior_bytes_per_s: float, sigma_log: float
-) -> _FittedRate:
+) -> tuple[float, float]:
     """Rate of one card, or of all links of a rank, drawn to the prior; and its negative log chance.
 
     Of rates at one number of ranks the highest counts: others pay for more than links.
     """
     if not rates:
-        return _FittedRate(bytes_per_s=prior_bytes_per_s, cost=0.0)
+        return prior_bytes_per_s, 0.0
     log_prior = np.log(prior_bytes_per_s)
     best: dict[float, float] = {}
     for rate in rates:
@@ -251,7 +245,7 @@ def _fit_rate(
     mean /= len(logs) / _RATE_SIGMA_LOG**2 + 1.0 / sigma_log**2
     error = np.sqrt(1.0 + ((logs - mean) / _RATE_SIGMA_LOG) ** 2) - 1.0
     cost = float(np.sum(error) + 0.5 * ((mean - log_prior) / sigma_log) ** 2)
-    return _FittedRate(bytes_per_s=float(np.exp(mean)), cost=cost)
+    return float(np.exp(mean)), cost
 
 
 def _links_in_use(rate: Rate, topology: Topology) -> float:

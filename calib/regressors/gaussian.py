@@ -28,7 +28,7 @@ _SPREAD = np.array([0.5, 0.6, 0.5, 0.6, 0.5, 0.5])
 """Log-normal priors: trend, shape, octaves of its range, noise, member's offset, member's shape."""
 NUM_SCALES = len(START)
 _FARTHEST = 5.0
-"""Deviations from the prior that a scale may lie, where the values are of the size it expects."""
+"""Deviations from the prior that a scale may lie."""
 _STARTS = np.array([[0.0] * 6, [0.0, 1.0, -1.0, -1.0, 0.0, 0.0], [0.0, -1.0, 1.0, 1.0, 0.0, 0.0]])
 """In deviations of the prior: the prior, then rough and quiet, then smooth and loud."""
 _ALIKE_LOG = 1e-3
@@ -143,20 +143,14 @@ class ScalePosterior:
     pairs: Pairs
     values: Vector
     weight: Vector
-    farthest: Vector
-    """Bounds of the scales, in deviations above the prior."""
 
     @staticmethod
     def of(inputs: Inputs, values: Vector, weight: Vector) -> ScalePosterior:
         """The posterior of the scales of these samples."""
-        size = np.abs(values).max()
-        slope = size / max(float(np.abs(inputs.trend).max(initial=0.0)), 1.0)
-        own = np.log(np.maximum([slope, size, 0.0, size, size, size], np.exp(START)))
         return ScalePosterior(
             pairs=Pairs.of(inputs, inputs, is_pooled=inputs.is_pooled),
             values=values,
             weight=weight,
-            farthest=_FARTHEST + (own - START) / _SPREAD,
         )
 
     def matrix(self, theta: Vector) -> Matrix:
@@ -195,7 +189,7 @@ class ScalePosterior:
         """Logs of the scales at the greatest posterior, the best of a few searches."""
         from scipy.optimize import minimize
 
-        bounds = np.column_stack([np.full(NUM_SCALES, -_FARTHEST), self.farthest])
+        bounds = [(-_FARTHEST, _FARTHEST)] * NUM_SCALES
 
         def scaled(away: Vector) -> tuple[float, Vector]:
             value, slope = self.cost(START + _SPREAD * away)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.calib.regressors.lines import fit_line
+from forerun.calib.regressors.trees import fit_line
 
 
 def test_planted_slopes_of_the_larger_half_are_found() -> None:
