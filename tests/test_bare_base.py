@@ -21,7 +21,7 @@ TRAINING = ("__init__.py", "_forerun_autoload.py", "launch/__main__.py", "launch
 BESIDE_TRAINING = {"hooks/probing/probe_sweep.py"}
 """Of the verb ``probe``, which says what it lacks."""
 GUARDED = {
-    *("calib/advice/probes.py", "launch/opened/loading.py", "launch/opened/run.py"),
+    *("calib/advice/probes.py", "launch/opened/run.py"),
     "launch/verbs/lint.py",
 }
 """Imported only where numpy has been found: ``hooks/session/trace_turns.py`` asks first; where a

@@ -16,9 +16,7 @@ from forerun.calib.timeline import Pipeline, pipeline_costs, spans
 from forerun.calib.workload import Schedule
 from forerun.launch.directory.forecast_log import read_forecasts
 from forerun.launch.drawing.canvas import Drawing
-from forerun.launch.drawing.run_charts import finish_chart
-from forerun.launch.drawing.timeline_chart import timeline_chart
-from forerun.launch.drawing.waterfall import waterfall
+from forerun.launch.drawing.charts import finish_chart, timeline_chart, waterfall
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parents[1] / "tests" / "golden"

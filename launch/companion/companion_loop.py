@@ -25,18 +25,14 @@ from ..directory.run_log import LoggedStep, RunLog, score_line, write_steps
 from ..known.machine import absent_in
 from ..known.runs import Earlier
 from ..known.table_files import with_normal
-from ..report.answers import (
+from ..report.answer_tables import (
     summary_values,
+    tables_of,
     wandb_tables,
     window_values,
-    write_answer,
-    write_end,
-    write_forecast,
-    write_score,
+    windows_tables,
 )
-from ..report.page import write_page
-from ..report.run_tables import windows_tables
-from ..report.whole_report import tables_of
+from ..report.answers import write_answer, write_end, write_forecast, write_page, write_score
 from ..sinks.registry import AllSinks
 from ..sinks.sink import Sink
 from .drift_watch import DriftWatch

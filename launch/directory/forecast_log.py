@@ -13,7 +13,7 @@ from ...calib.forecast import Ended, Evaluation, PastForecast, evaluate
 from ...calib.records import append_line, read_lines, with_iso_times
 from ...calib.units import format_frac
 from ...calib.workload import Goals
-from .publishing import Place
+from .publishing import FORECAST, Place
 from .run_folders import newest_of_run
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def run_left(
     """
     from ...calib.forecast import RunLeft  # slow to import
 
-    newest = newest_of_run(directory, "forecast.json", run_id)
+    newest = newest_of_run(directory, FORECAST, run_id)
     left = None if newest is None else RunLeft.from_forecast(newest, running, step_time_s)
     if left is None:
         return None

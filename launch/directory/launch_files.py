@@ -14,6 +14,7 @@ from typing import Any
 
 from ...calib.records import LAUNCH, LONGEST_S, MARKER, PRIVATE, RUNS, replace_file, with_iso_times
 from ...hooks.process import LAUNCH_ID, is_launch_id, new_launch_id, safe_launch_id
+from .publishing import FORECAST, ForecastFile, typed
 from .run_folders import number, read_object, words
 
 STOP_REQUEST = "stop-request.json"
@@ -22,7 +23,7 @@ REQUEST_RULE = "request"
 """The rule of a stop that the wrapper asked for."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on Slurm's numbers of steps mean the batch script and the like."""
-_READ = (LAUNCH, MARKER, "forecast.json", "decision.json")
+_READ = (LAUNCH, MARKER, FORECAST, "decision.json")
 
 
 def launch_id(environ: Mapping[str, str]) -> str:
@@ -153,18 +154,16 @@ class LaunchFiles:
 
     def forecast(self) -> NewestForecast | None:
         """The newest forecast of this launch; None before there is one."""
-        found = self._read("forecast.json")
-        if found is None:
-            return None
-        done, left = number(found.get("steps_done")), number(found.get("steps_left"))
-        if done < 0 or left <= 0:
+        found = typed(ForecastFile, self._read(FORECAST) or {})
+        done, left = found.steps_done, found.steps_left
+        if left <= 0:
             return None
         saves = (self._read("request.json") or {}).get("save_times_s")
         longest_s = max(map(_time_s, saves), default=0.0) if isinstance(saves, list) else 0.0
         return NewestForecast(
-            now_unix_s=number(found.get("now_unix_s")),
-            left_p95_s=_time_s(found.get("remaining_high_s")),
-            left_p50_s=_time_s(found.get("remaining_s")),
+            now_unix_s=found.now_unix_s,
+            left_p95_s=_time_s(found.remaining_high_s),
+            left_p50_s=_time_s(found.remaining_s),
             done_frac=done / (done + left),
             longest_save_s=longest_s,
         )

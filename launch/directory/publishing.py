@@ -1,4 +1,4 @@
-"""Whose answers lie at the top of a directory, how they get there, and ``status.json``.
+"""Whose answers lie at the top of a directory, how they get there, and what two of them hold.
 
 Each launch writes into its own folder below ``runs``; the newest one shows the same files at the
 top.  Where another one is live there, a launch is a guest: its files stay in its folder.  Standard
@@ -17,19 +17,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...calib.records import LAUNCH, replace_by, replace_file, with_iso_times
+from ...hooks.process import FORECAST as FORECAST
 from ...hooks.process import boot_id, launch_folder, process_start
 from .run_folders import number, read_object
 
 if TYPE_CHECKING:
     from ...hooks.process import CompanionSettings
 
+
+_T = TypeVar("_T", "StatusFile", "ForecastFile")
 
 OWNER, STATUS = "owner.json", "status.json"
 SCHEMA = 1
@@ -329,14 +332,46 @@ class StatusFile:
         return with_iso_times({"schema": SCHEMA, "created_by": "forerun", **stamp, **value})
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForecastFile:
+    """When the run ends.  Intervals are 90 %; ``p95`` has 5 % beyond it; 0: not said."""
+
+    now_unix_s: float = 0.0
+    """When it was made."""
+    steps_done: int = 0
+    steps_left: int = 0
+    step_time_s: float = 0.0
+    step_low_s: float = 0.0
+    """Interval of the mean step."""
+    step_high_s: float = 0.0
+    single_low_s: float = 0.0
+    """Interval in which the next single step lies."""
+    single_high_s: float = 0.0
+    elapsed_s: float = 0.0
+    remaining_s: float = 0.0
+    remaining_low_s: float = 0.0
+    remaining_high_s: float = 0.0
+    total_s: float = 0.0
+    finish_p50_unix_s: float = 0.0
+    finish_p95_unix_s: float = 0.0
+
+
 def status_of(value: Mapping[str, Any]) -> StatusFile:
-    """What the object of such a file says; a value of another kind is as if it were not there."""
-    found: dict[str, Any] = {}
-    for one in fields(StatusFile):
-        held, default = value.get(one.name), one.default
-        if isinstance(default, str):
-            found[one.name] = held if isinstance(held, str) else default
-        elif isinstance(default, (int, float)):
-            found[one.name] = type(default)(max(0.0, number(held)))
+    """What the object of such a file says; a phase that is not known is that of a run that is
+    gone."""
     known = {phase.value: phase for phase in Phase}
-    return StatusFile(**found, phase=known.get(str(value.get("phase")), Phase.GONE))
+    phase = known.get(str(value.get("phase")), Phase.GONE)
+    return replace(typed(StatusFile, value), phase=phase)
+
+
+def typed(kind: type[_T], value: Mapping[str, Any]) -> _T:
+    """The numbers and texts of an object of JSON by the defaults of a dataclass; a value of
+    another kind, and a number below 0, are as if they were not there."""
+    found: dict[str, Any] = {}
+    for one in fields(kind):
+        given, default = value.get(one.name), one.default
+        if isinstance(default, str):
+            found[one.name] = given if isinstance(given, str) else default
+        elif isinstance(default, (int, float)):
+            found[one.name] = type(default)(max(0.0, number(given)))
+    return kind(**found)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from xml.sax.saxutils import escape, quoteattr
-
-from .style import CHART, schemes
 
 _CHARACTER = 7.8
 """Pixels of a character at 13 pixels, on the wide side of what fonts of systems have."""
 _SIGN, _BETWEEN = 22, 14
 """Pixels of a sign of a legend, and between two names."""
+_PLOT_TOP, _BOTTOM, _RIGHT = 52, 44, 22
+"""Pixels around a plot."""
 Point = tuple[float, float]
 
 
@@ -161,3 +164,218 @@ def _at(at: Point) -> str:
 
 def _class(kind: str) -> str:
     return f" class={quoteattr(kind)}" if kind else ""
+
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_COLOURS = {
+    "ink": ("#1c2024", "#e8eaed"),
+    "faint": ("#5a6169", "#a9b0b8"),
+    "page": ("#ffffff", "#15181c"),
+    "panel": ("#f5f6f8", "#1e2227"),
+    "line": ("#d9dde2", "#3a4048"),
+    "blue": ("#0072b2", "#56b4e9"),
+    "orange": ("#c14e00", "#f28c4e"),
+    "amber": ("#a86a00", "#e6b045"),
+    "green": ("#00785a", "#3fc79a"),
+    "purple": ("#a04f83", "#d99bc3"),
+    "grey": ("#747b84", "#949ba4"),
+}
+LIGHT: Mapping[str, str] = {name: light for name, (light, _) in _COLOURS.items()}
+DARK: Mapping[str, str] = {name: dark for name, (_, dark) in _COLOURS.items()}
+HUES = ("blue", "orange", "amber", "green", "purple", "grey")
+
+
+def schemes(selector: str) -> str:
+    """CSS that gives ``selector`` the colours of the reader's scheme; paper is white."""
+    light, dark = (
+        " ".join(f"--{name}: {value};" for name, value in one.items()) for one in (LIGHT, DARK)
+    )
+    return (
+        f"{selector} {{ color-scheme: light dark; {light} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ {selector} {{ {dark} }} }}\n"
+    )
+
+
+CHART = "\n".join(
+    (
+        f".chart {{ font: 13px {FONT}; font-variant-numeric: tabular-nums; }}",
+        ".chart text { fill: var(--ink); }",
+        ".chart .faint { fill: var(--faint); font-size: 12px; }",
+        ".chart .strong { font-weight: 600; }",
+        ".chart .grid { stroke: var(--line); stroke-width: 1; fill: none; }",
+        ".chart .limit { stroke: var(--ink); stroke-width: 1.5; stroke-dasharray: 6 4; }",
+        ".chart .error { stroke: var(--ink); stroke-width: 1.4; opacity: .6; }",
+        *(f".chart .{hue} {{ fill: var(--{hue}); }}" for hue in HUES),
+        *(
+            f".chart .{hue}-line {{ stroke: var(--{hue}); stroke-width: 1.8; fill: none; "
+            "stroke-linejoin: round; }"
+            for hue in HUES
+        ),
+        *(
+            f".chart .{hue}-dots {{ stroke: var(--{hue}); stroke-width: 4.5; fill: none; "
+            "stroke-linecap: round; }"
+            for hue in HUES
+        ),
+        *(f".chart .{hue}-band {{ fill: var(--{hue}); opacity: .18; }}" for hue in HUES),
+        ".chart .grey-ring { fill: var(--page); stroke: var(--grey); stroke-width: 2; }",
+        ".chart .large { stroke-width: 8; }",
+        ".chart .dashed { stroke-dasharray: 6 4; }",
+        ".chart .ring { fill: none; stroke: var(--ink); stroke-width: 2; }",
+        ".chart .bar { stroke: var(--page); stroke-width: .6; }",
+    )
+)
+"""How the parts of a chart look, by their classes."""
+
+
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_MOMENTS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+_DAY_S = 86400
+_YEAR_S = 366 * _DAY_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A range of values on a range of pixels."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value."""
+        if self.high == self.low:
+            return (self.begin + self.end) / 2
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """A value on an axis and what stands beside it."""
+
+    value: float
+    text: str
+
+
+def padded(values: Iterable[float], share: float = 0.06) -> tuple[float, float]:
+    """The least and the most of some values with room around them."""
+    found = [value for value in values if math.isfinite(value)]
+    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    room = (high - low) * share or abs(high) * share or 1.0
+    return low - room, high + room
+
+
+def round_ticks(low: float, high: float, most: int, *, factor: float = 1.0) -> list[Tick]:
+    """At most so many round values; texts are those of ``value * factor``.
+
+    >>> [tick.text for tick in round_ticks(0.0, 1.0, 6)]
+    ['0', '0.2', '0.4', '0.6', '0.8', '1']
+    """
+    low, high = low * factor, high * factor
+    span = high - low
+    # Closer than doubles of full precision are, no tick is round.
+    if not math.isfinite(span) or span < sys.float_info.min * most:
+        return []
+    rough = span / max(1, most - 1)
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = size * next(one for one in _STEPS if one * size >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    count = math.floor(high / step + 1e-9) - first + 1
+    found = [(first + place) * step for place in range(count)]
+    return [Tick(value=one / factor, text=f"{round(one, 9):,.6g}") for one in found]
+
+
+def moment_ticks(low: float, high: float, most: int) -> list[Tick]:
+    """At most so many round moments of UTC between two, in seconds since 1970."""
+    span = high - low
+    if not math.isfinite(span) or span <= 0:
+        return []
+    steps = (*_MOMENTS_S, *(_DAY_S * n for n in (1, 2, 7, 14, 28, 91, 365, 3650, 36500)))
+    step = next((one for one in steps if span / one <= most - 1), steps[-1])
+    first = math.ceil(low / step)
+    found = [(first + place) * step for place in range(int(high // step) - first + 1)]
+    return [Tick(value=one, text=moment_text(one, step, span)) for one in found]
+
+
+def moment_text(unix_s: float, step_s: float = 60, span_s: float = 0.0) -> str:
+    """A moment in UTC, as short as a distance between ticks allows.
+
+    >>> moment_text(0.0), moment_text(0.0, step_s=86400), moment_text(1.0, step_s=1)
+    ('00:00', '1 Jan', '00:00:01')
+    """
+    try:
+        found = datetime.fromtimestamp(unix_s, tz=timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return "never"
+    if span_s > _YEAR_S:
+        return f"{found.day} {found:%b %Y}"
+    if step_s >= _DAY_S:
+        return f"{found.day} {found:%b}"
+    clock = f"{found:%H:%M:%S}" if step_s < 60 else f"{found:%H:%M}"
+    return f"{found:%a} {clock}" if span_s >= _DAY_S else clock
+
+
+class Plot(Canvas):
+    """A canvas with a legend above two axes; ``x`` is a range and the longest text of a tick."""
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        legend: Sequence[tuple[str, str]],
+        x: tuple[tuple[float, float], str],
+        y: tuple[float, float],
+        titles: tuple[str, str],
+        *,
+        left: int = 60,
+        factor: float = 1.0,
+        x_factor: float = 1.0,
+        has_moments: bool = False,
+    ) -> None:
+        super().__init__(*size)
+        top = _PLOT_TOP + self.legend((left, 16), legend)
+        (low, high), example = x
+        self.x = Scale(low=low, high=high, begin=left, end=self.width - _RIGHT)
+        self.y = Scale(low=y[0], high=y[1], begin=self.height - _BOTTOM, end=top)
+        ticks = moment_ticks(*y, 6) if has_moments else round_ticks(*y, 6, factor=factor)
+        # Grid, ticks and titles; that of the upright axis lies above it.
+        for tick in ticks:
+            at = self.y(tick.value)
+            self.line((self.x.begin, at), (self.x.end, at), "grid")
+            self.text((left - 8, at + 4), tick.text, "faint", anchor="end")
+        base, most = self.y.begin, most_ticks(self.x.end - left, example)
+        for tick in round_ticks(low, high, most, factor=x_factor):
+            at = self.x(tick.value)
+            self.line((at, base), (at, base + 4), "grid")
+            self.text((at, base + 18), tick.text, "faint", anchor="middle")
+        self.text((self.x.end, base + 36), titles[0], "faint", anchor="end")
+        self.text((4, top - 12), titles[1], "faint")
+
+    def on(self, at: Iterable[float], values: Iterable[float]) -> list[Point]:
+        """Points of values over others."""
+        return [(self.x(one), self.y(value)) for one, value in zip(at, values, strict=True)]
+
+    def band(
+        self, at: Sequence[float], lows: Iterable[float], highs: Iterable[float], kind: str
+    ) -> None:
+        """What lies between two values, from left to right."""
+        self.area(self.on(at, highs), self.on(at, lows), kind)
+
+    def limit(self, *, x: float | None = None, y: float | None = None) -> None:
+        """A broken line across the plot at a value."""
+        ends = ((self.x.begin, self.y.begin), (self.x.end, self.y.end))
+        begin, end = (
+            (ex if x is None else self.x(x), ey if y is None else self.y(y)) for ex, ey in ends
+        )
+        self.line(begin, end, "limit")
+
+
+def most_ticks(width: float, example: str) -> int:
+    """How many texts like this have room beside one another."""
+    return max(2, int(width / (text_width(example) + 18)))
+
+
+def seconds_unit(most_s: float) -> tuple[float, str]:
+    """Factor and name of the unit in which times up to this are read best."""
+    if most_s >= 1.0:
+        return 1.0, "s"
+    return (1e3, "ms") if most_s >= 1e-3 else (1e6, "µs")

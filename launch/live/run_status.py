@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from ...calib.errors import RecordError
-from ...calib.records import LAUNCH, MARKER, RUNS, Action
+from ...calib.forecast import Ended
+from ...calib.records import LAUNCH, MARKER, RUNS, Action, action_text, iso_time, with_iso_times
+from ...calib.units import format_time
 from ...calib.workload import Encoded
+from ...hooks.process import is_installed
 from ..directory.forecast_log import FORECASTS, Logged, read_forecasts
-from ..directory.publishing import OWNER, STALE_S, STATUS, Phase, StatusFile, is_live, status_of
+from ..directory.publishing import (
+    FORECAST,
+    OWNER,
+    STALE_S,
+    STATUS,
+    ForecastFile,
+    Phase,
+    StatusFile,
+    is_live,
+    status_of,
+    typed,
+)
 from ..directory.run_folders import nothing_in, number, read_object, top_of
+from ..outcome import ExitCode, print_json, tell
 
-_FORECAST, _DECISION, _DRIFT = "forecast.json", "decision.json", "drift.json"
-_READ = (STATUS, _FORECAST, _DECISION, _DRIFT, MARKER)
+_DECISION, _DRIFT = "decision.json", "drift.json"
+_READ = (STATUS, FORECAST, _DECISION, _DRIFT, MARKER)
 _NONE = Logged(made={}, ended={}, problems=())
 
 
@@ -78,10 +98,6 @@ class RunStatus(Encoded):
         """The end of the run in local time."""
         return local_time(self.finish_p50_unix_s)
 
-    def told(self) -> tuple[Any, ...]:
-        """What is told anew where it has changed; how long ago it was is not among it."""
-        return tuple(held for name, held in asdict(self).items() if name != "age_s")
-
 
 def local_time(unix_s: float | None) -> str | None:
     """A moment as ISO 8601 with the offset of this machine's zone; None where it is none."""
@@ -114,8 +130,8 @@ def run_statuses(
         if run_id in names:
             names = (run_id,)
         if names:
-            held = _Held(folder, launch_id, names, problems)
-            found.append(held.status(logged, owner, now_unix_s))
+            launch = _Launch(folder, names, problems)
+            found.append(launch.status(launch_id, logged, owner, now_unix_s))
     if not found:
         raise RecordError(_nothing(directory, run_id))
     return found, [*dict.fromkeys(problems)]
@@ -162,7 +178,7 @@ def _names(folder: Path, logged: Logged, problems: list[str]) -> tuple[str, tupl
         held = value.get("run_ids")
         names = tuple(n for n in held if isinstance(n, str)) if isinstance(held, list) else ()
         return str(value.get("launch_id") or folder.name), names
-    # Answers of before there were launches.
+    # Answers from before there were launches.
     said = (_object(folder / name, problems).get("run_id") for name in _READ)
     known = [*logged.made, *logged.ended, *(name for name in said if isinstance(name, str))]
     return "", tuple(dict.fromkeys(known))
@@ -176,79 +192,64 @@ def _object(path: Path, problems: list[str]) -> Mapping[str, Any]:
     return value or {}
 
 
-def _amount(value: object) -> float:
-    """A value of a file as a number from 0 up; 0.0 where it is none."""
-    return max(0.0, number(value))
-
-
-class _Held:
+class _Launch:
     """The files of one launch that are of its newest run."""
 
-    def __init__(
-        self, folder: Path, launch_id: str, names: tuple[str, ...], problems: list[str]
-    ) -> None:
-        self._folder, self._launch_id, self._run_id = folder, launch_id, names[-1]
+    def __init__(self, folder: Path, names: tuple[str, ...], problems: list[str]) -> None:
+        self._folder, self._run_id = folder, names[-1]
         values = {name: _object(folder / name, problems) for name in _READ}
         self._values = {
             name: value for name, value in values.items() if value.get("run_id") == self._run_id
         }
-        self._ahead = self._values.get(_FORECAST, {})
+        self._ahead = typed(ForecastFile, self._values.get(FORECAST, {}))
         self._now = status_of(self._values[STATUS]) if STATUS in self._values else None
 
-    def status(self, logged: Logged, owner: Mapping[str, Any], now_unix_s: float) -> RunStatus:
+    def status(
+        self, launch_id: str, logged: Logged, owner: Mapping[str, Any], now_unix_s: float
+    ) -> RunStatus:
         """All of it at that time; ``owner`` is the claim on the top of the directory."""
-        done, total = self._steps(logged)
-        heard = self._heard_unix_s(logged)
+        ahead, now, ended = self._ahead, self._now, logged.ended.get(self._run_id)
+        done, total = self._steps(logged, ended)
+        heard = ahead.now_unix_s if ended is None else max(0.0, number(ended.last_step_unix_s))
+        heard = heard if now is None else now.heard_unix_s
         claim = owner if owner.get("run_id") == self._run_id else {}
-        is_ended = self._run_id in logged.ended
-        state = self._state(claim, now_unix_s, done=done, total=total, is_ended=is_ended)
-        ends = {
-            name: (_amount(self._ahead.get(name)) or None) if state is State.LIVE else None
-            for name in ("finish_p50_unix_s", "finish_p95_unix_s")
-        }
+        state = self._state(claim, now_unix_s, done, total, is_ended=ended is not None)
+        is_live = state is State.LIVE
+        step = ahead.step_time_s, ahead.single_low_s, ahead.single_high_s
+        if now is not None and now.num_steps:
+            step = now.step_time_s, now.step_low_s, now.step_high_s
         return RunStatus(
-            launch_id=self._launch_id,
+            launch_id=launch_id,
             run_id=self._run_id,
             directory=str(self._folder),
             state=state,
             iteration=done or None,
             steps_total=total or None,
-            **self._step(),
-            **ends,
+            step_time_s=step[0] or None,
+            step_low_s=step[1] or None,
+            step_high_s=step[2] or None,
+            finish_p50_unix_s=(ahead.finish_p50_unix_s or None) if is_live else None,
+            finish_p95_unix_s=(ahead.finish_p95_unix_s or None) if is_live else None,
             **self._decision(),
             drift=self._drift(),
             heard_unix_s=heard or None,
             age_s=max(0.0, now_unix_s - heard) if heard else None,
         )
 
-    def _steps(self, logged: Logged) -> tuple[int, int]:
+    def _steps(self, logged: Logged, ended: Ended | None) -> tuple[int, int]:
         """Those that are done, and all of them; 0: not known."""
-        now, made = self._now or StatusFile(), logged.made.get(self._run_id, ())[-1:]
-        ended = logged.ended.get(self._run_id)
+        now, ahead = self._now or StatusFile(), self._ahead
         known: list[tuple[float, float]] = [(now.iteration, now.steps_total)]
         if ended is not None:
             known.append((ended.iteration, ended.steps_total))
-        done = _amount(self._ahead.get("steps_done"))
-        known.append((done, done + _amount(self._ahead.get("steps_left"))))
-        known += [(one.iteration, _amount(one.iteration) + _amount(one.steps_left)) for one in made]
-        pairs = [(int(_amount(done)), int(_amount(total))) for done, total in known]
+        known.append((ahead.steps_done, ahead.steps_done + ahead.steps_left))
+        for one in logged.made.get(self._run_id, ())[-1:]:
+            known.append((one.iteration, one.iteration + one.steps_left))
+        pairs = [[int(max(0.0, number(value))) for value in pair] for pair in known]
         return max(done for done, _ in pairs), next((total for _, total in pairs if total), 0)
 
-    def _heard_unix_s(self, logged: Logged) -> float:
-        if self._now is not None:
-            return self._now.heard_unix_s
-        ended = logged.ended.get(self._run_id)
-        said = self._ahead.get("now_unix_s")
-        return _amount(said if ended is None else ended.last_step_unix_s)
-
     def _state(
-        self,
-        claim: Mapping[str, Any],
-        now_unix_s: float,
-        *,
-        done: int,
-        total: int,
-        is_ended: bool,
+        self, claim: Mapping[str, Any], now_unix_s: float, done: int, total: int, *, is_ended: bool
     ) -> State:
         now = self._now
         if now is not None:
@@ -266,38 +267,222 @@ class _Held:
             return State.LIVE
         return State.ENDED if is_ended else State.LOST
 
-    def _step(self) -> dict[str, float | None]:
-        now = self._now
-        if now is not None and now.num_steps:
-            times = now.step_time_s, now.step_low_s, now.step_high_s
-        else:
-            names = ("step_time_s", "single_low_s", "single_high_s")
-            times = tuple(_amount(self._ahead.get(name)) for name in names)
-        names = ("step_time_s", "step_low_s", "step_high_s")
-        return {name: held or None for name, held in zip(names, times, strict=True)}
-
     def _decision(self) -> dict[str, Any]:
+        """The action, and the reason of a stop, else the strongest one of the decision."""
         value = self._values.get(_DECISION, {})
-        action, reasons = value.get("action"), value.get("reasons")
-        rows = (
-            [one for one in reasons if isinstance(one, dict)] if isinstance(reasons, list) else []
-        )
+        rows = _objects(value, "reasons")
         rows.sort(key=lambda one: (bool(one.get("is_met")), number(one.get("probability"))))
-        reason = rows[-1].get("text") if rows else ""
-        stop = self._values.get(MARKER, {}).get("reason")
-        reason = stop if isinstance(stop, str) else reason
+        told = [row.get("text") for row in rows] + [self._values.get(MARKER, {}).get("reason")]
+        action = value.get("action")
         return {
             "decision": action if isinstance(action, str) else None,
-            "reason": reason if isinstance(reason, str) else "",
+            "reason": next((text for text in reversed(told) if isinstance(text, str)), ""),
         }
 
     def _drift(self) -> str:
-        events = self._values.get(_DRIFT, {}).get("events")
-        return next(self._lines(events if isinstance(events, list) else []), "")
+        """The newest line of this run."""
+        events = _objects(self._values.get(_DRIFT, {}), "events")
+        own = [one.get("line") for one in events if one.get("run_id") == self._run_id]
+        return next((line for line in reversed(own) if isinstance(line, str)), "")
 
-    def _lines(self, events: list[Any]) -> Iterator[str]:
-        """Of this run, the newest first."""
-        for event in reversed(events):
-            is_own = isinstance(event, dict) and event.get("run_id") == self._run_id
-            if is_own and isinstance(line := event.get("line"), str):
-                yield line
+
+def _objects(value: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    held = value.get(name)
+    return [one for one in held if isinstance(one, dict)] if isinstance(held, list) else []
+
+
+def status_lines(found: RunStatus) -> list[str]:
+    """A line for each thing that is known of a run, the first with its name."""
+    head = f"run {found.run_id}: {found.state.value}"
+    return _words(head, found, drift=found.drift or "no drift", has_reason=True)
+
+
+def status_line(found: RunStatus) -> str:
+    """One line on one of several launches."""
+    head = f"{found.launch_id or found.run_id}: {found.state.value}"
+    return " · ".join(_words(head, found, drift=found.drift))
+
+
+def _words(head: str, found: RunStatus, *, drift: str, has_reason: bool = False) -> list[str]:
+    decision = _decision(found, has_reason=has_reason)
+    words = (head, _progress(found), _step(found), _ends(found), decision, drift, _heard(found))
+    return [text for text in words if text]
+
+
+def _progress(found: RunStatus) -> str:
+    if found.iteration is None:
+        return "no step yet" if found.state is State.LIVE else "no step"
+    total = found.steps_total
+    share = f" of {total} ({100 * min(1.0, found.iteration / total):.0f} %)" if total else ""
+    step = "last heard at step" if found.state is State.LOST else "step"
+    return f"{step} {found.iteration}{share}"
+
+
+def _step(found: RunStatus) -> str:
+    if found.step_time_s is None:
+        return ""
+    text = f"{format_time(found.step_time_s)} per step"
+    if found.step_low_s is None or found.step_high_s is None:
+        return text
+    ends = f"{format_time(found.step_low_s)} to {format_time(found.step_high_s)}"
+    return f"{text} (90 % of steps: {ends})"
+
+
+def _ends(found: RunStatus) -> str:
+    if found.finish_p50_unix_s is None:
+        return "no forecast yet" if found.state is State.LIVE else ""
+    text = f"ends {iso_time(found.finish_p50_unix_s)}{_here(found.finish_p50_unix_s)}"
+    if found.finish_p95_unix_s is None:
+        return text
+    return f"{text}, by {iso_time(found.finish_p95_unix_s)} with 95 %"
+
+
+def _here(unix_s: float) -> str:
+    """The same moment by the clock of this machine."""
+    try:
+        return f" ({datetime.fromtimestamp(unix_s).astimezone():%a %H:%M %Z} here)"
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def _decision(found: RunStatus, *, has_reason: bool = False) -> str:
+    if found.decision is None:
+        return f"stopped: {found.reason}" if found.reason else ""
+    reason = f" ({found.reason})" if has_reason and found.reason else ""
+    return f"decision: {action_text(found.decision)}{reason}"
+
+
+def _heard(found: RunStatus) -> str:
+    return "" if found.age_s is None else f"heard {_ago(found.age_s)} ago"
+
+
+def _ago(age_s: float) -> str:
+    """Whole seconds, minutes, hours or days.
+
+    >>> _ago(2.4), _ago(200.0), _ago(9000.0), _ago(400_000.0)
+    ('2 s', '3 min', '2 h', '4 d')
+    """
+    for unit_s, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if age_s >= 2 * unit_s:
+            return f"{age_s // unit_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
+def status(args: argparse.Namespace) -> int:
+    """Print what each launch says now; 1 where one is advised to stop."""
+    now_unix_s = time.time()
+    found, problems = run_statuses(args.directory, now_unix_s, args.run_id)
+    if args.json:
+        print_json(status_json(args.directory, now_unix_s, found, problems))
+    else:
+        tell(*problems)
+        print("\n".join(text_lines(found)))
+    return exit_code(found)
+
+
+def status_json(
+    directory: Path, now_unix_s: float, found: Sequence[RunStatus], problems: Sequence[str]
+) -> dict[str, Any]:
+    """The answer for programs."""
+    return {
+        "directory": str(directory),
+        "now_unix_s": now_unix_s,
+        "runs": [one.to_json() for one in found],
+        "problems": list(problems),
+    }
+
+
+def text_lines(found: Sequence[RunStatus]) -> list[str]:
+    """All that is known of one run, or a line for each of several."""
+    return status_lines(found[0]) if len(found) == 1 else [status_line(one) for one in found]
+
+
+def exit_code(found: Sequence[RunStatus]) -> ExitCode:
+    """Whether a threshold is crossed."""
+    is_stop = any(one.is_stop_advised for one in found)
+    return ExitCode.THRESHOLD if is_stop else ExitCode.ANSWER
+
+
+EVERY_S = 1.0
+"""How often the files are looked at."""
+Show: TypeAlias = Callable[[Sequence[RunStatus]], object]
+
+
+def watch(args: argparse.Namespace) -> int:
+    """Show what has changed until no run is live; a run that has not begun is waited for.
+
+    Ctrl-C ends it as well, and is no error once there is a run.
+    """
+    found: list[RunStatus] = []
+    try:
+        _await_run(args)
+        is_screen = not args.json and sys.stdout.isatty() and is_installed("rich")
+        with _screen() if is_screen else _lines() as show:
+            while True:
+                now_unix_s = time.time()
+                seen, problems = run_statuses(args.directory, now_unix_s, args.run_id)
+                found, before = _watched(seen, found), found
+                if args.json:
+                    if _news(found) != _news(before):
+                        value = status_json(args.directory, now_unix_s, found, problems)
+                        print(json.dumps(with_iso_times({"schema": 1, **value})), flush=True)
+                else:
+                    if not before:
+                        tell(*problems)
+                    show(found)
+                if not any(one.state is State.LIVE for one in found):
+                    return exit_code(found)
+                time.sleep(EVERY_S)
+    except KeyboardInterrupt:
+        return ExitCode.ANSWER if found else ExitCode.NO_DATA
+
+
+def _await_run(args: argparse.Namespace) -> None:
+    """Return once the directory holds a run that says something."""
+    is_waiting = False
+    while True:
+        try:
+            run_statuses(args.directory, time.time(), args.run_id)
+        except RecordError as err:
+            if not is_waiting:
+                tell(f"{err}; waiting for a run, until Ctrl-C")
+            is_waiting = True
+            time.sleep(EVERY_S)
+        else:
+            return
+
+
+def _watched(seen: Sequence[RunStatus], before: Sequence[RunStatus]) -> list[RunStatus]:
+    """What is live, and what was; where nothing is, all."""
+    names = {one.launch_id for one in before}
+    found = [one for one in seen if one.state is State.LIVE or one.launch_id in names]
+    return found or list(seen)
+
+
+def _news(found: Sequence[RunStatus]) -> list[RunStatus]:
+    """What is told anew where it has changed; how long ago it was is not among it."""
+    return [replace(one, age_s=None) for one in found]
+
+
+@contextmanager
+def _lines() -> Iterator[Show]:
+    """A line for each run that has changed."""
+    shown: dict[str, RunStatus] = {}
+
+    def show(found: Sequence[RunStatus]) -> None:
+        for one, news in zip(found, _news(found), strict=True):
+            if shown.get(one.launch_id) != news:
+                shown[one.launch_id] = news
+                print(status_line(one), flush=True)
+
+    yield show
+
+
+@contextmanager
+def _screen() -> Iterator[Show]:
+    """The same place of a terminal, drawn anew."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        yield lambda found: live.update(Text("\n".join(text_lines(found))), refresh=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,10 +20,9 @@ from ..directory.run_folders import number, object_of_run, paths_of, top_of
 from ..directory.run_log import score_line
 from ..known.runs import Loaded
 from ..known.table_files import with_normal
-from ..report.answers import ANSWER, REQUEST, SCORE
-from ..report.page import PAGE, page_of, render
-from ..report.whole_report import markdown, notes_of, tables_of
-from .drawn import Part
+from ..report.answer_tables import markdown, notes_of, tables_of
+from ..report.answers import ANSWER, PAGE, REQUEST, SCORE, page_of, render
+from ..report.table import Command, Part, ReportTable
 from .told import Told
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}
@@ -88,25 +87,24 @@ class ReportAnswer(Told):
 
     def brief(self) -> Iterator[Part]:
         """The same within a screen: the lines, where the step goes, and the fastest layouts."""
-        yield "\n".join(self.transcript)
         tables = tables_of(self.answer)
-        for table in tables:
-            if table.key in _BRIEF:
-                yield ""
-                yield replace(table, rows=table.rows[: _BRIEF[table.key]])
-        yield from (note for note in notes_of(self.answer) if note.startswith(_NEEDED))
-        more = sum(table.key not in _BRIEF for table in tables)
-        if more:
+        rows = [(table, _BRIEF[table.key]) for table in tables if table.key in _BRIEF]
+        notes = [note for note in notes_of(self.answer) if note.startswith(_NEEDED)]
+        yield from self._told([replace(one, rows=one.rows[:most]) for one, most in rows], notes)
+        if more := len(tables) - len(rows):
             home = quoted(str(self.directory))
-            yield f"{more} more tables, and all rows: forerun report {home} --full"
+            yield Command(f"{more} more tables, and all rows: forerun report {home} --full")
 
     def parts(self) -> Iterator[Part]:
         """The transcript, the tables, and notes, as ``--full`` prints them."""
+        return self._told(tables_of(self.answer), notes_of(self.answer))
+
+    def _told(self, tables: Sequence[ReportTable], notes: Sequence[str]) -> Iterator[Part]:
         yield "\n".join(self.transcript)
-        for table in tables_of(self.answer):
+        for table in tables:
             yield ""
             yield table
-        yield from notes_of(self.answer)
+        yield from notes
 
 
 def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
@@ -124,12 +122,12 @@ def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
 
 
 def _with_the_past(directory: Path, answer: Answer) -> Answer:
-    """With the finishes that were predicted in training, and its end, where these were kept."""
+    """With the finishes that were predicted in training, and its end, where these were cached."""
     top, _ = top_of(directory)
-    kept: dict[str, Any] = {}
+    cached: dict[str, Any] = {}
     with suppress(RecordError):  # a damaged file takes no answer from the records
-        kept = object_of_run(top, ANSWER, answer.run_id) or {}
-    calibration = kept.get("calibration")
+        cached = object_of_run(top, ANSWER, answer.run_id) or {}
+    calibration = cached.get("calibration")
     rows = calibration.get("history") if isinstance(calibration, dict) else None
     finishes = {}
     for row in rows if isinstance(rows, list) else []:
@@ -139,19 +137,13 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
     ended_unix_s, modelled = end_of_run(top, answer.run_id), answer.modelled
     if modelled is not None:
         modelled = replace(modelled, history=modelled.history.told(finishes))
-    return replace(
-        answer,
-        modelled=modelled,
-        ended_unix_s=ended_unix_s,
-        transcript=(*_past(top, answer, ended_unix_s), *answer.transcript),
-    )
+    past = () if ended_unix_s is None else _past(top, answer, ended_unix_s)
+    transcript = (*past, *answer.transcript)
+    return replace(answer, modelled=modelled, ended_unix_s=ended_unix_s, transcript=transcript)
 
 
-def _past(top: Path, answer: Answer, ended_unix_s: float | None) -> list[str]:
-    """Returns the lines of a run that is over: when it ended, what its predictions were worth, and
-    as of when the other lines are."""
-    if ended_unix_s is None:
-        return []
+def _past(top: Path, answer: Answer, ended_unix_s: float) -> list[str]:
+    """When a run ended, what its predictions were worth, and as of when the other lines are."""
     score: dict[str, Any] = {}
     track = None
     with suppress(RecordError):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ...calib.advice import Candidate, Plan
-from ...calib.arguments import Change, LaunchLine, launch_line
+from ...calib.arguments import MEETING, Change, LaunchLine, launch_line, ranks_on_each
 from ...calib.errors import ConfigError
+from ...calib.fit.priors import is_processor
+from ...calib.forecast import WholeRun
 from ...calib.memory import Verdict
 from ...calib.records import Launch, replace_file, stamped
 from ...calib.shell import quoted, shown
@@ -19,6 +22,7 @@ from ...calib.workload import RunConfig
 from ..known.machine import launch_of_command, launch_of_run
 from ..wrapper.log_lines import one_line
 from ..wrapper.resubmit import MARK, is_ours, sealed
+from ..wrapper.slurm import time_option
 from .other_run import OtherRun
 from .told import Told
 
@@ -64,15 +68,12 @@ class RowCommand(Told):
     @property
     def script(self) -> str:
         """The script: where it comes from, what changed, what has to be set, and the launch."""
-        line = self.line
         said = (f"{MARK} for run {self.run_id}", self.title, *self.changes, *self.notes)
-        comments = [f"# {one_line(text.removeprefix('# '))}" for text in said]
-        blanks = [f": {blank.text}" for blank in line.blanks]
-        folder = [f"cd -- {quoted(self.launch.folder)}"] if self.launch.folder else []
+        blanks = [f": {blank.text}" for blank in self.line.blanks]
         # By env, so that PATH or IFS are the program's and not this script's.
-        start = "exec env " if line.environment else "exec "
-        body = ["set -eu", *blanks, *folder, start + self.text]
-        return "\n".join(["#!/bin/sh", *comments, *body]) + "\n"
+        start = "exec env " if self.line.environment else "exec "
+        body = [*blanks, *_go_to(self.launch), start + self.text]
+        return "\n".join(["#!/bin/sh", *_comments(said), "set -eu", *body]) + "\n"
 
     def write(self, path: Path | str) -> None:
         """Write the row as an executable ``sh`` script at once, for its owner alone.
@@ -99,12 +100,8 @@ class RowCommand(Told):
 
     def parts(self) -> Iterator[str]:
         """The row, its launch line, and what differs from the running one."""
-        yield self.title
-        yield self.text
-        yield from self.changes
-        yield from (f"# {shown(note)}" for note in self.notes)
-        if diff := self.line.diff(f"row {self.row}"):
-            yield "\n".join(diff)
+        head = (self.title, self.text, *self.changes, *(f"# {shown(note)}" for note in self.notes))
+        yield "\n".join([*head, *self.line.diff(f"row {self.row}")])
 
 
 def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: OtherRun) -> RowCommand:
@@ -148,6 +145,14 @@ def write_script(path: Path | str, text: str, option: str) -> None:
     replace_file(path, sealed(text.encode()), mode=_MODE)
 
 
+def _comments(said: Sequence[str]) -> Iterator[str]:
+    return (f"# {one_line(text.removeprefix('# '))}" for text in said)
+
+
+def _go_to(launch: Launch) -> list[str]:
+    return [f"cd -- {quoted(launch.folder)}"] if launch.folder else []
+
+
 def _told(one: Change) -> str:
     if one.before and one.after:
         return f"# changed: {one.after} (was {one.before})"
@@ -163,3 +168,68 @@ def _notes(candidate: Candidate, plan: Plan) -> list[str]:
     if text := plan.conversion(candidate.config):
         notes.append(f"to go on from a checkpoint: {text}")
     return notes
+
+
+_START_S = 1800.0
+"""For containers, data, compilation and a checkpoint, before the first step."""
+_NOT_OF_A_NAME = re.compile(r"[^\w.-]")
+_LENGTH = ("--train-iters", "--train-samples")
+_RENDEZVOUS = (
+    '--nnodes "$SLURM_JOB_NUM_NODES"',
+    '--rdzv-id "$SLURM_JOB_ID"',
+    "--rdzv-backend c10d",
+    '--rdzv-endpoint "$SLURMD_NODENAME:29500"',
+)
+"""As in ``recipes/slurm.sbatch``: ``torchrun`` on each node, which meet on the first."""
+
+
+def batch_script(
+    layout: Candidate, run: WholeRun, launch: Launch, described: RunConfig, said: Sequence[str]
+) -> str:
+    """The script; ``ConfigError`` where nothing can start it, or the run has no single length."""
+    config, par = layout.config, layout.config.parallelism
+    line = launch_line(launch, described, config)
+    each = ranks_on_each(launch, described.parallelism, par) or par.num_ranks
+    each = min(each, par.num_ranks)
+    why = "; ".join(line.refused) or "it does not fit in memory"
+    if layout.verdict is Verdict.DOES_NOT_FIT or line.refused:
+        raise ConfigError(f"--sbatch: {layout.label} cannot run ({why}); choose another layout")
+    if par.num_ranks % each:
+        raise ConfigError(f"--sbatch: {par.num_ranks} ranks fill no nodes of {each}; change --gpus")
+    if (own := config.cadence.train_iters) and own != run.num_steps:
+        raise ConfigError(
+            f"--tokens asks for {run.num_steps:,} steps, and the line for {own:,}; leave one out"
+        )
+    program = _NOT_OF_A_NAME.sub("_", PurePath(next(iter(launch.argv), "train")).stem)
+    options = {"job-name": program, "nodes": par.num_ranks // each, "ntasks-per-node": 1}
+    options |= {} if is_processor(config.device) else {"gpus-per-node": each}
+    options["time"] = time_option(run.high_s + _START_S)
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH --{name}={value}" for name, value in options.items()),
+            *_comments((*said, *run.lines)),
+            f"# --time: the upper 95 % end of the run, and {_START_S / 60:.0f} minutes to start.",
+            "set -eu",
+            *_go_to(launch),
+            _command(line, run.num_steps),
+            "",
+        ]
+    )
+
+
+def _command(line: LaunchLine, num_steps: int) -> str:
+    """The launch under ``srun``; its own words on where nodes meet make way for Slurm's."""
+    start = [one for one in line.start if one.name not in {*MEETING, "--nnodes", "--standalone"}]
+    place = next((n for n, one in enumerate(start) if one.name == "--nproc-per-node"), 0)
+    if not place:
+        raise ConfigError("--sbatch writes launches of torchrun; give the run's line with it")
+    kept = (*start, *line.program)
+    blanks = dict.fromkeys(word.blank for one in kept for word in one.words if word.blank)
+    length = [] if any(one.name in _LENGTH for one in kept) else [f"--train-iters {num_steps}"]
+    words = [f"{name}={quoted(value)}" for name, value in line.environment.items()]
+    shell = [one.shell for one in kept]
+    shell[place:place] = _RENDEZVOUS
+    first = " ".join(["exec", *(["env", *words] if words else []), "srun --kill-on-bad-exit=1"])
+    lines = [f": {blank.text}" for blank in blanks]
+    return "\n".join([*lines, BREAK.join([first, *shell, *length])])

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.errors import CalibrationError, ForerunError, RecordError
-from ..directory.run_folders import object_of_run, top_of
+from ...calib.arguments import apply_options
+from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
+from ...calib.memory import known_device
+from ...calib.search import layout_label
+from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig
+from ...hooks.process import is_installed
+from ..directory.run_folders import SAMPLES, object_of_run, top_of
+from ..options.flags import read_cluster
 from .other_run import OtherRun
 from .told import Told
 
@@ -26,12 +32,9 @@ if TYPE_CHECKING:
     from ..known.runs import Loaded
     from ..options.plan_options import Several
     from ..report.table import ReportTable
-    from .explained import ExplainAnswer, Named
-    from .layout import Layout, Model
-    from .planned import PlanAnswer, Searching
-    from .predicted import Options, Prediction
+    from .layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
     from .reported import ReportAnswer
-    from .said import RunDecision, RunForecast
+    from .said import Layout, Model, RunDecision, RunForecast
 
 
 @contextmanager
@@ -90,7 +93,7 @@ class Run(Told):
         if reason := value.get("reason_no_finish"):
             raise CalibrationError(f"run {self.run_id!r} has no forecast of its end: {reason}")
         ended = end_of_run(top_of(self.directory)[0], self.run_id)
-        return RunForecast.of({**value, "run_id": self.run_id}, ended_unix_s=ended)
+        return RunForecast.of(self.run_id, value, ended)
 
     @cached_property
     def decision(self) -> RunDecision:
@@ -98,7 +101,7 @@ class Run(Told):
         from .said import RunDecision
 
         value = self._said("decision.json") or self.report().to_json()["decision"]
-        return RunDecision.of({**value, "run_id": self.run_id})
+        return RunDecision.of(self.run_id, value)
 
     def predict(
         self,
@@ -124,11 +127,10 @@ class Run(Told):
         Raises ``ConfigError`` for a name that is not known and a layout that cannot be, and
         ``CalibrationError`` where the layout of the run is not known.
         """
-        from .predicted import predicted, words_of
+        from .layout_answers import predicted, words_of
 
-        words = words_of(options, layout)
         other = self._other(config, command, anyway, assume_no_effect)
-        found = predicted(self.machine(), words, other, self.machine, self.directory)
+        found = predicted(self, words_of(options, layout), other)
         return found.to_tokens(tokens, price_per_gpu_hour)
 
     def plan(
@@ -162,7 +164,7 @@ class Run(Told):
         Raises ``ConfigError`` for what has no meaning, and where no layout runs.
         """
         from ..options.plan_options import read_question
-        from .planned import planned
+        from .layout_answers import planned
 
         question = read_question(
             gpus=gpus,
@@ -179,7 +181,7 @@ class Run(Told):
             top=top,
         )
         other = self._other(config, command, anyway, assume_no_effect)
-        return planned(self.machine, self.directory, question, other, self.searching, num_rows)
+        return planned(self, question, other, num_rows)
 
     def explain(
         self,
@@ -200,10 +202,10 @@ class Run(Told):
 
         Raises ``ConfigError`` for a name that is none and a layout that cannot run.
         """
-        from .explained import explained
+        from .layout_answers import explained
 
         described = self._other(config, command, anyway, assume_no_effect)
-        return explained(self.machine, layout, other, gpus, described, self.searching)
+        return explained(self, layout, other, gpus, described)
 
     def report(self) -> ReportAnswer:
         """All that its records say, analysed anew.
@@ -231,14 +233,14 @@ class Run(Told):
     @cached_property
     def layout(self) -> Layout:
         """The layout that it runs in."""
-        from .layout import Layout
+        from .said import Layout
 
         return Layout.of(self.machine().own)
 
     @cached_property
     def model(self) -> Model:
         """The sizes of the model that it trains."""
-        from .layout import Model
+        from .said import Model
 
         return Model.of(self.machine().own.model)
 
@@ -332,3 +334,181 @@ class Run(Told):
             is_any_answer=anyway,
             without_effect=tuple(assume_no_effect),
         )
+
+
+_HELD = ("records/*/*", SAMPLES, f"runs/*/{SAMPLES}", "imported/*.csv")
+"""Any of these, and there is something to ask."""
+
+
+def load(
+    directory: Path | str | None = None,
+    *,
+    run_id: str | None = None,
+    machine: str | None = None,
+    also: Sequence[Path | str] = (),
+    like: Path | str | None = None,
+    device: str | None = None,
+    cluster: Path | str | None = None,
+    config: Path | str | None = None,
+    command: Sequence[str] | str = (),
+    searching: Searching = quiet_search,
+) -> Run:
+    """The run of a directory, or one launch's folder in it; nothing of it is read yet.
+
+    Without a directory, ``load(device="H100", command="torchrun ...")`` is that run on a device by
+    what was published of it; ``config`` may describe it in place of ``command``.
+
+    ``run_id``: which run (default: the newest); ``machine``: which machine of imported steps;
+    ``also``: directories whose measured steps count too; ``like``: a run of another machine whose
+    operators are carried over; ``device``: another device, as H100; ``cluster``: a JSON file of
+    what joins the GPUs (docs/cluster.md); ``searching``: how plans are searched.
+
+    Raises ``RecordError`` where the directory holds neither records nor tables.
+    """
+    if not is_installed("numpy"):
+        raise ImportError("answers need numpy; pip install 'forerun[analysis]'")
+    config, cluster = (None if one is None else Path(one) for one in (config, cluster))
+    words = ("bash", "-c", command) if isinstance(command, str) and command else command
+    if directory is None and device is not None:
+        how = {"config": config, "command": words, "cluster": cluster, "searching": searching}
+        return unmeasured(device, **how)
+    if directory is None or config is not None or words:
+        raise ConfigError(
+            "load() takes a directory, or a device and a command or a config; give a command over "
+            "a directory to predict or plan"
+        )
+    home = Path(directory)
+    top, _ = top_of(home)
+    if not any(next(place.glob(held), None) for place in {home, top} for held in _HELD):
+        raise RecordError(
+            f"{home} has neither records nor {SAMPLES}; train with --calibrate "
+            f"--calibrate-dir={home} first"
+        )
+    return Run(
+        directory=home,
+        asked_run_id=run_id,
+        asked_machine=machine,
+        also=tuple(map(Path, also)),
+        like=None if like is None else Path(like),
+        device=device,
+        cluster=cluster,
+        searching=searching,
+    )
+
+
+_GPUS_PER_NODE = 8
+"""GPUs of a usual server, for a ``config.json``, which names no node."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Unmeasured(Run):
+    """A described run on a device by what is published of it; nothing is read or written."""
+
+    described: RunConfig
+    config: Path | None = None
+    command: tuple[str, ...] = ()
+
+    @cached_property
+    def run_id(self) -> str:
+        """The device, by its driver's name."""
+        return self.machine().name
+
+    def __repr__(self) -> str:
+        return f"Run(device={self.described.device!r}, layout={layout_label(self.described)!r})"
+
+    def parts(self) -> Iterator[str]:
+        """Its layout, and what answers rest on."""
+        yield f"{layout_label(self.described)} {self.machine().basis}"
+
+    @cached_property
+    def _loaded(self) -> Loaded:
+        raise CalibrationError("a device alone has no records; train with --calibrate first")
+
+    def _other(
+        self,
+        config: Path | str | None,
+        command: Sequence[str],
+        anyway: bool,
+        assume_no_effect: Sequence[str],
+    ) -> OtherRun:
+        if config is None and not command:
+            config, command = self.config, self.command
+        return super()._other(config, command, anyway, assume_no_effect)
+
+    def _open(self, device: str | None) -> Machine:
+        if device not in self._opened:
+            from ...calib.differences import modelled_nearest  # slow to import, like these
+            from ..known.machine_fits import device_machine
+            from ..known.table_files import published_rows
+
+            config = replace(self.described, device=device or self.described.device)
+            machine = device_machine(config, read_cluster(self.cluster))
+            nearest = modelled_nearest(machine.own, machine.steps, published_rows())
+            basis = f"from published measurements of {config.device}, no run of yours"
+            basis += f"; {nearest}" * bool(nearest)
+            self._opened[device] = replace(machine, problems=(), basis=basis)
+        return self._opened[device]
+
+
+def unmeasured(
+    device: str,
+    *,
+    config: Path | None = None,
+    command: Sequence[str] = (),
+    options: Sequence[str] = (),
+    num_ranks: int = 0,
+    cluster: Path | None = None,
+    searching: Searching = quiet_search,
+) -> Unmeasured:
+    """The run that a file or a command describes, on a device by its short name.
+
+    ``options`` are Megatron's, and say what a ``config.json`` leaves open, not a command;
+    ``num_ranks``: 0, as the command says.  Raises ``ConfigError`` where the run or its ranks are
+    not described.
+    """
+    from ..options.config_files import described_run, line_inside
+
+    name = known_device(device).driver_name
+    base = _any_run(name, num_ranks)
+    base = base if command else apply_options(base, options)
+    found = described_run(config, line_inside(command), base, num_ranks=num_ranks)
+    if found is None:
+        raise ConfigError(
+            "without a directory the run has to be described; give its command after --, or "
+            "--config FILE"
+        )
+    return Unmeasured(
+        directory=Path(),
+        cluster=cluster,
+        searching=searching,
+        described=replace(found.config, device=name),
+        config=config,
+        command=tuple(command),
+    )
+
+
+def _any_run(device: str, num_ranks: int) -> RunConfig:
+    """A run of data parallelism alone, as Megatron's own recipes begin: bf16 and a distributed
+    optimizer that overlaps.  Its sizes are divisible by every degree that is asked for before a
+    file says those of the model."""
+    ranks = max(num_ranks, 1)
+    sizes: dict[str, Any] = {
+        **{"num_layers": 960, "hidden_size": 16384, "ffn_hidden_size": 65536},
+        **{"num_attention_heads": 128, "num_query_groups": 128, "kv_channels": 128},
+        **{"seq_length": 8192, "vocab_size": 131072},
+    }
+    par = Parallelism(
+        dp=ranks,
+        is_optimizer_distributed=True,
+        overlaps_grad_reduce=True,
+        overlaps_param_gather=True,
+        ranks_per_node=min(_GPUS_PER_NODE, ranks),
+    )
+    return RunConfig(
+        model=ModelShape(**sizes),
+        parallelism=par,
+        batch=Batch(micro_batch_size=1, global_batch_size=ranks),
+        precision=Precision.BF16,
+        fuses_norms=True,
+        device=device,
+    )

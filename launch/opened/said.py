@@ -2,81 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from ...calib.answers import moment
+from ...calib.arguments import LAYOUT_NAMES
 from ...calib.errors import RecordError
 from ...calib.records import LONGEST_S, Action, action_text, stamped
+from ...calib.search import layout_label
 from ...calib.units import format_time
+from ...calib.workload import ModelShape, RunConfig, encode_fields
+from ..directory.publishing import ForecastFile
 from .told import Told
 
-_T = TypeVar("_T", bound="_Said")
+if TYPE_CHECKING:
+    from ..report.table import ReportTable
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class _Said(Told):
-    """Values of a file by their names in it."""
+    """What an object of JSON says."""
 
     run_id: str
     whole: Mapping[str, Any] = field(default_factory=dict)
     """All that was said."""
-
-    @classmethod
-    def of(cls: type[_T], value: Mapping[str, Any], **known: Any) -> _T:
-        """What an object of JSON says; ``RecordError`` where a value is missing or of another
-        kind."""
-        found: dict[str, Any] = {"whole": dict(value), **known}
-        for one in fields(cls):
-            if one.name in found:
-                continue
-            given = value.get(one.name)
-            kind = str if one.type == "str" else (int, float)
-            is_right = isinstance(given, kind) and not isinstance(given, bool)
-            if is_right:
-                found[one.name] = given
-            elif one.default is MISSING:
-                raise RecordError(
-                    f"{cls.__name__} has no readable {one.name}; delete the file that it is in, "
-                    "and the records are analysed again"
-                )
-        return cls(**found)
 
     def to_json(self) -> dict[str, Any]:
         """All that was said."""
         return stamped(self.whole)
 
 
+def _value(whole: Mapping[str, Any], name: str, kind: str) -> Any:
+    """A number or a text; raises ``RecordError`` where it is missing or of another kind."""
+    given = whole.get(name)
+    is_right = isinstance(given, str) if kind == "str" else isinstance(given, (int, float))
+    if not is_right or isinstance(given, bool):
+        raise RecordError(
+            f"the run has no readable {name}; delete the file that it is in, and the records are "
+            "analysed again"
+        )
+    return given
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class RunForecast(_Said):
+class RunForecast(_Said, ForecastFile):
     """When the run ends.  Intervals are 90 %; ``p95`` has 5 % beyond it."""
 
-    now_unix_s: float
-    """When it was made."""
-    steps_done: int
-    steps_left: int
-    step_time_s: float
-    step_low_s: float
-    """Interval of the mean step."""
-    step_high_s: float
-    single_low_s: float
-    """Interval in which the next single step lies."""
-    single_high_s: float
-    elapsed_s: float
-    remaining_s: float
-    remaining_low_s: float
-    remaining_high_s: float
-    total_s: float
-    finish_p50_unix_s: float
-    finish_p95_unix_s: float
     gpu_hours: float | None = None
     """Of this launch to its end; None on processors that have no price."""
     cost: float | None = None
     energy_j: float | None = None
     ended_unix_s: float | None = None
     """The end itself, where it has come."""
+
+    @staticmethod
+    def of(run_id: str, whole: Mapping[str, Any], ended_unix_s: float | None) -> RunForecast:
+        """What ``forecast.json`` says; ``RecordError`` where it is damaged."""
+        named = {one.name: _value(whole, one.name, "float") for one in fields(ForecastFile)}
+        for name in ("gpu_hours", "cost", "energy_j"):
+            named[name] = None if whole.get(name) is None else _value(whole, name, "float")
+        whole = {**whole, "run_id": run_id}
+        return RunForecast(run_id=run_id, whole=whole, ended_unix_s=ended_unix_s, **named)
 
     @property
     def finish_p50(self) -> datetime:
@@ -91,11 +78,15 @@ class RunForecast(_Said):
     @property
     def sentence(self) -> str:
         """When it ends, or ended, and what was done by when that was said."""
+        from ...calib.answers import moment  # slow to import
+
         if self.ended_unix_s is not None:
-            return f"ended {_told(self.ended_unix_s)}"
+            return f"ended {moment(self.ended_unix_s, 0.0)}"
         steps = self.steps_done + self.steps_left
+        # With their dates: a session may be of another day.
+        p50, p95 = (moment(end, 0.0) for end in (self.finish_p50_unix_s, self.finish_p95_unix_s))
         words = [
-            f"ends {_told(self.finish_p50_unix_s)} (by {_told(self.finish_p95_unix_s)} with 95 %)",
+            f"ends {p50} (by {p95} with 95 %)",
             f"{format_time(self.remaining_s)} left after step {self.steps_done:,} of {steps:,}",
             f"step {format_time(self.step_time_s)}",
         ]
@@ -104,10 +95,6 @@ class RunForecast(_Said):
         if self.cost is not None:
             words.append(f"cost {self.cost:,.2f}")
         return " · ".join(words)
-
-    def parts(self) -> Iterator[str]:
-        """The sentence."""
-        yield self.sentence
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -119,6 +106,16 @@ class RunDecision(_Said):
     confidence: float
     """What a rule has to be sure of before it speaks for stopping."""
 
+    @staticmethod
+    def of(run_id: str, whole: Mapping[str, Any]) -> RunDecision:
+        """What ``decision.json`` says; ``RecordError`` where it is damaged."""
+        return RunDecision(
+            run_id=run_id,
+            whole={**whole, "run_id": run_id},
+            action=_value(whole, "action", "str"),
+            confidence=_value(whole, "confidence", "float"),
+        )
+
     @property
     def is_stop(self) -> bool:
         """True where the advice is to stop."""
@@ -127,13 +124,13 @@ class RunDecision(_Said):
     @property
     def reasons(self) -> tuple[str, ...]:
         """What each rule says, in words."""
-        told = (row.get("text") for row in _rows(self.whole, "reasons") if isinstance(row, dict))
+        told = (row.get("text") for row in self._rows("reasons") if isinstance(row, dict))
         return tuple(text for text in told if isinstance(text, str))
 
     @property
     def command(self) -> tuple[str, ...]:
         """The launch with the layout that would be worth a restart; empty where none is."""
-        return tuple(map(str, _rows(self.whole, "command")))
+        return tuple(map(str, self._rows("command")))
 
     @property
     def sentence(self) -> str:
@@ -141,20 +138,110 @@ class RunDecision(_Said):
         why = "; ".join(self.reasons)
         return f"decision: {action_text(self.action)}" + (f" ({why})" if why else "")
 
-    def parts(self) -> Iterator[str]:
-        """The sentence."""
-        yield self.sentence
-
-
-def _rows(value: Mapping[str, Any], name: str) -> Sequence[Any]:
-    found = value.get(name)
-    return found if isinstance(found, list) else ()
+    def _rows(self, name: str) -> list[Any]:
+        rows = self.whole.get(name)
+        return rows if isinstance(rows, list) else []
 
 
 def _moment(unix_s: float) -> datetime:
     return datetime.fromtimestamp(min(max(unix_s, 0.0), 2 * LONGEST_S), timezone.utc)
 
 
-def _told(unix_s: float) -> str:
-    """With its date: a session may be of another day."""
-    return moment(unix_s, 0.0)
+class _NamedValues(Told):
+    """Values by their names: a call in ``repr``, a table for people."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """By name."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
+        return f"{type(self).__name__}({said})"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Layout(_NamedValues):
+    """A layout by its short names (``calib/arguments/short_names.py``), and whole in ``config``."""
+
+    config: RunConfig
+    gpus: int
+    tp: int
+    pp: int
+    vpp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    sp: str
+    mbs: int
+    """Micro-batch, samples."""
+    gbs: int
+    """Samples of a step."""
+    seq: int
+    """Tokens of a sample."""
+    recompute: str
+    sharding: str
+    instances: int
+
+    @staticmethod
+    def of(config: RunConfig) -> Layout:
+        """The layout of a run."""
+        values: dict[str, Any] = {axis.name: axis.read(config) for axis in LAYOUT_NAMES}
+        return Layout(config=config, **values)
+
+    @property
+    def label(self) -> str:
+        """In short, as ``TP4 PP2 mbs2``."""
+        return layout_label(self.config)
+
+    @property
+    def values(self) -> dict[str, int | str]:
+        """By short name."""
+        return {axis.name: getattr(self, axis.name) for axis in LAYOUT_NAMES}
+
+    def to_json(self) -> dict[str, Any]:
+        """Label, short names, and the whole configuration."""
+        return stamped({"label": self.label, **self.values, "config": self.config.to_json()})
+
+    def parts(self) -> Iterator[ReportTable]:
+        """A table of names and values."""
+        from ..report.table import table_of
+
+        yield table_of(
+            "layout",
+            f"Layout {self.label}",
+            LAYOUT_NAMES,
+            {
+                "name": lambda axis: axis.name,
+                "value": lambda axis: str(self.values[axis.name]),
+                "what": lambda axis: axis.help,
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Model(_NamedValues, ModelShape):
+    """The sizes of the model that a run trains, under the names of ``ModelShape``."""
+
+    @staticmethod
+    def of(shape: ModelShape) -> Model:
+        """The model of a shape."""
+        return Model(**{one.name: getattr(shape, one.name) for one in fields(shape)})
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Every size."""
+        return encode_fields(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every size."""
+        return stamped(self.values)
+
+    def parts(self) -> Iterator[ReportTable]:
+        """A table of names and values; what the model has not is left out."""
+        from ..report.table import table_of
+
+        held = [(name, str(value)) for name, value in self.values.items() if value is not None]
+        cells = {"name": lambda pair: pair[0], "value": lambda pair: pair[1]}
+        yield table_of("model", "Model", held, cells)

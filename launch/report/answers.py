@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import resources
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from ... import __version__
-from ...calib.answers import PREDICTED, Answer, Request, step_trace
-from ...calib.forecast import Evaluation
-from ...calib.records import OPEN, PRIVATE, with_iso_times, write_json
+from ...calib.advice import Plan
+from ...calib.answers import (
+    PREDICTED,
+    PREFIX,
+    Answer,
+    Modelled,
+    Request,
+    moment,
+    predict_words,
+    run_line,
+    step_trace,
+)
+from ...calib.errors import RecordError
+from ...calib.forecast import Coverage, Evaluation, PastForecast, rest_of_run, step_coverage
+from ...calib.records import OPEN, PRIVATE, with_iso_times, write_json, write_text
 from ...calib.samples import SampleTable, write_table
+from ...calib.shell import joined, quoted
 from ...calib.timeline import MeasuredSpan
+from ...calib.units import format_count, format_frac, format_time
 from ...hooks.process import FORECAST
-from ..directory.forecast_log import FORECASTS, append_forecast
-from ..directory.publishing import Place, write_each
+from ..directory.forecast_log import FORECASTS, Logged, append_forecast, finish_line, read_forecasts
+from ..directory.publishing import PICTURES, Place, write_each
 from ..directory.run_folders import SAMPLES
-from ..directory.run_log import STEPS, RunLog, write_steps
-from .cells import typed_rows
-from .page import PAGE, write_page
-from .table import ReportTable
+from ..directory.run_log import NUM_KEPT_POINTS, STEPS, RunLog, StepPoint, write_steps
+from ..drawing.canvas import CHART, Drawing, schemes
+from ..drawing.charts import (
+    finish_chart,
+    held_chart,
+    layouts_chart,
+    memory_chart,
+    steps_chart,
+    timeline_chart,
+    waiting_chart,
+    waterfall,
+    work_chart,
+)
+from .answer_tables import (
+    NUM_LAYOUTS,
+    NUM_MENUS,
+    markdown,
+    notes_of,
+    tables_of,
+    what_if_rows,
+    what_if_table,
+)
 
 REQUEST = "request.json"
 ANSWER = "answer.json"
@@ -88,40 +126,6 @@ def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None
     _write(place, SCORE, {"schema": 2, **score, **found})
 
 
-def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
-    """Tables of the report as rows, keyed for sinks: numbers in place of their text."""
-    return {table.key: typed_rows(table) for table in tables}
-
-
-def window_values(answer: Answer) -> dict[str, float]:
-    """For W&B, once a window has its answer: how well the one before predicted its step."""
-    found = {}
-    for score in answer.window_scores[-2:-1]:
-        found["window_next_step_error_before_frac"] = score.next_before_frac
-        found["window_next_step_error_after_frac"] = score.next_after_frac
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def summary_values(answer: Answer) -> dict[str, float]:
-    """For W&B, at the end: how windows did, and the throughput of the measured step.
-
-    Of windows median absolute errors, before their refits and after, over those that have both.
-    """
-    scores = answer.window_scores
-    pairs = {
-        "next_step": [(one.next_before_frac, one.next_after_frac) for one in scores],
-        "finish": [(one.finish_before_frac, one.finish_after_frac) for one in scores],
-    }
-    found: dict[str, float] = {}
-    for name, held in pairs.items():
-        both = [(abs(b), abs(a)) for b, a in held if b is not None and a is not None]
-        if both:
-            before, after = zip(*both, strict=True)
-            found[f"windows_{name}_error_before_frac"] = median(before)
-            found[f"windows_{name}_error_after_frac"] = median(after)
-    return found | answer.rates
-
-
 def _make(place: Place, name: str, make: Callable[[], Mapping[str, Any]]) -> None:
     _write(place, name, make())
 
@@ -130,3 +134,261 @@ def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
     """A JSON file with whose it is, for its owner alone where it may hold arguments."""
     whole = with_iso_times({"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value})
     write_json(place.path / name, whole, mode=PRIVATE if name in _PRIVATE else OPEN)
+
+
+PAGE, TEXT = "report.html", "report.md"
+WIDE, NARROW = 820, 358
+"""Pixels; the narrow one is for a telephone that is 390 wide."""
+_MOST_CHARACTERS = 98
+"""Of a row of a table, so that the page has room for it."""
+_SECONDS_TELL_S = 1800.0
+"""The ends of shorter runs are told with their seconds."""
+Make: TypeAlias = "Callable[[int], Drawing | None]"
+Figures: TypeAlias = "dict[str, tuple[Drawing, Drawing]]"
+"""Charts in their two widths, by their keys on the page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Everything that a page shows."""
+
+    answer: Answer
+    notes: Sequence[str] = ()
+    steps: Sequence[StepPoint] = ()
+    made: Sequence[PastForecast] = ()
+    step_coverage: Sequence[Coverage] = ()
+    """Of single steps so far."""
+    track: Evaluation | None = None
+    """Once the run has ended."""
+    end_unix_s: float | None = None
+    spans: Sequence[MeasuredSpan] = ()
+
+
+def write_page(
+    place: Place,
+    table: SampleTable,
+    answer: Answer,
+    measured: Sequence[MeasuredSpan] = (),
+    run_log: RunLog | None = None,
+) -> None:
+    """Replace ``report.html``, its charts as files, and ``report.md``, which shows them.
+
+    Forecasts and the end come from ``forecasts.jsonl`` at the top.  ``run_log`` is what the
+    companion saw of the run; without it the steps of the windows are shown.  Raises
+    ``UnwrittenError`` once those that can be written are.
+    """
+    home, pictures = place.path, {}
+    page = cache(lambda: page_of(place.directory, table, answer, measured, run_log))
+    drawn = cache(lambda: figures(page()))
+
+    def draw(key: str, name: str) -> None:
+        if key in drawn():
+            wide, _ = drawn()[key]
+            write_text(home / name, wide.alone())
+            pictures[name] = wide.title, wide.text
+
+    def whole() -> None:
+        write_text(home / PAGE, render(page(), drawn(), directory=str(place.directory)))
+
+    charts = [(home / name, partial(draw, key, name)) for key, name in PICTURES.items()]
+    text = (home / TEXT, lambda: write_text(home / TEXT, markdown(answer, pictures)))
+    write_each([(home / PAGE, whole), *charts, text])
+
+
+def page_of(
+    directory: Path,
+    table: SampleTable,
+    answer: Answer,
+    measured: Sequence[MeasuredSpan] = (),
+    run_log: RunLog | None = None,
+) -> Page:
+    """What the page of an answer shows."""
+    try:
+        logged = read_forecasts(directory)
+    except RecordError:
+        logged = Logged(made={}, ended={}, problems=())
+    ended = logged.ended.get(answer.run_id)
+    seen = run_log.step_coverage if run_log else ()
+    if run_log is None and ended is not None:
+        seen = step_coverage(ended)
+    return Page(
+        answer=answer,
+        notes=(*notes_of(answer), *logged.problems),
+        steps=run_log.points if run_log and run_log.points else _window_steps(table, answer),
+        made=logged.made.get(answer.run_id, ()),
+        step_coverage=seen,
+        track=logged.track(answer.run_id),
+        end_unix_s=ended.end_unix_s if ended is not None and ended.is_complete else None,
+        spans=measured,
+    )
+
+
+def figures(page: Page) -> Figures:
+    """The charts that have something to show."""
+    finish = page.track.finish if page.track is not None else ()
+    makers: dict[str, Make] = {
+        "finish": lambda width: finish_chart(page.made, page.end_unix_s, width),
+        "steps": lambda width: steps_chart(page.steps, width),
+        "held": lambda width: held_chart(page.step_coverage, finish, width),
+    }
+    if (known := page.answer.modelled) is not None:
+        own, plan, rows = known.own, known.plan, known.plan.candidates[:NUM_LAYOUTS]
+        makers |= {
+            "layouts": lambda width: layouts_chart(plan, rows, width),
+            "memory": lambda width: memory_chart(plan, rows, width),
+            "timeline": lambda width: timeline_chart(own.spans, page.spans, width),
+            "work": lambda width: work_chart(own.contributions, own.time_s, width),
+            "waiting": lambda width: waiting_chart(known.skew_s, width),
+        }
+        for key, explained in zip(("running", "advised"), known.explained, strict=False):
+            makers[key] = partial(waterfall, explained)
+    drawn = ((key, make(WIDE), make(NARROW)) for key, make in makers.items())
+    return {key: (wide, narrow) for key, wide, narrow in drawn if wide and narrow}
+
+
+def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") -> str:
+    """The page as text; ``directory`` is what its commands name."""
+    modelled = page.answer.modelled
+    plan = None if modelled is None else modelled.plan
+    rows = () if plan is None else plan.candidates[:NUM_LAYOUTS]
+    script = Markup(_text("what_if.js"))
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    return environment.from_string(_text(PAGE)).render(
+        what_if=None if modelled is None else _what_if(modelled, directory),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        card=_card(page, directory),
+        score=finish_line(page.track) if page.track is not None else "",
+        tables={one.key: one.within(_MOST_CHARACTERS) for one in tables_of(page.answer)},
+        advised=next((n for n, row in enumerate(rows, 1) if plan and row is plan.best), None),
+        misses=[f"{row.label}: {why}" for row in rows if plan and (why := plan.obstacle(row))],
+        figures=figures(page) if drawn is None else drawn,
+        inline=lambda drawing, key: Markup(drawing.inline(key)),
+        notes=page.notes,
+        lines=page.answer.transcript,
+        schemes=Markup(schemes(":root")),
+        chart_style=Markup(CHART),
+        style=Markup(_text("report.css")),
+    )
+
+
+def _text(name: str) -> str:
+    home = resources.files(__package__ or "forerun.launch.report").joinpath("templates")
+    return home.joinpath(name).read_text(encoding="utf-8")
+
+
+def _what_if(answer: Modelled, directory: str) -> dict[str, Any] | None:
+    """The table of choices, and what the script shows of it; None without a choice."""
+    if len(answer.what_if) < 2:
+        return None
+    running, rows = answer.what_if[0].config, what_if_rows(answer.what_if)
+    table = what_if_table(rows)
+    asked = [predict_words(row.config, running) for row in rows]
+    said = [None if words is None else joined(words) for words in asked]
+    data = {
+        "command": f"forerun predict {quoted(directory)}",
+        "running": rows.index(answer.what_if[0]),
+        "rows": [[*row, words] for row, words in zip(table.rows, said, strict=True)],
+    }
+    return {"table": table, "num_menus": NUM_MENUS, "data": data}
+
+
+def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
+    """Bare clean steps of the windows, of the first rank that has them."""
+    steps = table.steps
+    own = steps[(steps["run_id"] == answer.run_id) & steps["is_clean"] & ~steps["is_hooked"]]
+    own = own[own["rank"] == own["rank"].min()].tail(NUM_KEPT_POINTS)
+    points = []
+    for step, time_s in zip(own["step"], own["time_s"], strict=True):
+        said = answer.predicted_step(int(step) + 1)
+        points.append(
+            StepPoint(
+                iteration=int(step) + 1,
+                time_s=float(time_s),
+                predicted_s=said.time_s,
+                low_s=said.low_s,
+                high_s=said.high_s,
+            )
+        )
+    return points
+
+
+def _card(page: Page, directory: str) -> dict[str, Any]:
+    """What a page says before anything else: when the run ends, what it does now, what it could
+    do, and what a user would type next."""
+    answer = page.answer
+    modelled, ahead, step_s = answer.modelled, answer.forecast, answer.measured_step_s
+    headline, within = _ending(answer, page.end_unix_s)
+    about, command = {"device": answer.device}, f"forerun report {quoted(directory)}"
+    if modelled is None:
+        rates = list(answer.rates.items())[:1]
+        facts = [f"{format_count(rate)} {name.partition('_')[0]}/s" for name, rate in rates]
+        run = run_line(None, answer.run.num_ranks, step_s, device=answer.device)
+    else:
+        config, plan = modelled.config, modelled.plan
+        throughput = modelled.throughput(step_s)
+        rate = f"{format_count(throughput.tokens_per_s)} tokens/s"
+        if throughput.mfu_frac is not None:
+            rate = f"{format_frac(throughput.mfu_frac)} MFU"
+        facts = [rate, *_gain(answer, plan)]
+        run = run_line(config, config.parallelism.num_ranks, step_s)
+        about = {"device": config.device, "framework": config.framework}
+        row = "" if plan.best is None else f" --show {plan.candidates.index(plan.best) + 1}"
+        command = f"forerun plan {quoted(directory)}{row}"
+    made = f"{moment(ahead.now_unix_s, 0.0)}, step {ahead.steps_done:,}"
+    return {
+        "headline": headline,
+        "within": within,
+        "facts": facts,
+        "run": run,
+        "slow": "" if modelled is None else modelled.waiting.line,
+        # The command that this line names stands below it.
+        "advice": answer.advice.removeprefix(PREFIX).partition(" · ")[0].strip(),
+        "command": command,
+        "about": {"run": answer.run_id, "as of": made, **about, "forerun": __version__}.items(),
+    }
+
+
+def _ending(answer: Answer, end_unix_s: float | None) -> tuple[str, str]:
+    ahead = answer.forecast
+    has_seconds = ahead.total_s < _SECONDS_TELL_S
+    if end_unix_s is not None:
+        return f"Ended {moment(end_unix_s, 0.0, has_seconds=has_seconds)}", ""
+    if not answer.has_finish:
+        return f"{format_time(answer.measured_step_s)} per step", "end of the run not known"
+    now = ahead.now_unix_s
+    low, high = (
+        moment(now + left_s, now, has_seconds=has_seconds).removesuffix(" UTC")
+        for left_s in (ahead.remaining_low_s, ahead.remaining_high_s)
+    )
+    end = moment(ahead.finish_p50_unix_s, now, has_seconds=has_seconds)
+    return f"Ends {end}", f"90 %: {low} to {high}"
+
+
+def _gain(answer: Answer, plan: Plan) -> Iterator[str]:
+    best, left = plan.best, answer.left
+    if plan.doubt and (best is None or best.is_unsure):
+        yield "the model cannot rank layouts"
+        return
+    if best is None and (coded := plan.by_code) is not None:
+        yield f"{format_frac(-coded.time_frac)} less per step by a change of the code"
+        return
+    if best is None:
+        yield "nothing faster to offer"
+        return
+    if best.is_unsure:
+        yield "nothing is surely faster"
+        return
+    yield f"{format_frac(-best.time_frac)} less per step available"
+    if left is None or answer.ended_unix_s is not None:
+        return
+    own = rest_of_run(left, plan.own.config, plan.own.step_time_s)
+    other = rest_of_run(left, best.config, best.step_time_s)
+    saved = own.gpu_hours - other.gpu_hours
+    if saved > 0 and answer.device != "cpu":
+        yield f"saves {format_count(saved)} GPU-hours"
+    elif own.remaining_s > other.remaining_s:
+        yield f"saves {format_time(own.remaining_s - other.remaining_s)}"

@@ -1,43 +1,31 @@
-"""An explanation as lines of text within 80 columns: a sentence, terms, bars, and the way there."""
+"""Two layouts, and two runs, held against each other: a sentence, terms, the way there."""
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from ...calib.advice import Change, Difference, Explained, Explanation, TermTime
+from ...calib.advice import Change
+from ...calib.advice import explanation as explain
 from ...calib.fit.estimates import Source
-from ...calib.timeline import TERM_TEXTS
-from ...calib.units import format_frac
+from ...calib.timeline import TERM_TEXTS, Term
+from ...calib.units import format_count, format_frac, format_time
+from .table import COLUMNS, Part, ReportTable, markdown_rows, text_of, wrapped
 
-WIDTH = 80
-"""Of a usual terminal; the lines are the same wherever they go."""
-_NAME, _BARS, _CHOICE = 17, 50, 29
+if TYPE_CHECKING:
+    from ...calib.differences import Difference, Side, TermChange
+
+_CHOICE, _MOST_TERMS = 29, 10
 _SMALL_FRAC = 0.005
 """Of the longer step: smaller terms share a row."""
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_UNIT = r"(?<=\d) (?=(?:s|ms|us|min|h)\b|%)"
-"""The space between a number and its unit, where no line ends."""
 _ENDS = 4
 """Digits of a time: what intervals leave to tell apart."""
-
-
-def explanation_lines(found: Explanation) -> Iterator[str]:
-    """Everything that is said, line by line."""
-    yield from wrapped(found.sentence)
-    yield ""
-    if found.difference is None:
-        yield from _of_one(found.one)
-    else:
-        yield from _of_two(found.difference)
-
-
-def wrapped(text: str, indent: str = "") -> Iterator[str]:
-    """A sentence as lines of at most ``WIDTH``, numbers beside their units."""
-    held = re.sub(_UNIT, "\u00a0", text)
-    lines = textwrap.wrap(held, WIDTH, break_on_hyphens=False, subsequent_indent=indent)
-    yield from (line.replace("\u00a0", " ") for line in lines)
+_BOTH = ("first_s", "second_s")
+_SHOWN = "*"
+_KEY = f"{_SHOWN} a larger change than noise would show in any row"
+_SPECIAL = re.compile(r"([\\|`*_<>\[\]#])")
 
 
 class Scale:
@@ -45,8 +33,7 @@ class Scale:
 
     def __init__(self, most_s: float) -> None:
         self.unit_s, self.name = next((u for u in _UNITS if most_s >= u[0]), _UNITS[-1])
-        whole = len(str(int(most_s / self.unit_s)))
-        self._decimals = max(0, _ENDS - whole)
+        self._decimals = max(0, _ENDS - len(str(int(most_s / self.unit_s))))
 
     def text(self, time_s: float, *, is_signed: bool = False) -> str:
         """A time without its unit; 0 has no sign."""
@@ -60,75 +47,82 @@ class Scale:
         return f"{low} to {high}"
 
 
-def _of_one(one: Explained) -> Iterator[str]:
-    total_s = one.estimate.time_s
-    scale = Scale(total_s)
-    large, small = _parted(one.terms, _SMALL_FRAC * total_s)
-    yield f"{'':{_NAME}}{scale.name:>9}{'share':>9}  {'90 %':<20}rests on"
-    for term in large:
-        share = format_frac(term.time_s / total_s)
-        yield _line(term, [scale.text(term.time_s), share], scale.ends(term.low_s, term.high_s))
-    if small:
-        rest_s = sum(term.time_s for term in small)
-        yield f"{'all else':{_NAME}}{scale.text(rest_s):>9}{format_frac(rest_s / total_s):>9}"
-    ends = scale.ends(one.estimate.low_s, one.estimate.high_s)
-    yield f"{'step':{_NAME}}{scale.text(total_s):>9}{format_frac(1.0):>9}  {ends}"
+def explanation_parts(found: explain.Explanation) -> Iterator[Part]:
+    """Everything that is said of a step, or of the difference of two, within 80 columns."""
+    yield found.sentence
     yield ""
-    yield from _bars([(TERM_TEXTS[t.term], t.time_s) for t in large], 0.0)
-
-
-def _of_two(found: Difference) -> Iterator[str]:
-    one, other = found.one, found.other
-    longer_s = max(one.estimate.time_s, other.estimate.time_s)
-    scale = Scale(longer_s)
-    ours, theirs = ({t.term: t.time_s for t in side.terms} for side in (one, other))
+    one, against = found.one, found.difference
+    sides = [one] if against is None else [against.one, against.other]
+    if against is not None:
+        yield from (f"{letter}: {side.label}" for letter, side in zip("AB", sides, strict=True))
+        yield ""
+    longest_s = max(side.estimate.time_s for side in sides)
+    scale = Scale(longest_s)
+    terms = one.terms if against is None else against.terms
+    times = [{term.term: term.time_s for term in side.terms} for side in sides]
     large = [
-        t
-        for t in found.terms
-        if max(abs(ours.get(t.term, 0.0)), abs(theirs.get(t.term, 0.0))) >= _SMALL_FRAC * longer_s
+        term
+        for term in terms
+        if max(abs(side.get(term.term, 0.0)) for side in times) >= _SMALL_FRAC * longest_s
     ]
-    small = [term for term in found.terms if term not in large]
-    yield f"A: {one.label}"
-    yield f"B: {other.label}"
-    yield ""
-    yield f"{scale.name:{_NAME}}{'A':>8}{'B':>8}{'A - B':>9}  {'90 %':<18}rests on"
+    yield _terms(found, scale, large, times)
+    if against is not None and len(against.walk.changes) > 1:
+        yield ""
+        yield _way(against, scale)
+
+
+def _terms(
+    found: explain.Explanation,
+    scale: Scale,
+    large: Sequence[explain.TermTime],
+    times: Sequence[Mapping[Term, float]],
+) -> ReportTable:
+    """A row for each large term, one for all else, and their sum."""
+    one, against = found.one, found.difference
+    is_signed, total_s = against is not None, one.estimate.time_s
+    small = [t for t in (against or one).terms if t not in large]
+
+    def row(name: str, sides: Sequence[float], moved_s: float, ends: str, rests: str) -> None:
+        share = scale.text(moved_s, is_signed=True) if is_signed else format_frac(moved_s / total_s)
+        rows.append((name, *map(scale.text, sides), share, ends, rests))
+
+    rows: list[tuple[str, ...]] = []
     for term in large:
-        both = [scale.text(side.get(term.term, 0.0)) for side in (ours, theirs)]
-        cells = [*both, scale.text(term.time_s, is_signed=True)]
-        yield _line(term, cells, scale.ends(term.low_s, term.high_s, is_signed=True), wide=18)
+        sides = [side.get(term.term, 0.0) for side in times]
+        ends = scale.ends(term.low_s, term.high_s, is_signed=is_signed)
+        row(TERM_TEXTS[term.term], sides, term.time_s, ends, _provenance(term.source_frac))
     if small:
-        sums = [sum(side.get(t.term, 0.0) for t in small) for side in (ours, theirs)]
-        rest_s = sum(term.time_s for term in small)
-        cells = [*map(scale.text, sums), scale.text(rest_s, is_signed=True)]
-        yield f"{'all else':{_NAME}}{_cells(cells)}"
-    cells = [
-        scale.text(one.estimate.time_s),
-        scale.text(other.estimate.time_s),
-        scale.text(found.time_s, is_signed=True),
-    ]
-    ends = scale.ends(found.low_s, found.high_s, is_signed=True)
-    yield f"{'step':{_NAME}}{_cells(cells)}  {ends}"
-    yield ""
-    yield from _bars([(TERM_TEXTS[t.term], t.time_s) for t in large], other.estimate.time_s)
-    yield from _way(found, scale)
+        sides = [sum(side.get(t.term, 0.0) for t in small) for side in times]
+        row("all else", sides, sum(t.time_s for t in small), "", "")
+    steps = [one.estimate] if against is None else [one.estimate, against.other.estimate]
+    whole = one.estimate if against is None else against
+    ends = scale.ends(whole.low_s, whole.high_s, is_signed=is_signed)
+    row("step", [step.time_s for step in steps], whole.time_s, ends, "")
+    own = ("A", "B", "A - B") if is_signed else ("time", "share")
+    columns = ("term", *own, "90 %", "rests on")
+    title = f"Where the step{'s differ' if is_signed else ' goes'}, {scale.name}"
+    return ReportTable(key="terms", title=title, columns=columns, rows=tuple(rows))
 
 
-def _way(found: Difference, scale: Scale) -> Iterator[str]:
-    way = found.walk
-    if len(way.changes) < 2:
-        return
-    alone = {change.axes: change for change in way.alone}
-    yield ""
-    yield f"From B to A, one choice after another, in {scale.name}:"
-    yield f"{'':{_CHOICE}}{'step':>9}{'change':>10}  {'90 %':<20}{'alone':>10}"
-    for change in way.changes:
-        by_itself = alone.get(change.axes)
-        lone = scale.text(by_itself.change_s, is_signed=True) if by_itself else "cannot run"
-        yield (
-            f"{_named(change):{_CHOICE}}{scale.text(change.step_time_s):>9}"
-            f"{scale.text(change.change_s, is_signed=True):>10}  "
-            f"{scale.ends(change.low_s, change.high_s, is_signed=True):<20}{lone:>10}"
+def _way(found: explain.Difference, scale: Scale) -> ReportTable:
+    alone = {change.axes: change for change in found.walk.alone}
+
+    def moved(change: Change | None) -> str:
+        return scale.text(change.change_s, is_signed=True) if change else "cannot run"
+
+    rows = [
+        (
+            _named(change),
+            scale.text(change.step_time_s),
+            moved(change),
+            scale.ends(change.low_s, change.high_s, is_signed=True),
+            moved(alone.get(change.axes)),
         )
+        for change in found.walk.changes
+    ]
+    title = f"From B to A, one choice after another, {scale.name}"
+    columns = ("choice", "step", "change", "90 %", "alone")
+    return ReportTable(key="way", title=title, columns=columns, rows=tuple(rows))
 
 
 def _named(change: Change) -> str:
@@ -140,16 +134,6 @@ def _named(change: Change) -> str:
     return text if len(text) < _CHOICE else f"{text[: _CHOICE - 4]}..."
 
 
-def _line(term: TermTime, cells: Sequence[str], ends: str, *, wide: int = 20) -> str:
-    found = f"{TERM_TEXTS[term.term]:{_NAME}}{_cells(cells)}  {ends:<{wide}}"
-    return f"{found}{_provenance(term.source_frac)}".rstrip()
-
-
-def _cells(cells: Sequence[str]) -> str:
-    widths = (9, 9) if len(cells) == 2 else (8, 8, 9)
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-
-
 def _provenance(shares: Mapping[Source, float]) -> str:
     """The largest share, with how much it is where others are not small."""
     source, share = max(shares.items(), key=lambda pair: pair[1], default=(None, 0.0))
@@ -158,23 +142,94 @@ def _provenance(shares: Mapping[Source, float]) -> str:
     return source.value if share > 0.995 else f"{source.value} {share * 100:.0f} %"
 
 
-def _parted(terms: Sequence[TermTime], least_s: float) -> tuple[list[TermTime], list[TermTime]]:
-    large = [term for term in terms if abs(term.time_s) >= least_s]
-    return large, [term for term in terms if abs(term.time_s) < least_s]
+def difference_lines(found: Difference) -> Iterator[str]:
+    """Everything that is said of two runs, within 80 columns."""
+    for name, side in (("A", found.first), ("B", found.second)):
+        yield from wrapped(f"{name}: {_side(side)}", "   ")
+    yield ""
+    for text in _sentences(found):
+        yield from wrapped(text)
+    if (table := _changes(found)) is not None:
+        yield ""
+        yield from text_of([table], COLUMNS).splitlines()
+        if any(row[-1] for row in table.rows):
+            yield _KEY
 
 
-def _bars(terms: Sequence[tuple[str, float]], start_s: float) -> Iterator[str]:
-    """A waterfall of blocks: each bar begins where the one before it ended."""
-    ends, at_s = [], start_s
-    for _, time_s in terms:
-        ends.append((at_s, at_s + time_s))
-        at_s += time_s
-    lows, highs = zip(*((min(pair), max(pair)) for pair in ends), strict=True)
-    # Differences are drawn large: the axis begins where the lowest of them does.
-    least_s = 0.0 if not start_s else min(lows)
-    width_s = max(highs) - least_s or 1.0
-    for (name, time_s), low_s, high_s in zip(terms, lows, highs, strict=True):
-        begin = round(_BARS * (low_s - least_s) / width_s)
-        end = max(begin + 1, round(_BARS * (high_s - least_s) / width_s))
-        block = "-" if start_s and time_s < 0 else ("+" if start_s else "=")
-        yield f"{name:{_NAME}}{' ' * begin}{block * (end - begin)}"
+def difference_markdown(found: Difference) -> Iterator[str]:
+    """The same for a comment on a pull request; the terms are folded away."""
+    settings, verdict, *more = _sentences(found) if found.settings else ("", *_sentences(found))
+    yield f"**forerun diff**: {_escaped(verdict)}"
+    yield ""
+    sides = (f"A: {_side(found.first)}", f"B: {_side(found.second)}")
+    yield from (f"- {_escaped(text)}" for text in (settings, *more, *sides) if text)
+    if (table := _changes(found)) is not None:
+        rows = [[*map(_escaped, row)] for row in table.rows]
+        yield from ("", f"<details><summary>{table.title}</summary>", "")
+        yield from markdown_rows(table.columns, rows)
+        yield from ("", _escaped(_KEY), "", "</details>")
+
+
+def _sentences(found: Difference) -> list[str]:
+    """The settings that differ, the verdict, where the difference lies, who is slow."""
+    sides = (("A", found.first.slow), ("B", found.second.slow))
+    main = f"mainly: {found.main}" if found.main else ""
+    slow = [f"{name}: {text}" for name, text in sides if text]
+    return [text for text in (found.settings_text, found.sentence, main, *slow) if text]
+
+
+def _side(side: Side) -> str:
+    number = len(side.windows)
+    windows = "window" if number == 1 else "windows"
+    rate = "" if side.tokens_per_s is None else f" · {format_count(side.tokens_per_s)} tokens/s"
+    return (
+        f"{side.run_id} · {side.num_ranks} ranks of {side.device} · {side.num_steps} steps in "
+        f"{number} {windows} · step {format_time(side.step_time_s)}{rate}"
+    )
+
+
+def _changes(found: Difference) -> ReportTable | None:
+    """A row for each term that matters, the largest change first; then the sum.
+
+    None where the runs cannot be compared.
+    """
+    # Slow to import, and nothing else here needs them.
+    from ...calib.differences import ALL_ELSE, Verdict
+
+    if found.verdict is Verdict.NOT_COMPARABLE:
+        return None
+    totals_s = [sum(getattr(t, name) for t in found.terms) for name in _BOTH]
+    scale, least_s = Scale(max(totals_s)), _SMALL_FRAC * max(totals_s)
+    named = [t for t in found.terms if t.name != ALL_ELSE]
+    large = [t for t in named if max(abs(t.first_s), abs(t.second_s)) >= least_s]
+    large = sorted(large, key=lambda term: -abs(term.change.value))[:_MOST_TERMS]
+    rest = [term for term in found.terms if term not in large]
+    rest_s = [sum(getattr(term, name) for term in rest) for name in _BOTH]
+
+    def row(name: str, first_s: float, second_s: float) -> tuple[str, ...]:
+        moved = scale.text(second_s - first_s, is_signed=True)
+        return name, scale.text(first_s), scale.text(second_s), moved, "", ""
+
+    def moved(term: TermChange) -> tuple[str, ...]:
+        change, head = term.change, row(term.name, term.first_s, term.second_s)[:3]
+        ends = scale.ends(change.low, change.high, is_signed=True)
+        mark = _SHOWN if change.is_shown else ""
+        return *head, scale.text(change.value, is_signed=True), ends, mark
+
+    sums = (row(ALL_ELSE, *rest_s), row("step", *totals_s))
+    per = "1,000 tokens" if found.per_tokens else "step"
+    return ReportTable(
+        key="changes",
+        title=f"Where the time goes, {scale.name} per {per}",
+        columns=("term", "A", "B", "B - A", "90 %", ""),
+        rows=(*map(moved, large), *sums, *map(moved, found.ranks)),
+    )
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is.
+
+    >>> _escaped("a|b * c")
+    'a\\\\|b \\\\* c'
+    """
+    return _SPECIAL.sub(r"\\\1", text)

@@ -2,67 +2,105 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from ...calib.search import Effort
 
 SILENT_S = 2.0
 """What takes no longer says nothing."""
 _EVERY_S = 1.0
 
 
-class Bar:
-    """A share that grows, once there was something to wait for: by rich, else in plain text."""
+class _Line:
+    """One line of standard error that is written anew, without escape codes; none of a file."""
 
     def __init__(self) -> None:
-        self._begin_s = time.monotonic()
-        self._rich: Any = None
-        self._plain: _Line | None = None
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._stream: TextIO | None = sys.stderr if is_terminal else None
+        self._begin_s, self._width = time.monotonic(), 0
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a terminal."""
+        return self._stream is not None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since there was something to wait for."""
+        return time.monotonic() - self._begin_s
+
+    def show(self, text: str) -> None:
+        if self._stream is not None:
+            with suppress(OSError, ValueError):  # nobody looks any more
+                self._stream.write("\r" + text.ljust(self._width))
+                self._stream.flush()
+            self._width = len(text)
+
+    def clear(self) -> None:
+        if self._width:
+            self.show("")
+            self.show("")
+
+
+class Bar:
+    """A share that grows, once there was something to wait for."""
+
+    def __init__(self) -> None:
+        self._line = _Line()
 
     def told(self, what: str, frac: float) -> None:
-        """So far it has come."""
-        if self._rich is None and self._plain is None:
-            is_late = time.monotonic() - self._begin_s > SILENT_S
-            if not (is_late and _is_terminal()):
-                return
-            self._open(what)
-        if self._plain is not None:
-            self._plain.show(f"{what}: {100 * frac:.0f} %")
-        elif self._rich is not None:
-            self._rich.update(self._task, description=what, completed=frac)
-
-    def _open(self, what: str) -> None:
-        try:
-            from rich.console import Console
-            from rich.progress import Progress
-        except ImportError:
-            self._plain = _Line(sys.stderr)
-            return
-        self._rich = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._rich.add_task(what, total=1.0)
-        self._rich.start()
+        """Show how far it has come."""
+        if self._line.age_s > SILENT_S:
+            self._line.show(f"{what}: {100 * frac:.0f} %")
 
     def end(self) -> None:
-        """Nothing of it is left."""
-        if self._rich is not None:
-            self._rich.stop()
-        if self._plain is not None:
-            self._plain.clear()
+        """Leave nothing of it on the terminal."""
+        self._line.clear()
+
+
+@contextmanager
+def search_effort(top: int) -> Iterator[Effort]:
+    """The effort of a search for so many layouts, with its progress; the first Ctrl-C stops it, a
+    second one ends the verb as ever."""
+    from ...calib.search import Effort
+
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        print("stopping: the best so far follows", file=sys.stderr, flush=True)
+
+    before, bar = None, Bar()
+    with suppress(ValueError):  # not the main thread
+        before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield Effort(top=top, is_stopped=lambda: bool(asked), told=bar.told)
+    finally:
+        bar.end()
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """The seconds that something takes, until its first word on any stream."""
-    if not _is_terminal() or sys.stdout is None:
+    clock = _Clock(what)
+    if not clock.line.is_shown or sys.stdout is None:
         yield
         return
     streams = sys.stdout, sys.stderr
-    clock = _Clock(what, sys.stderr)
     sys.stdout, sys.stderr = (_Watched(stream, clock) for stream in streams)  # type: ignore[assignment]
-    clock.start()
+    threading.Thread(target=clock.run, daemon=True).start()
     try:
         yield
     finally:
@@ -70,51 +108,24 @@ def waiting(what: str) -> Iterator[None]:
         sys.stdout, sys.stderr = streams
 
 
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
-class _Line:
-    """One line of a terminal that is written anew; no escape codes."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._shown = stream, 0
-
-    def show(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # nobody looks any more
-            self._stream.write("\r" + text.ljust(self._shown))
-            self._stream.flush()
-        self._shown = len(text)
-
-    def clear(self) -> None:
-        if self._shown:
-            self.show("")
-            self.show("")
-            self._shown = 0
-
-
 class _Clock:
-    def __init__(self, what: str, stream: TextIO) -> None:
-        self._what, self._line = what, _Line(stream)
-        self._begin_s = time.monotonic()
+    def __init__(self, what: str) -> None:
+        self._what, self.line = what, _Line()
         self._lock, self._over = threading.Lock(), threading.Event()
 
-    def start(self) -> None:
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         pause_s = SILENT_S
         while not self._over.wait(pause_s):
             pause_s = _EVERY_S
             with self._lock:
                 if not self._over.is_set():
-                    self._line.show(f"{self._what}: {time.monotonic() - self._begin_s:.0f} s")
+                    self.line.show(f"{self._what}: {self.line.age_s:.0f} s")
 
     def end(self) -> None:
         if not self._over.is_set():
             with self._lock:
                 self._over.set()
-                self._line.clear()
+                self.line.clear()
 
 
 class _Watched:

@@ -6,12 +6,10 @@ Names and units follow Prometheus by rule: base units, ``_ratio`` for a share of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from ...calib.records import ITERATION, RUN_VALUES, replace_file
+from ...calib.records import RUN_VALUES, replace_file
 from ...hooks.process import CompanionSettings
-from .newest import Newest
-from .sink import Sink
+from .sink import LatestValues, Sink
 
 EVERY_S = 3.0
 _ENDS = (
@@ -25,34 +23,18 @@ _ENDS = (
 """Our suffix, theirs, and how many of theirs are one of ours; the first that fits."""
 
 
-class PrometheusFile(Sink):
-    """Replaces the file at most every ``EVERY_S`` seconds, and once more at the end."""
-
-    def __init__(self, told: CompanionSettings, path: Path) -> None:
-        super().__init__(str(path))
-        self._labels = _labels(run_id=told.settings.rank.run_id, launch=told.launch_id)
-        self._values: dict[str, float] = {}
-        self._newest: Newest[dict[str, float]] = Newest(
-            lambda values: replace_file(path, exposition(values, self._labels)),
-            every_s=EVERY_S,
-            tell=lambda text: self.tell(text),
-            name="forerun-prometheus",
-        )
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep them beside the latest of each other name."""
-        self._values |= {ITERATION: float(step), **values}
-        self._newest.put({**self._values})
-
-    def close(self, summary: Mapping[str, object]) -> None:
-        """The last values stay in the file."""
-        self._newest.close()
-
-
 def open_prometheus(told: CompanionSettings) -> Sink:
-    """The file that was asked for."""
-    path = told.settings.prometheus
-    return Sink("") if path is None else PrometheusFile(told, path.expanduser().absolute())
+    """The file that was asked for, replaced at most every ``EVERY_S`` seconds."""
+    if told.settings.prometheus is None:
+        return Sink("")
+    path = told.settings.prometheus.expanduser().absolute()
+    labels = _labels(run_id=told.settings.rank.run_id, launch=told.launch_id)
+    return LatestValues(
+        str(path),
+        lambda values: replace_file(path, exposition(values, labels)),
+        every_s=EVERY_S,
+        name="prometheus",
+    )
 
 
 def exposition(values: Mapping[str, float], labels: str) -> str:

@@ -49,19 +49,15 @@ class AllSinks(Sink):
         self._each(lambda sink: sink.step(step, found))
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """To all of them."""
         self._each(lambda sink: sink.tables(step, tables))
 
     def score(self, summary: Mapping[str, Any]) -> None:
-        """To all of them."""
         self._each(lambda sink: sink.score(summary))
 
     def alert(self, title: str, text: str) -> None:
-        """To all of them."""
         self._each(lambda sink: sink.alert(title, text))
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """All of them."""
         self._each(lambda sink: sink.close(summary))
 
     def _each(self, act: Callable[[Sink], object]) -> None:

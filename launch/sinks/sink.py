@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from ...calib.records import ITERATION
+
+_T = TypeVar("_T")
+PATIENCE_S = 4.0
+"""How long the last value is waited for at the end of a run."""
+_MOST_APART_S = 60.0
 NO_ROOM = "off (the directory cannot be written)"
 """What a sink in the run's own directory says there; why, the ranks have said."""
 
@@ -22,10 +31,6 @@ def has_room(directory: Path) -> bool:
     return True
 
 
-def _to_nobody(text: str) -> None:
-    """Where there is no log."""
-
-
 class Sink:
     """Takes nothing; a sink of your own overrides what it takes.
 
@@ -36,7 +41,7 @@ class Sink:
     def __init__(self, where: str = "off") -> None:
         self.where = where
         """Where the values can be found, or why they cannot; for the log.  Empty: nobody asked."""
-        self.tell: Callable[[str], object] = _to_nobody
+        self.tell: Callable[[str], object] = lambda text: None
         """Says a line in the log, of what goes wrong and is tried again; the registry sets it."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -56,3 +61,87 @@ class Sink:
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """The run is over; ``summary`` is what its predictions were worth."""
+
+
+class Newest(Generic[_T]):
+    """Calls ``send`` with the newest value, at most once in ``every_s``.
+
+    Where that fails ``tell`` hears of it once, and the newest is tried again, less often each time.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[_T], object],
+        *,
+        every_s: float,
+        tell: Callable[[str], object],
+        name: str,
+    ) -> None:
+        self._send, self._every_s, self._tell = send, every_s, tell
+        self._changed = threading.Condition()
+        self._value: _T | None = None
+        self._apart_s, self._next_s = every_s, 0.0
+        self._is_over = self._is_told = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, value: _T) -> None:
+        """Take the place of a value that waits; returns at once."""
+        with self._changed:
+            self._value = value
+            self._changed.notify()
+
+    def close(self, patience_s: float = PATIENCE_S) -> None:
+        """Send what waits now, whenever the last was, and wait for that a while."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over or self._value is not None)
+                self._changed.wait_for(lambda: self._is_over, self._next_s - time.monotonic())
+                value, self._value = self._value, None
+                is_over = self._is_over
+            if value is not None:
+                self._try(value)
+            if is_over:
+                return
+
+    def _try(self, value: _T) -> None:
+        try:
+            self._send(value)
+        except (OSError, ValueError, HTTPException) as err:
+            self._apart_s = min(max(_MOST_APART_S, self._every_s), 2 * self._apart_s)
+            if not self._is_told:
+                self._is_told = True
+                self._tell(f"{err or type(err).__name__}; Forerun tries again")
+            with self._changed:
+                self._value = value if self._value is None else self._value
+        else:
+            self._apart_s = self._every_s
+        self._next_s = time.monotonic() + self._apart_s
+
+
+class LatestValues(Sink):
+    """Sends the latest value of each name, at most once in ``every_s`` and once more at the end."""
+
+    def __init__(
+        self, where: str, send: Callable[[dict[str, float]], object], *, every_s: float, name: str
+    ) -> None:
+        super().__init__(where)
+        self._values: dict[str, float] = {}
+        self._newest: Newest[dict[str, float]] = Newest(
+            send, every_s=every_s, tell=lambda text: self.tell(text), name=f"forerun-{name}"
+        )
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """The values take the place of earlier ones of their names."""
+        self._values |= {ITERATION: float(step), **values}
+        self._newest.put({**self._values})
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """The last values are sent, whenever the ones before were."""
+        self._newest.close()

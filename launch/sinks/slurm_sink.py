@@ -12,43 +12,31 @@ from ...calib.units import format_time
 from ...calib.workload import Switch
 from ...hooks.process import CompanionSettings
 from ..known.scheduler import Ask, ask_slurm
-from .newest import Newest
-from .sink import Sink
+from .sink import LatestValues, Sink
 
 EVERY_S = 60.0
 _NAMES = ("progress_frac", "finish_p50_unix_s", "step_time_predicted_s", TIME)
 _WEEK_S = 6 * 86400.0
 
 
-class SlurmComment(Sink):
+class SlurmComment(LatestValues):
     """Replaces the comment where it says something new, at most every ``EVERY_S`` seconds."""
 
     def __init__(self, job_id: str, ask: Ask = ask_slurm) -> None:
-        super().__init__(f"comment of job {job_id}")
-        self._job_id, self._ask = job_id, ask
-        self._values: dict[str, float] = {}
-        self._said = ""
-        self._newest = Newest(
-            self._update,
-            every_s=EVERY_S,
-            tell=lambda text: self.tell(text),
-            name="forerun-slurm",
-        )
+        super().__init__(f"comment of job {job_id}", self._update, every_s=EVERY_S, name="slurm")
+        self._job_id, self._ask, self._said = job_id, ask, ""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Say what a forecast says; before the first, nothing."""
+        """Before the first forecast there is nothing to say."""
         self._values |= {name: values[name] for name in _NAMES if name in values}
         text = comment(self._values)
         if text and text != self._said:
             self._said = text
-            self._newest.put(text)
+            self._newest.put({**self._values})
 
-    def close(self, summary: Mapping[str, object]) -> None:
-        """The last word, whenever the one before was."""
-        self._newest.close()
-
-    def _update(self, text: str) -> None:
-        if self._ask(["scontrol", "update", f"JobId={self._job_id}", f"Comment={text}"]) is None:
+    def _update(self, values: Mapping[str, float]) -> None:
+        words = [f"JobId={self._job_id}", f"Comment={comment(values)}"]
+        if self._ask(["scontrol", "update", *words]) is None:
             raise OSError("scontrol update was refused or did not answer")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from ...calib.records import PREFIX, TIME, open_own
 from ...calib.workload import SinkChoice
 from ...hooks.process import CompanionSettings, is_installed
+from ..report.table import markdown_rows
 from .sink import NO_ROOM, Sink, has_room
 
 FOLDER = "forerun"
@@ -121,7 +122,5 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     >>> markdown([{"rank": "0", "waits (s)": 0.5}, {"rank": "1", "waits (s)": None}])
     '| rank | waits (s) |\\n| --- | --- |\\n| 0 | 0.5 |\\n| 1 |  |'
     """
-    columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns)]
-    lines += [["" if row[name] is None else str(row[name]) for name in columns] for row in rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
+    return "\n".join(markdown_rows([*rows[0]], cells))

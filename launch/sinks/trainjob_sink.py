@@ -19,11 +19,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...calib.plain_json import parse_json
-from ...calib.records import ITERATION, PREFIX, TIME, iso_time
+from ...calib.records import PREFIX, TIME, iso_time
 from ...calib.workload import SinkChoice
 from ...hooks.process import CompanionSettings
-from .newest import Newest
-from .sink import Sink
+from .sink import LatestValues, Sink
 
 VARIABLE = "KUBEFLOW_TRAINER_SERVER_"
 EVERY_S = 5.0
@@ -46,27 +45,16 @@ class Server:
     token: Path
 
 
-class TrainJob(Sink):
-    """Posts the newest values, at most every ``EVERY_S`` seconds, and once more at the end."""
+class TrainJob(LatestValues):
+    """Posts all values, since a post replaces the one before."""
 
     def __init__(self, server: Server) -> None:
-        super().__init__(f"status by {urlsplit(server.url).hostname}")
-        self._values: dict[str, float] = {}
-        self._newest: Newest[dict[str, float]] = Newest(
+        super().__init__(
+            f"status by {urlsplit(server.url).hostname}",
             lambda values: post(server, status(values)),
             every_s=EVERY_S,
-            tell=lambda text: self.tell(text),
-            name="forerun-trainjob",
+            name="trainjob",
         )
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep them beside the latest of each other name: a post replaces all."""
-        self._values |= {ITERATION: float(step), **values}
-        self._newest.put({**self._values})
-
-    def close(self, summary: Mapping[str, object]) -> None:
-        """The last values, whenever the last post was."""
-        self._newest.close()
 
 
 def open_trainjob(told: CompanionSettings) -> Sink:

@@ -6,6 +6,7 @@ after.  Rows have the time of their step, not of their logging: W&B takes ``_tim
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from netrc import NetrcParseError, netrc
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from ...calib.records import ITERATION, PREFIX, TIME
+from ...calib.records import ITERATION, PREFIX, TIME, replace_file
 from ...calib.workload import WandbMode
 from ...hooks.process import (
+    HOST_TABLES,
+    HOST_VALUES,
     CompanionSettings,
     attach_report,
     define_steps,
@@ -23,8 +26,7 @@ from ...hooks.process import (
     wandb_table,
 )
 from ..directory.publishing import place_of
-from .host_run_sink import HostRun
-from .sink import NO_ROOM, Sink, has_room
+from .sink import NO_ROOM, Newest, Sink, has_room
 
 _MOMENT = "_timestamp"
 Mode = Literal["online", "offline", "disabled", "shared"]
@@ -49,6 +51,8 @@ _QUIET: dict[str, Any] = {
         )
     },
 }
+EVERY_S = 1.0
+"""How often the files of the host's run are replaced at most."""
 _YES = ("1", "true", "yes", "on")
 
 
@@ -169,3 +173,58 @@ def has_key(environ: Mapping[str, str] = os.environ) -> bool:
         return netrc(str(path)).authenticators(host or "") is not None
     except (OSError, NetrcParseError):
         return False
+
+
+class HostRun(Sink):
+    """The host's own W&B run: what it is to have lies in files, which the training process reads.
+
+    W&B takes what is logged into a run from the process that opened it, offline always.  The
+    values are replaced at most every ``EVERY_S`` seconds, and once more at the end.
+    """
+
+    def __init__(self, told: CompanionSettings) -> None:
+        super().__init__(f"{PREFIX}* in the host's run")
+        self._folder = place_of(told).path
+        self._whole: dict[str, Any] = {
+            "launch_id": told.launch_id, "values": {}, "summary": {}, "alerts": [], "num_tables": 0
+        }  # fmt: skip
+        self._lines: dict[str, list[str]] = {}
+        path = self._folder / HOST_VALUES
+        self._newest: Newest[str] = Newest(
+            lambda text: replace_file(path, text),
+            every_s=EVERY_S,
+            tell=lambda text: self.tell(text),
+            name="forerun-host-run",
+        )
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """The values take the place of earlier ones of their names."""
+        self._put(values={**self._whole["values"], **values})
+
+    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Write the latest of each table; the number says when it was sent."""
+        number = self._whole["num_tables"] + 1
+        for name, rows in tables.items():
+            head = {"number": number, "table": name}
+            self._lines[name] = [json.dumps({**head, "row": dict(row)}) for row in rows]
+        lines = [line for held in self._lines.values() for line in held]
+        replace_file(self._folder / HOST_TABLES, "".join(f"{line}\n" for line in lines))
+        self._put(num_tables=number)
+
+    def score(self, summary: Mapping[str, Any]) -> None:
+        """Hand on where it has changed: the host may close its run before ours ends."""
+        if summary != self._whole["summary"]:
+            self._put(summary=dict(summary))
+
+    def alert(self, title: str, text: str) -> None:
+        """Have it sent by the host's run."""
+        self._put(alerts=[*self._whole["alerts"], (title, text)])
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """The last of all."""
+        self._put(summary=dict(summary))
+        self._newest.close()
+
+    def _put(self, **changed: object) -> None:
+        self._whole |= changed
+        self._newest.put(json.dumps(self._whole))

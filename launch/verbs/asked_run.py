@@ -52,11 +52,11 @@ def add_evidence(sub: argparse.ArgumentParser) -> None:
 def opened(args: argparse.Namespace) -> Run:
     """The run of a directory with the evidence that the options name, searched as a verb does; of
     a device alone where there is no directory."""
-    from ..opened.loading import load
-    from ..opened.search_effort import search_effort
+    from ..opened.run import load
+    from ..report.progress import search_effort
 
     if str(args.directory) == NO_DIRECTORY:
-        from ..opened.unmeasured import unmeasured
+        from ..opened.run import unmeasured
 
         return unmeasured(
             args.device.partition(",")[0],
@@ -85,13 +85,9 @@ def show_answer(args: argparse.Namespace, answer: Any) -> None:
     if args.json:
         print_json(answer.to_json())
     else:
-        parts = [*answer.parts()]
-        if all(isinstance(part, str) for part in parts):
-            print("\n".join(parts))
-        else:
-            from ..opened.drawn import print_parts  # tables are slow to import
+        from ..report.table import print_parts  # tables are slow to import
 
-            print_parts(parts)
+        print_parts(answer.parts())
     if getattr(args, "timeline", None) is not None:
         answer.write_timeline(args.timeline)
         tell(f"trace for ui.perfetto.dev written to {args.timeline}")

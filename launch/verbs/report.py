@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer(args: argparse.Namespace) -> int:
-    from ..opened.drawn import print_parts  # slow to import, as all that answers
-    from ..opened.loading import load
+    from ..opened.run import load
+    from ..report.table import print_parts  # slow to import, as all that answers
 
     if lacking := nothing_in(args.directory):
         raise RecordError(lacking)

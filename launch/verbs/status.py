@@ -27,7 +27,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what each launch says, once or until no run is live; 1 where one is to stop."""
     if args.verb == "watch":
-        from ..live.watch_command import watch as answer
+        from ..live.run_status import watch as answer
     else:
-        from ..live.status_command import status as answer
+        from ..live.run_status import status as answer
     return answer(args)

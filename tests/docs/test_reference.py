@@ -19,7 +19,7 @@ from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
 from forerun.calib.workload.run_options import options
 from forerun.launch.directory.publishing import PUBLISHED
 from forerun.launch.outcome import ExitCode
-from forerun.launch.report.answers import summary_values, window_values
+from forerun.launch.report.answer_tables import summary_values, window_values
 from forerun.launch.verbs.arguments import FILE_NAMES, FILES
 from forerun.launch.verbs.run import SCRIPT, STOP_EXIT_CODE
 

@@ -11,12 +11,24 @@ from hypothesis import strategies as st
 
 from forerun.calib.forecast.evaluation import Coverage, PastForecast
 from forerun.launch.directory.run_log import StepPoint
-from forerun.launch.drawing.axes import Scale, moment_ticks, round_ticks
-from forerun.launch.drawing.bar_charts import Bar, bars_chart
-from forerun.launch.drawing.canvas import Canvas, Drawing
-from forerun.launch.drawing.layout_chart import label_places
-from forerun.launch.drawing.run_charts import finish_chart, held_chart, steps_chart
-from forerun.launch.drawing.style import DARK, HUES, LIGHT
+from forerun.launch.drawing.canvas import (
+    DARK,
+    HUES,
+    LIGHT,
+    Canvas,
+    Drawing,
+    Scale,
+    moment_ticks,
+    round_ticks,
+)
+from forerun.launch.drawing.charts import (
+    Bar,
+    bars_chart,
+    finish_chart,
+    held_chart,
+    label_places,
+    steps_chart,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 finite = st.floats(-1e12, 1e12, allow_nan=False)
@@ -216,8 +228,10 @@ def test_forecasts_are_counted_as_made_and_short_runs_end_to_the_second() -> Non
     drawing = finish_chart([past(n, 1e9) for n in range(1, 1000)], 1e9 + 1, 820)
     assert drawing is not None and drawing.text.startswith("The newest of 999 forecasts")
     assert "says 01:46:40 UTC; the run ended 01:46:41 UTC" in drawing.text
-    one = finish_chart([past(5, 1e9)], None, 820)
+    one = finish_chart([past(5, 1e9)], 1e9 + 1, 820)
     assert one is not None and one.text.startswith("The one forecast, after step 5, says")
+    assert finish_chart([past(5, 1e9)], None, 820) is None  # a single point shows nothing
+    assert steps_chart([StepPoint(iteration=1, time_s=1.0)], 820) is None
     far = finish_chart([past(5, 1e9), past(6, 1e9 + 1e6)], None, 820)
     assert far is not None and far.text.endswith("says Thu 20 Sep 15:33 UTC")
 

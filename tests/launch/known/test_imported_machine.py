@@ -11,7 +11,7 @@ from forerun.calib.memory.peak import Verdict
 from forerun.calib.workload.config import Sharding
 from forerun.launch.known.machines import open_machine
 from forerun.launch.known.table_files import import_table, read_imported
-from forerun.launch.opened.loading import load
+from forerun.launch.opened.run import load
 from tests.launch.known.test_other_kinds import PUBLISHED
 
 MACHINE = "H100 DGXC BF16"

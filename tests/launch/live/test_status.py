@@ -15,8 +15,7 @@ from json_schema import check
 from forerun.hooks.process.launch_identity import process_start
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.directory.publishing import STALE_S, this_host
-from forerun.launch.live.run_status import RunStatus, State, run_statuses
-from forerun.launch.live.status_text import status_line
+from forerun.launch.live.run_status import RunStatus, State, run_statuses, status_line
 from forerun.launch.verbs.arguments import FOLDER
 
 NOW = 2e9

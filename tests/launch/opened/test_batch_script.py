@@ -10,7 +10,7 @@ import pytest
 
 import forerun
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.opened.unmeasured import unmeasured
+from forerun.launch.opened.run import unmeasured
 from forerun.launch.wrapper.slurm import duration_s
 
 _LINE = (

@@ -17,8 +17,8 @@ import pytest
 import forerun
 from forerun.calib.arguments.short_names import LAYOUT_NAMES
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.opened.layout import Layout
 from forerun.launch.opened.run import Run
+from forerun.launch.opened.said import Layout
 from forerun.launch.opened.told import Told
 from forerun.launch.options.plan_options import NUM_TOP, read_question
 
@@ -109,7 +109,7 @@ def test_a_notebook_shows_tables(run: Run) -> None:
         rows = [line for line in answer._repr_markdown_().splitlines() if line[:1] == "|"]
         assert len(rows) == num_rows + 2
     sentence = ElementTree.fromstring(run.forecast._repr_html_())
-    assert (sentence.tag, sentence.text) == ("p", repr(run.forecast))
+    assert (sentence.tag, sentence.text) == ("p", run.forecast.sentence)
     for told in (run, run.model, run.report(), run.explain("running"), run.decision):
         ElementTree.fromstring(f"<div>{told._repr_html_()}</div>")
         assert told._repr_markdown_() and repr(told)

@@ -150,7 +150,7 @@ def test_its_forecast_is_what_it_said_last(plain: Path) -> None:
     found = forerun.load(plain).forecast
     assert (found.steps_left, found.remaining_s, found.gpu_hours) == (10, 20.0, None)
     assert found.finish_p50.timestamp() == BEGIN_S + 20.0
-    assert repr(found).startswith(
+    assert " ".join(repr(found).split()).startswith(
         "ends Tue 14 Nov 2023 22:13 UTC (by Tue 14 Nov 2023 22:13 UTC with 95 %) · 20.000 s left"
     )
     assert math.isclose(found.to_json()["step_time_s"], 2.0)

@@ -17,7 +17,7 @@ from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.directory.forecast_log import FORECASTS
-from forerun.launch.report.page import PAGE
+from forerun.launch.report.answers import PAGE
 from forerun.launch.sinks.sink import Sink
 
 ROOT = Path(__file__).parents[3]

@@ -21,7 +21,7 @@ from forerun.calib.samples.table import SampleTable, build_table
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.companion.log_lines import Writing
 from forerun.launch.directory.publishing import PICTURES, Place
-from forerun.launch.report import answers, page
+from forerun.launch.report import answers
 from forerun.launch.report.answers import write_answer
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -91,7 +91,7 @@ def test_what_cannot_be_made_leaves_the_others(
     def fail(*args: object, **kwargs: object) -> None:
         raise RuntimeError("a case that nobody thought of")
 
-    owner = next(one for one in (page, answers, Answer) if hasattr(one, maker))
+    owner = next(one for one in (answers, Answer) if hasattr(one, maker))
     monkeypatch.setattr(owner, maker, fail)
     place = Place(directory=tmp_path, run_id="r")
     Writing()(lambda: write_answer(place, *answered))

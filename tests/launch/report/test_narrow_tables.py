@@ -21,10 +21,8 @@ from forerun.calib.forecast.rates import RunLeft
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.report.layout_tables import layouts_table
-from forerun.launch.report.plan_tables import BestLayout, plans_table
+from forerun.launch.report.answer_tables import BestLayout, layouts_table, plans_table, tables_of
 from forerun.launch.report.table import ReportTable, console, show_table
-from forerun.launch.report.whole_report import tables_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 

@@ -15,8 +15,14 @@ from forerun.calib.advice.scaling import Scaling, curve
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.step_tables import table_steps
 from forerun.calib.workload.config import Batch
-from forerun.launch.report.plan_tables import BestLayout, plans_table
-from forerun.launch.report.scaling_text import bars, knee_line, scaling_lines, scaling_text
+from forerun.launch.report.answer_tables import (
+    BestLayout,
+    bars,
+    knee_line,
+    plans_table,
+    scaling_lines,
+    scaling_text,
+)
 from forerun.launch.report.table import show_table
 
 PUBLISHED = Path(__file__).parents[3] / "recipes" / "published"

@@ -11,7 +11,7 @@ import pytest
 from status_server import has_openssl, status_server
 
 from forerun.launch.sinks import trainjob_sink
-from forerun.launch.sinks.newest import Newest
+from forerun.launch.sinks.sink import Newest
 from forerun.launch.sinks.trainjob_sink import TrainJob, post, server_of, status
 
 

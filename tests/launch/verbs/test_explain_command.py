@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,11 @@ def test_lines_fit_a_terminal_and_columns_add_up(
     assert max(map(len, lines)) <= 80
     start = next(n for n, line in enumerate(lines) if line.rstrip().endswith("rests on"))
     rows = []
-    for line in lines[start + 1 :]:
-        rows.append([float(word) for word in line[17:].split()[: 1 if len(words) == 1 else 3]])
+    number = r" +([-+]?[\d.]+)"
+    for line in lines[start + 2 :]:
+        found = re.match(rf"\S.*?{number * (1 if len(words) == 1 else 3)}(?: |$)", line)
+        assert found, line
+        rows.append([*map(float, found.groups())])
         if line.startswith("step"):
             break
     *terms, step = rows

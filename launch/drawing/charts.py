@@ -1,0 +1,593 @@
+"""The charts of an answer: a run over time, layouts, where a step goes, and what memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...calib.advice import Candidate, Difference, Explained, Explanation, Plan, TermTime
+from ...calib.answers import moment
+from ...calib.forecast import Coverage, PastForecast
+from ...calib.memory import MemoryEstimate, Verdict
+from ...calib.steps import Contribution
+from ...calib.timeline import TERM_TEXTS, MeasuredSpan, Span, TaskKind
+from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
+from ..directory.run_log import StepPoint
+from .canvas import (
+    Canvas,
+    Drawing,
+    Plot,
+    Point,
+    Scale,
+    elided,
+    most_ticks,
+    padded,
+    round_ticks,
+    seconds_unit,
+    text_width,
+)
+
+NUM_DRAWN = 400
+"""Points of a line that are drawn at most, evenly spread over the run."""
+NUM_BARS = 24
+NUM_SPANS = 700
+"""Bars of a timeline that are drawn at most, the longest."""
+NUM_STAGES = 8
+"""Stages of a timeline that are drawn at most; of more, evenly spread ones."""
+WIDTH = 820
+_SECONDS_TELL_S = 1800.0
+_ROW, _BAR, _TOP = 22, 14, 27
+_MOST_LABEL = 16
+_SMALL_FRAC = 0.005
+"""Of the longest bar's end: shorter bars share a row."""
+_RUNNING, _OTHER, _REFUSED = "orange-dots large", "blue-dots large", "grey-ring"
+_NEAR = 3.0
+"""Capacity over the largest need, beyond which the line of the capacity is not drawn."""
+_Box: TypeAlias = "tuple[float, float, float, float]"
+_Spans: TypeAlias = "Sequence[Span | MeasuredSpan]"
+
+
+def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
+    """Each step as it was and as it was predicted; None where there are fewer than two."""
+    if len(points) < 2:
+        return None
+    text, points = _steps_text(points), _thinned(points)
+    said = [(p.iteration, p.low_s, p.predicted_s or 0.0, p.high_s) for p in points]
+    said = [(n, low, mid, high) for n, low, mid, high in said if None not in (low, high)]
+    factor, unit = seconds_unit(max(p.time_s for p in points))
+    legend = [("measured", "orange-dots")]
+    if said:
+        legend += [("predicted", "blue-line"), ("90 % interval", "blue-band")]
+    # A single stall would press all else to a line: what is above is drawn at the top.
+    usual = sorted(p.time_s for p in points)[: max(1, int(0.98 * len(points)))]
+    low, high = padded([*usual, *(end or 0.0 for row in said for end in (row[1], row[3]))])
+    plot = Plot(
+        (width, 300),
+        legend,
+        ((points[0].iteration, points[-1].iteration), "10,000"),
+        (max(0.0, low), high),
+        ("step", f"time of a step, {unit}"),
+        factor=factor,
+    )
+    if said:
+        at, lows, middles, highs = zip(*said, strict=True)
+        plot.band(at, lows, highs, "blue-band")
+        plot.path(plot.on(at, middles), "blue-line")
+    seen = [min(p.time_s, plot.y.high) for p in points]
+    plot.dots(plot.on([p.iteration for p in points], seen), "orange-dots")
+    return plot.finished("Each step, measured and predicted", text)
+
+
+def _steps_text(points: Sequence[StepPoint]) -> str:
+    middle = sorted(p.time_s for p in points)[len(points) // 2]
+    text = f"{len(points)} steps, median {format_time(middle)}"
+    said = [p for p in points if p.low_s is not None and p.high_s is not None]
+    if said:
+        held = sum((p.low_s or 0.0) <= p.time_s <= (p.high_s or 0.0) for p in said) / len(said)
+        text += f"; the 90 % interval held {format_frac(held)} of the predicted ones"
+    return text
+
+
+def finish_chart(
+    made: Sequence[PastForecast], end_unix_s: float | None, width: int
+) -> Drawing | None:
+    """Each forecast of the end with its interval, and the end once it is known; None where that
+    would be a single point."""
+    every = [one for one in made if one.steps_left > 0]
+    if not every or len(every) + bool(end_unix_s) < 2:
+        return None
+    made = _thinned(every)
+    at = [one.iteration for one in made]
+    lows, highs = ([getattr(one, f"finish_{end}_unix_s") for one in made] for end in ("low", "p95"))
+    low, high = padded([*lows, *highs, *([end_unix_s] if end_unix_s else [])], 0.1)
+    last = at[-1] + made[-1].steps_left if end_unix_s else at[-1]
+    legend = [("forecast", "blue-line"), ("90 % interval", "blue-band")]
+    plot = Plot(
+        (width, 280),
+        legend + [("actual end", "limit")] * bool(end_unix_s),
+        ((at[0], last), "10,000"),
+        (low, high),
+        ("after step", "end of the run, UTC"),
+        left=70,
+        has_moments=True,
+    )
+    plot.band(at, lows, highs, "blue-band")
+    if len(at) == 1:  # a band needs two
+        plot.path(plot.on((at[0], at[0]), (lows[0], highs[0])), "blue-line")
+    middle = plot.on(at, [one.finish_p50_unix_s for one in made])
+    plot.path(middle, "blue-line")
+    plot.dots(middle if len(middle) <= 40 else middle[-1:], "blue-dots")
+    newest, has_seconds = every[-1], high - low < _SECONDS_TELL_S
+    end = moment(newest.finish_p50_unix_s, newest.unix_s, has_seconds=has_seconds)
+    which = f"newest of {len(every):,} forecasts" if len(every) > 1 else "one forecast"
+    text = f"The {which}, after step {newest.iteration:,}, says {end}"
+    if end_unix_s:
+        plot.limit(y=end_unix_s)
+        text += f"; the run ended {moment(end_unix_s, newest.unix_s, has_seconds=has_seconds)}"
+    return plot.finished("End of the run by each forecast", text)
+
+
+def held_chart(steps: Sequence[Coverage], finish: Sequence[Coverage], width: int) -> Drawing | None:
+    """How often intervals held against how often they were to; None where nothing was held."""
+    lines = [
+        (f"{name} ({seen[0].num})", line, seen)
+        for name, line, found in (
+            ("single steps", "blue-line", steps),
+            ("finish", "orange-line dashed", finish),
+        )
+        if (seen := [one for one in found if one.num])
+    ]
+    if not lines:
+        return None
+    plot = Plot(
+        (min(width, 420), 300),
+        [("as stated", "grey-line"), *((name, line) for name, line, _ in lines)],
+        ((0.0, 1.0), "100"),
+        (0.0, 1.0),
+        ("interval, %", "held, %"),
+        factor=100,
+        x_factor=100,
+    )
+    plot.path(plot.on((0.0, 1.0), (0.0, 1.0)), "grey-line")
+    texts = []
+    for name, line, seen in lines:
+        points = plot.on([s.nominal_frac for s in seen], [s.observed_frac for s in seen])
+        plot.path(points, line)
+        plot.dots(points, f"{line.partition('-')[0]}-dots")
+        nominal, observed = (
+            format_frac(one) for one in (seen[-1].nominal_frac, seen[-1].observed_frac)
+        )
+        texts.append(f"{name}: the {nominal} interval held {observed}")
+    return plot.finished("How often intervals held", "; ".join(texts))
+
+
+def _thinned(values: Sequence) -> Sequence:
+    """Some of many values, the last of them always."""
+    every = -(-len(values) // NUM_DRAWN) or 1
+    return [*values[:-1:every], *values[-1:]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A name, a bar from one value to another, and what stands behind it."""
+
+    name: str
+    end: float
+    text: str
+    hue: str = "blue"
+    begin: float = 0.0
+    spread: tuple[float, float] | None = None
+    """Where the 90 % interval of the end lies."""
+    stack: tuple[tuple[str, float], ...] = ()
+    """Hues and lengths of the pieces of the bar; empty: it is one."""
+
+
+def work_chart(found: Sequence[Contribution], step_time_s: float, width: int) -> Drawing | None:
+    """What the critical stage works on, by its share of the step; what is small shares a bar."""
+    works = sorted(found, key=lambda one: -one.time_s)
+    shown = [(f"{w.name} {w.phase}", w.time_s, "blue" if w.phase else "green") for w in works]
+    if rest_s := sum(one.time_s for one in works[NUM_BARS:]):
+        shown[NUM_BARS:] = [(f"{len(works) - NUM_BARS} others", rest_s, "grey")]
+    bars = [
+        Bar(
+            name=name.strip(),
+            end=time_s,
+            text=f"{format_frac(time_s / step_time_s)} · {format_time(time_s)}",
+            hue=hue,
+        )
+        for name, time_s, hue in shown[: NUM_BARS + 1]
+    ]
+    names = [("operators", "blue"), ("transfers, before overlap", "green")]
+    whole = f"a simulated step of {format_time(step_time_s)}"
+    return bars_chart(f"Work of the critical stage, as shares of {whole}", bars, names, width)
+
+
+def waiting_chart(waits_s: Mapping[int, float], width: int) -> Drawing | None:
+    """How long each rank stands still for later ones; of many those that wait least and most."""
+    ranks = sorted(waits_s, key=lambda rank: waits_s[rank])
+    if len(ranks) > NUM_BARS:
+        ranks = [*ranks[: NUM_BARS // 2], *ranks[-NUM_BARS // 2 :]]
+    bars = [
+        Bar(name=f"rank {rank}", end=waits_s[rank], text=format_time(waits_s[rank]))
+        for rank in sorted(ranks)
+    ]
+    return bars_chart("Waiting for later ranks, in each step", bars, [], width)
+
+
+def memory_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing | None:
+    """What fills the memory of the fullest device, part by part, in the running layout and in
+    ``rows`` of its plan, against what a device has."""
+    shown = [("running", plan.own), *((str(n), one) for n, one in enumerate(rows, 1))]
+    bars = [
+        Bar(
+            name=name,
+            end=one.memory.total_nbytes,
+            text=format_bytes(one.memory.total_nbytes),
+            stack=_memory_stack(one.memory),
+        )
+        for name, one in shown
+    ]
+    capacity, most = plan.memory_capacity_nbytes, max(bar.end for bar in bars)
+    title = "Memory of the fullest device, by part"
+    if capacity is not None:
+        title += f", of {format_bytes(capacity)}"
+    limit = capacity if capacity is not None and capacity < _NEAR * most else None
+    names = [(name, hue) for name, hue in _MEMORY.values()]
+    text = ", ".join(f"{bar.name}: {bar.text}" for bar in bars)
+    return bars_chart(title, bars, [*dict.fromkeys(names)], width, text=text, limit=limit)
+
+
+def _memory_stack(found: MemoryEstimate) -> tuple[tuple[str, float], ...]:
+    return tuple((hue, getattr(found, f"{part}_nbytes")) for part, (_, hue) in _MEMORY.items())
+
+
+_MEMORY = {
+    "weights": ("weights", "blue"),
+    "grads": ("gradients", "orange"),
+    "optimizer": ("optimizer", "purple"),
+    "activations": ("activations and logits", "green"),
+    "logits": ("activations and logits", "green"),
+    "scratch": ("buffers and context", "grey"),
+    "overhead": ("buffers and context", "grey"),
+    "offset": ("measured beyond these", "amber"),
+}
+"""Name and hue by part of the estimate."""
+
+
+def waterfall(found: Explanation, width: int = WIDTH) -> Drawing:
+    """The terms of a step from 0 to its time, or of a difference from one step to the other."""
+    one, against = found.one, found.difference
+    if against is None:
+        title = f"Where the step of {one.label} goes"
+        rest = _falling(one.terms, 0.0, one.estimate.time_s, is_signed=False)
+        bars = [*rest, _step("step", one)]
+    else:
+        title = f"From {against.other.label} (B) to {against.one.label} (A)"
+        bars = [*_of_two(against)]
+    seen = {bar.hue for bar in bars}
+    legend = {"blue": "a step", "green": "less", "orange": "more"}
+    names = [(name, hue) for hue, name in legend.items() if hue in seen]
+    drawing = bars_chart(
+        title,
+        bars,
+        [*names, ("90 % interval", "error")],
+        width,
+        text=found.sentence,
+        is_linked=True,
+    )
+    return drawing or Canvas(width, _TOP).finished(title, found.sentence)
+
+
+def _of_two(found: Difference) -> Iterator[Bar]:
+    yield _step(_side("B", found.other), found.other)
+    start_s = found.other.estimate.time_s
+    longest_s = max(start_s, found.one.estimate.time_s)
+    yield from _falling(found.terms, start_s, longest_s, is_signed=True)
+    yield _step(_side("A", found.one), found.one)
+
+
+def _side(letter: str, one: Explained) -> str:
+    """The letter of the title, with the layout where its name takes no room from the bars."""
+    return f"{letter}: {one.label}" if len(one.label) <= _MOST_LABEL else letter
+
+
+def _step(name: str, one: Explained) -> Bar:
+    step = one.estimate
+    text = format_time(step.time_s)
+    return Bar(name=name, end=step.time_s, text=text, spread=(step.low_s, step.high_s))
+
+
+def _falling(
+    terms: Sequence[TermTime], start_s: float, longest_s: float, *, is_signed: bool
+) -> Iterator[Bar]:
+    at_s, small_s = start_s, 0.0
+    for term in terms:
+        if abs(term.time_s) < _SMALL_FRAC * longest_s:
+            small_s += term.time_s
+            continue
+        yield Bar(
+            name=TERM_TEXTS[term.term],
+            hue=("green" if term.time_s < 0 else "orange") if is_signed else "blue",
+            begin=at_s,
+            end=at_s + term.time_s,
+            text=_signed(term.time_s, is_signed),
+            spread=(at_s + term.low_s, at_s + term.high_s),
+        )
+        at_s += term.time_s
+    if small_s:
+        text = _signed(small_s, is_signed)
+        yield Bar(name="all else", hue="grey", begin=at_s, end=at_s + small_s, text=text)
+
+
+def _signed(time_s: float, is_signed: bool) -> str:
+    return "+" * (is_signed and time_s > 0) + format_time(time_s)
+
+
+def bars_chart(
+    title: str,
+    bars: Sequence[Bar],
+    names: Sequence[tuple[str, str]],
+    width: int,
+    *,
+    text: str = "",
+    limit: float | None = None,
+    is_linked: bool = False,
+) -> Drawing | None:
+    """A row for each bar, each beginning where the one above ended if they are linked; None
+    without bars that have a length.  ``limit`` is an upright line."""
+    ends = [end for bar in bars for end in (bar.begin, bar.end, *(bar.spread or ()))]
+    if max(ends, default=0.0) <= 0:
+        return None
+    left = min(0.4 * width, max(text_width(bar.name) for bar in bars) + 12)
+    right = max(text_width(bar.text) for bar in bars) + 14
+    top = _TOP if names else 5
+    canvas = Canvas(width, top + 3 + _ROW * len(bars) + 8)
+    if limit is not None:
+        names = [*names, ("memory of a device", "limit")]
+    if names:
+        top += canvas.legend((left, 16), names)
+    most = max(*ends, limit or 0.0)
+    x = Scale(low=min(0.0, *ends), high=most, begin=left, end=width - right)
+    for place, bar in enumerate(bars):
+        y = top + place * _ROW
+        _draw_bar(canvas, bar, x, y)
+        if is_linked and place + 1 < len(bars):
+            at = x(bar.end)
+            canvas.line((at, y + 4 + _BAR), (at, y + _ROW + 4), "grid")
+    if limit is not None:
+        canvas.line((x(limit), top), (x(limit), top + _ROW * len(bars)), "limit")
+    shown = text or "; ".join(f"{bar.name} {bar.text}" for bar in bars[:6])
+    return canvas.finished(title, shown)
+
+
+def _draw_bar(canvas: Canvas, bar: Bar, x: Scale, top: float) -> None:
+    """One row: name, bar, interval where there is one, and text."""
+    low, high = sorted((x(bar.begin), x(bar.end)))
+    high = max(high, low + 1.0)
+    name = elided(bar.name, x.begin - 10)
+    shown = bar.name if name != bar.name else ""
+    canvas.text((x.begin - 8, top + 15), name, anchor="end", shown=shown)
+    at = bar.begin
+    for hue, length in bar.stack or ((bar.hue, 0.0),):
+        size = x(at + length) - x(at) if bar.stack else high - low
+        if size or not bar.stack:
+            canvas.rect((x(at) if bar.stack else low, top + 4), (size, _BAR), hue)
+        at += length
+    if bar.spread is not None:
+        ends = [(x(end), top + 4 + _BAR / 2) for end in bar.spread]
+        canvas.line(ends[0], ends[1], "error")
+        high = max(high, ends[1][0])
+    canvas.text((high + 6, top + 15), bar.text, "faint")
+
+
+def layouts_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing | None:
+    """The running layout and ``rows`` of its plan, each by its number there; None without rows.
+
+    An upright line is a 90 % interval; the broken one is where memory ends.
+    """
+    if not rows:
+        return None
+    capacity, shown = plan.memory_capacity_nbytes, (plan.own, *rows)
+    factor, unit = seconds_unit(max(one.step_time_s for one in shown))
+    most_nbytes = max(one.memory.total_nbytes for one in shown)
+    size, named = (GIB, "GiB") if most_nbytes >= GIB else (MIB, "MiB")
+    needs = [one.memory.total_nbytes / size for one in shown]
+    # Where memory is no question its end would press all layouts into a corner.
+    is_near = capacity is not None and capacity < _NEAR * most_nbytes
+    limit = capacity / size if capacity is not None and is_near else None
+    least, most = (0.0, 1.08 * max(*needs, limit)) if limit else padded(needs, 0.2)
+    low, high = padded([s for one in shown for s in (one.low_s, one.high_s)])
+    kinds = [_RUNNING, *(_REFUSED if plan.obstacle(one) else _OTHER for one in rows)]
+    meanings = {
+        _RUNNING: "running", _OTHER: "other layouts", _REFUSED: "not offered"
+    }  # fmt: skip
+    legend = [(name, kind) for kind, name in meanings.items() if kind in kinds]
+    there = f" of {format_bytes(capacity)}" if capacity is not None and limit is None else ""
+    plot = Plot(
+        (width, 340),
+        legend + [("memory of a device", "limit")] * (limit is not None),
+        ((max(0.0, least), most), "1,000"),
+        (max(0.0, low), high),
+        (f"memory that it needs, {named}{there}", f"time of a step, {unit}"),
+        factor=factor,
+    )
+    if limit is not None:
+        plot.limit(x=limit)
+    places = plot.on(needs, [one.step_time_s for one in shown])
+    _draw_layouts(plot, plan, shown, kinds, places)
+    return plot.finished("Layouts: memory against the time of a step", _layouts_text(plan, rows))
+
+
+def _draw_layouts(
+    plot: Plot,
+    plan: Plan,
+    shown: Sequence[Candidate],
+    kinds: Sequence[str],
+    places: Sequence[Point],
+) -> None:
+    names = ["running", *map(str, range(1, len(shown)))]
+    spreads = [(plot.y(one.high_s), plot.y(one.low_s)) for one in shown]
+    labels = label_places(places, names, plot.width, spreads)
+    for at, (high_y, low_y) in zip(places, spreads, strict=True):
+        plot.line((at[0], low_y), (at[0], high_y), "error")
+    for one, at, name, label, kind in zip(shown, places, names, labels, kinds, strict=True):
+        if kind == _REFUSED:
+            plot.ring(at, 4, kind)
+        else:
+            plot.dots([at], kind)
+        if one is plan.best:
+            plot.ring(at, 9, "ring")
+        ends = f"{format_time(one.low_s)} to {format_time(one.high_s)}"
+        told = f"{one.label}: {format_time(one.step_time_s)} ({ends}), "
+        told += format_bytes(one.memory.total_nbytes)
+        plot.text(label, name, "strong" * (one is plan.best), shown=told)
+
+
+def label_places(
+    points: Sequence[Point],
+    names: Sequence[str],
+    width: int,
+    spreads: Sequence[tuple[float, float]] = (),
+) -> list[Point]:
+    """Where each name stands beside its point: the first place of a few that no other takes.
+
+    ``spreads`` are the ends of upright lines through the points: names lie on one only where there
+    is no other place.
+    """
+    pairs = zip(points, spreads, strict=False)
+    lines: list[_Box] = [(x - 2, top, x + 2, bottom) for (x, _), (top, bottom) in pairs]
+    taken: list[_Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in points]
+    found = []
+    for (x, y), name in zip(points, names, strict=True):
+        wide = text_width(name)
+        tried = [(x + 11, y + 4), (x - 11 - wide, y + 4)]
+        tried += [(x - wide / 2, y + rise) for rise in (-12, 20, -26, 34, -40, 48)]
+        boxes = [(at[0], at[1] - 11, at[0] + wide, at[1] + 2) for at in tried]
+        free = [
+            place
+            for place, box in enumerate(boxes)
+            if box[0] >= 0 and box[2] <= width and not any(_meets(box, one) for one in taken)
+        ]
+        clear = [place for place in free if not any(_meets(boxes[place], one) for one in lines)]
+        best = next(iter([*clear, *free]), 0)
+        taken.append(boxes[best])
+        found.append(tried[best])
+    return found
+
+
+def _meets(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _layouts_text(plan: Plan, rows: Sequence[Candidate]) -> str:
+    own, best = plan.own, plan.best
+    text = f"The running layout {own.label} takes {format_time(own.step_time_s)} per step"
+    if best is None or best not in rows:
+        misfits = sum(one.verdict is Verdict.DOES_NOT_FIT for one in rows)
+        text += f"; none of these {len(rows)} others is offered"
+        return f"{text}, {misfits} do not fit" if misfits else text
+    return (
+        f"{text}; number {rows.index(best) + 1}, {best.label}, is the best that is offered: "
+        f"{format_time(best.step_time_s)}, {best.change_text}, in "
+        f"{format_bytes(best.memory.total_nbytes)}"
+    )
+
+
+_TASKS = {
+    TaskKind.FORWARD: ("forward", "blue"),
+    TaskKind.BACKWARD: ("backward", "orange"),
+    TaskKind.INPUT_GRADIENT: ("backward", "orange"),
+    TaskKind.WEIGHT_GRADIENT: ("weight gradients", "amber"),
+    TaskKind.EXCHANGE: ("messages", "grey"),
+    TaskKind.TRANSFER: ("messages", "grey"),
+    TaskKind.REDUCE: ("gradients and parameters", "green"),
+    TaskKind.GATHER: ("gradients and parameters", "green"),
+    TaskKind.OPTIMIZER: ("optimizer", "purple"),
+    TaskKind.HOST: ("host", "grey"),
+}
+_LANE, _GAP, _LANES_TOP, _LEFT = 18, 12, 56, 128
+_STEPS = "predicted is the simulated step, measured is a single hooked one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lane:
+    name: str
+    spans: _Spans
+    is_last: bool
+    """Of its stage."""
+
+    @property
+    def height(self) -> int:
+        return _LANE + 2 + _GAP * self.is_last
+
+    @property
+    def end_s(self) -> float:
+        return max(one.end_s for one in self.spans)
+
+
+def timeline_chart(
+    predicted: Sequence[Span], measured: Sequence[MeasuredSpan], width: int
+) -> Drawing | None:
+    """Passes, messages, gradients and the optimizer of each stage, on one scale; None where
+    nothing is known.  Of a stage's ranks the first is shown."""
+    lanes = _lanes(predicted, measured)
+    if not lanes:
+        return None
+    canvas = Canvas(width, _LANES_TOP + sum(lane.height for lane in lanes) + 40)
+    most_s = max(lane.end_s for lane in lanes)
+    factor, unit = seconds_unit(most_s)
+    x = Scale(low=0.0, high=most_s, begin=_LEFT, end=width - 16)
+    seen = {_TASKS[one.kind] for lane in lanes for one in lane.spans}
+    names = [one for one in dict.fromkeys(_TASKS.values()) if one in seen]
+    top = _LANES_TOP + canvas.legend((8, 16), names)
+    lengths = sorted((s.end_s - s.start_s for lane in lanes for s in lane.spans), reverse=True)
+    least_s, y = lengths[min(NUM_SPANS, len(lengths)) - 1], float(top)
+    for lane in lanes:
+        canvas.text((_LEFT - 8, y + 13), lane.name, "faint", anchor="end")
+        for one in lane.spans:
+            if one.end_s - one.start_s >= least_s:
+                _draw_span(canvas, one, x, y)
+        y += lane.height
+    for tick in round_ticks(0.0, most_s, most_ticks(x.end - _LEFT, "0.000"), factor=factor):
+        at = x(tick.value)
+        canvas.line((at, top - 4), (at, y - _GAP + 4), "grid")
+        canvas.text((at, y + 8), tick.text, "faint", anchor="middle")
+    canvas.text((width - 16, y + 26), f"time in the step, {unit}", "faint", anchor="end")
+    ends = [
+        f"{lane.name}: {len(lane.spans)} parts, the last ends at {format_time(lane.end_s)}"
+        for lane in lanes
+    ]
+    # Neither is the step that gains are held against, and readers compare the three.
+    return canvas.finished("One step, predicted and measured", "; ".join([_STEPS, *ends]))
+
+
+def _draw_span(canvas: Canvas, one: Span | MeasuredSpan, x: Scale, y: float) -> None:
+    name, hue = _TASKS[one.kind]
+    # A message goes beside the passes of its stage.
+    top, high = (y + _LANE - 5, 4) if name == "messages" else (y, _LANE)
+    number = f" {one.microbatch}" if one.microbatch >= 0 else ""
+    shown = f"{name}{number}: {format_time(one.end_s - one.start_s)}"
+    size = (max(0.6, x(one.end_s) - x(one.start_s)), high)
+    canvas.rect((x(one.start_s), top), size, f"bar {hue}", shown=shown)
+
+
+def _lanes(predicted: Sequence[Span], measured: Sequence[MeasuredSpan]) -> list[_Lane]:
+    stages = sorted({span.stage for span in predicted} | {span.stage for span in measured})
+    if len(stages) > NUM_STAGES:
+        last = len(stages) - 1
+        stages = [stages[round(place * last / (NUM_STAGES - 1))] for place in range(NUM_STAGES)]
+    lanes = []
+    for stage in stages:
+        own = [span for span in measured if span.stage == stage]
+        first = min((span.rank for span in own), default=None)
+        pairs: list[tuple[str, _Spans]] = [
+            (f"stage {stage} predicted", [span for span in predicted if span.stage == stage]),
+            (f"rank {first} measured", [span for span in own if span.rank == first]),
+        ]
+        found = [(name, spans) for name, spans in pairs if spans]
+        lanes += [
+            _Lane(name=name, spans=spans, is_last=place == len(found) - 1)
+            for place, (name, spans) in enumerate(found)
+        ]
+    return lanes

@@ -1,0 +1,801 @@
+"""The best layouts on numbers of GPUs, of the run's kind or of others: ``forerun plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from ...calib.advice import (
+    Breadth,
+    Candidate,
+    Explanation,
+    MemoryRoom,
+    Plan,
+    Remedy,
+    Scaling,
+    WhyNot,
+    best_on,
+    breadth,
+    compare,
+    curve,
+    explain,
+    named_layout,
+    why_not,
+)
+from ...calib.arguments import LAYOUT_NAMES, AxisValue, Keep, apply_options, options_of, untaken
+from ...calib.errors import ConfigError, ForerunError
+from ...calib.fit.priors import is_processor
+from ...calib.forecast import RunLeft, WholeRun, whole_run
+from ...calib.memory import MemoryEstimate, Verdict, host_nbytes, known_device
+from ...calib.network.cluster import link_figures
+from ...calib.records import stamped
+from ...calib.search import TOP, Effort
+from ...calib.shell import joined
+from ...calib.units import format_bytes, format_time
+from ...calib.workload import RunConfig, at_least_one, at_most, shown, takes_options, whole
+from ..directory.forecast_log import run_left
+from ..known.machine import Machine, plan_on
+from ..options.plan_options import Objective, PlanQuestion, read_prices, read_tokens
+from ..report.answer_tables import (
+    BestLayout,
+    layouts_table,
+    plan_notes,
+    plans_table,
+    rest_json,
+    scaling_text,
+)
+from ..report.explain_text import explanation_parts
+from ..report.table import Command, Part, screen_of
+from .other_run import OtherRun
+from .said import Layout
+from .told import LayoutAnswer, Told
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .row_command import RowCommand
+
+
+Searching: TypeAlias = Callable[[int], AbstractContextManager[Effort]]
+"""How a search for so many layouts is done."""
+_OPENED = ("throughput", "memory")
+"""Objects of a layout's JSON whose names become columns."""
+_LEFT_OUT = ("routing", "source_frac", "options")
+
+
+class AskedRun(Protocol):
+    """What answers of layouts need of a ``Run``."""
+
+    @property
+    def directory(self) -> Path:
+        """What ``--calibrate-dir`` was."""
+        ...
+
+    @property
+    def searching(self) -> Searching:
+        """How a plan is searched for."""
+        ...
+
+    def machine(self, device: str | None = None) -> Machine:
+        """The step model, on a device that is asked for, else on the run's own."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnePlan:
+    """The plan for one device and one number of ranks, and what it was made from."""
+
+    question: PlanQuestion
+    num_ranks: int
+    machine: Machine
+    plan: Plan
+    price_per_gpu_hour: float | None
+    why: WhyNot | None
+    left_out: tuple[str, ...] = ()
+    """What a description of another run says and the model does not know."""
+    left: RunLeft | None = None
+    """The rest of the run, where it is known and the model is the run's."""
+
+    @property
+    def device(self) -> str:
+        """The device, by its driver's name."""
+        return self.machine.own.device
+
+    @property
+    def is_as_run(self) -> bool:
+        """Whether layouts are held against the run itself, not against what was asked of it."""
+        return self.plan.own.config == self.machine.own
+
+    @cached_property
+    def breadth(self) -> Breadth | None:
+        """How wide the choice is within the intervals."""
+        return breadth(self.plan, self.machine.steps)
+
+    @cached_property
+    def best(self) -> BestLayout:
+        """The layout that fits and comes first; the running one where it is that."""
+        found, ahead = best_on(self.num_ranks, self.plan, self.question.keep), None
+        price, num_tokens = self.price_per_gpu_hour, self.question.num_tokens
+        if found is not None and num_tokens:
+            steps = self.machine.steps
+            ahead = whole_run(found.config, steps, num_tokens=num_tokens, price_per_gpu_hour=price)
+        return BestLayout(
+            candidate=found,
+            whole_run=ahead,
+            device=self.device,
+            num_ranks=self.num_ranks,
+            price_per_gpu_hour=price,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan, and what it rests on."""
+        best, plan = self.best, self.plan
+
+        def row(candidate: Candidate) -> dict[str, Any]:
+            return {**candidate.to_json(), "rest": rest_json(candidate, self.left)}
+
+        def known(part: Any) -> Any:
+            return None if part is None else part.to_json()
+
+        return {
+            **plan.to_json(),
+            "own": row(plan.own),
+            "device": self.device,
+            "basis": self.machine.basis or None,
+            "num_ranks": self.num_ranks,
+            "global_batch_size": plan.own.config.batch.global_batch_size,
+            "gpu_hours_per_giga_token": best.gpu_hours_per_giga_token,
+            "price_per_gpu_hour": self.price_per_gpu_hour,
+            "cost_per_giga_token": best.cost_per_giga_token,
+            "whole_run": known(best.whole_run),
+            "why": known(self.why),
+            "breadth": known(self.breadth),
+            "candidates": [row(one) for one in plan.candidates[: self.question.top]],
+            "network": network_json(self.machine),
+        }
+
+    def parts(self, *, is_one_of_many: bool) -> Iterator[Part]:
+        """The plan in full: its layouts, what is offered, and what that rests on."""
+        title = f"Layouts on {self.num_ranks} GPUs, {self.device}" if is_one_of_many else "Layouts"
+        plan, best, basis = self.plan, self.best, self.machine.basis
+        own_name = "running" if self.is_as_run and plan.own.is_comparable else "as now"
+        if basis:
+            yield basis
+            own_name = "as described"
+        if plan.candidates:
+            top = self.question.top
+            yield layouts_table(plan, top, left=self.left, title=title, own_name=own_name)
+        if best.candidate is not None and best.whole_run is not None:
+            yield "\n".join([f"a run in {best.candidate.label}", *best.whole_run.lines])
+        if self.why is not None:
+            yield f"why not {self.question.why}: {self.why.text}"
+        yield from _offer(plan)
+        if self.breadth is not None:
+            yield self.breadth.text
+        yield from plan_notes(plan)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PlanAnswer(Told):
+    """One plan, or several beside each other; rows are those of the one that is preferred.
+
+    Row 0 is the running layout, row 1 the fastest other that fits.
+    """
+
+    question: PlanQuestion
+    plans: tuple[OnePlan, ...]
+    """By device, then by number of ranks."""
+    run: AskedRun
+    other: OtherRun
+
+    @property
+    def run_id(self) -> str:
+        """The run, or the machine that was imported."""
+        return self.plans[0].machine.name
+
+    @cached_property
+    def chosen(self) -> OnePlan:
+        """Of several the one that the objective prefers; it is told in full.
+
+        ``ConfigError`` where no layout runs on any of the numbers.
+        """
+        first = self.plans[0]
+        if len(self.plans) > 1 and all(not one.plan.candidates for one in self.plans):
+            raise ConfigError(nothing(first.plan.own.config, first.num_ranks, self.question))
+        is_cost = self.question.objective is Objective.COST
+        return min(self.plans, key=lambda one: one.best.order(is_cost=is_cost))
+
+    @property
+    def best_layouts(self) -> tuple[BestLayout, ...]:
+        """Of each plan the layout that fits and comes first; the running one where it is that."""
+        return tuple(one.best for one in self.plans)
+
+    @cached_property
+    def curves(self) -> tuple[Scaling, ...]:
+        """Of several numbers of GPUs what each brings, by device; empty of a single plan."""
+        return tuple(_curves(self.plans)) if len(self.plans) > 1 else ()
+
+    @property
+    def running(self) -> Candidate:
+        """What layouts are held against: row 0."""
+        return self.chosen.plan.own
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The layouts that were found, the fastest that fits first: rows 1 and up."""
+        return self.chosen.plan.candidates
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that may be offered; None where nothing is faster, fits and can be asked."""
+        return self.chosen.plan.best
+
+    def command(self, row: int = 1) -> RowCommand:
+        """A row as a launch command that runs; ``ConfigError`` for a row that is not there."""
+        from .row_command import row_command  # launch lines are built for this alone
+
+        return row_command(self.run.directory, self.run_id, self.chosen.plan, row, self.other)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a description of another run says and the model does not know, damaged records, and
+        what was not measured."""
+        left_out = dict.fromkeys(text for one in self.plans for text in one.left_out)
+        problems = dict.fromkeys(text for one in self.plans for text in one.machine.problems)
+        return (*left_out, *problems)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each layout of each plan, row 0 of each the running one, by the names of JSON,
+        in seconds and bytes."""
+        import pandas as pd  # slow to import, and no verb needs it
+
+        return pd.DataFrame([*_rows(self.plans, self.question.top)])
+
+    def plot(self, axes: Any = None) -> Any:
+        """Steps with their intervals on axes of matplotlib, which are returned.
+
+        Raises ``ConfigError`` where that is not installed.
+        """
+        return _plot(self.to_frame(), axes)
+
+    def __repr__(self) -> str:
+        return screen_of(self.parts())
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``forerun plan --json``: one plan as it is, several under ``plans`` with curves."""
+        values = [one.to_json() for one in self.plans]
+        head = {"run_id": self.run_id, "objective": self.question.objective.value}
+        if len(values) == 1:
+            return stamped({**head, **values[0]})
+        scaling = [found.to_json() for found in self.curves]
+        return stamped({**head, "plans": values, "scaling": scaling})
+
+    def parts(self) -> Iterator[Part]:
+        """Tables and sentences, those of the chosen plan last."""
+        chosen, is_one_of_many = self.chosen, len(self.plans) > 1
+        if is_one_of_many:
+            points = {(one.device, p.num_ranks): p for one in self.curves for p in one.points}
+            yield plans_table(
+                [
+                    replace(one, point=points.get((one.device, one.num_ranks)))
+                    for one in self.best_layouts
+                ]
+            )
+            yield "\n".join(["", scaling_text(self.curves), ""])
+        yield from chosen.parts(is_one_of_many=is_one_of_many)
+
+
+def planned(
+    run: AskedRun, question: PlanQuestion, other: OtherRun, num_rows: int = 0
+) -> PlanAnswer:
+    """The plans that are asked for, by device and then by number of ranks; at least ``num_rows``
+    layouts are searched for each.
+
+    Raises ``ConfigError`` where no layout runs on the only number of ranks.
+    """
+    plans: list[OnePlan] = []
+    with run.searching(max(TOP, question.top, num_rows)) as effort:
+        for place, device in enumerate(question.devices or (None,)):
+            machine = run.machine(device)
+            for count in question.counts or (0,):
+                known, config, left_out = other.of(machine, count)
+                num_ranks = count or config.parallelism.num_ranks
+                asked = question.asked_of(config, num_ranks)
+                found = _one_plan(known, asked, num_ranks, question, place, effort)
+                plans.append(replace(found, left_out=left_out, left=_left(run.directory, found)))
+    return PlanAnswer(question=question, plans=tuple(plans), run=run, other=other)
+
+
+def _one_plan(
+    machine: Machine,
+    config: RunConfig,
+    num_ranks: int,
+    question: PlanQuestion,
+    place: int,
+    effort: Effort,
+) -> OnePlan:
+    def made(keep: Keep | None) -> Plan:
+        return plan_on(
+            machine,
+            config,
+            num_ranks,
+            effort=effort,
+            keep=keep,
+            memory_capacity_nbytes=question.memory_nbytes,
+        )
+
+    found = made(question.keep)
+    # Of several numbers one that nothing runs on is a row that says so; the running layout may be
+    # the only one.
+    is_alone = any(proof.tally.evaluated for proof in found.proofs.values())
+    if not (found.candidates or is_alone or question.why) and len(question.counts) < 2:
+        raise ConfigError(nothing(config, num_ranks, question))
+    why = None
+    if question.why is not None:
+        priced = partial(
+            compare,
+            config,
+            steps=machine.steps,
+            memory_capacity_nbytes=found.memory_capacity_nbytes,
+            memory_offset_nbytes=machine.memory_offset_nbytes,
+            is_running=machine.runs(config),
+        )
+        why = why_not(question.why, found, made(question.why), num_ranks, priced)
+    return OnePlan(
+        question=question,
+        num_ranks=num_ranks,
+        machine=machine,
+        plan=found,
+        price_per_gpu_hour=question.price(place),
+        why=why,
+    )
+
+
+def _left(directory: Path, one: OnePlan) -> RunLeft | None:
+    machine, own = one.machine, one.plan.own
+    if own.config.model != machine.own.model:
+        return None
+    step_s = own.step_time_s if one.is_as_run else machine.steps.measured_s(machine.own)
+    price = one.price_per_gpu_hour
+    return run_left(directory, machine.name, machine.own, step_s, price_per_gpu_hour=price)
+
+
+def nothing(config: RunConfig, num_ranks: int, question: PlanQuestion) -> str:
+    """Why nothing runs on so many ranks, and what to ask instead."""
+    if question.keep is not None:
+        return (
+            f"no layout of this model on {num_ranks} ranks has {question.keep}; --why "
+            f"{question.keep} explains why"
+        )
+    return (
+        f"no layout of this model runs on {num_ranks} ranks with global_batch_size "
+        f"{config.batch.global_batch_size}; choose a number of ranks that divides it"
+    )
+
+
+def _curves(plans: Sequence[OnePlan]) -> Iterator[Scaling]:
+    """Of each device, over the numbers of GPUs that a layout fits on."""
+    for device in dict.fromkeys(one.device for one in plans):
+        own = sorted((p for p in plans if p.device == device), key=lambda one: one.num_ranks)
+        able = [one.best.candidate for one in own if one.best.candidate is not None]
+        if able:
+            without = tuple(one.num_ranks for one in own if one.best.candidate is None)
+            yield replace(curve(able, own[0].machine.steps, device=device), without=without)
+
+
+def _offer(plan: Plan) -> Iterator[str]:
+    """The options of the fastest layout that may be offered, and why none before it is; or what
+    came nearest."""
+    if plan.doubt:
+        yield plan.doubt
+    best = plan.best
+    if best is None and (coded := plan.by_code) is not None:
+        row = plan.candidates.index(coded) + 1
+        yield f"row {row}, {coded.label}, takes a change of the code: {plan.obstacle(coded)}"
+        return
+    if best is None:
+        nothing_else = "nothing faster to offer" if plan.own.is_comparable else "nothing to offer"
+        yield " · ".join(filter(None, [nothing_else, plan.nearest_miss]))
+        return
+    row, first = plan.candidates.index(best) + 1, plan.candidates[0]
+    if row > 1:
+        yield f"row 1, {first.label}, is not offered: {plan.obstacle(first)}"
+    if takes_options(plan.own.config):
+        yield Command(f"row {row}, {best.label}: {joined(best.options)}")
+    else:
+        yield f"fastest that may be offered: {best.label}"
+
+
+def _rows(plans: Sequence[OnePlan], top: int) -> Iterator[dict[str, Any]]:
+    for one in plans:
+        for number, candidate in enumerate((one.plan.own, *one.plan.candidates[:top])):
+            value: dict[str, Any] = candidate.to_json()
+            opened = {key: held for name in _OPENED for key, held in value.pop(name).items()}
+            plain = {name: held for name, held in value.items() if name not in _LEFT_OUT}
+            yield {"device": one.device, "row": number, **plain, **opened}
+
+
+def _plot(found: pd.DataFrame, axes: Any) -> Any:
+    """The layouts of a single plan; of several plans the first row of each."""
+    try:
+        pyplot = import_module("matplotlib.pyplot")
+    except ImportError as err:
+        raise ConfigError(
+            "plot() needs matplotlib, which is not installed; pip install matplotlib, or draw what "
+            "to_frame() has"
+        ) from err
+    axes = pyplot.subplots()[1] if axes is None else axes
+    is_one = (found["row"] == 0).sum() == 1
+    found = found[(found["verdict"] != "does not fit") & (is_one | (found["row"] == 1))]
+    ends = [found["step_time_s"] - found["low_s"], found["high_s"] - found["step_time_s"]]
+    places = range(len(found))
+    axes.errorbar(found["step_time_s"], places, xerr=ends, fmt="o")
+    names = found["label"] if is_one else found["device"] + ", " + found["num_ranks"].astype(str)
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("step (s) with its 90 % interval")
+    return axes
+
+
+Options: TypeAlias = "Sequence[str] | Mapping[str, Any]"
+"""Megatron's options as words, or by name: True for a switch, several values as a list."""
+_LARGER = ("H200", "B200", "B300")
+"""Devices that a layout may fit on."""
+_NUM_DEVICES = 2
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Prediction(LayoutAnswer):
+    """The step of a layout, with a 90 % interval, against the running one where that does the same
+    work."""
+
+    layout: Candidate
+    run: AskedRun
+    described: RunConfig
+    """The run that options are laid over."""
+    other: OtherRun
+    whole_run: WholeRun | None = None
+    """From its first step to its last, where that was asked for."""
+
+    @cached_property
+    def room(self) -> MemoryRoom | None:
+        """Memory of the device; None where nobody knows that, and on a CPU."""
+        return _room(self.layout.config, self.machine)
+
+    @property
+    def running(self) -> RunConfig:
+        """The running layout."""
+        return self.machine.own
+
+    @property
+    def layouts(self) -> dict[str, RunConfig]:
+        """The layout beside the running one, unless it is that."""
+        both = {"asked": self.layout.config, "running": self.running}
+        return both if self.layout.config != self.running else {"running": self.running}
+
+    def to_tokens(
+        self, tokens: float | str | None, price_per_gpu_hour: float | str | None
+    ) -> Prediction:
+        """The same with the whole run to so many tokens, or as long as it is where a price alone is
+        given; itself of neither.
+
+        Raises ``ConfigError`` where nothing says how long the run is.
+        """
+        if tokens is None and price_per_gpu_hour is None:
+            return self
+        number = 0 if tokens is None else read_tokens(tokens)
+        return replace(self, whole_run=self._length(number, price_per_gpu_hour))
+
+    def _length(self, num_tokens: int = 0, price: float | str | None = None) -> WholeRun:
+        prices = read_prices(None if price is None else str(price))
+        config, price_per_gpu_hour = self.layout.config, next(iter(prices), None)
+        return whole_run(
+            config, self.machine.steps, num_tokens=num_tokens, price_per_gpu_hour=price_per_gpu_hour
+        )
+
+    @property
+    def label(self) -> str:
+        """The layout in short, as ``TP4 PP2 mbs2``."""
+        return self.layout.label
+
+    @property
+    def step_time_s(self) -> float:
+        """The predicted step, seconds."""
+        return self.layout.step_time_s
+
+    @property
+    def low_s(self) -> float:
+        """Lower end of its 90 % interval, seconds."""
+        return self.layout.low_s
+
+    @property
+    def high_s(self) -> float:
+        """Upper end of its 90 % interval, seconds."""
+        return self.layout.high_s
+
+    @property
+    def time_frac(self) -> float | None:
+        """The step over that of the running layout, minus one; None where that trains another model
+        or batch, or runs on another device."""
+        return self.layout.time_frac if self.layout.is_comparable else None
+
+    @property
+    def memory(self) -> MemoryEstimate:
+        """Peak memory of the fullest device."""
+        return self.layout.memory
+
+    @cached_property
+    def largest_micro_batch(self) -> Remedy | None:
+        """The largest micro-batch that fits with all else as it is; None: none does, or nobody
+        knows the memory."""
+        return None if self.room is None else self.room.largest_micro_batch()
+
+    @cached_property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """The cheapest options that would make it fit, then larger devices that it fits on; empty
+        where it fits."""
+        if self.room is None or self.layout.verdict is not Verdict.DOES_NOT_FIT:
+            return ()
+        return (*self.room.remedies(), *self._larger_devices())
+
+    def _larger_devices(self) -> Iterator[Remedy]:
+        found = 0
+        for name in _LARGER:
+            device = known_device(name)
+            asked = replace(self.layout.config, device=device.driver_name)
+            if found == _NUM_DEVICES or asked.device == self.layout.config.device:
+                continue
+            room = None
+            with suppress(ForerunError):  # imported steps are of their own device alone
+                room = _room(asked, self.run.machine(name))
+            if room is not None and room.verdict(asked) is Verdict.FITS:
+                found += 1
+                (one,) = room.priced({("--device", name): asked})
+                step_frac = one.layout.step_time_s / self.step_time_s - 1.0
+                yield replace(one, slower_frac=step_frac)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Megatron's options that give the layout."""
+        return self.layout.options
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``forerun predict --json``."""
+        largest, ahead = self.largest_micro_batch, self.whole_run
+        told = {
+            "network": network_json(self.machine),
+            "left_out": list(self.left_out),
+            "basis": self.machine.basis or None,
+            "largest_micro_batch": None if largest is None else largest.to_json(),
+            "remedies": [one.to_json() for one in self.remedies],
+            "whole_run": None if ahead is None else ahead.to_json(),
+        }
+        return stamped({"run_id": self.run_id, **self.layout.to_json(), **told})
+
+    def write_sbatch(self, path: Path | str) -> None:
+        """Write a script for ``sbatch`` whose ``--time`` holds 95 % of such runs.
+
+        Raises ``ConfigError`` where the layout cannot run, or nothing says how long it runs.
+        """
+        from .row_command import MARK, batch_script, launch_for, write_script
+
+        launch = launch_for(self.run.directory, self.run_id, self.described, self.other)
+        said = (f"{MARK} for {self.run_id}", self.sentence)
+        run = self.whole_run or self._length()
+        text = batch_script(self.layout, run, launch, self.described, said)
+        write_script(path, text, "--sbatch")
+
+    @property
+    def sentence(self) -> str:
+        """The layout with its step, its throughput and its memory."""
+        one = self.layout
+        host = host_nbytes(one.config)
+        parts = (
+            f"{one.label}: step {format_time(one.step_time_s)} (90 %: "
+            f"{format_time(one.low_s)} to {format_time(one.high_s)})",
+            one.throughput.text,
+            f"{one.against_text} against the running layout" * one.is_comparable,
+            f"memory {format_bytes(one.memory.total_nbytes)}",
+            f"host memory {format_bytes(host)} a node" if host else "",
+            one.routing.text if one.routing is not None else "",
+        )
+        return " · ".join(filter(None, parts))
+
+    def parts(self) -> Iterator[Part]:
+        """The sentence, and the options where there are any to give."""
+        from ..report.table import Command
+
+        yield self.sentence
+        if self.room is not None:
+            largest = self.largest_micro_batch
+            size = "none" if largest is None else largest.text.removeprefix("--mbs ")
+            yield f"largest micro-batch that fits: {size}"
+        yield from () if self.whole_run is None else self.whole_run.lines
+        if self.machine.basis:
+            yield self.machine.basis
+        if self.machine.steps.left_out_log:
+            yield "an option of this run is not modelled: the step may be off by a factor of 2 more"
+        if self.layout.verdict is Verdict.DOES_NOT_FIT:
+            yield "it does not fit in memory, so its options are not printed"
+            if self.remedies:
+                told = ", ".join(one.text.replace(" ", "\u00a0") for one in self.remedies)
+                yield f"it would fit with {told}"
+        elif clause := untaken(self.layout.config, self.running):
+            yield f"{clause}; its options are not printed"
+        elif takes_options(self.running):
+            yield Command(joined(self.options))
+
+
+def predicted(run: AskedRun, words: Sequence[str], other: OtherRun) -> Prediction:
+    """The step of the layout that options say over the run, or over another.
+
+    Raises ``ConfigError`` for an option that is not known, and a layout that cannot be.
+    """
+    machine, base, notes = other.of(run.machine(), _num_ranks(words))
+    config = apply_options(base, words)
+    (candidate,) = compare(
+        machine.own,
+        [config],
+        machine.steps,
+        memory_capacity_nbytes=machine.memory_capacity_nbytes,
+        memory_offset_nbytes=machine.memory_offset_nbytes,
+        is_running=machine.runs(config),
+    )
+    return Prediction(
+        layout=candidate,
+        machine=machine,
+        run=run,
+        described=base,
+        other=other,
+        left_out=notes,
+    )
+
+
+def _room(config: RunConfig, machine: Machine) -> MemoryRoom | None:
+    if not machine.memory_capacity_nbytes or is_processor(config.device):
+        return None
+    return MemoryRoom(
+        asked=config,
+        steps=machine.steps,
+        capacity_nbytes=machine.memory_capacity_nbytes,
+        offset_nbytes=machine.memory_offset_nbytes,
+    )
+
+
+def words_of(options: Options, layout: Mapping[str, AxisValue]) -> list[str]:
+    """Short names and Megatron's options as the words of a command line.
+
+    ``ConfigError`` with the nearest name for one that no layout has.
+
+    >>> words_of({"micro_batch_size": 2, "swiglu": True}, {"tp": 4})
+    ['--tp=4', '--micro-batch-size', '2', '--swiglu']
+    """
+    names = [name for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)]
+    for name in layout:
+        if name not in names:
+            raise ConfigError(_not_a_name(name, names))
+    return [*(f"--{name}={value}" for name, value in layout.items()), *_options(options)]
+
+
+def network_json(machine: Machine) -> dict[str, Any]:
+    """What transfers were priced on, with where it comes from; empty without NCCL."""
+    known = machine.steps.base.conditions.network
+    figures = {} if known is None else link_figures(known)
+    return {name: asdict(found) for name, found in figures.items()}
+
+
+def _num_ranks(words: Sequence[str]) -> int:
+    """The value of ``--gpus`` among the options of a layout; 0 where it is not given."""
+    given = next((words for option, words in options_of(words) if option == "--gpus"), [])
+    if not given:
+        return 0
+    number = whole("gpus", given[0])
+    at_least_one("--gpus", number)
+    return number
+
+
+def _options(options: Options) -> Iterator[str]:
+    if isinstance(options, str):
+        raise ConfigError(
+            f"{shown(options)} is a single string; give a list of words, or a mapping"
+        )
+    if not isinstance(options, Mapping):
+        yield from options
+        return
+    for name, value in options.items():
+        option = name.lstrip("-").replace("_", "-")
+        if value is False:
+            yield f"--no-{option}"
+            continue
+        yield f"--{option}"
+        if value is not True:
+            is_one = isinstance(value, str) or not isinstance(value, Sequence)
+            yield from (str(one) for one in ((value,) if is_one else value))
+
+
+def _not_a_name(name: str, names: Sequence[str]) -> str:
+    import difflib  # no answer needs it
+
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
+    return f"{shown(name)} is not an axis of a layout; {remedy}"
+
+
+Named: TypeAlias = "str | int | Layout | Candidate"
+"""A layout: as a plan prints it (``TP4 PP2``), as a change of the running one (``tp4 pp2``),
+``running``, a row of the plan, or one that an answer holds."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ExplainAnswer(LayoutAnswer):
+    """The terms of a step, or of the difference of two."""
+
+    found: Explanation
+
+    @property
+    def sentence(self) -> str:
+        """Where most of the step goes, or what decides between the two."""
+        return self.found.sentence
+
+    @property
+    def layouts(self) -> dict[str, RunConfig]:
+        """The explained layout, and the one that it is held against."""
+        against = self.found.difference
+        sides = [self.found.one] if against is None else [self.found.one, against.other]
+        return {name: side.estimate.config for name, side in zip("AB", sides, strict=False)}
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``forerun explain --json``."""
+        return stamped({"run_id": self.run_id, **self.found.to_json()})
+
+    def write_svg(self, path: Path | str) -> None:
+        """Draw the terms as a waterfall into a file."""
+        # Of use here alone, and slow to import.
+        from ...calib.records import write_text
+        from ..drawing.charts import waterfall
+
+        write_text(Path(path), waterfall(self.found).alone())
+
+    def parts(self) -> Iterable[Part]:
+        """A sentence, the terms, and the way from one to the other."""
+        return explanation_parts(self.found)
+
+
+def explained(
+    run: AskedRun, one: Named, other: Named | None, num_ranks: int | None, described: OtherRun
+) -> ExplainAnswer:
+    """The terms of a layout's step, or of what it takes more than another's.
+
+    Raises ``ConfigError`` where a name is none, a row is not there, or a layout cannot run.
+    """
+    if num_ranks is not None:
+        at_least_one("--gpus", num_ranks)
+        at_most("--gpus", num_ranks)
+    machine, running, notes = described.of(run.machine(), num_ranks or 0)
+    rows: list[RunConfig] = []
+
+    def layout(named: Named) -> RunConfig:
+        if isinstance(named, Layout | Candidate):
+            return named.config
+        if not str(named).strip().isdecimal():
+            return named_layout(str(named), running, num_ranks or 0)
+        if not rows:
+            count = num_ranks or running.parallelism.num_ranks
+            with run.searching(TOP) as effort:
+                plan = plan_on(machine, running, count, effort=effort)
+            # As tables of layouts number them: 0 is the one that runs.
+            rows.extend([running, *(candidate.config for candidate in plan.candidates)])
+        if int(named) >= len(rows):
+            raise ConfigError(
+                f"row {int(named)} is not in the plan; give one from 0 to {len(rows) - 1}"
+            )
+        return rows[int(named)]
+
+    config, against = layout(one), None if other is None else layout(other)
+    found = explain(config, against, machine.steps)
+    return ExplainAnswer(machine=machine, found=found, left_out=notes)

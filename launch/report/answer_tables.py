@@ -1,0 +1,758 @@
+"""The tables of a report: one definition for the terminal, Markdown, HTML and W&B."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ...calib.advice import (
+    TRUSTED_FACTOR,
+    Candidate,
+    Growth,
+    Plan,
+    ScalePoint,
+    Scaling,
+    axis_value,
+    left_out,
+    recompute_text,
+)
+from ...calib.fit.estimates import Source
+from ...calib.forecast import RestOfRun, RunLeft, WholeRun, rest_of_run
+from ...calib.memory import Verdict
+from ...calib.search import layout_label
+from ...calib.timeline import PART_TEXTS
+from ...calib.units import TERA, format_count, format_frac, format_time
+from ...calib.workload import RunConfig
+from .table import (
+    Cell,
+    ReportTable,
+    bytes_cell,
+    count_cell,
+    frac_cell,
+    markdown_of,
+    span_cell,
+    table_of,
+    time_cell,
+    typed_rows,
+    whole_cell,
+)
+
+if TYPE_CHECKING:
+    from ...calib.advice import MicroBatchAdvice
+    from ...calib.answers import Answer, Modelled
+    from ...calib.drift import Clock
+
+
+NEGLIGIBLE_S = 1e-6
+"""Parts of a step below it are not listed."""
+NUM_WORKS = 20
+"""Operators and collectives that are listed: those that take most."""
+NUM_RANKS = 64
+"""Ranks that are listed: those that wait most."""
+PPM = 1e6
+Pictures = Mapping[str, tuple[str, str]]
+"""Title and text of pictures by the paths of their files."""
+_NO_PICTURES: Pictures = {}
+
+
+def tables_of(answer: Answer) -> list[ReportTable]:
+    """Every table that has something to show."""
+    modelled = answer.modelled
+    if modelled is None:
+        tables = [*_measured(answer)]
+    else:
+        tables = [
+            _throughput(answer, modelled),
+            *_parts_and_work(modelled),
+            *_models(modelled),
+            layouts_table(modelled.plan, left=answer.left),
+            micro_batch_table(modelled.micro_batch),
+            *windows_tables(answer),
+            *_waits(modelled),
+            *_stragglers(modelled),
+        ]
+    return [table for table in tables if table.rows]
+
+
+def notes_of(answer: Answer) -> list[str]:
+    """What belongs below the tables, a sentence each."""
+    own = [] if answer.modelled is None else _notes(answer, answer.modelled)
+    return [*own, *(f"Problem: {problem}" for problem in answer.problems)]
+
+
+def markdown(answer: Answer, pictures: Pictures = _NO_PICTURES) -> str:
+    """The report as Markdown, pictures first."""
+    lines = ["# Forerun report", "", f"Run `{answer.run_id}`, {answer.device}.", "", "```"]
+    lines += [*answer.transcript, "```", ""]
+    for path, (title, text) in pictures.items():
+        lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]
+    lines += [markdown_of(tables_of(answer)), *notes_of(answer)]
+    return "\n".join(lines) + "\n"
+
+
+def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
+    """Tables of the report as rows, keyed for sinks: numbers in place of their text."""
+    return {table.key: typed_rows(table) for table in tables}
+
+
+def window_values(answer: Answer) -> dict[str, float]:
+    """For sinks, once a window has its answer: how well the one before predicted its step."""
+    found = {
+        f"window_next_step_error_{when}_frac": getattr(score, f"next_{when}_frac")
+        for score in answer.window_scores[-2:-1]
+        for when in ("before", "after")
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def summary_values(answer: Answer) -> dict[str, float]:
+    """For sinks, at the end: how windows did, and the throughput of the measured step.
+
+    Of windows median absolute errors, before their refits and after, over those that have both.
+    """
+    found: dict[str, float] = {}
+    for name, key in (("next_step", "next"), ("finish", "finish")):
+        ends = [f"{key}_{when}_frac" for when in ("before", "after")]
+        pairs = [[getattr(score, end) for end in ends] for score in answer.window_scores]
+        both = [[abs(value) for value in pair] for pair in pairs if None not in pair]
+        for when, values in zip(("before", "after"), zip(*both, strict=True), strict=False):
+            found[f"windows_{name}_error_{when}_frac"] = median(values)
+    return found | answer.rates
+
+
+def _measured(answer: Answer) -> Iterator[ReportTable]:
+    """The step, what is left, and the groups, of a run whose layout nobody knows."""
+    ahead = answer.forecast
+    ends = f"{format_time(ahead.single_low_s)} to {format_time(ahead.single_high_s)}"
+    rows = [("step", format_time(answer.measured_step_s)), ("90 % of single steps", ends)]
+    for name, value in answer.rates.items():
+        unit, _, of_one = name.partition("_per_s")
+        rows.append((f"{unit}/s" + " per rank" * bool(of_one), format_count(value)))
+    if answer.overhead is not None:
+        rows.append(("hooked steps longer by", answer.overhead.text))
+    yield _pairs("measured_step", "The measured step", ("figure", "value"), rows)
+    yield table_of(
+        "left",
+        "What is left of the run" if answer.end.steps_total else "What is left of this pass",
+        ahead.parts if answer.end.horizon else (),
+        {
+            "part": lambda part: part.name,
+            "how many": lambda part: count_cell(part.num_left),
+            "time": lambda part: time_cell(part.time_s),
+            "source": lambda part: part.provenance,
+        },
+    )
+    yield table_of(
+        "groups",
+        "Groups of ranks, and their transfers per rank and step",
+        answer.groups,
+        {
+            "group": lambda group: group.role,
+            "ranks": lambda group: whole_cell(group.num_ranks),
+            "transfer": lambda group: group.collective or "not measured",
+            "calls": lambda group: count_cell(group.calls) if group.calls else "",
+            "bytes": lambda group: bytes_cell(group.nbytes) if group.calls else "",
+            "time": lambda group: (
+                f"{'at most ' * group.is_bound}{format_time(group.time_s)}" if group.calls else ""
+            ),
+        },
+    )
+
+
+def _pairs(
+    key: str, title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
+) -> ReportTable:
+    return ReportTable(key=key, title=title, columns=columns, rows=tuple(rows))
+
+
+def _throughput(answer: Answer, modelled: Modelled) -> ReportTable:
+    found = modelled.throughput(answer.measured_step_s)
+    one = "rank" if answer.device == "cpu" else "GPU"
+    rows = [
+        ("tokens/s", count_cell(found.tokens_per_s)),
+        (f"tokens/s per {one}", count_cell(found.tokens_per_s_per_gpu)),
+        (f"model TFLOP/s per {one}", count_cell(found.flop_per_s_per_gpu / TERA)),
+    ]
+    if found.mfu_frac is not None and found.hfu_frac is not None:
+        rows.append(("MFU", frac_cell(found.mfu_frac)))
+        rows.append(("HFU (counts recomputed work)", frac_cell(found.hfu_frac)))
+    title = f"Throughput of the measured step ({format_time(answer.measured_step_s)})"
+    return _pairs("throughput", title, ("rate", "value"), rows)
+
+
+def _parts_and_work(answer: Modelled) -> Iterator[ReportTable]:
+    own, total_s = answer.own, answer.step.time_s
+    parts = [(part.value, time_s) for part, time_s in own.parts_s.items()]
+    parts.append(("waiting for later ranks", answer.waiting_s))
+    parts.append(("cost of hooks, taken off", -answer.perturbation_s))
+    yield table_of(
+        "step_parts",
+        f"Modelled step, {format_time(total_s)}, by part (stage {own.critical_stage})",
+        [part for part in parts if abs(part[1]) > NEGLIGIBLE_S],
+        {
+            "part": lambda part: part[0],
+            "time": lambda part: time_cell(part[1]),
+            "of the modelled step": lambda part: frac_cell(part[1] / total_s),
+        },
+    )
+    yield table_of(
+        "work",
+        f"Work of the critical stage, in a simulated step of {format_time(own.time_s)}",
+        sorted(own.contributions, key=lambda work: -work.time_s)[:NUM_WORKS],
+        {
+            "work": lambda work: work.name,
+            "phase": lambda work: work.phase,
+            "times per step": lambda work: whole_cell(work.count),
+            "time per step": lambda work: time_cell(work.time_s),
+            "of the simulated step": lambda work: frac_cell(work.time_s / own.time_s),
+            "source": lambda work: work.source.value,
+        },
+    )
+
+
+def _models(answer: Modelled) -> Iterator[ReportTable]:
+    summary = answer.calibration.summary()
+    yield table_of(
+        "operators",
+        "Operator models",
+        summary["operators"],
+        {
+            "operator": lambda row: f"{row['kind']} {row['phase']}",
+            "rows": lambda row: whole_cell(row["num_rows"]),
+            "shapes": lambda row: whole_cell(row["num_shapes"]),
+            "model": lambda row: row["model"],
+            "law / measured": lambda row: frac_cell(row.get("efficiency_frac")),
+            "held-out error": lambda row: frac_cell(row.get("left_out_error_frac")),
+        },
+    )
+    yield table_of(
+        "collectives",
+        "Collective models",
+        summary["collectives"],
+        {
+            "collective": lambda row: f"{row['collective']} {row['role']} x{row['num_ranks']}",
+            "rows": lambda row: whole_cell(row["num_rows"]),
+            "sizes": lambda row: whole_cell(row["num_sizes"]),
+            "alpha": lambda row: time_cell(row["alpha_s"]),
+            "bandwidth": lambda row: bytes_cell(row["bytes_per_s"], "/s"),
+        },
+    )
+
+
+def windows_tables(answer: Answer) -> list[ReportTable]:
+    """Errors of each window itself, and of what lay ahead of it."""
+    own = table_of(
+        "windows",
+        "Errors from window to window, before each refit and after it",
+        [score.error for score in answer.window_scores],
+        {
+            "window": lambda error: whole_cell(error.window),
+            "rows": lambda error: whole_cell(error.num_rows),
+            "measured": lambda error: time_cell(error.measured_s),
+            "step before": lambda error: _signed(error.before_frac),
+            "step after": lambda error: _signed(error.after_frac),
+            "ops before": lambda error: _signed(error.operator_before_frac),
+            "ops after": lambda error: _signed(error.operator_after_frac),
+        },
+    )
+    ahead = table_of(
+        "windows_ahead",
+        "How well each window predicted the next one's step and the finish",
+        answer.window_scores,
+        {
+            "window": lambda score: whole_cell(score.error.window),
+            "next step before": lambda score: _signed(score.next_before_frac),
+            "next step after": lambda score: _signed(score.next_after_frac),
+            "finish before": lambda score: _signed(score.finish_before_frac),
+            "finish after": lambda score: _signed(score.finish_after_frac),
+        },
+    )
+    return [own, ahead]
+
+
+def _waits(answer: Modelled) -> Iterator[ReportTable]:
+    step_s, waits, last = answer.waiting.step_s, answer.skew_s, answer.waiting.last_frac
+    yield table_of(
+        "waiting",
+        "Waiting per rank and step, by group",
+        answer.waiting.roles,
+        {
+            "group": lambda role: role.role,
+            "for the transfer": lambda role: time_cell(role.transfer_s),
+            "for later ranks": lambda role: time_cell(role.wait_s),
+            "of the measured step": lambda role: frac_cell(
+                (role.transfer_s + role.wait_s) / step_s
+            ),
+        },
+    )
+    yield table_of(
+        "skew",
+        "Waiting for later ranks, per step",
+        sorted(sorted(waits, key=lambda rank: -waits[rank])[:NUM_RANKS]),
+        {
+            "rank": whole_cell,
+            "waits": lambda rank: time_cell(waits[rank]),
+            "arrives last": lambda rank: frac_cell(last.get(rank)),
+        },
+    )
+
+
+def _stragglers(answer: Modelled) -> Iterator[ReportTable]:
+    step_s = answer.waiting.step_s
+    yield table_of(
+        "slow_ranks",
+        "Waiting: stragglers, which hold up the others",
+        answer.waiting.slow.slow,
+        {
+            "ranks": lambda late: ", ".join(map(str, late.ranks)),
+            "stage": lambda late: whole_cell(late.stage) if late.stage >= 0 else "",
+            "group": lambda late: late.role,
+            "kind": lambda late: late.kind.value,
+            "slower than its peers": lambda late: time_cell(late.excess_s),
+            "costs": lambda late: time_cell(late.cost_s),
+            "90 %": lambda late: span_cell(late.low_s, late.high_s),
+            "of the measured step": lambda late: frac_cell(late.cost_s / step_s),
+        },
+    )
+
+    def where_reached(text: Callable[[Clock], str], otherwise: str = "") -> Callable[[Clock], str]:
+        return lambda clock: text(clock) if clock.is_reached else otherwise
+
+    yield table_of(
+        "clocks",
+        "Waiting: how far clocks are ahead of the first rank's",
+        answer.waiting.clocks,
+        {
+            "rank": lambda clock: whole_cell(clock.rank),
+            "ahead": where_reached(
+                lambda clock: Cell(f"{clock.offset_s:.6f} s", {" (s)": clock.offset_s}), "not known"
+            ),
+            "give or take": where_reached(lambda c: time_cell((c.high_s - c.low_s) / 2)),
+            "drift": where_reached(
+                lambda c: Cell(f"{c.drift_frac * PPM:+.1f} ppm", {" (frac)": c.drift_frac})
+            ),
+        },
+    )
+
+
+def _notes(answer: Answer, modelled: Modelled) -> Iterator[str]:
+    """What should be known of the tables, a sentence each."""
+    if modelled.waiting.slow.reason:
+        yield f"Stragglers: {modelled.waiting.slow.reason}."
+    if modelled.config.unmodelled:
+        yield "Left out by the model: " + ", ".join(modelled.config.unmodelled) + "."
+    if modelled.history.errors:
+        against = "the newest forecast of it" if answer.ended_unix_s is None else "the end"
+        yield (
+            "Windows: 'before' uses the windows up to then, 'after' this window's rows as "
+            "well. Next step: that of the following window. Finish: how much too late it was "
+            f"predicted, as a share of the whole run, against {against}."
+        )
+    yield from telling_notes(modelled.plan)
+    if modelled.config.device == "cpu":
+        yield "Measured on a CPU stand-in: for correctness and dry runs, not for speed."
+
+
+def _signed(frac: float | None) -> Cell:
+    return frac_cell(frac, signed=True)
+
+
+NUM_LAYOUTS = 10
+"""A page's worth; --top shows more."""
+_BAR = 32
+"""Characters of an efficiency of 1: with its words in 80 columns."""
+_MOST_CAUSES = 3
+_WORTH_SAYING_FRAC = 0.01
+"""Of the GPU time of a token: less is not named."""
+TOO_FAR = "too far to trust"
+
+
+TOKENS, FLOP, MFU = "tokens/s", "TFLOP/s per GPU", "MFU"
+GPU_HOURS, FINISH, COST = "GPU-hours left", "finish (UTC)", "cost"
+SPARE = (FLOP, FINISH, GPU_HOURS, MFU)
+"""Columns that a narrow screen does without, the first to go first."""
+_Cells = dict[str, Callable[[Candidate], str]]
+_STEP: _Cells = {
+    "step": lambda row: time_cell(row.step_time_s),
+    "90 %": lambda row: span_cell(row.low_s, row.high_s),
+}
+_AGAINST: _Cells = {
+    "against running": lambda row: Cell(
+        row.against_text, {" (frac)": row.time_frac if row.is_comparable else None}
+    )
+}
+_FITS: _Cells = {
+    "memory": lambda row: bytes_cell(row.memory.total_nbytes),
+    "fits": lambda row: row.verdict.value,
+}
+
+
+def layouts_table(
+    plan: Plan,
+    top: int = NUM_LAYOUTS,
+    *,
+    title: str = "Layouts",
+    own_name: str = "running",
+    left: RunLeft | None = None,
+) -> ReportTable:
+    """The running layout and the fastest others; layout, step, its interval and memory stay where
+    the screen is narrow, and the verdict where a row does not fit.  With ``left`` each says what
+    the rest of the run would take."""
+    rows = (plan.own, *plan.candidates[:top])
+    is_memory_short = any(row.verdict in (Verdict.TIGHT, Verdict.DOES_NOT_FIT) for row in rows)
+    numbers = {id(row): whole_cell(number) for number, row in enumerate(rows)}
+    return table_of(
+        "layouts",
+        title,
+        rows,
+        {
+            "#": lambda row: numbers[id(row)],
+            "layout": lambda row: row.label + f" ({own_name})" * (row is plan.own),
+            **_STEP,
+            **(_AGAINST if plan.own.is_comparable else {}),
+            **throughput_cells(rows, left),
+            **_FITS,
+            "rests on": lambda row: _provenance(row.source_frac),
+        },
+    ).sparing(
+        *(
+            "rests on",
+            *SPARE,
+            *(() if is_memory_short else ("fits",)),
+            TOKENS,
+            COST,
+            "against running",
+        ),
+        late=("memory", "90 %", "fits"),
+        folded="layout",
+    )
+
+
+def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
+    """For each micro-batch that fits in the measured memory the best recompute; may be empty."""
+    choices = advice.choices if advice is not None else ()
+    best = advice.best if advice is not None else None
+    return table_of(
+        "micro_batches",
+        "Micro-batch and recompute in the measured memory",
+        choices,
+        {
+            "micro-batch": lambda row: (
+                str(row.config.batch.micro_batch_size) + (" (best)" if row is best else "")
+            ),
+            "recompute": lambda row: recompute_text(row.config),
+            **_STEP,
+            **_AGAINST,
+            **throughput_cells(choices, None),
+            "memory": _FITS["memory"],
+            "fits with probability": lambda row: count_cell(row.fit_probability or 0.0, ".2f"),
+        },
+    ).sparing(*SPARE, TOKENS, "against running", late=("memory", "90 %"), folded="recompute")
+
+
+def what_if_rows(rows: Sequence[Candidate]) -> list[Candidate]:
+    """In the order of menus: ranks, layout as it first comes, micro-batch; no choice twice."""
+    places: dict[str, int] = {}
+    for row in rows:
+        places.setdefault(_split_words(row.config), len(places))
+    first = {tuple(cell(row) for cell in _MENUS.values()): row for row in reversed(rows)}
+    return sorted(
+        first.values(),
+        key=lambda row: (
+            row.config.parallelism.num_ranks,
+            places[_split_words(row.config)],
+            row.config.batch.micro_batch_size,
+            axis_value(row.config, "recompute"),
+        ),
+    )
+
+
+def what_if_table(rows: Sequence[Candidate]) -> ReportTable:
+    """What each choice gives; the first ``NUM_MENUS`` columns are what is chosen."""
+    return table_of(
+        "what_if",
+        f"All {len(rows)} choices",
+        rows,
+        {
+            **_MENUS,
+            **_STEP,
+            **_AGAINST,
+            "tokens/s": lambda row: count_cell(row.throughput.tokens_per_s),
+            **_FITS,
+        },
+    )
+
+
+def _split_words(config: RunConfig) -> str:
+    """The label of a layout without what other menus choose."""
+    others = f"mbs{config.batch.micro_batch_size}", axis_value(config, "recompute")
+    words = [word for word in layout_label(config).split() if word not in others]
+    return " ".join(words) or "no parallelism"
+
+
+_MENUS: Mapping[str, Callable[[Candidate], str]] = {
+    "GPUs": lambda row: whole_cell(row.config.parallelism.num_ranks),
+    "layout": lambda row: _split_words(row.config),
+    "micro-batch": lambda row: whole_cell(row.config.batch.micro_batch_size),
+    "recompute": lambda row: axis_value(row.config, "recompute"),
+}
+NUM_MENUS = len(_MENUS)
+
+
+def plan_notes(plan: Plan) -> list[str]:
+    """What should be known of a plan, a sentence each: layouts that the program cannot be asked
+    for, what those with experts rest on, which to try next, and how far the search has come."""
+    found = []
+    reason = left_out(plan.own.config)
+    if number := sum(proof.cut.get(reason, 0) for proof in plan.proofs.values() if reason):
+        found.append(f"{number:,} layouts left out: {reason}")
+    routed = {one.config.parallelism.ep: one.routing for one in (plan.own, *plan.candidates)}
+    texts = [
+        f"ep {ep} {one.text.removeprefix('routing ')}"
+        for ep, one in sorted(routed.items(), key=lambda pair: pair[0])
+        if one is not None and ep > 1
+    ]
+    if texts:
+        found.append("routing: " + "; ".join(texts))
+    searched = [
+        f"{proof.text} on {number} GPUs" if len(plan.proofs) > 1 else proof.text
+        for number, proof in plan.proofs.items()
+    ]
+    found += telling_notes(plan)
+    return [*found, f"searched: {'; '.join(searched)}"] if searched else found
+
+
+def telling_notes(plan: Plan) -> list[str]:
+    """Which layouts to try in order to know which is the fastest."""
+    labels = ", ".join(candidate.label for candidate in plan.worth_measuring)
+    return [f"to know which is fastest, run steps of {labels}"] if labels else []
+
+
+def _provenance(shares: Mapping[Source, float]) -> str:
+    items = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{frac * 100:.0f} % {src.value}" for src, frac in items if frac >= 0.005)
+
+
+def throughput_cells(rows: Sequence[Candidate], left: RunLeft | None) -> _Cells:
+    """Ways to read a layout: tokens/s, TFLOP/s and MFU where devices are known, and with ``left``
+    the rest of the run."""
+    cells: _Cells = {TOKENS: lambda row: count_cell(row.throughput.tokens_per_s)}
+    if any(row.throughput.mfu_frac is not None for row in rows):
+        cells[FLOP] = lambda row: count_cell(row.throughput.flop_per_s_per_gpu / TERA)
+        cells[MFU] = lambda row: frac_cell(row.throughput.mfu_frac)
+    if left is None:
+        return cells
+
+    def rest(row: Candidate) -> RestOfRun:
+        return rest_of_run(left, row.config, row.step_time_s)
+
+    if left.config.device != "cpu" or left.price_per_gpu_hour is not None:
+        cells[GPU_HOURS] = lambda row: count_cell(rest(row).gpu_hours, ",.4g")
+    cells[FINISH] = lambda row: _moment(rest(row).finish_unix_s)
+    if left.price_per_gpu_hour is not None:
+        cells[COST] = lambda row: count_cell(rest(row).cost or 0.0, ",.2f")
+    return cells
+
+
+def rest_json(row: Candidate, left: RunLeft | None) -> dict[str, Any] | None:
+    """The rest of the run in a layout, for JSON; None where nothing is known of it."""
+    return None if left is None else rest_of_run(left, row.config, row.step_time_s).to_json()
+
+
+def _moment(unix_s: float | None) -> str:
+    if unix_s is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(unix_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return "beyond any calendar"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestLayout:
+    """The fastest layout that fits on so many GPUs of a device, and what its tokens cost."""
+
+    device: str
+    num_ranks: int
+    candidate: Candidate | None
+    """None where none fits."""
+    price_per_gpu_hour: float | None
+    point: ScalePoint | None = None
+    """The same on the curve of its device, where there are several numbers of GPUs."""
+    whole_run: WholeRun | None = None
+    """Its run to the tokens that were asked for."""
+
+    @property
+    def gpu_hours_per_giga_token(self) -> float | None:
+        """Hours of all GPUs for 1e9 tokens; None where no layout fits."""
+        found = self.candidate
+        return None if found is None else found.throughput.gpu_hours_per_giga_token
+
+    @property
+    def cost_per_giga_token(self) -> float | None:
+        """The same times the price of an hour of a GPU; None without a price."""
+        hours, price = self.gpu_hours_per_giga_token, self.price_per_gpu_hour
+        return None if hours is None or price is None else hours * price
+
+    def order(self, *, is_cost: bool) -> float:
+        """What ``--objective`` orders by: cost, or hours without a price; else seconds a token."""
+        if self.candidate is None:
+            return math.inf
+        if is_cost:
+            return self.cost_per_giga_token or self.gpu_hours_per_giga_token or math.inf
+        return 1.0 / self.candidate.throughput.tokens_per_s
+
+
+def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
+    """The best layout of each plan, the numbers of GPUs and the devices in their order."""
+
+    def fitting(read: Callable[[Candidate], str]) -> Callable[[BestLayout], str]:
+        return lambda row: read(row.candidate) if row.candidate else ""
+
+    has_price = any(row.price_per_gpu_hour is not None for row in rows)
+    cells: dict[str, Callable[[BestLayout], str]] = {
+        "GPUs": lambda row: str(row.num_ranks),
+        "best layout": lambda row: row.candidate.label if row.candidate else "none fits",
+        **{name: fitting(read) for name, read in _STEP.items()},
+        TOKENS: fitting(lambda one: count_cell(one.throughput.tokens_per_s)),
+        "efficiency": lambda row: format_frac(row.point.efficiency_frac) if row.point else "",
+    }
+    is_whole = any(row.whole_run is not None for row in rows)
+    cells |= _whole_run_cells() if is_whole else _giga_token_cells()
+    if not has_price:
+        cells = {name: read for name, read in cells.items() if not name.startswith(COST)}
+    if len({row.num_ranks for row in rows}) == 1:
+        del cells["efficiency"]
+    if not all(row.point.is_trusted for row in rows if row.point):
+        cells["trust"] = lambda row: TOO_FAR if row.point and not row.point.is_trusted else ""
+    if len({row.device for row in rows}) > 1:
+        cells = {"device": lambda row: row.device, **cells}
+    table = table_of("plans", "The best on each number of GPUs", rows, cells)
+    return table.sparing(
+        *("GPU-h for 1e9 tokens", "cost of 1e9 tokens", "GPU-hours", COST),
+        late=("90 %", "best layout", TOKENS, "efficiency", "trust"),
+        folded="best layout",
+    )
+
+
+def _whole_run_cells() -> dict[str, Callable[[BestLayout], str]]:
+    def whole(read: Callable[[WholeRun], str]) -> Callable[[BestLayout], str]:
+        return lambda row: read(row.whole_run) if row.whole_run else ""
+
+    return {
+        "time": whole(lambda run: run.days.partition(" (")[0]),
+        "GPU-hours": whole(lambda run: format_count(run.gpu_hours)),
+        COST: whole(lambda run: "" if run.cost is None else format_count(run.cost)),
+    }
+
+
+def _giga_token_cells() -> dict[str, Callable[[BestLayout], str]]:
+    def figure(read: Callable[[BestLayout], float | None]) -> Callable[[BestLayout], str]:
+        return lambda row: "" if read(row) is None else f"{read(row):,.4g}"
+
+    return {
+        "GPU-h for 1e9 tokens": figure(lambda row: row.gpu_hours_per_giga_token),
+        "cost of 1e9 tokens": figure(lambda row: row.cost_per_giga_token),
+    }
+
+
+def scaling_text(curves: Sequence[Scaling]) -> str:
+    """Bars of efficiency and sentences, as ``plan`` prints them below the table of plans; of the
+    curves of several devices, which may have a single number of GPUs."""
+    parts = ["\n".join(bars(curves))] if any(one.growths for one in curves) else []
+    return "\n\n".join([*parts, "\n".join(scaling_lines(curves))])
+
+
+def bars(curves: Sequence[Scaling]) -> Iterator[str]:
+    """Efficiency against the smallest number of GPUs as bars, a line for each."""
+    most = max(point.efficiency_frac for one in curves for point in one.points)
+    for one in curves:
+        yield f"efficiency, {one.device}" if len(curves) > 1 else "efficiency"
+        knee = one.knee.num_ranks
+        for point in one.points:
+            bar = "█" * max(1, round(_BAR * point.efficiency_frac / max(1.0, most)))
+            low, high = point.efficiency_low_frac, point.efficiency_high_frac
+            ends = f" ({_points(low)} to {_points(high)})" if point is not one.points[0] else ""
+            mark = " <- knee" if point.num_ranks == knee else ""
+            yield f"{point.num_ranks:>9,} {bar} {_points(point.efficiency_frac)} %{ends}{mark}"
+
+
+def scaling_lines(curves: Sequence[Scaling]) -> Iterator[str]:
+    """Knee, causes and limits of trust of each curve, and devices beside each other."""
+    for one in curves:
+        head = f"{one.device}: " if len(curves) > 1 else ""
+        if len(one.points) > 1:
+            yield head + knee_line(one)
+        yield from (head + growth_line(growth) for growth in one.growths if _causes(growth))
+        far = [f"{point.num_ranks:,}" for point in one.points if not point.is_trusted]
+        if far:
+            yield (
+                f"{head}{TOO_FAR}: {', '.join(far)} GPUs, where the 90 % interval of the step "
+                f"spans more than a factor of {TRUSTED_FACTOR:g}"
+            )
+        if one.without:
+            counts = ", ".join(f"{num:,}" for num in one.without)
+            yield f"{head}no layout fits on {counts} GPUs"
+    for other in curves[1:]:
+        yield from _beside(curves[0], other)
+
+
+def knee_line(found: Scaling) -> str:
+    """Where more GPUs mostly wait, with the interval of that number."""
+    knee, last = found.knee, found.points[-1].num_ranks
+    if knee.num_ranks is None:
+        maybe = f"; it may be at {knee.low_num_ranks:,}" if knee.low_num_ranks else ""
+        return (
+            f"no knee up to {last:,} GPUs: each doubling of GPUs gives more than 1.41 times the "
+            f"tokens/s{maybe}"
+        )
+    low, high = knee.low_num_ranks or knee.num_ranks, knee.high_num_ranks
+    ends = f"90 %: {low:,} to {high:,}" if high else f"90 %: {low:,} to beyond {last:,}"
+    if low == high:
+        ends = "with 90 % confidence"
+    return (
+        f"knee at {knee.num_ranks:,} GPUs ({ends}): beyond it, doubling the GPUs gives less than "
+        "1.41 times the tokens/s"
+    )
+
+
+def growth_line(growth: Growth) -> str:
+    """What more GPUs yield, and which parts take GPU time from a token for it."""
+    before, after = growth.before.num_ranks, growth.after.num_ranks
+    factor, low, high = growth.tokens_factor
+    text = (
+        f"{before:,} to {after:,} GPUs give {factor:.2f} times the tokens/s (90 %: {low:.2f} to "
+        f"{high:.2f})"
+    )
+    causes = _causes(growth)
+    return f"{text}; each token costs more GPU time in {', '.join(causes)}" if causes else text
+
+
+def _causes(growth: Growth) -> list[str]:
+    """In points of the GPU time of a token before, the largest first."""
+    sums: dict[str, float] = {}
+    for part, frac in growth.parts_frac.items():
+        sums[PART_TEXTS[part]] = sums.get(PART_TEXTS[part], 0.0) + frac
+    grown = sorted((-frac, word) for word, frac in sums.items() if frac >= _WORTH_SAYING_FRAC)
+    return [f"{word} (+{_points(-frac)} %)" for frac, word in grown[:_MOST_CAUSES]]
+
+
+def _beside(one: Scaling, other: Scaling) -> Iterator[str]:
+    """Tokens/s of another device over those of the first, on the least and the most GPUs that both
+    have."""
+    theirs = {point.num_ranks: point for point in other.points}
+    both = [point for point in one.points if point.num_ranks in theirs]
+    for point in both[:1] + both[1:][-1:]:
+        ratio, low, high = theirs[point.num_ranks].over(point)
+        yield (
+            f"{other.device} against {one.device} on {point.num_ranks:,} GPUs: {ratio:.2f} times "
+            f"the tokens/s (90 %: {low:.2f} to {high:.2f})"
+        )
+
+
+def _points(frac: float) -> str:
+    return f"{frac * 100:.0f}"
