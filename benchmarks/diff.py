@@ -40,7 +40,7 @@ from forerun.calib.differences import (  # noqa: E402
 )
 from forerun.calib.samples import SampleTable  # noqa: E402
 from forerun.launch.known.runs import read  # noqa: E402
-from forerun.launch.report.explain_text import difference_lines  # noqa: E402
+from forerun.launch.views.explain_text import difference_lines  # noqa: E402
 
 SLOWER = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Planted: shares of a run's time."""

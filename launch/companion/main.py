@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ...calib.workload import decode
 from ...hooks.control import SETTINGS_FD
 from ...hooks.process import CompanionSettings
-from ..directory.publishing import Publisher, place_of
+from ..store.publishing import Publisher, place_of
 from .log_lines import say
 from .status_writer import StatusWriter
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from ...calib.records import replace_file
 from ...hooks.process import CompanionSettings, process_start
-from ..directory.publishing import BEAT_S, STATUS, Phase, Publisher, StatusFile, this_host
-from ..directory.run_folders import number
+from ..store.publishing import BEAT_S, STATUS, Phase, Publisher, StatusFile, this_host
+from ..store.run_folders import number
 from .log_lines import say
 
 EVERY_S = 5.0

@@ -14,8 +14,8 @@ from pathlib import Path
 from ...calib.errors import ConfigError
 from ...calib.records import StatedNodes
 from ...hooks.process import needs
-from ..store import models
 from ..store.cached_file import CachedFile
+from ..store.models import DAMAGED, made, written
 from .machine import Machine as Machine
 from .machine import with_program
 
@@ -51,13 +51,13 @@ def open_machine(
         found = fit_machine(directory, run_id, machine, also, like, device, stated)
         with suppress(TypeError):  # it holds what no file does
             values = {one.name: getattr(found, one.name) for one in fields(found)}
-            cached.write(models.written(values))
+            cached.write(written(values))
     return replace(found, own=with_program(found.own, directory, found.name))
 
 
 def _read(cached: CachedFile) -> Machine | None:
     """A cached fit; None where there is none, or it is damaged or of another version."""
     body = cached.read()
-    with suppress(*models.DAMAGED):
-        return Machine(**models.made(body)) if body else None
+    with suppress(*DAMAGED):
+        return Machine(**made(body)) if body else None
     return None

@@ -38,10 +38,10 @@ from ...calib.search import TOP, Effort
 from ...calib.shell import joined
 from ...calib.units import format_bytes, format_time
 from ...calib.workload import RunConfig, at_least_one, at_most, shown, takes_options, whole
-from ..directory.forecast_log import run_left
 from ..known.machine import Machine, plan_on
 from ..options.plan_options import Objective, PlanQuestion, read_prices, read_tokens
-from ..report.answer_tables import (
+from ..store.forecast_log import run_left
+from ..views.answer_tables import (
     BestLayout,
     layouts_table,
     plan_notes,
@@ -49,8 +49,8 @@ from ..report.answer_tables import (
     rest_json,
     scaling_text,
 )
-from ..report.explain_text import explanation_parts
-from ..report.table import Command, Part, screen_of
+from ..views.explain_text import explanation_parts
+from ..views.table import Command, Part, screen_of
 from .other_run import OtherRun
 from .said import Layout
 from .told import LayoutAnswer, Told
@@ -608,7 +608,7 @@ class Prediction(LayoutAnswer):
 
     def parts(self) -> Iterator[Part]:
         """The sentence, and the options where there are any to give."""
-        from ..report.table import Command
+        from ..views.table import Command
 
         yield self.sentence
         if self.room is not None:
@@ -757,7 +757,7 @@ class ExplainAnswer(LayoutAnswer):
         """Draw the terms as a waterfall into a file."""
         # Of use here alone, and slow to import.
         from ...calib.records import write_text
-        from ..drawing.charts import waterfall
+        from ..views.charts import waterfall
 
         write_text(Path(path), waterfall(self.found).alone())
 

@@ -11,7 +11,7 @@ from ...calib.records import StepRow
 from ...calib.units import format_frac
 from ..known.runs import has_run, read
 from ..known.table_files import FOLDER, published_rows, read_frame
-from ..report.table import wrapped
+from ..views.table import wrapped
 from .run import Run
 
 

@@ -15,14 +15,14 @@ from ...calib.errors import RecordError
 from ...calib.records import stamped, write_text
 from ...calib.samples import SampleTable
 from ...calib.shell import quoted
-from ..directory.forecast_log import end_of_run, finish_line, read_forecasts
-from ..directory.run_folders import number, object_of_run, paths_of, top_of
-from ..directory.run_log import score_line
 from ..known.runs import Loaded
 from ..known.table_files import with_normal
-from ..report.answer_tables import markdown, notes_of, tables_of
-from ..report.answers import ANSWER, PAGE, REQUEST, SCORE, page_of, render
-from ..report.table import Command, Part, ReportTable
+from ..store.forecast_log import end_of_run, finish_line, read_forecasts
+from ..store.run_folders import number, object_of_run, paths_of, top_of
+from ..store.run_log import score_line
+from ..views.answer_tables import markdown, notes_of, tables_of
+from ..views.answers import ANSWER, PAGE, REQUEST, SCORE, page_of, render
+from ..views.table import Command, Part, ReportTable
 from .told import Told
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}

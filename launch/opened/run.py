@@ -18,8 +18,8 @@ from ...calib.memory import known_device
 from ...calib.search import layout_label
 from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig
 from ...hooks.process import is_installed
-from ..directory.run_folders import SAMPLES, object_of_run, top_of
 from ..options.flags import read_cluster
+from ..store.run_folders import SAMPLES, object_of_run, top_of
 from .other_run import OtherRun
 from .told import Told
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..known.machines import Machine
     from ..known.runs import Loaded
     from ..options.plan_options import Several
-    from ..report.table import ReportTable
+    from ..views.table import ReportTable
     from .layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
     from .reported import ReportAnswer
     from .said import Layout, Model, RunDecision, RunForecast
@@ -86,7 +86,7 @@ class Run(Told):
         Raises ``CalibrationError`` where nobody knows how many steps it has.
         """
         from ...hooks.process import FORECAST
-        from ..directory.forecast_log import end_of_run
+        from ..store.forecast_log import end_of_run
         from .said import RunForecast
 
         value = self._said(FORECAST) or self.report().to_json()["forecast"]
@@ -222,8 +222,8 @@ class Run(Told):
     @property
     def steps(self) -> pd.DataFrame:
         """Its steps, one row each, beside what was predicted of them: docs/python.md."""
-        from ..directory.forecast_log import forecasts_of
-        from ..directory.run_log import read_steps
+        from ..store.forecast_log import forecasts_of
+        from ..store.run_log import read_steps
         from .step_frame import step_frame
 
         table, (top, _) = self._loaded.table, top_of(self.directory)

@@ -1,6 +1,6 @@
-"""What verbs cache in the directory of a run, and read back while nothing under it has changed.
+"""What lies in the directory of a run: launches, forecasts, steps, whose answers are at the top.
 
-In: a question, and the directories that its answer is made from. Out: a ``CachedFile``, which is
-read and written whole; ``models`` makes bytes of fitted models, and models of them. Others may use
-both, and nothing below them.
+In: the directory, and what a companion has to say. Out: files that are written whole, and what they
+say, damaged ones named; a ``CachedFile`` of a question, read back while nothing under it changed.
+Standard library only, but for tables of samples.
 """

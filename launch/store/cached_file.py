@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...calib.records import LAUNCH, PRIVATE, RUNS, replace_file
-from ..directory.run_folders import read_bounded, top_of
+from ..store.run_folders import read_bounded, top_of
 
 _MOST_NBYTES = 64 << 20
 # A directory is asked about few states of itself; older answers would only fill the disk.

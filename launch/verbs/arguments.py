@@ -13,7 +13,7 @@ from ...calib.errors import ConfigError
 from ...calib.workload import shown
 from ..outcome import ExitCode
 
-FOLDER = Path(__file__).parents[1] / "report"
+FOLDER = Path(__file__).parents[1] / "views"
 ANSWERS, FILES = FOLDER / "answers.schema.json", FOLDER / "files.schema.json"
 """Of what ``predict`` and ``plan`` print, and of all files; these share definitions with those."""
 FILE_NAMES = (

@@ -53,7 +53,7 @@ def opened(args: argparse.Namespace) -> Run:
     """The run of a directory with the evidence that the options name, searched as a verb does; of
     a device alone where there is no directory."""
     from ..opened.run import load
-    from ..report.progress import search_effort
+    from ..views.progress import search_effort
 
     if str(args.directory) == NO_DIRECTORY:
         from ..opened.run import unmeasured
@@ -85,7 +85,7 @@ def show_answer(args: argparse.Namespace, answer: Any) -> None:
     if args.json:
         print_json(answer.to_json())
     else:
-        from ..report.table import print_parts  # tables are slow to import
+        from ..views.table import print_parts  # tables are slow to import
 
         print_parts(answer.parts())
     if getattr(args, "timeline", None) is not None:

@@ -11,9 +11,9 @@ from ...calib.errors import RecordError
 from ...calib.forecast import Coverage, Evaluation
 from ...calib.units import format_frac, format_time
 from ...hooks.process import FORECAST
-from ..directory.forecast_log import FORECASTS, finish_line, read_forecasts
-from ..directory.run_folders import nothing_in, read_object, top_of
 from ..outcome import ExitCode, print_json, tell
+from ..store.forecast_log import FORECASTS, finish_line, read_forecasts
+from ..store.run_folders import nothing_in, read_object, top_of
 from .arguments import checked_share, declare
 
 NUM_ROWS = 12
@@ -95,7 +95,7 @@ def _without_forecasts(directory: Path, top: Path) -> str:
 
 def show(tracks: Sequence[Evaluation]) -> None:
     """Print one line for each run; then, for a single one, its forecasts."""
-    from ..report.table import ReportTable, console, show_table  # slow to import
+    from ..views.table import ReportTable, console, show_table  # slow to import
 
     def table(
         key: str, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]

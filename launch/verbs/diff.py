@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Print B held against A; 1 where B is slower by more than ``--fail-over``, 3 where the runs
     cannot be compared."""
     from ...calib.differences import Verdict, difference
-    from ..report.explain_text import difference_lines, difference_markdown
+    from ..views.explain_text import difference_lines, difference_markdown
 
     first, second = asked_runs(args)
     answer = difference(_table(*first), _table(*second))

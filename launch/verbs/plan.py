@@ -80,7 +80,7 @@ def _print(row: RowCommand) -> None:
     from rich.text import Text
 
     from ..opened.row_command import BREAK
-    from ..report.table import console
+    from ..views.table import console
 
     out, line = console(), row.line
     print(row.title)

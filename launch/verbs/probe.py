@@ -191,7 +191,7 @@ def _show(
         value = {"device": name, "copy_bytes_per_s": copies, "operators": operators}
         print_json({**value, "collectives": transfers, "directory": str(args.out)})
         return
-    from ..report.table import ReportTable, console, show_table
+    from ..views.table import ReportTable, console, show_table
 
     out = console()
     peak = max((row["flop_per_s"] for row in operators), default=0.0)

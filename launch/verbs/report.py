@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
-from ..directory.run_folders import nothing_in, paths_of, read_object, top_of
 from ..outcome import ExitCode, print_json
 from ..store.cached_file import CachedFile
+from ..store.run_folders import nothing_in, paths_of, read_object, top_of
 from .arguments import add_file_schema, declare
 from .asked_run import add_run
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace) -> int:
     from ..opened.run import load
-    from ..report.table import print_parts  # slow to import, as all that answers
+    from ..views.table import print_parts  # slow to import, as all that answers
 
     if lacking := nothing_in(args.directory):
         raise RecordError(lacking)

@@ -21,8 +21,8 @@ from ...calib.errors import ConfigError
 from ...calib.records import LONGEST_S
 from ...calib.shell import joined
 from ...calib.workload import OnAdvice, RunOptions, encode, encode_fields
-from ..directory.launch_files import launch_id
 from ..options.flags import FLAGS, split
+from ..store.launch_files import launch_id
 from ..wrapper.log_lines import answer, complain, finish, hold_standard_descriptors, say
 from ..wrapper.resubmit import is_written, relaunch, script
 from ..wrapper.slurm import GIVEN, Allocation, allocation, duration_s, num_jobs, time_option

@@ -3,7 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
 
+from ...calib.errors import RecordError
+from ...calib.forecast import Ended
+from ...calib.records import LAUNCH, MARKER, RUNS, Action, action_text, iso_time, with_iso_times
+from ...calib.units import format_time
+from ...calib.workload import Encoded
+from ...hooks.process import is_installed
+from ..outcome import ExitCode, print_json, tell
+from ..store.forecast_log import FORECASTS, Logged, read_forecasts
+from ..store.publishing import (
+    FORECAST,
+    OWNER,
+    STALE_S,
+    STATUS,
+    ForecastFile,
+    Phase,
+    StatusFile,
+    is_live,
+    status_of,
+    typed,
+)
+from ..store.run_folders import nothing_in, number, read_object, top_of
 from .arguments import DIRECTORY, add_schema, declare
 
 _STATUS = (
@@ -26,8 +58,455 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what each launch says, once or until no run is live; 1 where one is to stop."""
-    if args.verb == "watch":
-        from ..live.run_status import watch as answer
+    return watch(args) if args.verb == "watch" else status(args)
+
+
+_DECISION, _DRIFT = "decision.json", "drift.json"
+_READ = (STATUS, FORECAST, _DECISION, _DRIFT, MARKER)
+_NONE = Logged(made={}, ended={}, problems=())
+
+
+class State(Enum):
+    """What has become of a run."""
+
+    LIVE = "live"
+    ENDED = "ended"
+    """It has reached its last step."""
+    STOPPED = "stopped"
+    """It has ended before, on advice or by itself."""
+    LOST = "lost"
+    """It has gone without a word, or nothing is heard of it any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus(Encoded):
+    """One launch, by its newest run; None: not known."""
+
+    JSON: ClassVar[str] = "* finish_p50_local"
+
+    launch_id: str
+    run_id: str
+    directory: str
+    """Where its answers are."""
+    state: State
+    iteration: int | None
+    """Steps that are done."""
+    steps_total: int | None
+    step_time_s: float | None
+    """Median of the newest steps, else what the newest forecast expects."""
+    step_low_s: float | None
+    """90 % of single steps lie from here ..."""
+    step_high_s: float | None
+    """... to here."""
+    finish_p50_unix_s: float | None
+    finish_p95_unix_s: float | None
+    """With 95 % it has ended by then."""
+    decision: str | None
+    """``action`` of ``decision.json``."""
+    reason: str
+    """Of the decision, or of the stop."""
+    drift: str
+    """The newest change of the step; empty without one."""
+    heard_unix_s: float | None
+    """When training last said something."""
+    age_s: float | None
+    """How long ago that was."""
+
+    @property
+    def is_stop_advised(self) -> bool:
+        """True where it should be stopped, or was."""
+        return self.decision == Action.STOP.value and self.state in (State.LIVE, State.STOPPED)
+
+    @property
+    def finish_p50_local(self) -> str | None:
+        """The end of the run in local time."""
+        return local_time(self.finish_p50_unix_s)
+
+
+def local_time(unix_s: float | None) -> str | None:
+    """A moment as ISO 8601 with the offset of this machine's zone; None where it is none."""
+    if not unix_s:
+        return None
+    try:
+        return datetime.fromtimestamp(unix_s).astimezone().isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def run_statuses(
+    directory: Path, now_unix_s: float, run_id: str | None = None
+) -> tuple[list[RunStatus], list[str]]:
+    """Every launch of a directory, the newest last, and which files cannot be read.
+
+    Of the folder of one launch that alone; with ``run_id`` the launch of that run, or of that name.
+    ``RecordError`` where there is none.
+    """
+    top, own = top_of(directory)
+    folders = [directory] if own else _folders(top)
+    problems: list[str] = []
+    logged = _logged(top, problems)
+    owner = read_object(top / OWNER) or {}
+    found = []
+    for folder in folders:
+        launch_id, names = _names(folder, logged, problems)
+        if run_id is not None and run_id not in (launch_id, *names):
+            continue
+        if run_id in names:
+            names = (run_id,)
+        if names:
+            launch = _Launch(folder, names, problems)
+            found.append(launch.status(launch_id, logged, owner, now_unix_s))
+    if not found:
+        raise RecordError(_nothing(directory, run_id))
+    return found, [*dict.fromkeys(problems)]
+
+
+def _nothing(directory: Path, run_id: str | None) -> str:
+    if run_id is not None and not nothing_in(directory):
+        return f"{directory} has no run {run_id}; forerun status {directory} lists its runs"
+    return nothing_in(directory) or (
+        f"{directory} has records but no answers yet: a run answers after its first window; "
+        f"forerun report {directory} analyses the records"
+    )
+
+
+def _folders(top: Path) -> list[Path]:
+    """Of all launches, the oldest first; the directory itself where it has none."""
+    found = [path.parent for path in top.glob(f"{RUNS}/*/{LAUNCH}")]
+    return sorted(found, key=_began) or [top]
+
+
+def _began(folder: Path) -> tuple[float, str]:
+    try:
+        return os.lstat(folder / LAUNCH).st_mtime, folder.name
+    except OSError:
+        return 0.0, folder.name
+
+
+def _logged(top: Path, problems: list[str]) -> Logged:
+    if not (top / FORECASTS).exists():
+        return _NONE
+    try:
+        found = read_forecasts(top)
+    except RecordError as err:
+        problems.append(str(err))
+        return _NONE
+    problems += found.problems
+    return found
+
+
+def _names(folder: Path, logged: Logged, problems: list[str]) -> tuple[str, tuple[str, ...]]:
+    """The launch of a folder and its runs, the newest last."""
+    if folder.parent.name == RUNS:
+        value = _object(folder / LAUNCH, problems)
+        held = value.get("run_ids")
+        names = tuple(n for n in held if isinstance(n, str)) if isinstance(held, list) else ()
+        return str(value.get("launch_id") or folder.name), names
+    # Answers from before there were launches.
+    said = (_object(folder / name, problems).get("run_id") for name in _READ)
+    known = [*logged.made, *logged.ended, *(name for name in said if isinstance(name, str))]
+    return "", tuple(dict.fromkeys(known))
+
+
+def _object(path: Path, problems: list[str]) -> Mapping[str, Any]:
+    """The object of a file; empty where there is none, and told where it cannot be read."""
+    value = read_object(path)
+    if value is None and os.path.lexists(path):
+        problems.append(f"{path} cannot be read, skipped; delete it")
+    return value or {}
+
+
+class _Launch:
+    """The files of one launch that are of its newest run."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...], problems: list[str]) -> None:
+        self._folder, self._run_id = folder, names[-1]
+        values = {name: _object(folder / name, problems) for name in _READ}
+        self._values = {
+            name: value for name, value in values.items() if value.get("run_id") == self._run_id
+        }
+        self._ahead = typed(ForecastFile, self._values.get(FORECAST, {}))
+        self._now = status_of(self._values[STATUS]) if STATUS in self._values else None
+
+    def status(
+        self, launch_id: str, logged: Logged, owner: Mapping[str, Any], now_unix_s: float
+    ) -> RunStatus:
+        """All of it at that time; ``owner`` is the claim on the top of the directory."""
+        ahead, now, ended = self._ahead, self._now, logged.ended.get(self._run_id)
+        done, total = self._steps(logged, ended)
+        heard = ahead.now_unix_s if ended is None else max(0.0, number(ended.last_step_unix_s))
+        heard = heard if now is None else now.heard_unix_s
+        claim = owner if owner.get("run_id") == self._run_id else {}
+        state = self._state(claim, now_unix_s, done, total, is_ended=ended is not None)
+        is_live = state is State.LIVE
+        step = ahead.step_time_s, ahead.single_low_s, ahead.single_high_s
+        if now is not None and now.num_steps:
+            step = now.step_time_s, now.step_low_s, now.step_high_s
+        return RunStatus(
+            launch_id=launch_id,
+            run_id=self._run_id,
+            directory=str(self._folder),
+            state=state,
+            iteration=done or None,
+            steps_total=total or None,
+            step_time_s=step[0] or None,
+            step_low_s=step[1] or None,
+            step_high_s=step[2] or None,
+            finish_p50_unix_s=(ahead.finish_p50_unix_s or None) if is_live else None,
+            finish_p95_unix_s=(ahead.finish_p95_unix_s or None) if is_live else None,
+            **self._decision(),
+            drift=self._drift(),
+            heard_unix_s=heard or None,
+            age_s=max(0.0, now_unix_s - heard) if heard else None,
+        )
+
+    def _steps(self, logged: Logged, ended: Ended | None) -> tuple[int, int]:
+        """Those that are done, and all of them; 0: not known."""
+        now, ahead = self._now or StatusFile(), self._ahead
+        known: list[tuple[float, float]] = [(now.iteration, now.steps_total)]
+        if ended is not None:
+            known.append((ended.iteration, ended.steps_total))
+        known.append((ahead.steps_done, ahead.steps_done + ahead.steps_left))
+        for one in logged.made.get(self._run_id, ())[-1:]:
+            known.append((one.iteration, one.iteration + one.steps_left))
+        pairs = [[int(max(0.0, number(value))) for value in pair] for pair in known]
+        return max(done for done, _ in pairs), next((total for _, total in pairs if total), 0)
+
+    def _state(
+        self, claim: Mapping[str, Any], now_unix_s: float, done: int, total: int, *, is_ended: bool
+    ) -> State:
+        now = self._now
+        if now is not None:
+            claim = asdict(now) if now.phase is Phase.RUNS else {}
+            is_ended = now.phase is Phase.ENDED
+        if is_live(claim, now_unix_s):
+            return State.LIVE
+        if 0 < total <= done:
+            return State.ENDED
+        if MARKER in self._values or (is_ended and total):
+            return State.STOPPED
+        # Its first words come after its folder: between the two it is no run that is lost.
+        is_new = 0 <= now_unix_s - _began(self._folder)[0] < STALE_S
+        if is_new and not (self._values or claim or is_ended):
+            return State.LIVE
+        return State.ENDED if is_ended else State.LOST
+
+    def _decision(self) -> dict[str, Any]:
+        """The action, and the reason of a stop, else the strongest one of the decision."""
+        value = self._values.get(_DECISION, {})
+        rows = _objects(value, "reasons")
+        rows.sort(key=lambda one: (bool(one.get("is_met")), number(one.get("probability"))))
+        told = [row.get("text") for row in rows] + [self._values.get(MARKER, {}).get("reason")]
+        action = value.get("action")
+        return {
+            "decision": action if isinstance(action, str) else None,
+            "reason": next((text for text in reversed(told) if isinstance(text, str)), ""),
+        }
+
+    def _drift(self) -> str:
+        """The newest line of this run."""
+        events = _objects(self._values.get(_DRIFT, {}), "events")
+        own = [one.get("line") for one in events if one.get("run_id") == self._run_id]
+        return next((line for line in reversed(own) if isinstance(line, str)), "")
+
+
+def _objects(value: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    held = value.get(name)
+    return [one for one in held if isinstance(one, dict)] if isinstance(held, list) else []
+
+
+def status_lines(found: RunStatus) -> list[str]:
+    """A line for each thing that is known of a run, the first with its name."""
+    head = f"run {found.run_id}: {found.state.value}"
+    return _words(head, found, drift=found.drift or "no drift", has_reason=True)
+
+
+def status_line(found: RunStatus) -> str:
+    """One line on one of several launches."""
+    head = f"{found.launch_id or found.run_id}: {found.state.value}"
+    return " · ".join(_words(head, found, drift=found.drift))
+
+
+def _words(head: str, found: RunStatus, *, drift: str, has_reason: bool = False) -> list[str]:
+    decision = _decision(found, has_reason=has_reason)
+    words = (head, _progress(found), _step(found), _ends(found), decision, drift, _heard(found))
+    return [text for text in words if text]
+
+
+def _progress(found: RunStatus) -> str:
+    if found.iteration is None:
+        return "no step yet" if found.state is State.LIVE else "no step"
+    total = found.steps_total
+    share = f" of {total} ({100 * min(1.0, found.iteration / total):.0f} %)" if total else ""
+    step = "last heard at step" if found.state is State.LOST else "step"
+    return f"{step} {found.iteration}{share}"
+
+
+def _step(found: RunStatus) -> str:
+    if found.step_time_s is None:
+        return ""
+    text = f"{format_time(found.step_time_s)} per step"
+    if found.step_low_s is None or found.step_high_s is None:
+        return text
+    ends = f"{format_time(found.step_low_s)} to {format_time(found.step_high_s)}"
+    return f"{text} (90 % of steps: {ends})"
+
+
+def _ends(found: RunStatus) -> str:
+    if found.finish_p50_unix_s is None:
+        return "no forecast yet" if found.state is State.LIVE else ""
+    text = f"ends {iso_time(found.finish_p50_unix_s)}{_here(found.finish_p50_unix_s)}"
+    if found.finish_p95_unix_s is None:
+        return text
+    return f"{text}, by {iso_time(found.finish_p95_unix_s)} with 95 %"
+
+
+def _here(unix_s: float) -> str:
+    """The same moment by the clock of this machine."""
+    try:
+        return f" ({datetime.fromtimestamp(unix_s).astimezone():%a %H:%M %Z} here)"
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def _decision(found: RunStatus, *, has_reason: bool = False) -> str:
+    if found.decision is None:
+        return f"stopped: {found.reason}" if found.reason else ""
+    reason = f" ({found.reason})" if has_reason and found.reason else ""
+    return f"decision: {action_text(found.decision)}{reason}"
+
+
+def _heard(found: RunStatus) -> str:
+    return "" if found.age_s is None else f"heard {_ago(found.age_s)} ago"
+
+
+def _ago(age_s: float) -> str:
+    """Whole seconds, minutes, hours or days.
+
+    >>> _ago(2.4), _ago(200.0), _ago(9000.0), _ago(400_000.0)
+    ('2 s', '3 min', '2 h', '4 d')
+    """
+    for unit_s, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if age_s >= 2 * unit_s:
+            return f"{age_s // unit_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
+def status(args: argparse.Namespace) -> int:
+    """Print what each launch says now; 1 where one is advised to stop."""
+    now_unix_s = time.time()
+    found, problems = run_statuses(args.directory, now_unix_s, args.run_id)
+    if args.json:
+        print_json(status_json(args.directory, now_unix_s, found, problems))
     else:
-        from ..live.run_status import status as answer
-    return answer(args)
+        tell(*problems)
+        print("\n".join(text_lines(found)))
+    return exit_code(found)
+
+
+def status_json(
+    directory: Path, now_unix_s: float, found: Sequence[RunStatus], problems: Sequence[str]
+) -> dict[str, Any]:
+    """The answer for programs."""
+    return {
+        "directory": str(directory),
+        "now_unix_s": now_unix_s,
+        "runs": [one.to_json() for one in found],
+        "problems": list(problems),
+    }
+
+
+def text_lines(found: Sequence[RunStatus]) -> list[str]:
+    """All that is known of one run, or a line for each of several."""
+    return status_lines(found[0]) if len(found) == 1 else [status_line(one) for one in found]
+
+
+def exit_code(found: Sequence[RunStatus]) -> ExitCode:
+    """Whether a threshold is crossed."""
+    is_stop = any(one.is_stop_advised for one in found)
+    return ExitCode.THRESHOLD if is_stop else ExitCode.ANSWER
+
+
+EVERY_S = 1.0
+"""How often the files are looked at."""
+Show: TypeAlias = Callable[[Sequence[RunStatus]], object]
+
+
+def watch(args: argparse.Namespace) -> int:
+    """Show what has changed until no run is live; a run that has not begun is waited for.
+
+    Ctrl-C ends it as well, and is no error once there is a run.
+    """
+    found: list[RunStatus] = []
+    try:
+        _await_run(args)
+        is_screen = not args.json and sys.stdout.isatty() and is_installed("rich")
+        with _screen() if is_screen else _lines() as show:
+            while True:
+                now_unix_s = time.time()
+                seen, problems = run_statuses(args.directory, now_unix_s, args.run_id)
+                found, before = _watched(seen, found), found
+                if args.json:
+                    if _news(found) != _news(before):
+                        value = status_json(args.directory, now_unix_s, found, problems)
+                        print(json.dumps(with_iso_times({"schema": 1, **value})), flush=True)
+                else:
+                    if not before:
+                        tell(*problems)
+                    show(found)
+                if not any(one.state is State.LIVE for one in found):
+                    return exit_code(found)
+                time.sleep(EVERY_S)
+    except KeyboardInterrupt:
+        return ExitCode.ANSWER if found else ExitCode.NO_DATA
+
+
+def _await_run(args: argparse.Namespace) -> None:
+    """Return once the directory holds a run that says something."""
+    is_waiting = False
+    while True:
+        try:
+            run_statuses(args.directory, time.time(), args.run_id)
+        except RecordError as err:
+            if not is_waiting:
+                tell(f"{err}; waiting for a run, until Ctrl-C")
+            is_waiting = True
+            time.sleep(EVERY_S)
+        else:
+            return
+
+
+def _watched(seen: Sequence[RunStatus], before: Sequence[RunStatus]) -> list[RunStatus]:
+    """What is live, and what was; where nothing is, all."""
+    names = {one.launch_id for one in before}
+    found = [one for one in seen if one.state is State.LIVE or one.launch_id in names]
+    return found or list(seen)
+
+
+def _news(found: Sequence[RunStatus]) -> list[RunStatus]:
+    """What is told anew where it has changed; how long ago it was is not among it."""
+    return [replace(one, age_s=None) for one in found]
+
+
+@contextmanager
+def _lines() -> Iterator[Show]:
+    """A line for each run that has changed."""
+    shown: dict[str, RunStatus] = {}
+
+    def show(found: Sequence[RunStatus]) -> None:
+        for one, news in zip(found, _news(found), strict=True):
+            if shown.get(one.launch_id) != news:
+                shown[one.launch_id] = news
+                print(status_line(one), flush=True)
+
+    yield show
+
+
+@contextmanager
+def _screen() -> Iterator[Show]:
+    """The same place of a terminal, drawn anew."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        yield lambda found: live.update(Text("\n".join(text_lines(found))), refresh=True)

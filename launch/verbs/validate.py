@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ...calib import validation
     from ...calib.records import StepTable
-    from ..report.table import ReportTable
+    from ..views.table import ReportTable
 
 _DESCRIPTION = (
     "Fits on one part of each table, scores on the rest. Protocols of operators: random, leave_tp; "
@@ -70,7 +70,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the scores of every protocol that the tables can carry, or what to measure next."""
-    from ..report.table import console, show_table
+    from ..views.table import console, show_table
 
     _check(args)
     value, tables = {"steps": _steps, "design": _design}.get(args.what, _parts)(args)
@@ -241,7 +241,7 @@ def _tables(
     title: str, columns: Mapping[str, str], rows: Iterable[Row], *by: str
 ) -> Iterator[ReportTable]:
     """One table for all rows that are alike in ``by``, without columns that none of them has."""
-    from ..report.table import ReportTable
+    from ..views.table import ReportTable
 
     groups: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:

@@ -12,7 +12,7 @@ import pytest
 
 from forerun.calib.samples.recent import NUM_WINDOWS
 from forerun.calib.samples.store import read_run, read_table
-from forerun.launch.directory.forecast_log import read_forecasts
+from forerun.launch.store.forecast_log import read_forecasts
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS, EVERY = 1100, 100

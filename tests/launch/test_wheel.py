@@ -114,7 +114,7 @@ def test_the_wheel_holds_the_packages_and_their_data_alone(wheel: Path) -> None:
     here = {f"{p}/{f.name}" for p in listed for f in (ROOT / p[len("forerun/") :]).glob("*.py")}
     modules = {f"{name}.py" for name in setup["options"]["py_modules"].split()}
     assert code == here - {"forerun/setup.py"} | modules
-    for name in ("py.typed", "calib/fit/priors.json", "launch/report/templates/report.html"):
+    for name in ("py.typed", "calib/fit/priors.json", "launch/views/templates/report.html"):
         assert f"forerun/{name}" in files
     for name in ("megatron_names.json", "kept_names.json"):
         assert f"forerun/calib/arguments/{name}" in files

@@ -18,7 +18,7 @@ from torch import nn
 
 from forerun.calib.records.files import replace_file
 from forerun.hooks.process.launch_identity import LAUNCH_ID, launch_folder
-from forerun.launch.directory.launch_files import REQUEST_RULE, STOP_REQUEST
+from forerun.launch.store.launch_files import REQUEST_RULE, STOP_REQUEST
 
 STEPS, ASKED = 1_000_000, 40
 OPTIONS: dict[str, Any] = {"steps": 8, "train_iters": STEPS, "on_advice": "stop"}

@@ -16,7 +16,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import Recompute
 from forerun.calib.workload.run_options import Goals, MicroBatchChoice
-from forerun.launch.report.answer_tables import tables_of
+from forerun.launch.views.answer_tables import tables_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 RESERVE = 1.03

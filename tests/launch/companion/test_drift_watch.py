@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from forerun.launch.companion.drift_watch import DRIFT, DriftWatch
-from forerun.launch.directory.publishing import Place
-from forerun.launch.directory.run_log import LoggedStep
+from forerun.launch.store.publishing import Place
+from forerun.launch.store.run_log import LoggedStep
 
 STEP_S = 0.5
 

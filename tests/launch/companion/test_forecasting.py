@@ -27,8 +27,8 @@ from forerun.launch.companion.forecasting import (
     RunSoFar,
     open_meter,
 )
-from forerun.launch.directory.run_log import LoggedStep, RunLog
 from forerun.launch.sinks.sink import Sink
+from forerun.launch.store.run_log import LoggedStep, RunLog
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 BEGIN_S = 1795187030.0

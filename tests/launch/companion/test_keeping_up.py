@@ -17,8 +17,8 @@ from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.launch.companion.companion_loop import ClosedWindows, CompanionLoop
 from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
 from forerun.launch.companion.main import EventQueue
-from forerun.launch.directory.run_log import MOST_HELD, NUM_KEPT_ERRORS, LoggedStep, Score
 from forerun.launch.sinks.sink import Sink
+from forerun.launch.store.run_log import MOST_HELD, NUM_KEPT_ERRORS, LoggedStep, Score
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 WINDOW_END = 11

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from forerun.launch.report.progress import search_effort
+from forerun.launch.views.progress import search_effort
 
 
 def test_the_first_ctrl_c_stops_the_search_and_the_second_the_verb(

@@ -14,9 +14,9 @@ import pytest
 import forerun
 from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.records.files import append_line
-from forerun.launch.directory.publishing import Place
-from forerun.launch.directory.run_log import STEPS, LoggedStep, RunLog, read_steps, write_steps
 from forerun.launch.opened.step_frame import COLUMNS
+from forerun.launch.store.publishing import Place
+from forerun.launch.store.run_log import STEPS, LoggedStep, RunLog, read_steps, write_steps
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 RUN = "golden-run"

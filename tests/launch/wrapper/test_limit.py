@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from wrapped_launch import PATIENCE_S
 
-from forerun.launch.directory.launch_files import LaunchFiles, NewestForecast
+from forerun.launch.store.launch_files import LaunchFiles, NewestForecast
 from forerun.launch.wrapper.slurm import duration_s, from_scontrol, from_squeue, time_option
 
 RUN = (sys.executable, "-m", "forerun.launch.cli", "run")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from wrapped_launch import PATIENCE_S, wait_until
 
-from forerun.launch.directory.launch_files import LaunchFiles
+from forerun.launch.store.launch_files import LaunchFiles
 from forerun.launch.wrapper.log_lines import LogWriter, one_line
 
 RUN = (sys.executable, "-m", "forerun.launch.cli", "run")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forerun.hooks.process.launch_identity import process_start
-from forerun.launch.directory.publishing import BEAT_S, OWNER, STALE_S, Place, Publisher, this_host
+from forerun.launch.store.publishing import BEAT_S, OWNER, STALE_S, Place, Publisher, this_host
 
 NOW = 2e9
 

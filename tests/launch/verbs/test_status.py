@@ -14,9 +14,9 @@ from json_schema import check
 
 from forerun.hooks.process.launch_identity import process_start
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.directory.publishing import STALE_S, this_host
-from forerun.launch.live.run_status import RunStatus, State, run_statuses, status_line
+from forerun.launch.store.publishing import STALE_S, this_host
 from forerun.launch.verbs.arguments import FOLDER
+from forerun.launch.verbs.status import RunStatus, State, run_statuses, status_line
 
 NOW = 2e9
 SCHEMA = json.loads((FOLDER / "status.schema.json").read_text())

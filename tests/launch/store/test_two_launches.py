@@ -13,7 +13,7 @@ import pytest
 from wrapped_launch import Launch, Torchrun, wait_until
 
 from forerun.hooks.process.launch_identity import is_launch_id, safe_launch_id
-from forerun.launch.directory.launch_files import LaunchFiles, launch_id
+from forerun.launch.store.launch_files import LaunchFiles, launch_id
 
 FLAGS = ("--calibrate-dir=../out", "--calibrate-on-advice=stop")
 STOP = {"iteration": 3, "reason": "go faster", "rule": "restart", "unix_s": 9e9, "command": ["x"]}

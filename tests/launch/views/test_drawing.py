@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.forecast.evaluation import Coverage, PastForecast
-from forerun.launch.directory.run_log import StepPoint
-from forerun.launch.drawing.canvas import (
+from forerun.launch.store.run_log import StepPoint
+from forerun.launch.views.canvas import (
     DARK,
     HUES,
     LIGHT,
@@ -21,7 +21,7 @@ from forerun.launch.drawing.canvas import (
     moment_ticks,
     round_ticks,
 )
-from forerun.launch.drawing.charts import (
+from forerun.launch.views.charts import (
     Bar,
     bars_chart,
     finish_chart,

@@ -19,9 +19,9 @@ from forerun.calib.records.run_values import Launch
 from forerun.calib.workload.run_options import MicroBatchChoice
 from forerun.launch.cli import main
 from forerun.launch.companion.companion_loop import CompanionLoop
-from forerun.launch.directory.launch_files import LaunchFiles
-from forerun.launch.directory.publishing import Publisher, place_of
 from forerun.launch.sinks.sink import Sink
+from forerun.launch.store.launch_files import LaunchFiles
+from forerun.launch.store.publishing import Publisher, place_of
 from forerun.launch.verbs.arguments import FILE_NAMES, file_schema
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"

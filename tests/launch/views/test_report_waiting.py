@@ -15,8 +15,8 @@ from forerun.calib.records.record_kinds import CollectiveRecord, PhaseRecord, Re
 from forerun.calib.samples.store import read_run, write_table
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.report.answer_tables import markdown, tables_of
-from forerun.launch.report.answers import SAMPLES
+from forerun.launch.views.answer_tables import markdown, tables_of
+from forerun.launch.views.answers import SAMPLES
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 EXTRA_NS = 200_000_000

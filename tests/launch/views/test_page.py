@@ -19,9 +19,9 @@ from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.timeline.items import measured_spans
-from forerun.launch.drawing.charts import layouts_chart
-from forerun.launch.report.answer_tables import NUM_LAYOUTS
-from forerun.launch.report.answers import Page, page_of, render
+from forerun.launch.views.answer_tables import NUM_LAYOUTS
+from forerun.launch.views.answers import Page, page_of, render
+from forerun.launch.views.charts import layouts_chart
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 MOST_NBYTES = 200_000

@@ -15,7 +15,7 @@ from forerun.calib.advice.scaling import Scaling, curve
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.step_tables import table_steps
 from forerun.calib.workload.config import Batch
-from forerun.launch.report.answer_tables import (
+from forerun.launch.views.answer_tables import (
     BestLayout,
     bars,
     knee_line,
@@ -23,7 +23,7 @@ from forerun.launch.report.answer_tables import (
     scaling_lines,
     scaling_text,
 )
-from forerun.launch.report.table import show_table
+from forerun.launch.views.table import show_table
 
 PUBLISHED = Path(__file__).parents[3] / "recipes" / "published"
 COUNTS = (64, 512, 2048, 4096, 8192)

@@ -16,9 +16,9 @@ import forerun
 from forerun.benchmarks import browser, what_if_page
 from forerun.calib.answers.what_if import MOST_ROWS, what_if
 from forerun.calib.workload.config import RunConfig
-from forerun.launch.report.answer_tables import NUM_MENUS
-from forerun.launch.report.answers import page_of as made
-from forerun.launch.report.answers import render
+from forerun.launch.views.answer_tables import NUM_MENUS
+from forerun.launch.views.answers import page_of as made
+from forerun.launch.views.answers import render
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 NUM_SETTINGS = 50

@@ -20,9 +20,9 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.companion.log_lines import Writing
-from forerun.launch.directory.publishing import PICTURES, Place
-from forerun.launch.report import answers
-from forerun.launch.report.answers import write_answer
+from forerun.launch.store.publishing import PICTURES, Place
+from forerun.launch.views import answers
+from forerun.launch.views.answers import write_answer
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 FILES = (

@@ -35,12 +35,12 @@ from ...calib.shell import joined, quoted
 from ...calib.timeline import MeasuredSpan
 from ...calib.units import format_count, format_frac, format_time
 from ...hooks.process import FORECAST
-from ..directory.forecast_log import FORECASTS, Logged, append_forecast, finish_line, read_forecasts
-from ..directory.publishing import PICTURES, Place, write_each
-from ..directory.run_folders import SAMPLES
-from ..directory.run_log import NUM_KEPT_POINTS, STEPS, RunLog, StepPoint, write_steps
-from ..drawing.canvas import CHART, Drawing, schemes
-from ..drawing.charts import (
+from ..store.forecast_log import FORECASTS, Logged, append_forecast, finish_line, read_forecasts
+from ..store.publishing import PICTURES, Place, write_each
+from ..store.run_folders import SAMPLES
+from ..store.run_log import NUM_KEPT_POINTS, STEPS, RunLog, StepPoint, write_steps
+from ..views.canvas import CHART, Drawing, schemes
+from ..views.charts import (
     finish_chart,
     held_chart,
     layouts_chart,
@@ -276,7 +276,7 @@ def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") 
 
 
 def _text(name: str) -> str:
-    home = resources.files(__package__ or "forerun.launch.report").joinpath("templates")
+    home = resources.files(__package__ or "forerun.launch.views").joinpath("templates")
     return home.joinpath(name).read_text(encoding="utf-8")
 
 

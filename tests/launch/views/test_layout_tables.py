@@ -15,9 +15,9 @@ from forerun.calib.answers.request import Request
 from forerun.calib.forecast.rates import RunLeft
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.directory.forecast_log import run_left
-from forerun.launch.report.answer_tables import layouts_table, markdown, rest_json, summary_values
-from forerun.launch.report.table import show_table
+from forerun.launch.store.forecast_log import run_left
+from forerun.launch.views.answer_tables import layouts_table, markdown, rest_json, summary_values
+from forerun.launch.views.table import show_table
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 PRICE = 2.0

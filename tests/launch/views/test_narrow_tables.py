@@ -21,8 +21,8 @@ from forerun.calib.forecast.rates import RunLeft
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.report.answer_tables import BestLayout, layouts_table, plans_table, tables_of
-from forerun.launch.report.table import ReportTable, console, show_table
+from forerun.launch.views.answer_tables import BestLayout, layouts_table, plans_table, tables_of
+from forerun.launch.views.table import ReportTable, console, show_table
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 

@@ -16,9 +16,9 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop
-from forerun.launch.directory.forecast_log import FORECASTS
-from forerun.launch.report.answers import PAGE
 from forerun.launch.sinks.sink import Sink
+from forerun.launch.store.forecast_log import FORECASTS
+from forerun.launch.views.answers import PAGE
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"

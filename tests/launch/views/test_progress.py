@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from forerun.launch.report import progress
-from forerun.launch.report.progress import Bar, waiting
+from forerun.launch.views import progress
+from forerun.launch.views.progress import Bar, waiting
 
 
 class Terminal(io.StringIO):

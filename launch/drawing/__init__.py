@@ -1,1 +1,0 @@
-"""Charts as static SVG: for the page, for Markdown, for W&B and for e-mail."""

@@ -1,4 +1,0 @@
-"""What a run says now: ``forerun status`` and ``forerun watch``, of files alone.
-
-Standard library only.
-"""
