@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .hooks.adapters import bridge_callback, hugging_face_callback, lightning_callback
     from .hooks.process import should_stop
     from .hooks.session import attach
-    from .launch.opened.run import Run, load
+    from .launch.opened import Run, load
 
 __version__ = "0.1.0"
 __all__ = [

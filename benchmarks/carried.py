@@ -20,7 +20,7 @@ from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.protocols.collectives import left_out
 from forerun.benchmarks.published.readers import read_published
 from forerun.calib.units import MIB
-from forerun.launch.known.table_files import read_frame
+from forerun.launch.known import read_frame
 
 _LARGE_NBYTES = 16 * MIB
 _COLUMNS = ("rows", "protocol", "n", "error", "from 16 MiB", "bias", "covers", "half-width")

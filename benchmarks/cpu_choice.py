@@ -56,8 +56,7 @@ from forerun.calib.memory import Verdict
 from forerun.calib.samples import SampleTable
 from forerun.calib.steps import FittedSteps
 from forerun.calib.workload import Recompute, RunConfig
-from forerun.launch.known.machines import open_machine
-from forerun.launch.known.runs import load
+from forerun.launch.known import load, open_machine
 
 PARTS = ("choice", "commands", "probes")
 ITERS = 24

@@ -39,8 +39,8 @@ from forerun.calib.differences import (  # noqa: E402
     step_windows,
 )
 from forerun.calib.samples import SampleTable  # noqa: E402
-from forerun.launch.known.runs import read  # noqa: E402
-from forerun.launch.views.explain_text import difference_lines  # noqa: E402
+from forerun.launch.known import read  # noqa: E402
+from forerun.launch.views import difference_lines  # noqa: E402
 
 SLOWER = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Planted: shares of a run's time."""

@@ -36,7 +36,7 @@ from forerun.benchmarks.runs.launches import output_of, torchrun_words
 from forerun.benchmarks.runs.turns import taken_in_turns
 from forerun.calib.advice import compare
 from forerun.calib.arguments import apply_options
-from forerun.launch.known.machines import open_machine
+from forerun.launch.known import open_machine
 
 CHANGES: dict[str, tuple[str, ...]] = {
     "micro-batch 4": ("--micro-batch-size", "4"),

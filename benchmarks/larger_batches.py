@@ -22,11 +22,10 @@ import pandas as pd
 from forerun.benchmarks.gains import ENDLESS, Loop
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.runs.turns import taken_in_turns
-from forerun.calib.fit.calibration import calibrate
-from forerun.calib.fit.training import measured_operators
+from forerun.calib.fit import calibrate, measured_operators
 from forerun.calib.samples import SampleTable
 from forerun.calib.workload import OperatorKind
-from forerun.launch.known.runs import load
+from forerun.launch.known import load
 
 SIZES = (2, 4, 8)
 STEPS, TURNS = 40, 24

@@ -46,7 +46,7 @@ from forerun.benchmarks.scoring.operators import figures, joined
 from forerun.calib.importers import table_kind
 from forerun.calib.validation import noise_floors
 from forerun.calib.workload import OperatorKind
-from forerun.launch.known.table_files import read_frame
+from forerun.launch.known import read_frame
 
 BASELINES: Mapping[str, Method] = {PAPER: PaperRecipe(), CONSTANT: ConstantEfficiency()}
 LEGEND = """\

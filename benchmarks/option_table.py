@@ -38,8 +38,8 @@ from forerun.calib.arguments import (
     is_known,
 )
 from forerun.calib.errors import ForerunError
-from forerun.launch.opened.other_run import OtherRun
-from forerun.launch.options.config_files import line_inside
+from forerun.launch.opened import OtherRun
+from forerun.launch.options import line_inside
 
 SCRIPT = "pretrain_gpt.py"
 _USUAL_RANKS = 8

@@ -27,9 +27,8 @@ from forerun.calib.answers import Request, analyse
 from forerun.calib.forecast import Ended
 from forerun.calib.samples import build_table, read_run
 from forerun.calib.workload import Batch, Cadence, Parallelism, Precision, RunConfig
-from forerun.launch.store.forecast_log import append_end
-from forerun.launch.store.publishing import Place
-from forerun.launch.views.answers import write_answer
+from forerun.launch.store import Place, append_end
+from forerun.launch.views import write_answer
 
 OVER_BAR_S = 0.5
 NUM_WINDOWS = 20

@@ -27,18 +27,11 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from .errors import ForerunError
-from .fit.batches import Timed
-from .fit.machine import fit_machine
-from .fit.outliers import Refusal, refuse
-from .fit.priors import device_prior
+from .fit import Refusal, Timed, device_prior, fit_machine, refuse
 from .memory import memory
-from .network.cluster import stated_network
-from .network.collective_times import CollectiveModel, fit_transfers
-from .network.curves import Samples
-from .network.groups import Group
-from .network.systems import network_prior
+from .network import CollectiveModel, Group, Samples, fit_transfers, network_prior, stated_network
 from .records import StatedNodes, StepKind, StepPredictions, StepRow
-from .regressors.choices import first_of_least
+from .regressors import first_of_least
 from .steps import groups_of, timed_rows
 from .workload import Collective
 

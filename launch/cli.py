@@ -21,9 +21,8 @@ from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordEr
 from ..calib.workload import shown
 from ..hooks.process import needs
 from .outcome import ExitCode as ExitCode
-from .verbs.arguments import VerbParser, declare, near, not_taken, remedy
-from .verbs.asked_run import with_place
-from .views.progress import waiting
+from .verbs import VerbParser, declare, near, not_taken, remedy, with_place
+from .views import waiting
 
 VERBS = {
     "report": "when a calibrated run ends, and where its step goes",

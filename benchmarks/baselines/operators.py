@@ -24,11 +24,16 @@ from sklearn.model_selection import KFold, cross_val_predict
 from xgboost import XGBRegressor
 
 from forerun.benchmarks.protocols.operators import Fit, Transfer
-from forerun.calib.fit.batches import ShapeBatch, Timed
-from forerun.calib.fit.laws import columns
-from forerun.calib.fit.machine import Prediction, fit_machine
-from forerun.calib.fit.priors import DevicePrior, device_prior
-from forerun.calib.fit.transfer import transfer
+from forerun.calib.fit import (
+    DevicePrior,
+    Prediction,
+    ShapeBatch,
+    Timed,
+    columns,
+    device_prior,
+    fit_machine,
+    transfer,
+)
 
 Vector = NDArray[np.float64]
 US_PER_S = 1e6

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit import device_prior
 from forerun.calib.workload import Fp8Recipe, ModelShape, Recompute, RunConfig
 
 NUM_TERMS = 10

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.benchmarks.baselines.step_terms import NUM_TERMS, step_flop, step_terms
-from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit import device_prior
 from forerun.calib.records import StepPredictions, StepRow
-from forerun.calib.regressors.intervals import Z_90, shrunk_sigma_log
-from forerun.calib.regressors.robust import robust_minimum
+from forerun.calib.regressors import Z_90, robust_minimum, shrunk_sigma_log
 from forerun.calib.validation import RANK_FIGURES
 from forerun.calib.workload import RunConfig
 

@@ -40,9 +40,8 @@ def is_on(block: int) -> bool:
 
 def companion() -> int:
     """The real companion; its sinks take nothing in half of the blocks, one more takes notes."""
-    from forerun.launch.companion.main import main as run
-    from forerun.launch.sinks import registry
-    from forerun.launch.sinks.sink import Sink
+    from forerun.launch.companion import main as run
+    from forerun.launch.sinks import Sink, registry
 
     block = int(os.environ[_BLOCK])
 

@@ -15,11 +15,10 @@ import numpy as np
 from forerun.benchmarks.markdown_text import markdown_head
 from forerun.benchmarks.protocols.operator_samples import OperatorSamples, operator_samples
 from forerun.benchmarks.published.readers import read_published
-from forerun.calib.fit.batches import Timed
-from forerun.calib.fit.machine import MachineModel, fit_machine
+from forerun.calib.fit import MachineModel, Timed, fit_machine
 from forerun.calib.importers import table_kind
 from forerun.calib.workload import Phase
-from forerun.launch.known.table_files import read_frame
+from forerun.launch.known import read_frame
 
 MOST_SCORED = 300
 HEADER = ("samples", "prior", "all operators, MAPE", "coverage", "half-width", "linears, MAPE")

@@ -19,13 +19,10 @@ import pandas as pd
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.protocols.operator_samples import OperatorSamples, operator_samples
 from forerun.benchmarks.published.readers import read_published
-from forerun.calib.fit.batches import ShapeBatch, Timed
-from forerun.calib.fit.estimates import Estimates, Source
-from forerun.calib.fit.laws import family
-from forerun.calib.fit.machine import fit_machine
+from forerun.calib.fit import Estimates, ShapeBatch, Source, Timed, family, fit_machine
 from forerun.calib.importers import table_kind
-from forerun.calib.regressors.intervals import Z_90
-from forerun.launch.known.table_files import read_frame
+from forerun.calib.regressors import Z_90
+from forerun.launch.known import read_frame
 
 LAYER = ("linear1", "linear2", "linear3", "linear4", "gelu", "layernorm", "res_add")
 HEADER = ("samples of each", "rule", "n", "MAPE", "coverage of 90 %", "half-width")

@@ -24,7 +24,7 @@ from forerun.calib.errors import ForerunError
 from forerun.calib.search import Proof, Tally
 from forerun.calib.units import GIB
 from forerun.calib.workload import RunConfig
-from forerun.launch.known.machines import Machine, open_machine
+from forerun.launch.known import Machine, open_machine
 
 NUM_BEST = 20
 _CAPACITY_NBYTES = 80 * GIB

@@ -27,8 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.network.curves import Samples
-from forerun.calib.network.groups import Group
+from forerun.calib.network import Group, Samples
 from forerun.calib.validation import (
     PROTOCOLS,
     TEST_FRAC,

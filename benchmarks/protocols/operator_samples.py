@@ -15,8 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from forerun.calib import validation
-from forerun.calib.fit.batches import Timed
-from forerun.calib.fit.laws import work_of
+from forerun.calib.fit import Timed, work_of
 from forerun.calib.steps import timed_rows
 from forerun.calib.validation import (
     PROTOCOLS,

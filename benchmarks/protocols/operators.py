@@ -27,11 +27,8 @@ from forerun.benchmarks.protocols.operator_samples import (
     operator_samples,
     splits,
 )
-from forerun.calib.fit.batches import Timed
-from forerun.calib.fit.machine import fit_machine
-from forerun.calib.fit.priors import device_prior
-from forerun.calib.fit.rate_priors import generation
-from forerun.calib.fit.transfer import transfer as transfer_machine
+from forerun.calib.fit import Timed, device_prior, fit_machine, generation
+from forerun.calib.fit import transfer as transfer_machine
 from forerun.calib.validation import MAX_ROWS, PROTOCOLS, Split, joined, scored
 from forerun.calib.workload import OperatorKind
 

@@ -25,7 +25,7 @@ from forerun.benchmarks.published.readers import is_of_steps, read_published, re
 from forerun.calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from forerun.calib.importers import own_frame, table_kind
 from forerun.calib.records import replace_file
-from forerun.launch.known.table_files import ENDINGS, read_frame
+from forerun.launch.known import ENDINGS, read_frame
 from forerun.launch.outcome import ExitCode
 
 UNKNOWN_CLUSTER = "unknown"

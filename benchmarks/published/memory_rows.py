@@ -26,7 +26,7 @@ from forerun.calib.memory import MemoryEstimate
 from forerun.calib.records import StepRow
 from forerun.calib.units import GIB
 from forerun.calib.workload import RunConfig
-from forerun.launch.known.table_files import read_frame
+from forerun.launch.known import read_frame
 
 CAPACITIES_GIB: Mapping[str, float] = {
     r"V100": 31.7,

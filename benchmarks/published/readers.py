@@ -28,7 +28,7 @@ from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.importers import NEEDED, own_steps, read_table, unlike
 from forerun.calib.records import StepTable
 from forerun.calib.steps import TableSteps
-from forerun.launch.known.table_files import read_frame
+from forerun.launch.known import read_frame
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "published"
 

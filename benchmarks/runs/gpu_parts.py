@@ -15,7 +15,7 @@ from scipy.stats import bootstrap
 
 from forerun.benchmarks.runs.gpu_runs import Run, Runner
 from forerun.calib.answers import overhead
-from forerun.calib.fit.calibration import Calibration, calibrate
+from forerun.calib.fit import Calibration, calibrate
 from forerun.calib.layers import stage_operators
 from forerun.calib.records import CollectiveRecord, OperatorRecord, TraceRecord
 from forerun.calib.workload import Phase, RunConfig

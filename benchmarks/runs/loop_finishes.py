@@ -17,7 +17,7 @@ from forerun.benchmarks.megatron_matrix import MODEL
 from forerun.calib.errors import ForerunError
 from forerun.calib.samples import read_table
 from forerun.calib.units import format_count, format_frac
-from forerun.launch.store.forecast_log import read_forecasts
+from forerun.launch.store import read_forecasts
 
 HOME = Path(__file__).parents[2]
 LOOP = HOME / "benchmarks" / "runs" / "loop_run.py"

@@ -10,9 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from forerun.benchmarks.protocols.collectives import COLLECTIVE_PROTOCOLS, left_out
-from forerun.calib.network.collective_times import Transfers
-from forerun.calib.network.curves import Law, Samples, fit_law
-from forerun.calib.network.groups import Group, bus_factor, ring_steps
+from forerun.calib.network import Group, Law, Samples, Transfers, bus_factor, fit_law, ring_steps
 from forerun.calib.validation import fit_network
 
 LARGE_NBYTES = 16 * 2**20

@@ -21,7 +21,7 @@ from scipy.stats import kendalltau
 from forerun.benchmarks.protocols.steps import StepModel
 from forerun.benchmarks.scoring.step_comparisons import mean_interval
 from forerun.calib.records import StepKind, StepRow
-from forerun.calib.regressors.choices import first_of_least
+from forerun.calib.regressors import first_of_least
 from forerun.calib.steps import same_layout
 from forerun.calib.validation import ScoredSteps
 from forerun.calib.workload import Batch, Parallelism, Recompute, RunConfig

@@ -23,9 +23,7 @@ from forerun.benchmarks.protocols.operators import (
     validate_operators,
 )
 from forerun.calib import validation
-from forerun.calib.fit.outliers import refuse
-from forerun.calib.fit.pools import coordinates
-from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit import coordinates, device_prior, refuse
 from forerun.calib.validation import Split
 
 CHOSEN = "chosen_24"

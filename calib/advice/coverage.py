@@ -12,7 +12,7 @@ import numpy as np
 from ..arguments import AxisValue, Keep, apply_options, layout_name, untaken
 from ..errors import ConfigError
 from ..memory import Verdict, needed_nbytes
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..search import Room, layout_label, sharded_otherwise
 from ..steps import MEASURED_SIGMA_LOG, FittedSteps, paired_sigma_log
 from ..units import format_bytes, format_frac, format_time

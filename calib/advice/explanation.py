@@ -9,9 +9,9 @@ from itertools import combinations
 from typing import ClassVar
 
 from ..errors import ConfigError
-from ..fit.estimates import Source
+from ..fit import Source
 from ..plain_json import JsonObject
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..search import layout_label
 from ..steps import FittedSteps, StepEstimate, StepTerms, paired_sigma_log, similarity
 from ..timeline import TERM_TEXTS, Term

@@ -9,11 +9,11 @@ from functools import partial
 from typing import ClassVar
 
 from ..arguments import Keep, layout_name, options, refusals, untaken
-from ..fit.estimates import Source
+from ..fit import Source
 from ..forecast import Throughput, throughput
 from ..memory import MemoryEstimate, Verdict, fit_probability, host_nbytes, memory, verdict
 from ..plain_json import JsonObject
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..search import Effort, Found, Proof, Room, best_layouts, cells_of, layout_label, num_variants
 from ..steps import (
     MEASURED_SIGMA_LOG,

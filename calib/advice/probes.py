@@ -17,14 +17,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..fit.batches import batch_of
-from ..fit.estimates import Estimates, Source
-from ..fit.laws import columns
-from ..fit.priors import DevicePrior, device_prior
+from ..fit import DevicePrior, Estimates, Source, batch_of, columns, device_prior
 from ..layers import Again, collective_uses, stage_operators, step_collectives
-from ..network.groups import bus_factor, canonical, group_of, ring_steps
-from ..network.nccl_tuner import tuner_time_s
-from ..network.once_per_node import as_all_to_all
+from ..network import as_all_to_all, bus_factor, canonical, group_of, ring_steps, tuner_time_s
 from ..search import cells_of
 from ..workload import (
     Collective,

@@ -16,7 +16,7 @@ from typing import ClassVar
 from ..arguments import Keep
 from ..forecast import Throughput, throughput
 from ..memory import Verdict
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..steps import FittedSteps, StepEstimate, paired_sigma_log
 from ..timeline import Part
 from ..workload import Encoded, RunConfig

@@ -18,7 +18,7 @@ from ..advice import (
     plan,
 )
 from ..drift import waiting_report
-from ..fit.calibration import Calibration, calibrate
+from ..fit import Calibration, calibrate
 from ..forecast import (
     Forecast,
     MeasuredRun,
@@ -28,7 +28,7 @@ from ..forecast import (
     run_forecast,
 )
 from ..lint import Lint, Pricing, lint, stated_launch
-from ..network.cluster import network_line
+from ..network import network_line
 from ..samples import SampleTable, windows_of
 from ..steps import FittedSteps, KnownStep, StepEstimate, live_times
 from ..units import HOUR_S, format_count

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from ..advice import Candidate, Decision, Explanation, MicroBatchAdvice, Plan
 from ..drift import WaitingReport
 from ..errors import CalibrationError
-from ..fit.calibration import Calibration
+from ..fit import Calibration
 from ..forecast import (
     Forecast,
     MeasuredRun,

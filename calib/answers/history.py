@@ -10,10 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..fit.calibration import Calibration, calibrate
-from ..fit.training import measured_operators
+from ..fit import Calibration, calibrate, measured_operators
 from ..forecast import ModelForecast, SoFar, run_forecast
-from ..network.groups import Measured
+from ..network import Measured
 from ..samples import SampleTable, only_windows, windows_of
 from ..steps import fit_steps, live_times
 from ..workload import Encoded, Operator

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..arguments import ASIDE, LEFT_OUT_FACTOR
-from ..fit.calibration import calibrate, carried_over, on_device
-from ..fit.priors import is_processor
+from ..fit import calibrate, carried_over, is_processor, on_device
 from ..forecast import PredictedStep, at_batch_size, batch_size_at, full_batch_size
-from ..network.systems import network_prior
+from ..network import network_prior
 from ..records import Cluster, StatedNodes
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..samples import SampleTable
 from ..steps import (
     BaseTimes,

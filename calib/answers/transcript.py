@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..advice import Candidate, Decision, Plan, Reason, Rule, layout_words, odds_text, saving_text
-from ..fit.priors import UNKNOWN_DEVICE, device_prior
+from ..fit import UNKNOWN_DEVICE, device_prior
 from ..forecast import PredictedStep, Throughput, peak_flop_per_s
 from ..layers import model_name
 from ..records import Action, action_text

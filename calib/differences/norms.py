@@ -12,10 +12,10 @@ import pandas as pd
 
 from ..advice import AXES, axis_value, changed, single_choices
 from ..errors import CalibrationError, ConfigError
-from ..fit.priors import device_prior
+from ..fit import device_prior
 from ..forecast import peak_flop_per_s, throughput
 from ..layers import model_flop_per_token, model_name
-from ..network.groups import bus_factor
+from ..network import bus_factor
 from ..records import StepRow, Trait
 from ..samples import SampleTable
 from ..steps import FittedSteps, alike, degrees_of, same_layout

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
 from ..errors import CalibrationError, ConfigError
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..samples import (
     MAD_EFFICIENCY,
     RankCompute,

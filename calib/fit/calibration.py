@@ -12,11 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError
-from ..network.cluster import known_network, link_figures
-from ..network.collective_times import CollectiveModel, fit_collectives
-from ..network.groups import Group, Measured, canonical, group_of
+from ..network import (
+    CollectiveModel,
+    Group,
+    Measured,
+    canonical,
+    fit_collectives,
+    group_of,
+    known_network,
+    link_figures,
+)
 from ..records import Cluster
-from ..regressors.intervals import UNMEASURED_SIGMA_LOG, Z_90
+from ..regressors import UNMEASURED_SIGMA_LOG, Z_90
 from ..workload import CollectiveCall, Operator, OperatorKind, Phase
 from .batches import Timed, batch_of
 from .estimates import Estimates, Source
@@ -24,7 +31,7 @@ from .laws import Ceilings, OperatorFamily, family
 from .machine import MachineModel, fit_machine
 from .priors import device_prior, is_processor
 from .sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, with_units
-from .transfer import transfer
+from .transferred import transfer
 
 if TYPE_CHECKING:
     from ..samples import SampleTable

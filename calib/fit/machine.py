@@ -14,8 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ..regressors.intervals import STUDENT_90, UNMEASURED_SIGMA_LOG, Z_90, shrunk_sigma_log
-from ..regressors.robust import SAMPLE_SIGMA_LOG, robust_minimum
+from ..regressors import (
+    SAMPLE_SIGMA_LOG,
+    STUDENT_90,
+    UNMEASURED_SIGMA_LOG,
+    Z_90,
+    robust_minimum,
+    shrunk_sigma_log,
+)
 from ..workload import OperatorKind, Phase
 from .batches import ShapeBatch, Timed, spread_rows
 from .laws import Ceilings, OperatorFamily, columns, family, least_s

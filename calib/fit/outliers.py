@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors.choices import first_of_least
+from ..regressors import first_of_least
 from ..workload import Phase
 from .batches import Timed
 from .laws import OperatorFamily, Peaks, columns, family, least_s

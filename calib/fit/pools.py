@@ -14,10 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors.gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
-from ..regressors.intervals import UNMEASURED_SIGMA_LOG
-from ..regressors.robust import robust_sigma
-from ..regressors.trees import Forest, Line, Trees, fit_forest, fit_line, fit_trees
+from ..regressors import (
+    UNMEASURED_SIGMA_LOG,
+    Forest,
+    GaussianProcess,
+    Inputs,
+    Line,
+    Trees,
+    fit_forest,
+    fit_gaussian,
+    fit_line,
+    fit_trees,
+    robust_sigma,
+    stacked,
+)
 from ..workload import OperatorKind
 from .batches import ShapeBatch, Timed
 from .laws import columns

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..network.cluster import on_domains
-from ..network.systems import NetworkPrior, network_prior
+from ..network import NetworkPrior, network_prior, on_domains
 from .laws import Ceilings
 
 _ATTAINABLE_FRAC = 0.75

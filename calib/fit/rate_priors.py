@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..records import read_package_json
-from ..regressors.intervals import PRIOR_WEIGHT, Z_90
+from ..regressors import PRIOR_WEIGHT, Z_90
 from ..workload import OperatorKind, Phase
 from .batches import ShapeBatch
 from .laws import Ceilings, OperatorFamily, columns, family

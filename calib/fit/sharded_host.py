@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..layers import stage_operators
-from ..network.groups import Measured
+from ..network import Measured
 from ..workload import Operator, OperatorKind, Phase, RunConfig
 from .batches import batch_of
 from .machine import MachineModel

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..network.groups import Measured, num_nodes
+from ..network import Measured, num_nodes
 from ..samples import SampleTable, median_error_log, parse_shape, shape_text, with_neighbours
 from ..workload import Collective, CollectiveCall, GroupRole, Operator, OperatorKind, Phase
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..steps import FittedSteps, StepEstimate, error_ratio
 from ..workload import RunConfig
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
 from ..errors import CalibrationError
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..steps import StepEstimate
 from ..workload import Encoded
 

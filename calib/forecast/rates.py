@@ -12,8 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeGuard
 
 from ..errors import ConfigError
-from ..fit.laws import OperatorFamily, family, work
-from ..fit.priors import UNKNOWN_DEVICE, device_prior
+from ..fit import UNKNOWN_DEVICE, OperatorFamily, device_prior, family, work
 from ..layers import model_flop_per_token, stage_operators
 from ..units import HOUR_S, format_count, format_frac
 from ..workload import Batch, Encoded, Fp8Recipe, OperatorCount, Parallelism, Recompute, RunConfig

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import CalibrationError, ConfigError
-from ..fit.operator_kinds import KINDS
+from ..fit import KINDS
 from ..workload import Collective, Phase
 
 OPERATOR_COLUMNS = (

@@ -20,7 +20,7 @@ from ..arguments import (
 from ..forecast import EVAL_SIGMA_LOG, FEW_SIGMA_LOG, SAVE_SIGMA_LOG, ModelForecast, model_forecast
 from ..memory import Verdict
 from ..records import read_package_json
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..steps import FittedSteps
 from ..units import format_bytes, format_change
 from ..workload import RunConfig

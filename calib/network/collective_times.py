@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors.intervals import Z_90, drawn_sigma_log, shrunk_sigma_log
-from ..regressors.robust import without_wild
+from ..regressors import Z_90, drawn_sigma_log, shrunk_sigma_log, without_wild
 from ..workload import Collective, CollectiveCall, GroupRole
 from .curves import Curve, Expected, Law, Samples, fit_curve
 from .extrapolation import (

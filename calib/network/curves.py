@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors.choices import first_of_least
-from ..regressors.robust import SAMPLE_SIGMA_LOG
+from ..regressors import SAMPLE_SIGMA_LOG, first_of_least
 
 Vector = NDArray[np.float64]
 _ITERATIONS = 40

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from ..fit.estimates import Source
+from ..fit import Source
 from ..layers import collective_uses, stage_operators
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..timeline import GroupTimes, Item, Part, Span, Term, item_name, term_of, term_of_role
 from ..workload import (
     Collective,

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fit.estimates import Source
+from ..fit import Source
 from ..layers import BlockKind, again_frac, launched_frac, replayed_frac
 from ..timeline import (
     BlockTimes,

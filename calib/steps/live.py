@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..fit.calibration import Calibration
-from ..fit.estimates import Estimates, Estimator
+from ..fit import Calibration, Estimates, Estimator
 from ..layers import BlockKind, block, launched_frac, stage_operators
 from ..timeline import Item
 from ..workload import CollectiveCall, Operator, OperatorKind, Phase, RunConfig

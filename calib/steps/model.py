@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..records import StepPredictions
-from ..regressors.intervals import Z_90
+from ..regressors import Z_90
 from ..timeline import (
     Compiled,
     Floats,

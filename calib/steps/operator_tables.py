@@ -10,17 +10,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ..fit.batches import ShapeBatch, Timed, batch_of
-from ..fit.machine import MachineModel, fit_machine
-from ..fit.priors import device_prior
+from ..fit import MachineModel, ShapeBatch, Timed, batch_of, device_prior, fit_machine
 from ..importers import CHOSEN, shape_sizes
-from ..network.cluster import on_domains, stated_network
-from ..network.collective_times import CollectiveModel, fit_transfers
-from ..network.curves import Samples
-from ..network.groups import Group
-from ..network.systems import REACHED_FRAC, NetworkPrior, network_prior
+from ..network import (
+    REACHED_FRAC,
+    CollectiveModel,
+    Group,
+    NetworkPrior,
+    Samples,
+    fit_transfers,
+    network_prior,
+    on_domains,
+    stated_network,
+)
 from ..records import StatedNodes
-from ..regressors.choices import first_of_least
+from ..regressors import first_of_least
 from ..timeline import Floats
 from ..workload import Collective, Operator, OperatorKind, Phase
 

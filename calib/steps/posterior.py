@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..regressors.robust import robust_minimum
+from ..regressors import robust_minimum
 from ..timeline import Floats, step_times
 from ..workload import RunConfig
 from .known import (

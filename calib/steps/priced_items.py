@@ -9,8 +9,8 @@ from typing import cast
 
 import numpy as np
 
-from ..fit.estimates import Estimates, Source
-from ..network.host_link import LINK_SIGMA_LOG, host_copy_s
+from ..fit import Estimates, Source
+from ..network import LINK_SIGMA_LOG, host_copy_s
 from ..timeline import Compiled, Floats, Item, family
 from ..workload import (
     Fp8Recipe,

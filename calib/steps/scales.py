@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..fit.priors import device_prior
-from ..fit.rate_priors import generation
-from ..network.host_link import host_rates
+from ..fit import device_prior, generation
+from ..network import host_rates
 from ..timeline import Floats, Item
 from ..workload import (
     CollectiveCall,

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..fit.estimates import Source
+from ..fit import Source
 from ..layers import Block, BlockKind
 from ..timeline import (
     PASS_PARTS,

@@ -24,11 +24,10 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ConfigError
-from ..fit.estimates import Estimates, Source
-from ..fit.priors import DevicePrior, device_prior
+from ..fit import DevicePrior, Estimates, Source, device_prior
 from ..importers import shape_sizes, table_kind
 from ..records import StatedNodes, StepPredictions, StepRow, Trait
-from ..regressors.choices import first_of_least
+from ..regressors import first_of_least
 from ..timeline import Floats, Item
 from ..workload import GroupRole, Operator, OperatorKind, Phase, RunConfig
 from .base_times import BaseTimes, Conditions, FittedTimes, prior_times, table_times

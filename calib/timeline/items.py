@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fit.laws import family as operator_family
+from ..fit import family as operator_family
 from ..records import PhaseRecord, RunRecords, StepRecord
 from ..units import NS_PER_S
 from ..workload import CollectiveCall, GroupRole, Operator, RunConfig, position

@@ -14,9 +14,8 @@ from tempfile import TemporaryDirectory
 import forerun
 from forerun.calib.timeline import Pipeline, pipeline_costs, spans
 from forerun.calib.workload import Schedule
-from forerun.launch.store.forecast_log import read_forecasts
-from forerun.launch.views.canvas import Drawing
-from forerun.launch.views.charts import finish_chart, timeline_chart, waterfall
+from forerun.launch.store import read_forecasts
+from forerun.launch.views import Drawing, finish_chart, timeline_chart, waterfall
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parents[1] / "tests" / "golden"

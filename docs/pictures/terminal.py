@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from forerun.launch.views.canvas import DARK
+from forerun.launch.views import DARK
 
 _ROW, _LEFT, _TOP, _CHARACTER = 19, 18, 46, 7.83
 _FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"

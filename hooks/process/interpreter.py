@@ -34,7 +34,7 @@ import sys
 sys.path[:] = [place for place in sys.path if place]
 try:
     from forerun.hooks.process.interpreter import objection
-    from forerun.launch.companion.main import main
+    from forerun.launch.companion.program import main
 except ImportError as err:
     wrong = f"{sys.executable} has no forerun ({err}); run there: %(extra)s"
 else:

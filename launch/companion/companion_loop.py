@@ -17,24 +17,35 @@ from ...calib.samples import RecentWindows, RunReader, SampleTable
 from ...calib.timeline import MeasuredSpan, measured_spans
 from ...calib.workload import OnAdvice
 from ...hooks.process import RESTART_WINDOWS, CompanionSettings
-from ..known.machine import absent_in
-from ..known.runs import Earlier
-from ..known.table_files import with_normal
-from ..sinks.registry import AllSinks
-from ..sinks.sink import Sink
-from ..store.forecast_log import end_of_run, finish_line
-from ..store.launch_files import REQUEST_RULE, STOP_REQUEST
-from ..store.publishing import Place, Publisher, place_of
-from ..store.run_folders import number, read_object
-from ..store.run_log import LoggedStep, RunLog, score_line, write_steps
-from ..views.answer_tables import (
+from ..known import Earlier, absent_in, with_normal
+from ..sinks import AllSinks, Sink
+from ..store import (
+    REQUEST_RULE,
+    STOP_REQUEST,
+    LoggedStep,
+    Place,
+    Publisher,
+    RunLog,
+    end_of_run,
+    finish_line,
+    number,
+    place_of,
+    read_object,
+    score_line,
+    write_steps,
+)
+from ..views import (
     summary_values,
     tables_of,
     wandb_tables,
     window_values,
     windows_tables,
+    write_answer,
+    write_end,
+    write_forecast,
+    write_page,
+    write_score,
 )
-from ..views.answers import write_answer, write_end, write_forecast, write_page, write_score
 from .drift_watch import DriftWatch
 from .forecasting import Forecasts, OwnWork, ReadEnergy, RunSoFar, open_meter
 from .log_lines import Writing, say, say_lines

@@ -13,9 +13,7 @@ from ...calib.drift import SCHEMA, Drift, DriftEvent, DriftMonitor, drift_causes
 from ...calib.errors import ForerunError
 from ...calib.records import with_iso_times, write_json
 from ...calib.samples import SampleTable, windows_of
-from ..store.publishing import Place
-from ..store.run_folders import read_object
-from ..store.run_log import LoggedStep
+from ..store import LoggedStep, Place, read_object
 from .log_lines import Writing
 
 DRIFT = "drift.json"

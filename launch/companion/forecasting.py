@@ -15,7 +15,7 @@ from typing import Any
 
 from ...calib.answers import Request, RunEnd
 from ...calib.forecast import Forecast
-from ..store.run_log import LoggedStep
+from ..store import LoggedStep
 
 ReadEnergy = Callable[[], "float | None"]
 NUM_KEPT_STEPS = 1000

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ...calib.arguments import masked_text
 from ...calib.shell import shown
-from ..store.publishing import UnwrittenError
+from ..store import UnwrittenError
 
 _T = TypeVar("_T")
 _OF_ONE_FILE = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY)

@@ -18,8 +18,7 @@ from typing import Any
 
 from ...calib.records import replace_file
 from ...hooks.process import CompanionSettings, process_start
-from ..store.publishing import BEAT_S, STATUS, Phase, Publisher, StatusFile, this_host
-from ..store.run_folders import number
+from ..store import BEAT_S, STATUS, Phase, Publisher, StatusFile, number, this_host
 from .log_lines import say
 
 EVERY_S = 5.0

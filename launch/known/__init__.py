@@ -2,3 +2,27 @@
 
 In: directories. Out: a ``Machine``, whose step model every verb asks.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .machine import Machine, absent_in, launch_of_command, launch_of_run, plan_on
+    from .machine_fits import device_machine
+    from .machines import open_machine
+    from .runs import Earlier, Loaded, has_run, load, newest_run_id, read
+    from .scheduler import Ask, ask_slurm
+    from .table_files import (
+        ENDINGS,
+        FOLDER,
+        check_ending,
+        import_table,
+        published_rows,
+        read_frame,
+        table_names,
+        with_normal,
+        write_frame,
+    )
+
+__getattr__ = names_on_demand(__name__)

@@ -14,7 +14,7 @@ from ...calib.records import NAME, Launch
 from ...calib.search import Effort
 from ...calib.steps import FittedSteps
 from ...calib.workload import Parallelism, RunConfig
-from ..store.run_folders import newest_of_run, read_object, top_of, words
+from ..store import newest_of_run, read_object, top_of, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from ...calib.answers import (
     with_measured_routing,
 )
 from ...calib.errors import ConfigError
-from ...calib.fit.priors import device_prior, is_processor
+from ...calib.fit import device_prior, is_processor
 from ...calib.memory import known_nbytes, memory_offset
 from ...calib.records import Cluster, StatedNodes, StepRow
 from ...calib.samples import SampleTable

@@ -14,8 +14,7 @@ from pathlib import Path
 from ...calib.errors import ConfigError
 from ...calib.records import StatedNodes
 from ...hooks.process import needs
-from ..store.cached_file import CachedFile
-from ..store.models import DAMAGED, made, written
+from ..store import DAMAGED, CachedFile, made, written
 from .machine import Machine as Machine
 from .machine import with_program
 

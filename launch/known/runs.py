@@ -15,7 +15,7 @@ from ...calib.errors import ForerunError, RecordError
 from ...calib.samples import SampleTable, build_table, normalise, read_run, read_table, run_ids
 from ...calib.steps import KnownStep
 from ...calib.workload import RunConfig
-from ..store.run_folders import SAMPLES, paths_of, top_of
+from ..store import SAMPLES, paths_of, top_of
 from .table_files import ImportedTables, read_imported
 
 _T = TypeVar("_T")

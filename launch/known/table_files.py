@@ -17,7 +17,7 @@ import pyarrow as pa
 from ...calib.answers import Answer, prefixed
 from ...calib.differences import normal
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from ...calib.fit.priors import device_prior, is_processor
+from ...calib.fit import device_prior, is_processor
 from ...calib.importers import (
     NEEDED,
     REQUIRED,

@@ -1,1 +1,13 @@
 """A calibrated run as a Python object: ``forerun.load(DIR)``.  The verbs ask it too."""
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .other_run import OtherRun
+    from .placement import placed, placed_lines
+    from .row_command import BREAK, RowCommand
+    from .run import Run, load, unmeasured
+
+__getattr__ = names_on_demand(__name__)

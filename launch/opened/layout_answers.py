@@ -29,28 +29,30 @@ from ...calib.advice import (
 )
 from ...calib.arguments import LAYOUT_NAMES, AxisValue, Keep, apply_options, options_of, untaken
 from ...calib.errors import ConfigError, ForerunError
-from ...calib.fit.priors import is_processor
+from ...calib.fit import is_processor
 from ...calib.forecast import RunLeft, WholeRun, whole_run
 from ...calib.memory import MemoryEstimate, Verdict, host_nbytes, known_device
-from ...calib.network.cluster import link_figures
+from ...calib.network import link_figures
 from ...calib.records import stamped
 from ...calib.search import TOP, Effort
 from ...calib.shell import joined
 from ...calib.units import format_bytes, format_time
 from ...calib.workload import RunConfig, at_least_one, at_most, shown, takes_options, whole
-from ..known.machine import Machine, plan_on
-from ..options.plan_options import Objective, PlanQuestion, read_prices, read_tokens
-from ..store.forecast_log import run_left
-from ..views.answer_tables import (
+from ..known import Machine, plan_on
+from ..options import Objective, PlanQuestion, read_prices, read_tokens
+from ..store import run_left
+from ..views import (
     BestLayout,
+    Command,
+    Part,
+    explanation_parts,
     layouts_table,
     plan_notes,
     plans_table,
     rest_json,
     scaling_text,
+    screen_of,
 )
-from ..views.explain_text import explanation_parts
-from ..views.table import Command, Part, screen_of
 from .other_run import OtherRun
 from .said import Layout
 from .told import LayoutAnswer, Told
@@ -608,7 +610,7 @@ class Prediction(LayoutAnswer):
 
     def parts(self) -> Iterator[Part]:
         """The sentence, and the options where there are any to give."""
-        from ..views.table import Command
+        from ..views import Command
 
         yield self.sentence
         if self.room is not None:
@@ -757,7 +759,7 @@ class ExplainAnswer(LayoutAnswer):
         """Draw the terms as a waterfall into a file."""
         # Of use here alone, and slow to import.
         from ...calib.records import write_text
-        from ..views.charts import waterfall
+        from ..views import waterfall
 
         write_text(Path(path), waterfall(self.found).alone())
 

@@ -25,7 +25,7 @@ from ...calib.workload import option_of
 
 if TYPE_CHECKING:
     from ...calib.workload import Parallelism, RunConfig
-    from ..known.machine import Machine
+    from ..known import Machine
 
 
 _RELEASES = f"{NAMES['releases'][0]} to {NAMES['releases'][-1]}"
@@ -54,7 +54,7 @@ class OtherRun:
         own = machine.own
         if self.config is None and not self.command:
             return machine, own, ()
-        from ..options.config_files import described_run  # no other question needs such files
+        from ..options import described_run  # no other question needs such files
 
         is_run = machine.steps.base.conditions.is_in_situ
         found = described_run(

@@ -15,14 +15,31 @@ from ...calib.errors import RecordError
 from ...calib.records import stamped, write_text
 from ...calib.samples import SampleTable
 from ...calib.shell import quoted
-from ..known.runs import Loaded
-from ..known.table_files import with_normal
-from ..store.forecast_log import end_of_run, finish_line, read_forecasts
-from ..store.run_folders import number, object_of_run, paths_of, top_of
-from ..store.run_log import score_line
-from ..views.answer_tables import markdown, notes_of, tables_of
-from ..views.answers import ANSWER, PAGE, REQUEST, SCORE, page_of, render
-from ..views.table import Command, Part, ReportTable
+from ..known import Loaded, with_normal
+from ..store import (
+    end_of_run,
+    finish_line,
+    number,
+    object_of_run,
+    paths_of,
+    read_forecasts,
+    score_line,
+    top_of,
+)
+from ..views import (
+    ANSWER,
+    PAGE,
+    REQUEST,
+    SCORE,
+    Command,
+    Part,
+    ReportTable,
+    markdown,
+    notes_of,
+    page_of,
+    render,
+    tables_of,
+)
 from .told import Told
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}

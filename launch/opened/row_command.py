@@ -12,17 +12,15 @@ from typing import Any
 from ...calib.advice import Candidate, Plan
 from ...calib.arguments import MEETING, Change, LaunchLine, launch_line, ranks_on_each
 from ...calib.errors import ConfigError
-from ...calib.fit.priors import is_processor
+from ...calib.fit import is_processor
 from ...calib.forecast import WholeRun
 from ...calib.memory import Verdict
 from ...calib.records import Launch, replace_file, stamped
 from ...calib.shell import quoted, shown
 from ...calib.units import format_time
 from ...calib.workload import RunConfig
-from ..known.machine import launch_of_command, launch_of_run
-from ..wrapper.log_lines import one_line
-from ..wrapper.resubmit import MARK, is_ours, sealed
-from ..wrapper.slurm import time_option
+from ..known import launch_of_command, launch_of_run
+from ..wrapper import MARK, is_ours, one_line, sealed, time_option
 from .other_run import OtherRun
 from .told import Told
 

@@ -18,8 +18,8 @@ from ...calib.memory import known_device
 from ...calib.search import layout_label
 from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig
 from ...hooks.process import is_installed
-from ..options.flags import read_cluster
-from ..store.run_folders import SAMPLES, object_of_run, top_of
+from ..options import read_cluster
+from ..store import SAMPLES, object_of_run, top_of
 from .other_run import OtherRun
 from .told import Told
 
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from ...calib.arguments import AxisValue
     from ...calib.search import Effort
-    from ..known.machines import Machine
-    from ..known.runs import Loaded
-    from ..options.plan_options import Several
-    from ..views.table import ReportTable
+    from ..known import Loaded, Machine
+    from ..options import Several
+    from ..views import ReportTable
     from .layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
     from .reported import ReportAnswer
     from .said import Layout, Model, RunDecision, RunForecast
@@ -73,7 +72,7 @@ class Run(Told):
         """The run, or the machine that was imported."""
         if self.asked_run_id is not None:
             return self.asked_run_id
-        from ..known.runs import has_run, newest_run_id
+        from ..known import has_run, newest_run_id
 
         if self.asked_machine is None and has_run(self.directory):
             return newest_run_id(self.directory) or self._loaded.table.run_id
@@ -86,7 +85,7 @@ class Run(Told):
         Raises ``CalibrationError`` where nobody knows how many steps it has.
         """
         from ...hooks.process import FORECAST
-        from ..store.forecast_log import end_of_run
+        from ..store import end_of_run
         from .said import RunForecast
 
         value = self._said(FORECAST) or self.report().to_json()["forecast"]
@@ -163,7 +162,7 @@ class Run(Told):
 
         Raises ``ConfigError`` for what has no meaning, and where no layout runs.
         """
-        from ..options.plan_options import read_question
+        from ..options import read_question
         from .layout_answers import planned
 
         question = read_question(
@@ -222,8 +221,7 @@ class Run(Told):
     @property
     def steps(self) -> pd.DataFrame:
         """Its steps, one row each, beside what was predicted of them: docs/python.md."""
-        from ..store.forecast_log import forecasts_of
-        from ..store.run_log import read_steps
+        from ..store import forecasts_of, read_steps
         from .step_frame import step_frame
 
         table, (top, _) = self._loaded.table, top_of(self.directory)
@@ -250,7 +248,7 @@ class Run(Told):
         A device that the run was on, by a short name or its own, is the run's own.  See
         ``open_machine`` for what is raised.
         """
-        from ...calib.fit.priors import UNKNOWN_DEVICE, device_prior
+        from ...calib.fit import UNKNOWN_DEVICE, device_prior
         from ...calib.memory import known_device
 
         device = self.device if device is None else device
@@ -284,8 +282,8 @@ class Run(Told):
                 yield str(err)
 
     def _open(self, device: str | None) -> Machine:
-        from ..known.machines import open_machine
-        from ..options.flags import read_cluster
+        from ..known import open_machine
+        from ..options import read_cluster
 
         if device not in self._opened:
             self._opened[device] = open_machine(
@@ -301,7 +299,7 @@ class Run(Told):
 
     @cached_property
     def _loaded(self) -> Loaded:
-        from ..known.runs import load as read
+        from ..known import load as read
 
         return read(self.directory, self.asked_run_id)
 
@@ -326,7 +324,7 @@ class Run(Told):
         anyway: bool,
         assume_no_effect: Sequence[str],
     ) -> OtherRun:
-        from ..options.config_files import line_inside
+        from ..options import line_inside
 
         return OtherRun(
             config=None if config is None else Path(config),
@@ -438,8 +436,7 @@ class Unmeasured(Run):
     def _open(self, device: str | None) -> Machine:
         if device not in self._opened:
             from ...calib.differences import modelled_nearest  # slow to import, like these
-            from ..known.machine_fits import device_machine
-            from ..known.table_files import published_rows
+            from ..known import device_machine, published_rows
 
             config = replace(self.described, device=device or self.described.device)
             machine = device_machine(config, read_cluster(self.cluster))
@@ -466,7 +463,7 @@ def unmeasured(
     ``num_ranks``: 0, as the command says.  Raises ``ConfigError`` where the run or its ranks are
     not described.
     """
-    from ..options.config_files import described_run, line_inside
+    from ..options import described_run, line_inside
 
     name = known_device(device).driver_name
     base = _any_run(name, num_ranks)

@@ -13,11 +13,11 @@ from ...calib.records import LONGEST_S, Action, action_text, stamped
 from ...calib.search import layout_label
 from ...calib.units import format_time
 from ...calib.workload import ModelShape, RunConfig, encode_fields
-from ..store.publishing import ForecastFile
+from ..store import ForecastFile
 from .told import Told
 
 if TYPE_CHECKING:
-    from ..views.table import ReportTable
+    from ..views import ReportTable
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -206,7 +206,7 @@ class Layout(_NamedValues):
 
     def parts(self) -> Iterator[ReportTable]:
         """A table of names and values."""
-        from ..views.table import table_of
+        from ..views import table_of
 
         yield table_of(
             "layout",
@@ -240,7 +240,7 @@ class Model(_NamedValues, ModelShape):
 
     def parts(self) -> Iterator[ReportTable]:
         """A table of names and values; what the model has not is left out."""
-        from ..views.table import table_of
+        from ..views import table_of
 
         held = [(name, str(value)) for name, value in self.values.items() if value is not None]
         cells = {"name": lambda pair: pair[0], "value": lambda pair: pair[1]}

@@ -12,8 +12,8 @@ from ... import __version__
 
 if TYPE_CHECKING:
     from ...calib.workload import RunConfig
-    from ..known.machine import Machine
-    from ..views.table import Part
+    from ..known import Machine
+    from ..views import Part
 
 
 class Told(ABC):
@@ -37,7 +37,7 @@ class Told(ABC):
         return (self.sentence,)
 
     def __str__(self) -> str:
-        from ..views.table import text_of
+        from ..views import text_of
 
         return text_of(self.parts())
 
@@ -45,12 +45,12 @@ class Told(ABC):
         return str(self)
 
     def _repr_markdown_(self) -> str:
-        from ..views.table import markdown_of
+        from ..views import markdown_of
 
         return markdown_of(self.parts())
 
     def _repr_html_(self) -> str:
-        from ..views.table import html_of
+        from ..views import html_of
 
         return html_of(self.parts())
 

@@ -2,3 +2,22 @@
 
 In: words and files. Out: ``Settings`` and ``RunConfig``.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .config_files import described_run, line_inside
+    from .flags import FLAGS, LIMIT, REQUESTS, rank_info, read_cluster, split
+    from .plan_options import (
+        NUM_TOP,
+        Objective,
+        PlanQuestion,
+        Several,
+        read_prices,
+        read_question,
+        read_tokens,
+    )
+
+__getattr__ = names_on_demand(__name__)

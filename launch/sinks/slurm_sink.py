@@ -11,7 +11,7 @@ from ...calib.records import TIME
 from ...calib.units import format_time
 from ...calib.workload import Switch
 from ...hooks.process import CompanionSettings
-from ..known.scheduler import Ask, ask_slurm
+from ..known import Ask, ask_slurm
 from .sink import LatestValues, Sink
 
 EVERY_S = 60.0

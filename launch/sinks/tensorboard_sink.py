@@ -17,7 +17,7 @@ from typing import Any
 from ...calib.records import PREFIX, TIME, open_own
 from ...calib.workload import SinkChoice
 from ...hooks.process import CompanionSettings, is_installed
-from ..views.table import markdown_rows
+from ..views import markdown_rows
 from .sink import NO_ROOM, Sink, has_room
 
 FOLDER = "forerun"

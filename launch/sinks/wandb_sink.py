@@ -25,7 +25,7 @@ from ...hooks.process import (
     is_installed,
     wandb_table,
 )
-from ..store.publishing import place_of
+from ..store import place_of
 from .sink import NO_ROOM, Newest, Sink, has_room
 
 _MOMENT = "_timestamp"

@@ -4,3 +4,74 @@ In: the directory, and what a companion has to say. Out: files that are written 
 say, damaged ones named; a ``CachedFile`` of a question, read back while nothing under it changed.
 Standard library only, but for tables of samples.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .cached_file import CachedFile
+    from .forecast_log import (
+        FORECASTS,
+        Logged,
+        append_end,
+        append_forecast,
+        end_of_run,
+        finish_line,
+        forecasts_of,
+        read_forecasts,
+        run_left,
+    )
+    from .launch_files import (
+        REQUEST_RULE,
+        STOP_REQUEST,
+        LaunchFiles,
+        NewestForecast,
+        Stopped,
+        launch_id,
+    )
+    from .models import DAMAGED, made, written
+    from .publishing import (
+        BEAT_S,
+        FORECAST,
+        OWNER,
+        PICTURES,
+        STALE_S,
+        STATUS,
+        ForecastFile,
+        Phase,
+        Place,
+        Publisher,
+        StatusFile,
+        UnwrittenError,
+        is_live,
+        place_of,
+        status_of,
+        this_host,
+        typed,
+        write_each,
+    )
+    from .run_folders import (
+        SAMPLES,
+        newest_of_run,
+        nothing_in,
+        number,
+        object_of_run,
+        paths_of,
+        read_bounded,
+        read_object,
+        top_of,
+        words,
+    )
+    from .run_log import (
+        NUM_KEPT_POINTS,
+        STEPS,
+        LoggedStep,
+        RunLog,
+        StepPoint,
+        read_steps,
+        score_line,
+        write_steps,
+    )
+
+__getattr__ = names_on_demand(__name__)

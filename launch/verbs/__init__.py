@@ -2,3 +2,22 @@
 
 What is slow to import is imported in ``run``, so that help and short answers stay quick.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .arguments import (
+        ANSWERS,
+        FILE_NAMES,
+        VerbParser,
+        declare,
+        file_schema,
+        near,
+        not_taken,
+        remedy,
+    )
+    from .asked_run import with_place
+
+__getattr__ = names_on_demand(__name__)

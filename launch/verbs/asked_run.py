@@ -13,7 +13,7 @@ from ..outcome import print_json, tell
 from .arguments import CLUSTER, DIRECTORY, RUN_ID, declare
 
 if TYPE_CHECKING:
-    from ..opened.run import Run
+    from ..opened import Run
 
 NO_DIRECTORY = "-"
 """In the place of DIR: published measurements answer in place of a run."""
@@ -52,11 +52,11 @@ def add_evidence(sub: argparse.ArgumentParser) -> None:
 def opened(args: argparse.Namespace) -> Run:
     """The run of a directory with the evidence that the options name, searched as a verb does; of
     a device alone where there is no directory."""
-    from ..opened.run import load
-    from ..views.progress import search_effort
+    from ..opened import load
+    from ..views import search_effort
 
     if str(args.directory) == NO_DIRECTORY:
-        from ..opened.run import unmeasured
+        from ..opened import unmeasured
 
         return unmeasured(
             args.device.partition(",")[0],
@@ -85,7 +85,7 @@ def show_answer(args: argparse.Namespace, answer: Any) -> None:
     if args.json:
         print_json(answer.to_json())
     else:
-        from ..views.table import print_parts  # tables are slow to import
+        from ..views import print_parts  # tables are slow to import
 
         print_parts(answer.parts())
     if getattr(args, "timeline", None) is not None:

@@ -12,8 +12,7 @@ from ...calib.forecast import Coverage, Evaluation
 from ...calib.units import format_frac, format_time
 from ...hooks.process import FORECAST
 from ..outcome import ExitCode, print_json, tell
-from ..store.forecast_log import FORECASTS, finish_line, read_forecasts
-from ..store.run_folders import nothing_in, read_object, top_of
+from ..store import FORECASTS, finish_line, nothing_in, read_forecasts, read_object, top_of
 from .arguments import checked_share, declare
 
 NUM_ROWS = 12
@@ -95,7 +94,7 @@ def _without_forecasts(directory: Path, top: Path) -> str:
 
 def show(tracks: Sequence[Evaluation]) -> None:
     """Print one line for each run; then, for a single one, its forecasts."""
-    from ..views.table import ReportTable, console, show_table  # slow to import
+    from ..views import ReportTable, console, show_table  # slow to import
 
     def table(
         key: str, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Print B held against A; 1 where B is slower by more than ``--fail-over``, 3 where the runs
     cannot be compared."""
     from ...calib.differences import Verdict, difference
-    from ..views.explain_text import difference_lines, difference_markdown
+    from ..views import difference_lines, difference_markdown
 
     first, second = asked_runs(args)
     answer = difference(_table(*first), _table(*second))
@@ -98,7 +98,7 @@ def _asked(text: str, run_id: str | None) -> AskedRun:
 def _table(directory: Path, run_id: str | None, windows: tuple[int, ...]) -> SampleTable:
     """What is asked of a run; damaged records are told on standard error."""
     from ...calib.samples import only_windows, windows_of
-    from ..known.runs import read
+    from ..known import read
 
     loaded = read(directory, run_id)
     tell(*loaded.problems)

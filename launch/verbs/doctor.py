@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlparse
 from ... import _forerun_autoload as entry
 from ...hooks.process import PACKAGES, VARIABLE, installed_version, missing, remedy, see_node
 from ..outcome import print_json
-from ..sinks.wandb_sink import has_key
+from ..sinks import has_key
 from .arguments import RUN_ID, add_schema, declare
 
 _DESCRIPTION = (

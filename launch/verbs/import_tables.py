@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     What is imported as ``steps`` goes into a directory, a file for each table.
     """
-    from ..known.table_files import check_ending, write_frame
+    from ..known import check_ending, write_frame
 
     if args.source == "steps":
         return _import_machine(args)
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _import_machine(args: argparse.Namespace) -> int:
-    from ..known.table_files import import_table
+    from ..known import import_table
 
     rows = []
     for one in [import_table(path, args.out) for path in args.files]:

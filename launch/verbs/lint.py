@@ -24,14 +24,14 @@ from ...calib.memory import known_device
 from ...calib.shell import quoted
 from ...calib.units import HOUR_S, format_bytes
 from ...calib.workload import at_least_one, at_most
-from ..opened.other_run import OtherRun
-from ..options.config_files import line_inside
+from ..opened import OtherRun
+from ..options import line_inside
 from ..outcome import ExitCode, print_json, tell
 from .asked_run import opened
 
 if TYPE_CHECKING:
     from ...calib.lint import Pricing
-    from ..known.machines import Machine
+    from ..known import Machine
 
 _SOME_DEVICE = "accelerator"
 """A launch of a command that nobody said the device of is one of GPUs."""
@@ -92,7 +92,7 @@ def _alone(args: argparse.Namespace) -> _Asked:
         config = replace(described.config, device="cpu" if is_cpu else _SOME_DEVICE)
         return _Asked(words=args.command, described=replace(described, config=config))
     config = replace(described.config, device=known_device(args.device).driver_name)
-    from ..known.machine_fits import device_machine  # slow to import, as all that it answers with
+    from ..known import device_machine  # slow to import, as all that it answers with
 
     described = replace(described, config=config)
     return _Asked(words=args.command, described=described, machine=device_machine(config))
@@ -100,7 +100,7 @@ def _alone(args: argparse.Namespace) -> _Asked:
 
 def _with_directory(args: argparse.Namespace) -> _Asked:
     """A run's own launch, or another command over its calibration."""
-    from ..known.machine import launch_of_run
+    from ..known import launch_of_run
 
     machine = opened(args).machine()
     own, par = machine.own, machine.own.parallelism

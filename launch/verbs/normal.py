@@ -19,7 +19,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print whether the run is as fast as published ones, and what differs."""
-    from ..opened.placed import placed, placed_lines  # what reads tables is slow to import
+    from ..opened import placed, placed_lines  # what reads tables is slow to import
 
     own = opened(args)
     answer = placed(own)

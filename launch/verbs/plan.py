@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.arguments import LAYOUT_NAMES
 from ...calib.shell import shown
-from ..options.plan_options import NUM_TOP, read_question
+from ..options import NUM_TOP, read_question
 from ..outcome import ExitCode, print_json, tell
 from .arguments import TOKENS, add_schema, declare
 from .asked_run import add_evidence, add_run, opened, other_run, show_answer
 
 if TYPE_CHECKING:
-    from ..opened.row_command import RowCommand
+    from ..opened import RowCommand
 
 _ARGUMENTS = f"""
 --gpus N|A..B|N,N  numbers of GPUs: one, several separated by commas, or 8..1024 for 8, 16, 32 and
@@ -79,8 +79,8 @@ def _print(row: RowCommand) -> None:
     """On a terminal what is new stands out; in any case it is listed, and so is the difference."""
     from rich.text import Text
 
-    from ..opened.row_command import BREAK
-    from ..views.table import console
+    from ..opened import BREAK
+    from ..views import console
 
     out, line = console(), row.line
     print(row.title)

@@ -63,7 +63,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write the records of this rank, and on rank 0 print what was found."""
-    from ..options.flags import rank_info
+    from ..options import rank_info
 
     if not 0 < args.seconds < float("inf"):
         raise ConfigError(f"--seconds {args.seconds} is not a time; give a number above 0")
@@ -99,7 +99,7 @@ def _device(rank: RankInfo) -> tuple[torch.device, str]:
 
 def _config(args: argparse.Namespace, rank: RankInfo, device: str) -> RunConfig:
     """The layout that is asked for, or a GPT of the size that suits the device."""
-    from ..options.config_files import described_run
+    from ..options import described_run
 
     usual = _usual(rank, device)
     num_ranks = usual.parallelism.num_ranks
@@ -191,7 +191,7 @@ def _show(
         value = {"device": name, "copy_bytes_per_s": copies, "operators": operators}
         print_json({**value, "collectives": transfers, "directory": str(args.out)})
         return
-    from ..views.table import ReportTable, console, show_table
+    from ..views import ReportTable, console, show_table
 
     out = console()
     peak = max((row["flop_per_s"] for row in operators), default=0.0)
@@ -208,7 +208,7 @@ def _show(
 
 
 def _operator_rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
-    from ...calib.fit.laws import work
+    from ...calib.fit import work
     from ...calib.records import OperatorRecord
 
     times: defaultdict[Operator, list[int]] = defaultdict(list)
@@ -232,7 +232,7 @@ def _operator_rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
 
 def _transfer_rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
     """Each transfer once, whatever roles it stands for; bandwidths as nccl-tests counts them."""
-    from ...calib.network.groups import bus_factor
+    from ...calib.network import bus_factor
     from ...calib.records import CollectiveRecord
 
     times: defaultdict[tuple[Collective, int, int], list[int]] = defaultdict(list)

@@ -17,8 +17,7 @@ from typing import Any
 
 from ...calib.errors import RecordError
 from ..outcome import ExitCode, print_json
-from ..store.cached_file import CachedFile
-from ..store.run_folders import nothing_in, paths_of, read_object, top_of
+from ..store import CachedFile, nothing_in, paths_of, read_object, top_of
 from .arguments import add_file_schema, declare
 from .asked_run import add_run
 
@@ -57,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer(args: argparse.Namespace) -> int:
-    from ..opened.run import load
-    from ..views.table import print_parts  # slow to import, as all that answers
+    from ..opened import load
+    from ..views import print_parts  # slow to import, as all that answers
 
     if lacking := nothing_in(args.directory):
         raise RecordError(lacking)

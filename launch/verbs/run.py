@@ -21,12 +21,27 @@ from ...calib.errors import ConfigError
 from ...calib.records import LONGEST_S
 from ...calib.shell import joined
 from ...calib.workload import OnAdvice, RunOptions, encode, encode_fields
-from ..options.flags import FLAGS, split
-from ..store.launch_files import launch_id
-from ..wrapper.log_lines import answer, complain, finish, hold_standard_descriptors, say
-from ..wrapper.resubmit import is_written, relaunch, script
-from ..wrapper.slurm import GIVEN, Allocation, allocation, duration_s, num_jobs, time_option
-from ..wrapper.wrapped import Outcome, WrapOptions, Wrapped
+from ..options import FLAGS, split
+from ..store import launch_id
+from ..wrapper import (
+    GIVEN,
+    Allocation,
+    Outcome,
+    WrapOptions,
+    Wrapped,
+    allocation,
+    answer,
+    complain,
+    duration_s,
+    finish,
+    hold_standard_descriptors,
+    is_written,
+    num_jobs,
+    relaunch,
+    say,
+    script,
+    time_option,
+)
 from .arguments import declare
 
 STOP_EXIT_CODE = 93

@@ -22,20 +22,25 @@ from ...calib.units import format_time
 from ...calib.workload import Encoded
 from ...hooks.process import is_installed
 from ..outcome import ExitCode, print_json, tell
-from ..store.forecast_log import FORECASTS, Logged, read_forecasts
-from ..store.publishing import (
+from ..store import (
     FORECAST,
+    FORECASTS,
     OWNER,
     STALE_S,
     STATUS,
     ForecastFile,
+    Logged,
     Phase,
     StatusFile,
     is_live,
+    nothing_in,
+    number,
+    read_forecasts,
+    read_object,
     status_of,
+    top_of,
     typed,
 )
-from ..store.run_folders import nothing_in, number, read_object, top_of
 from .arguments import DIRECTORY, add_schema, declare
 
 _STATUS = (

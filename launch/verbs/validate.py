@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import CalibrationError, ConfigError
 from ...calib.units import format_frac
-from ..options.flags import read_cluster
+from ..options import read_cluster
 from ..outcome import ExitCode, print_json, tell
 from .arguments import CLUSTER, declare
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ...calib import validation
     from ...calib.records import StepTable
-    from ..views.table import ReportTable
+    from ..views import ReportTable
 
 _DESCRIPTION = (
     "Fits on one part of each table, scores on the rest. Protocols of operators: random, leave_tp; "
@@ -70,7 +70,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the scores of every protocol that the tables can carry, or what to measure next."""
-    from ..views.table import console, show_table
+    from ..views import console, show_table
 
     _check(args)
     value, tables = {"steps": _steps, "design": _design}.get(args.what, _parts)(args)
@@ -106,7 +106,7 @@ def _parts(args: argparse.Namespace) -> Told:
     """Scores of models of operators, or of collectives."""
     from ...calib import validation
     from ...calib.importers import read_table, table_kind
-    from ..known.table_files import read_frame, table_names
+    from ..known import read_frame, table_names
 
     is_operators, needs = args.what == "operators", validation.PROTOCOLS[args.what]
     run = validation.score_operators
@@ -141,7 +141,7 @@ def _steps(args: argparse.Namespace) -> Told:
     from ...calib import validation
     from ...calib.importers import read_table
     from ...calib.steps import TableSteps
-    from ..known.table_files import read_frame, table_names
+    from ..known import read_frame, table_names
 
     names = zip(args.operators, table_names(args.operators), strict=True)
     tables = [read_table(read_frame(path), name) for path, name in names]
@@ -194,7 +194,7 @@ def _design(args: argparse.Namespace) -> Told:
 
 def _step_tables(args: argparse.Namespace) -> Iterator[StepTable]:
     from ...calib.importers import read_steps
-    from ..known.table_files import read_frame, table_names
+    from ..known import read_frame, table_names
 
     for path, name in zip(args.files, table_names(args.files), strict=True):
         table = read_steps(read_frame(path), name)
@@ -241,7 +241,7 @@ def _tables(
     title: str, columns: Mapping[str, str], rows: Iterable[Row], *by: str
 ) -> Iterator[ReportTable]:
     """One table for all rows that are alike in ``by``, without columns that none of them has."""
-    from ..views.table import ReportTable
+    from ..views import ReportTable
 
     groups: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:

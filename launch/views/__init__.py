@@ -3,3 +3,58 @@
 In: an ``Answer``, a plan, a difference. Out: text, ``report.html``, Markdown, JSON, rows of sinks.
 A new value is a column of one table here; a new output is one more renderer of the same parts.
 """
+
+from typing import TYPE_CHECKING
+
+from ...faces import names_on_demand
+
+if TYPE_CHECKING:
+    from .answer_tables import (
+        BestLayout,
+        layouts_table,
+        markdown,
+        notes_of,
+        plan_notes,
+        plans_table,
+        rest_json,
+        scaling_text,
+        summary_values,
+        tables_of,
+        wandb_tables,
+        window_values,
+        windows_tables,
+    )
+    from .answers import (
+        ANSWER,
+        PAGE,
+        REQUEST,
+        SCORE,
+        page_of,
+        render,
+        write_answer,
+        write_end,
+        write_forecast,
+        write_page,
+        write_score,
+    )
+    from .canvas import DARK, Drawing
+    from .charts import finish_chart, timeline_chart, waterfall
+    from .explain_text import difference_lines, difference_markdown, explanation_parts
+    from .progress import search_effort, waiting
+    from .table import (
+        Command,
+        Part,
+        ReportTable,
+        console,
+        html_of,
+        markdown_of,
+        markdown_rows,
+        print_parts,
+        screen_of,
+        show_table,
+        table_of,
+        text_of,
+        wrapped,
+    )
+
+__getattr__ = names_on_demand(__name__)

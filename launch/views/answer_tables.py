@@ -20,7 +20,7 @@ from ...calib.advice import (
     left_out,
     recompute_text,
 )
-from ...calib.fit.estimates import Source
+from ...calib.fit import Source
 from ...calib.forecast import RestOfRun, RunLeft, WholeRun, rest_of_run
 from ...calib.memory import Verdict
 from ...calib.search import layout_label

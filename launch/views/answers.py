@@ -35,10 +35,22 @@ from ...calib.shell import joined, quoted
 from ...calib.timeline import MeasuredSpan
 from ...calib.units import format_count, format_frac, format_time
 from ...hooks.process import FORECAST
-from ..store.forecast_log import FORECASTS, Logged, append_forecast, finish_line, read_forecasts
-from ..store.publishing import PICTURES, Place, write_each
-from ..store.run_folders import SAMPLES
-from ..store.run_log import NUM_KEPT_POINTS, STEPS, RunLog, StepPoint, write_steps
+from ..store import (
+    FORECASTS,
+    NUM_KEPT_POINTS,
+    PICTURES,
+    SAMPLES,
+    STEPS,
+    Logged,
+    Place,
+    RunLog,
+    StepPoint,
+    append_forecast,
+    finish_line,
+    read_forecasts,
+    write_each,
+    write_steps,
+)
 from ..views.canvas import CHART, Drawing, schemes
 from ..views.charts import (
     finish_chart,

@@ -13,7 +13,7 @@ from ...calib.memory import MemoryEstimate, Verdict
 from ...calib.steps import Contribution
 from ...calib.timeline import TERM_TEXTS, MeasuredSpan, Span, TaskKind
 from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
-from ..store.run_log import StepPoint
+from ..store import StepPoint
 from .canvas import (
     Canvas,
     Drawing,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...calib.advice import Change
 from ...calib.advice import explanation as explain
-from ...calib.fit.estimates import Source
+from ...calib.fit import Source
 from ...calib.timeline import TERM_TEXTS, Term
 from ...calib.units import format_count, format_frac, format_time
 from .table import COLUMNS, Part, ReportTable, markdown_rows, text_of, wrapped

@@ -12,8 +12,8 @@ from ...calib.arguments import restored
 from ...calib.records import replace_file
 from ...calib.shell import quoted
 from ...hooks.process import is_module
-from ..options.flags import split
-from ..store.run_folders import read_bounded
+from ..options import split
+from ..store import read_bounded
 from .log_lines import one_line, say
 
 MARK = "# Written by forerun"

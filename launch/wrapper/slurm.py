@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from ..known.scheduler import Ask, ask_slurm
+from ..known import Ask, ask_slurm
 
 # Slurm tells of no limit by a time far away.
 _YEAR_S = 365 * 86400.0

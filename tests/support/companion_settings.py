@@ -36,7 +36,7 @@ def started(
     """
     code = (
         f"import sys, functools; {before}\n"
-        "from forerun.launch.companion import main as companion\n"
+        "from forerun.launch.companion import program as companion\n"
         "companion._step_back = lambda: None\n"
         f"companion.Shutdown = functools.partial(companion.Shutdown, {leave_after_s})\n"
         "sys.exit(companion.main(sys.argv[1:]))"

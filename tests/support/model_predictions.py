@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_info
 from forerun.benchmarks.baselines.steps import TenTerms
 from forerun.benchmarks.protocols.collectives import left_out
 from forerun.calib.fit.machine import MachineModel, fit_machine
-from forerun.calib.fit.transfer import transfer
+from forerun.calib.fit.transferred import transfer
 from forerun.calib.importers.own_format import read_table
 from forerun.calib.importers.own_steps import read_steps
 from forerun.calib.steps.step_tables import TableSteps, design

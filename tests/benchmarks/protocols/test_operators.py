@@ -17,7 +17,7 @@ from forerun.benchmarks.protocols.operators import (
 )
 from forerun.calib import validation
 from forerun.calib.fit.batches import Timed
-from forerun.calib.fit.transfer import transfer
+from forerun.calib.fit.transferred import transfer
 from forerun.calib.validation import score_rows
 
 pytestmark = pytest.mark.slow

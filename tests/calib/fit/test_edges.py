@@ -11,7 +11,7 @@ from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, ti
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.fit.machine import fit_machine
 from forerun.calib.fit.outliers import refuse
-from forerun.calib.fit.transfer import transfer
+from forerun.calib.fit.transferred import transfer
 from forerun.calib.regressors.gaussian import Inputs, fit_gaussian
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 

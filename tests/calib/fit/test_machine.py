@@ -12,7 +12,7 @@ from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, st
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine
-from forerun.calib.fit.transfer import transfer
+from forerun.calib.fit.transferred import transfer
 from forerun.calib.regressors.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase
 

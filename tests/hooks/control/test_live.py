@@ -217,7 +217,7 @@ def test_values_of_another_launch_are_none(tmp_path: Path) -> None:
 
 
 def test_the_companion_is_told_what_it_needs_over_a_descriptor(tmp_path: Path) -> None:
-    from forerun.launch.companion.main import _told
+    from forerun.launch.companion.program import _told
 
     told = companion_settings(settings(tmp_path), has_host_wandb=True)
     path = tmp_path / "told"

@@ -16,7 +16,7 @@ from companion_settings import companion_settings, started
 from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.launch.companion.companion_loop import ClosedWindows, CompanionLoop
 from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
-from forerun.launch.companion.main import EventQueue
+from forerun.launch.companion.program import EventQueue
 from forerun.launch.sinks.sink import Sink
 from forerun.launch.store.run_log import MOST_HELD, NUM_KEPT_ERRORS, LoggedStep, Score
 

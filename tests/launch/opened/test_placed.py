@@ -31,9 +31,9 @@ from forerun.calib.steps.step_tables import table_steps
 from forerun.calib.workload.config import Recompute
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.table_files import FOLDER, published_rows, read_frame
-from forerun.launch.opened import placed
+from forerun.launch.opened import placement as placed
 
-SCHEMA = json.loads((Path(placed.__file__).parents[1] / "report/normal.schema.json").read_text())
+SCHEMA = json.loads((Path(placed.__file__).parents[1] / "views/normal.schema.json").read_text())
 ROWS = published_rows()
 SEED = 11
 GENERATIONS = ("gb300", "gb200", "b300", "b200", "gh200", "gh-96", "h100", "a100")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ...calib.workload import decode
 from ...hooks.control import SETTINGS_FD
 from ...hooks.process import CompanionSettings
-from ..store.publishing import Publisher, place_of
+from ..store import Publisher, place_of
 from .log_lines import say
 from .status_writer import StatusWriter
 
@@ -101,7 +101,7 @@ def _answer(beside: CompanionLoop, queue: EventQueue) -> float:
 def _cache_fit(directory: Path) -> None:
     """Make the fit that the first ``predict`` or ``plan`` would have to make."""
     from ...calib.errors import ForerunError
-    from ..known.machines import open_machine
+    from ..known import open_machine
 
     with suppress(ForerunError, OSError):
         open_machine(directory)
