@@ -20,7 +20,7 @@ from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ..calib.workload import shown
 from ..hooks.process import needs
-from .outcome import ExitCode as ExitCode
+from .verbs import ExitCode as ExitCode
 from .verbs import VerbParser, declare, near, not_taken, remedy, with_place
 from .views import waiting
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.faces import listed
 from forerun.hooks.process.interpreter import PACKAGES
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,14 @@ def _imports(path: Path) -> Iterator[tuple[str, Path | None]]:
         elif isinstance(node, ast.ImportFrom):
             stem = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))
             home = ROOT.joinpath(*(part for part in stem if part))
-            for file in (home, *(home / alias.name for alias in node.names)):
+            names = [alias.name for alias in node.names]
+            if home != path.parent and (home / "__init__.py").exists() and home != ROOT:
+                # The face of a room loads the modules of these names alone.
+                shown = listed(".".join(("forerun", *home.relative_to(ROOT).parts)))
+                names = [shown.get(name, name).lstrip(".") for name in names]
+            elif path.name == "__init__.py" and home.parent == path.parent:
+                continue
+            for file in (home, *(home / name for name in names)):
                 for found in (file.with_suffix(".py"), file / "__init__.py"):
                     if found.is_relative_to(ROOT) and found.exists():
                         yield "", found

@@ -26,7 +26,7 @@ from forerun.calib.errors import CalibrationError, ConfigError, ForerunError, Re
 from forerun.calib.importers import own_frame, table_kind
 from forerun.calib.records import replace_file
 from forerun.launch.known import ENDINGS, read_frame
-from forerun.launch.outcome import ExitCode
+from forerun.launch.verbs import ExitCode
 
 UNKNOWN_CLUSTER = "unknown"
 _UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)

@@ -20,7 +20,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         network.extrapolation: _TREE_BASE_S _TREE_LOCAL_HOP_S""",
     "data sheets, specifications and measurements of others": """
         steps.base_times: _MMA_FRAC
-        network.host_link: SLOT_BYTES_PER_S _C2C _SHARED_C2C
+        network.cluster: SLOT_BYTES_PER_S _C2C _SHARED_C2C
         network.cluster: _SLOT_GENERATIONS
         network.systems: _VOLTA _AMPERE _HOPPER _CUT_HOPPER _BLACKWELL _CDNA3 _CDNA4 _FASTER_CARDS
         _RACK _PRIORS
@@ -42,7 +42,6 @@ NOT_CHOSEN: Mapping[str, str] = {
     "units, names of versions, quantiles of known distributions": """
         network.cluster: _GIGA
         network.curves: _LOG_2
-        network.host_link: _GIGA
         network.nccl_tuner: _US _GIGA
         network.systems: _GIGA
         fit.calibration: SCHEMA

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
         saving_text,
     )
     from .explanation import Change, Difference, Explained, Explanation, TermTime, explain
-    from .host_limits import left_out
     from .micro_batch import MicroBatchAdvice, micro_batch_advice
     from .named_layouts import named_layout
-    from .planning import Candidate, Plan, compare, plan, unaskable
+    from .planning import Candidate, Plan, compare, left_out, plan, unaskable
     from .probe_sizes import (
         COLD_NBYTES,
         MOST_COPIES,

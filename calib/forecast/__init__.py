@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ...faces import names_on_demand
 
 if TYPE_CHECKING:
+    from .adaptive import AdaptiveInterval
     from .batch_ratios import PredictedStep
     from .evaluation import (
-        AdaptiveInterval,
         Coverage,
         Ended,
         Evaluation,

@@ -7,6 +7,7 @@ from ...faces import names_on_demand
 
 if TYPE_CHECKING:
     from .linter import Flaw, Lint, lint
-    from .rule import Pricing, stated_launch
+    from .pricing import Pricing
+    from .rule import stated_launch
 
 __getattr__ = names_on_demand(__name__)

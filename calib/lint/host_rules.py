@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .rule import Find, Remedy, StatedLaunch, missing, rules_of
 
 if TYPE_CHECKING:
-    from .rule import Pricing
+    from .pricing import Pricing
 
 _MOST_EVAL_FRAC, _WANTED_EVAL_FRAC = 0.05, 0.02
 """Shares of the run: how often to evaluate is a choice, so only what is far from little is told,

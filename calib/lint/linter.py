@@ -10,10 +10,11 @@ from ..arguments import refusals, untaken
 from ..shell import quoted
 from ..workload import Encoded, takes_options
 from . import host_rules, option_rules, variable_rules
-from .rule import LEAST_MEMORY_FRAC, Gain, Harm, Remedy, Rule, StatedLaunch
+from .gain import LEAST_MEMORY_FRAC, Gain
+from .rule import Harm, Remedy, Rule, StatedLaunch
 
 if TYPE_CHECKING:
-    from .rule import Pricing
+    from .pricing import Pricing
 
 RULES = (*option_rules.RULES, *host_rules.RULES, *variable_rules.RULES)
 UNASKED = "no run was given; give the directory of one, or --device"

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING
 from ...faces import names_on_demand
 
 if TYPE_CHECKING:
-    from .cluster import known_network, link_figures, network_line, on_domains, stated_network
+    from .cluster import (
+        LINK_SIGMA_LOG,
+        host_copy_s,
+        host_rates,
+        known_network,
+        link_figures,
+        network_line,
+        on_domains,
+        stated_network,
+    )
     from .collective_times import CollectiveModel, Transfers, fit_collectives, fit_transfers
     from .curves import Law, Samples, fit_law
     from .groups import Group, Measured, bus_factor, canonical, group_of, num_nodes, ring_steps
-    from .host_link import LINK_SIGMA_LOG, host_copy_s, host_rates
     from .nccl_tuner import tuner_time_s
     from .once_per_node import as_all_to_all
     from .systems import REACHED_FRAC, NetworkPrior, network_prior

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         work_of,
     )
     from .packed import MAX_LINE_NBYTES, Packer, pack
+    from .rank_summary import StepSums, summarise
     from .record_kinds import (
         SCHEMA,
         CollectiveRecord,
@@ -95,15 +96,6 @@ if TYPE_CHECKING:
         hours_left,
         progress,
     )
-    from .step_rows import (
-        SkippedRow,
-        StepKind,
-        StepPredictions,
-        StepRow,
-        StepSums,
-        StepTable,
-        Trait,
-        summarise,
-    )
+    from .step_rows import SkippedRow, StepKind, StepPredictions, StepRow, StepTable, Trait
 
 __getattr__ = names_on_demand(__name__)

@@ -10,7 +10,7 @@ from ...faces import names_on_demand
 if TYPE_CHECKING:
     from .block_times import BlockTimes
     from .compiled import Compiled, compile_blocks, compile_layouts, pipeline_of
-    from .evaluation import GroupTimes, evaluate, step_times
+    from .evaluation import GroupTimes, Run, evaluate, simulate_each, simulate_long, step_times
     from .graph import PipelineCosts, event_graph, least_makespans, pipeline_costs
     from .items import (
         PASS_PARTS,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .programs import Pipeline, TaskKind
     from .schedules import schedule_table
     from .simulation import Simulation, Span, bulk_program, simulate, simulate_least, spans
-    from .steady import Run, simulate_each, simulate_long
     from .terms import PART_TEXTS, TERM_TEXTS, Term, term_of, term_of_role, term_times
 
 __getattr__ = names_on_demand(__name__)

@@ -19,5 +19,6 @@ if TYPE_CHECKING:
         remedy,
     )
     from .asked_run import with_place
+    from .outcome import ExitCode
 
 __getattr__ = names_on_demand(__name__)

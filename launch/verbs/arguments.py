@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ...calib.errors import ConfigError
 from ...calib.workload import shown
-from ..outcome import ExitCode
+from .outcome import ExitCode
 
 FOLDER = Path(__file__).parents[1] / "views"
 ANSWERS, FILES = FOLDER / "answers.schema.json", FOLDER / "files.schema.json"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import ConfigError, ForerunError, RecordError
 from ...calib.plain_json import parse_json
-from ..outcome import ExitCode, print_json, tell
 from .arguments import declare
+from .outcome import ExitCode, print_json, tell
 
 if TYPE_CHECKING:
     import pandas as pd

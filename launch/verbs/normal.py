@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ..outcome import ExitCode, print_json, tell
 from .arguments import add_schema, declare
 from .asked_run import add_run, opened
+from .outcome import ExitCode, print_json, tell
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

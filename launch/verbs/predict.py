@@ -9,9 +9,9 @@ import argparse
 from typing import Any
 
 from ...calib.arguments import LAYOUT_NAMES
-from ..outcome import ExitCode, tell
 from .arguments import TIMELINE, TOKENS, add_schema, declare
 from .asked_run import add_evidence, add_run, opened, other_run, show_answer
+from .outcome import ExitCode, tell
 
 _ARGUMENTS = f"""
 --fail-over SECONDS  exit 1 if the step is slower than this

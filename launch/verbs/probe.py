@@ -29,8 +29,8 @@ from ...calib.workload import (
     RunConfig,
 )
 from ...hooks.process import RankInfo, Sight
-from ..outcome import ExitCode, print_json
 from .arguments import declare
+from .outcome import ExitCode, print_json
 
 if TYPE_CHECKING:
     import torch

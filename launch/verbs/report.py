@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
-from ..outcome import ExitCode, print_json
 from ..store import CachedFile, nothing_in, paths_of, read_object, top_of
 from .arguments import add_file_schema, declare
 from .asked_run import add_run
+from .outcome import ExitCode, print_json
 
 _REQUEST = "request.json"
 _NAMES = (_REQUEST, "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")

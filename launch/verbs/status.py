@@ -21,7 +21,6 @@ from ...calib.records import LAUNCH, MARKER, RUNS, Action, action_text, iso_time
 from ...calib.units import format_time
 from ...calib.workload import Encoded
 from ...hooks.process import is_installed
-from ..outcome import ExitCode, print_json, tell
 from ..store import (
     FORECAST,
     FORECASTS,
@@ -42,6 +41,7 @@ from ..store import (
     typed,
 )
 from .arguments import DIRECTORY, add_schema, declare
+from .outcome import ExitCode, print_json, tell
 
 _STATUS = (
     "For each launch of the directory: live, ended, stopped (before its last step) or lost (ended "

@@ -11,9 +11,8 @@ import pytest
 from every_layout import best_of_every, row
 from planted_steps import steps_of
 
-from forerun.calib.advice.host_limits import left_out
 from forerun.calib.advice.micro_batch import micro_batch_layouts
-from forerun.calib.advice.planning import Plan, plan
+from forerun.calib.advice.planning import Plan, left_out, plan
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.short_names import Keep
 from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE, untaken

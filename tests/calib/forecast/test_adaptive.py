@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.forecast.evaluation import NUM_FIRST, AdaptiveInterval
+from forerun.calib.forecast.adaptive import NUM_FIRST, AdaptiveInterval
 
 
 def coverage(times_s: np.ndarray) -> float:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from lint_cases import CASES, CLEAN, FLAT, GPU, launch_of, remedied
 from planted_steps import steps_of
 
+from forerun.calib.lint.gain import Gain
 from forerun.calib.lint.linter import Flaw, Lint, lint
-from forerun.calib.lint.rule import Gain, Pricing, StatedLaunch, stated_launch
+from forerun.calib.lint.pricing import Pricing
+from forerun.calib.lint.rule import StatedLaunch, stated_launch
 from forerun.calib.memory.peak import memory
 
 Planted = Callable[..., Any]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.network.host_link import host_copy_s
+from forerun.calib.network.cluster import host_copy_s
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.config import Precision, RunConfig

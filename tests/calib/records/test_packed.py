@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.errors import RecordError
 from forerun.calib.records.packed import Packer, from_runs, pack, to_runs, unpacked
+from forerun.calib.records.rank_summary import StepSums, summarise
 from forerun.calib.records.record_kinds import (
     SCHEMA,
     CollectiveRecord,
@@ -21,7 +22,6 @@ from forerun.calib.records.record_kinds import (
     from_dict,
     to_dict,
 )
-from forerun.calib.records.step_rows import StepSums, summarise
 from forerun.calib.samples.store import read_run, run_ids
 from forerun.calib.workload.collectives import Collective, GroupRole
 

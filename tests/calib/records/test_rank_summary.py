@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.calib.records.rank_summary import StepSums, summarise
 from forerun.calib.records.record_kinds import OperatorRecord
-from forerun.calib.records.step_rows import StepSums, summarise
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 

@@ -14,13 +14,12 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.search.cells import cells_of
 from forerun.calib.timeline.compiled import compile_layouts
-from forerun.calib.timeline.evaluation import evaluate, step_times
+from forerun.calib.timeline.evaluation import evaluate, simulate_each, simulate_long, step_times
 from forerun.calib.timeline.graph import pipeline_costs
 from forerun.calib.timeline.items import Item
 from forerun.calib.timeline.overlap import beyond
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulation import simulate
-from forerun.calib.timeline.steady import simulate_each, simulate_long
 from forerun.calib.workload.collectives import Collective
 from forerun.calib.workload.config import Experts, Fp8Recipe, Precision, RunConfig, Schedule
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
-from ..calib.records import stamped
+from ...calib.records import stamped
 
 
 class ExitCode(IntEnum):

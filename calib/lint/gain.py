@@ -1,0 +1,49 @@
+"""The gain of a remedy: time and memory, with an interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..units import format_bytes, format_change
+
+LEAST_MEMORY_FRAC = 0.05
+"""Less of the peak of a rank is not worth a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """A change of time, with its 90 % interval; below 0 is less."""
+
+    time_frac: float
+    low_frac: float
+    high_frac: float
+    of_run: bool = False
+    """True where the change is of the whole run, not of a step."""
+    memory_nbytes: int = 0
+    """Change of the peak of a rank."""
+    memory_frac: float = 0.0
+    """The same over that peak."""
+
+    @property
+    def is_sure(self) -> bool:
+        """True where the interval excludes that it gains nothing."""
+        return self.high_frac < 0
+
+    @property
+    def text(self) -> str:
+        """The gain in words, its interval in brackets.
+
+        >>> Gain(time_frac=-0.06, low_frac=-0.08, high_frac=-0.04).text
+        'about 6 % less per step (4 to 8)'
+        """
+        time = format_change(
+            self.time_frac,
+            self.low_frac,
+            self.high_frac,
+            of="of the run" if self.of_run else "per step",
+            digits=0 if self.time_frac <= -0.02 else 1,
+        )
+        text = f"about {time}" if self.is_sure else time
+        if self.memory_frac > -LEAST_MEMORY_FRAC:
+            return text
+        return f"{text}, {format_bytes(-self.memory_nbytes)} less memory"
