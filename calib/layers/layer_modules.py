@@ -1,8 +1,7 @@
 """Part of a layer as one Megatron module runs it, and the tensor-parallel traffic around it.
 
-The one place to add a module to every transformer layer: what it runs, and what it keeps.
-
-docs/extending/operator_kind.md adds one with an operator of its own.
+``ADDED_MODULES`` is the one place to add a module to every transformer layer: what it runs, and
+what it keeps (docs/extending/operator_kind.md adds one with an operator of its own).
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Files that are replaced at once, under temporary names that cannot be guessed.
 
-Standard library only: the hooks write by it in the training process.
-
-JSON and text in files: replaced at once, added to by the line, read within bounds.
-
-Standard library only: what reads answers alone is quick.
+JSON and text are replaced at once, added to by the line, and read within bounds.  Standard library
+only: hooks write by it in the training process, and what reads answers alone is quick.
 """
 
 from __future__ import annotations
