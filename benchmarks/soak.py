@@ -138,7 +138,7 @@ class Watch:
     def _found(self) -> dict[str, int]:
         found = {}
         for pid, words in descendants(self._launcher.pid):
-            if "forerun.launch.companion" in words:
+            if "forerun.companion" in words:
                 found["companion"] = pid
             elif "--worker" in words and "torchrun" not in words:
                 found.setdefault("training", pid)

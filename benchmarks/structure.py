@@ -28,7 +28,7 @@ Files = Mapping[str, str]
 Arrows = Mapping[str, frozenset[str]]
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
-ROOT_MODULES = ("__init__.py", "__main__.py", "_forerun_autoload.py", "faces.py")
+ROOT_MODULES = ("__init__.py", "__main__.py", "_forerun_autoload.py", "faces.py", "companion.py")
 PACKAGE = ("calib", "hooks", "launch")
 OUTSIDE = ("benchmarks", "recipes", "tests")
 ORDER = "ARCHITECTURE.md"

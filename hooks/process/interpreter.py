@@ -27,14 +27,14 @@ PACKAGES: Mapping[str, tuple[str, tuple[int, ...]]] = {
 NUMPY_2_ALONE = ("pyarrow", 26)
 """From this version on it cannot be imported beside NumPy 1, which its metadata do not say."""
 
-COMPANION = f"{__name__.partition('.')[0]}.launch.companion"
+COMPANION = f"{__name__.partition('.')[0]}.companion"
 """In the command line of every companion."""
 _ELSEWHERE = """
 import sys
 sys.path[:] = [place for place in sys.path if place]
 try:
     from forerun.hooks.process.interpreter import objection
-    from forerun.launch.companion.program import main
+    from forerun.companion import main
 except ImportError as err:
     wrong = f"{sys.executable} has no forerun ({err}); run there: %(extra)s"
 else:

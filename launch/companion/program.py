@@ -141,7 +141,7 @@ def _read(queue: EventQueue, shutdown: Shutdown, status: StatusWriter) -> None:
 
 def _told(argv: Sequence[str] | None) -> CompanionSettings:
     """What the session tells over the descriptor that its command line names."""
-    parser = argparse.ArgumentParser(prog="forerun.launch.companion")
+    parser = argparse.ArgumentParser(prog="forerun.companion")
     parser.add_argument(SETTINGS_FD, type=int, required=True)
     with os.fdopen(parser.parse_args(argv).settings_fd, encoding="utf-8") as file:
         return decode(CompanionSettings, json.load(file))

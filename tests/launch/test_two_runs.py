@@ -87,7 +87,7 @@ def test_each_of_three_launches_owns_what_it_wrote(
     first = launch(tmp_path, *shards, go="go-1", FORERUN_LAUNCH_ID="first")
     wait_until(lambda: (out / "report.html").exists())
     (companion,) = [
-        line for line in command_lines_below(first.ancestor) if b"launch.companion" in line
+        line for line in command_lines_below(first.ancestor) if b"forerun.companion" in line
     ]
     assert b"secret" not in companion and len(companion) < 1000
 

@@ -15,6 +15,7 @@ _PACKAGE = (
     "__init__.py",
     "__main__.py",
     "_forerun_autoload.py",
+    "companion.py",
     "faces.py",
     "calib",
     "hooks",

@@ -162,7 +162,7 @@ def beside(pid: int) -> Iterator[tuple[str, frozenset[int]]]:
         if (task / "comm").read_text().startswith("forerun-w"):
             yield "writer", frozenset(os.sched_getaffinity(int(task.name)))
         for child in map(int, (task / "children").read_text().split()):
-            if b"forerun.launch.companion" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"forerun.companion" in Path(f"/proc/{child}/cmdline").read_bytes():
                 yield "companion", frozenset(os.sched_getaffinity(child))
             yield from beside(child)
 

@@ -48,7 +48,7 @@ def start(command: tuple[str, ...], cwd: Path, **environ: str) -> subprocess.Com
 
 def test_the_packages_here_answer_whatever_the_variable_says() -> None:
     assert missing() == []
-    here = (sys.executable, "-m", "forerun.launch.companion")
+    here = (sys.executable, "-m", "forerun.companion")
     assert companion_command({}) == here
     assert companion_command({"FORERUN_PYTHON": "/opt/other/bin/python"}) == here
 
