@@ -1,9 +1,13 @@
-"""Collectives out of the logs that the programs of nccl-tests (and rccl-tests) print."""
+"""Collectives out of the logs that the programs of nccl-tests (and rccl-tests) print.
+
+A line may stand behind whatever a launcher or a container writes before it (``[1,0]<stdout>:`` of
+mpirun, ``0:`` of srun, a time of Kubernetes): what a line says is sought in it, not at its start.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -22,11 +26,24 @@ _PROGRAMS = {
 }
 MAX_LINE_LENGTH = 2000
 """No line of these logs is as long; searches in longer ones would take time without end."""
-_BEGINNINGS = ("# nccl-tests version", "# Collective test starting", "# nThread")
-"""Of the first line of a test, by the version of the program."""
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
+_BEGINNING = re.compile(r"# nccl-tests version|# Collective test starting|# ?nThread|^nThread")
+"""In the first line of a test, by the version of the program."""
+_RANK = re.compile(
+    r"(?<!\w)Rank\s+(\d+)\b(?:.{0,60}?\bPid\s+(\d+))?.{0,60}?"
+    r"\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$"
+)
 _PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b")
+_CONCLUDED = "Collective test concluded"
 _LIBRARY = re.compile(r"nccl-library=(\d+)")
+_HEADER = re.compile(r"\bsize\s+count\b.*\btime\b.*")
+_ROW = re.compile(r"(?<![\w.,])\d+\s+\d+\s+[a-z]\w*\s.*")
+"""Bytes, elements and their type, with all that follows."""
+_TAG = re.compile(r"\[\d+\]")
+"""What a launcher may put before each piece of a line that a rank writes."""
+_FAILED = re.compile(r"Out of bounds values\s*:\s*(\d+)\s+FAILED")
+_ABORTED = re.compile(r"\bTest (?:NCCL |CUDA |HIP )?failure\b")
+_WRONG = "#wrong"
+"""Elements that came out wrong; versions before 2022 have the largest error there, rounding."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,44 +54,103 @@ class _Test:
     library: str = ""
     ranks: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Host and device of each rank."""
-    time_column: int | None = None
+    processes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Host and process of each rank."""
+    has_worlds: bool = False
+    """Two processes call themselves the same rank: each is a world of its own."""
+    columns: Sequence[str] = ()
     rows: list[tuple[int, float]] = field(default_factory=list)
     """Bytes and microseconds, out of place."""
+    num_wrong: int = 0
+    """Rows whose result was wrong, which are left out."""
+    has_failed: bool = False
+    """The program found wrong values, and does not say in which rows."""
+    is_aborted: bool = False
+
+    def take_rank(self, found: re.Match[str]) -> None:
+        """Take a line that names a rank."""
+        number, process = int(found[1]), (found[3], found[2])
+        self.has_worlds |= self.processes.setdefault(number, process) != process
+        self.ranks[number] = (found[3], found[4])
+
+    def take_row(self, text: str) -> None:
+        """Take a line of results; one of which a result is wrong is counted alone."""
+        words = text.split()
+        if "time" not in self.columns or len(words) <= (place := self.columns.index("time")):
+            return
+        try:
+            nbytes, time_us = int(words[0]), float(words[place])
+            pairs = zip(self.columns, words, strict=False)
+            wrong = [float(word) for name, word in pairs if name == _WRONG and word != "N/A"]
+        except ValueError:
+            return
+        if any(wrong):
+            self.num_wrong += 1
+        else:
+            self.rows.append((nbytes, time_us))
 
 
 def nccl_tests_collectives(text: str, name: str, *, fabric: str) -> tuple[pd.DataFrame, list[str]]:
     """A collective table in our own format, and what was left out and why.
 
     The program's name is in the log of newer versions, in the command line that many logs begin
-    with, else in the file's name.  ``RecordError`` where no test can be read.
+    with or in their last line, else in the file's name.  Left out are rows whose results were
+    wrong, and tests of which nobody knows in which rows they were; a test that was aborted keeps
+    the rows before that, and is named.  ``RecordError`` where no test can be read.
     """
     problems, rows = [], []
     for test in _tests(text, name):
-        collective = _PROGRAMS.get(test.program or "")
-        if collective is None:
-            problems.append(f"{name}: {test.program or 'a test without a name'} is not modelled")
+        problems += (f"{name}: {problem}" for problem in _flaws(test))
+        refusal = _refusal(test)
+        if refusal:
+            problems.append(f"{name}: {refusal}")
             continue
-        if not test.ranks:
-            problems.append(f"{name}: {test.program} lists no ranks; keep the lines '# Rank ...'")
-            continue
-        hosts, devices = zip(*test.ranks.values(), strict=True)
-        place = {
-            "device": devices[0],
-            "fabric": f"{fabric} NCCL {test.library}" if test.library else fabric,
-            "collective": collective.value,
-            "num_ranks": len(test.ranks),
-            "num_nodes": len(set(hosts)),
-            "flag": "",
-        }
-        rows += [
-            place | {"nbytes": nbytes, "time_s": time_us * MICROSECOND_S}
-            for nbytes, time_us in test.rows
-            if nbytes > 0 and time_us > 0
-        ]
+        rows += _rows(test, fabric)
     if not rows:
         why = problems[0] if problems else f"{name} holds no result of nccl-tests"
         raise RecordError(f"{why}; give the complete standard output of the program")
     return pd.DataFrame(rows, columns=list(COLLECTIVE_COLUMNS)), problems
+
+
+def _refusal(test: _Test) -> str:
+    """Why nothing of a test can be taken; empty where it can."""
+    if test.program is None:
+        return "a test does not say its name; name the file after its program (all_reduce_perf.log)"
+    if test.program not in _PROGRAMS:
+        return f"{test.program} is not modelled"
+    if not test.ranks:
+        return f"{test.program} lists no ranks; keep the lines '# Rank ...'"
+    if test.has_worlds or len(test.ranks) == 1:
+        return (
+            f"{test.program} ran as worlds of one rank, which send nothing; build nccl-tests with "
+            "MPI=1 and start it with mpirun or srun, or give -g more than one GPU"
+        )
+    if test.has_failed and not test.num_wrong:
+        return f"{test.program} got wrong values and does not say in which rows"
+    return ""
+
+
+def _flaws(test: _Test) -> Iterator[str]:
+    """What a reader should know of a test that is taken."""
+    if test.num_wrong:
+        yield f"{test.program}: {test.num_wrong} sizes with wrong results are left out"
+    if test.is_aborted:
+        yield f"{test.program} was aborted; what it measured before is taken"
+
+
+def _rows(test: _Test, fabric: str) -> Iterator[dict[str, object]]:
+    hosts, devices = zip(*test.ranks.values(), strict=True)
+    place = {
+        "device": devices[0],
+        "fabric": f"{fabric} NCCL {test.library}" if test.library else fabric,
+        "collective": _PROGRAMS[test.program or ""].value,
+        "num_ranks": len(test.ranks),
+        "num_nodes": len(set(hosts)),
+        "flag": "",
+    }
+    for nbytes, time_us in test.rows:
+        if nbytes > 0 and time_us > 0:
+            yield place | {"nbytes": nbytes, "time_s": time_us * MICROSECOND_S}
 
 
 def _tests(text: str, name: str) -> Iterator[_Test]:
@@ -84,38 +160,35 @@ def _tests(text: str, name: str) -> Iterator[_Test]:
         if len(line) > MAX_LINE_LENGTH:
             continue
         program = _PROGRAM.search(line)
-        if program and not line.startswith("# Collective test concluded"):
-            mentioned = program.group(1)
-        if test.rows and line.startswith(_BEGINNINGS):
+        if program and _CONCLUDED in line:
+            test.program = test.program or program[1]
+        elif program:
+            mentioned = program[1]
+        if (test.rows or test.num_wrong) and _BEGINNING.search(line):
             yield from _named(test, name)
             test = _Test(program=None)
-        test.program = mentioned
-        if library := _LIBRARY.search(line):
-            test.library = library.group(1)
-        if rank := _RANK.match(line):
-            test.ranks[int(rank.group(1))] = (rank.group(2), rank.group(3))
-        elif line.startswith("#"):
-            words = line.lstrip("#").split()
-            if words[:2] == ["size", "count"] and "time" in words:
-                test.time_column = words.index("time")
-        elif row := _row(line, test.time_column):
-            test.rows.append(row)
+        test.program = mentioned or test.program
+        _take(test, line)
     yield from _named(test, name)
 
 
+def _take(test: _Test, line: str) -> None:
+    """Take what one line says of its test."""
+    if library := _LIBRARY.search(line):
+        test.library = library[1]
+    test.has_failed |= bool(_FAILED.search(line))
+    test.is_aborted |= bool(_ABORTED.search(line))
+    if rank := _RANK.search(line):
+        test.take_rank(rank)
+    elif header := _HEADER.search(line):
+        test.columns = header[0].split()
+    elif row := _ROW.search(_TAG.sub(" ", line)):
+        test.take_row(row[0])
+
+
 def _named(test: _Test, name: str) -> Iterator[_Test]:
-    if not test.rows:
+    if not (test.rows or test.num_wrong):
         return
     if test.program is None:
         test.program = next((program for program in _PROGRAMS if program in name), None)
     yield test
-
-
-def _row(line: str, time_column: int | None) -> tuple[int, float] | None:
-    words = line.split()
-    if time_column is None or len(words) <= time_column or not words[0].isdigit():
-        return None
-    try:
-        return int(words[0]), float(words[time_column])
-    except ValueError:
-        return None

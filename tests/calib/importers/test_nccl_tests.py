@@ -1,0 +1,123 @@
+"""Logs of nccl-tests as launchers, containers and versions leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+import pytest
+
+from forerun.calib.errors import RecordError
+from forerun.calib.importers import nccl_tests_collectives
+
+COLUMNS = "size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
+LINES = (
+    "# Collective test starting: all_reduce_perf",
+    "# nThread 1 nGpus 1 minBytes 8388608 maxBytes 33554432 step: 2(factor) validation: 1",
+    "#",
+    "# Using devices",
+    "#  Rank  0 Group  0 Pid   1001 on      node0 device  0 [0x1b] NVIDIA H100 80GB HBM3",
+    "#  Rank  1 Group  0 Pid   1002 on      node1 device  0 [0x43] NVIDIA H100 80GB HBM3",
+    "#                                                     out-of-place            in-place",
+    f"#       {COLUMNS}",
+    "#        (B)    (elements)             (us)  (GB/s)  (GB/s)      (us)  (GB/s)  (GB/s)",
+    "    8388608   2097152   float   sum   -1    992.6    8.45    8.45      0    986.0 8.51 8.51 0",
+    "   16777216   4194304   float   sum   -1   1334.9   12.57   12.57      0   1336.5 12.5 12.5 0",
+    "# Out of bounds values : 0 OK",
+    "# Avg bus bandwidth    : 10.5",
+)
+TIMES_S = {8388608: 992.6e-6, 16777216: 1334.9e-6}
+
+
+def read(lines: tuple[str, ...] | list[str], name: str = "log") -> tuple[pd.DataFrame, list[str]]:
+    return nccl_tests_collectives("\n".join(lines), name, fabric="HDR")
+
+
+def times_s(found: pd.DataFrame) -> dict[int, float]:
+    return dict(zip(found["nbytes"], found["time_s"].round(10), strict=True))
+
+
+def glued(line: str) -> str:
+    """A tag before each piece that a rank writes: a row is written in three."""
+    return "[0]" + line.replace(" -1 ", " -1[0] ") if "float" in line else line
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        str,
+        "[1,0]<stdout>:{}".format,
+        "0: {}".format,
+        " 12: {}".format,
+        "[0] {}".format,
+        "node0: {}".format,
+        "[rank0]:{}".format,
+        "2025-11-25T10:00:00.000000Z {}".format,
+        "2025-11-25T10:00:00.123+01:00 stdout F {}".format,
+        "nccl-test-launcher-x7k2p | {}".format,
+        glued,
+        lambda line: line.replace("#  ", "   ").replace("# nThread", "nThread"),
+    ],
+)
+def test_whatever_stands_before_a_line_the_table_is_the_same(
+    written: Callable[[str], str],
+) -> None:
+    found, problems = read([written(line) for line in LINES])
+    assert times_s(found) == TIMES_S and problems == []
+    assert set(found["num_ranks"]) == {2} and set(found["num_nodes"]) == {2}
+    assert set(found["collective"]) == {"all_reduce"}
+    assert set(found["device"]) == {"NVIDIA H100 80GB HBM3"}
+
+
+def test_a_test_may_name_itself_in_its_last_line() -> None:
+    found, _ = read([*LINES[1:], "# Collective test concluded: reduce_scatter_perf"])
+    assert set(found["collective"]) == {"reduce_scatter"}
+
+
+def test_the_last_line_of_one_test_names_no_other() -> None:
+    named = [*LINES[1:], "# Collective test concluded: reduce_scatter_perf"]
+    found, problems = read([*named, *LINES[1:]], "all_gather.txt")
+    assert list(found["collective"]) == ["reduce_scatter"] * 2 + ["all_gather"] * 2
+    assert problems == []
+
+
+def test_a_test_that_nobody_names_is_named_by_its_file() -> None:
+    with pytest.raises(RecordError, match="name the file after its program"):
+        read(LINES[1:])
+    assert set(read(LINES[1:], "all_reduce_perf.log")[0]["collective"]) == {"all_reduce"}
+
+
+def test_worlds_of_one_rank_send_nothing() -> None:
+    other = LINES[5].replace("Rank  1", "Rank  0")
+    for lines in ([*LINES[:5], *LINES[6:]], [*LINES[:5], LINES[3], other, *LINES[6:]]):
+        with pytest.raises(RecordError, match=r"worlds of one rank.*MPI=1"):
+            read(lines)
+
+
+def test_sizes_with_wrong_results_are_left_out_and_counted() -> None:
+    wrong = LINES[9].replace("8.45      0", "8.45   4096")
+    found, (problem,) = read([*LINES[:9], wrong, *LINES[10:]])
+    assert list(times_s(found)) == [16777216] and "1 sizes with wrong results" in problem
+
+
+def test_wrong_results_of_no_known_size_refuse_the_test() -> None:
+    unchecked = [line.replace(" 0 ", " N/A ") if "float" in line else line for line in LINES]
+    assert times_s(read(unchecked)[0]) == TIMES_S
+    failed = [*unchecked[:-2], "# Out of bounds values : 12 FAILED"]
+    with pytest.raises(RecordError, match="wrong values and does not say in which"):
+        read(failed)
+
+
+def test_what_was_measured_before_a_failure_is_taken_and_named() -> None:
+    end = "node0: Test NCCL failure common.cu:279 'unhandled system error'"
+    found, (problem,) = read([*LINES[:11], end])
+    assert times_s(found) == TIMES_S and "aborted" in problem
+
+
+def test_old_versions_say_the_largest_error_of_a_sum() -> None:
+    old = [line.replace("#wrong", "error").replace(" root", "") for line in LINES]
+    old = [line.replace(" -1 ", " ").replace(" 0 ", " 4e-07 ") for line in old[:9]] + [
+        line.replace(" -1 ", " ").replace("      0 ", "  4e-07 ") for line in old[9:]
+    ]
+    old[4:6] = LINES[4:6]
+    assert times_s(read(old)[0]) == TIMES_S
