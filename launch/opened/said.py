@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
@@ -151,9 +152,9 @@ class _NamedValues(Told):
     """Values by their names: a call in ``repr``, a table for people."""
 
     @property
+    @abstractmethod
     def values(self) -> Mapping[str, Any]:
-        """By name."""
-        raise NotImplementedError
+        """Values by name, in the order in which they are shown."""
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
