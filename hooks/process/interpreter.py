@@ -34,13 +34,13 @@ import sys
 sys.path[:] = [place for place in sys.path if place]
 try:
     from forerun.hooks.process.interpreter import objection
-    from forerun.companion import main
 except ImportError as err:
     wrong = f"{sys.executable} has no forerun ({err}); run there: %(extra)s"
 else:
     wrong = objection(%(version)r)
 if wrong:
     sys.exit(f"[forerun] no live answers: {wrong}")
+from forerun.companion import main  # an older forerun has none: the versions are compared first
 sys.exit(main())
 """
 """Nothing is taken from the working directory, as it would be with ``-m``."""
