@@ -52,7 +52,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         steps.model: ERROR_INFLATION
         steps.operator_tables: _GIGA
         regressors.gaussian: _SQRT_3
-        regressors.intervals: Z_90 STUDENT_90
+        regressors.robust: Z_90 STUDENT_90
         regressors.trees: _SEED _LEAF""",
     "rounding, and bounds of searches": """
         network.curves: _ITERATIONS _LARGEST_STEP_LOG _LEAST_STEP_LOG _FAR_LOG_NBYTES
@@ -73,7 +73,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         steps.posterior: SLOPE_STEP _NUM_DISCREPANCIES _WILD_ROUNDS LEVEL_SIGMA_LOG
         steps.priced_items: _FASTEST_S _INSIDE_S
         steps.operator_tables: _MAX_TRANSFER_ROWS
-        regressors.choices: _ALIKE _ALIKE_FRAC _BITS
+        regressors.robust: _ALIKE _ALIKE_FRAC _BITS
         regressors.gaussian: _FARTHEST _ALIKE_LOG _JITTER_FRACS _SEARCH _MOST_TUNED
         regressors.robust: _FARTHEST_LOG _INSIDE_LOG
         regressors.trees: _ROUNDING _NUM_FOLDS _LEAST_DEVIATION""",

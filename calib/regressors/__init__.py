@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING
 from ...faces import names_on_demand
 
 if TYPE_CHECKING:
-    from .choices import first_of_least
     from .gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
-    from .intervals import (
+    from .robust import (
         PRIOR_WEIGHT,
+        SAMPLE_SIGMA_LOG,
         STUDENT_90,
         UNMEASURED_SIGMA_LOG,
         Z_90,
         drawn_sigma_log,
+        first_of_least,
+        robust_minimum,
+        robust_sigma,
         shrunk_sigma_log,
+        without_wild,
     )
-    from .robust import SAMPLE_SIGMA_LOG, robust_minimum, robust_sigma, without_wild
     from .trees import Forest, Line, Trees, fit_forest, fit_line, fit_trees
 
 __getattr__ = names_on_demand(__name__)

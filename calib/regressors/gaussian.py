@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .choices import first_of_least
+from .robust import first_of_least
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]

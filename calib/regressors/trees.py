@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError
-from .choices import on_grid
+from .robust import on_grid
 
 Vector = NDArray[np.float64]
 _SEED = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...faces import names_on_demand
 
 if TYPE_CHECKING:
-    from .cores import step_aside
+    from .cores import PAUSE_S, SLICE_S, Pace, step_aside
     from .events import CollectionWatch, in_forked_child
     from .guard import OWN_THREAD, Guard, is_failing
     from .host import (
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
         weights,
     )
     from .node_sight import Sight, see_links, see_node
-    from .pace import PAUSE_S, SLICE_S, Pace
     from .post_import import when_imported
     from .settings import (
         LOCAL_RANKS,

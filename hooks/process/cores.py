@@ -1,4 +1,4 @@
-"""Cores that no training is pinned to: there goes what works beside training, where there are any.
+"""Threads beside training: which cores they run on, and how often they pause.
 
 A rank that its launcher has pinned to a few cores hands them on to all that it starts: our thread
 that writes, and by that thread the companion, would take turns with training on them.  Cores are
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Set
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from .guard import OWN_THREAD
 from .interpreter import COMPANION
@@ -129,3 +131,31 @@ def _is_kernel_or_companion(pid: str) -> bool:
     with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
         words = file.read()
     return not words or COMPANION.encode() in words
+
+
+SLICE_S = 0.001
+PAUSE_S = 0.02
+"""On an H200 whose steps of 60 ms waited for Python a millisecond in five made them 12 to 27 %
+longer while it lasted, one in twenty-one 3 to 8 % (``benchmarks/RESULTS.md``, On a GPU)."""
+_Item = TypeVar("_Item")
+
+
+class Pace:
+    """A short slice of work, then a pause in which training has the interpreter to itself."""
+
+    def __init__(self, pause: Callable[[float], None] = time.sleep) -> None:
+        self._pause = pause
+        self._begin_s = 0.0
+
+    def keep(self) -> None:
+        """Pause where a slice is over; to be called between small pieces of work."""
+        if time.perf_counter() - self._begin_s > SLICE_S:
+            self._pause(PAUSE_S)
+            self._begin_s = time.perf_counter()
+
+    def over(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """The same items, with pauses between them."""
+        self._begin_s = time.perf_counter()
+        for item in items:
+            yield item
+            self.keep()

@@ -21,8 +21,8 @@ from typing import Any
 
 from ...calib.plain_json import parse_json
 from ...calib.records import ITERATION, LEVELS, PREFIX, RATES, TIME, Unsent, hours_left, progress
+from .cores import Pace
 from .launch_identity import launch_folder
-from .pace import Pace
 
 FORECAST = "forecast.json"
 HOST_VALUES, HOST_TABLES = "host_values.json", "host_tables.jsonl"

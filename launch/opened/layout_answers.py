@@ -53,9 +53,8 @@ from ..views import (
     scaling_text,
     screen_of,
 )
+from .last_answers import Layout, LayoutAnswer, Told
 from .other_run import OtherRun
-from .said import Layout
-from .told import LayoutAnswer, Told
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -40,7 +40,7 @@ from ..views import (
     render,
     tables_of,
 )
-from .told import Told
+from .last_answers import Told
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}
 """Tables of a short report, and how many rows each has there."""

@@ -21,8 +21,8 @@ from ...calib.units import format_time
 from ...calib.workload import RunConfig
 from ..known import launch_of_command, launch_of_run
 from ..wrapper import MARK, is_ours, one_line, sealed, time_option
+from .last_answers import Told
 from .other_run import OtherRun
-from .told import Told
 
 _MODE = 0o700
 """It holds arguments."""

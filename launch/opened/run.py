@@ -20,8 +20,8 @@ from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConf
 from ...hooks.process import is_installed
 from ..options import read_cluster
 from ..store import SAMPLES, object_of_run, top_of
+from .last_answers import Told
 from .other_run import OtherRun
-from .told import Told
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ..known import Loaded, Machine
     from ..options import Several
     from ..views import ReportTable
+    from .last_answers import Layout, Model, RunDecision, RunForecast
     from .layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
     from .reported import ReportAnswer
-    from .said import Layout, Model, RunDecision, RunForecast
 
 
 @contextmanager
@@ -86,7 +86,7 @@ class Run(Told):
         """
         from ...hooks.process import FORECAST
         from ..store import end_of_run
-        from .said import RunForecast
+        from .last_answers import RunForecast
 
         value = self._said(FORECAST) or self.report().to_json()["forecast"]
         if reason := value.get("reason_no_finish"):
@@ -97,7 +97,7 @@ class Run(Told):
     @cached_property
     def decision(self) -> RunDecision:
         """What is advised, as the run said last; without such a file as the report has it."""
-        from .said import RunDecision
+        from .last_answers import RunDecision
 
         value = self._said("decision.json") or self.report().to_json()["decision"]
         return RunDecision.of(self.run_id, value)
@@ -231,14 +231,14 @@ class Run(Told):
     @cached_property
     def layout(self) -> Layout:
         """The layout that it runs in."""
-        from .said import Layout
+        from .last_answers import Layout
 
         return Layout.of(self.machine().own)
 
     @cached_property
     def model(self) -> Model:
         """The sizes of the model that it trains."""
-        from .said import Model
+        from .last_answers import Model
 
         return Model.of(self.machine().own.model)
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .arguments import (
         ANSWERS,
         FILE_NAMES,
+        ExitCode,
         VerbParser,
         declare,
         file_schema,
@@ -19,6 +20,5 @@ if TYPE_CHECKING:
         remedy,
     )
     from .asked_run import with_place
-    from .outcome import ExitCode
 
 __getattr__ = names_on_demand(__name__)

@@ -1,17 +1,40 @@
-"""How verbs declare what they take, arguments that several share, and schemas of answers."""
+"""What verbs share: declaring arguments, printing answers and their schemas, exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...calib.errors import ConfigError
+from ...calib.records import stamped
 from ...calib.workload import shown
-from .outcome import ExitCode
+
+
+class ExitCode(IntEnum):
+    """What the shell sees."""
+
+    ANSWER = 0
+    THRESHOLD = 1
+    USAGE = 2
+    NO_DATA = 3
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """The answer of a verb, for programs; times in ISO 8601 stand beside those since 1970."""
+    print(json.dumps(stamped(value), indent=2))
+
+
+def tell(*lines: str) -> None:
+    """What a user should know beside the answer, on standard error."""
+    for line in lines:
+        print(f"forerun: {line}", file=sys.stderr)
+
 
 FOLDER = Path(__file__).parents[1] / "views"
 ANSWERS, FILES = FOLDER / "answers.schema.json", FOLDER / "files.schema.json"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calib.workload import whole
-from .arguments import CLUSTER, DIRECTORY, RUN_ID, declare
-from .outcome import print_json, tell
+from .arguments import CLUSTER, DIRECTORY, RUN_ID, declare, print_json, tell
 
 if TYPE_CHECKING:
     from ..opened import Run

@@ -12,8 +12,7 @@ from ...calib.forecast import Coverage, Evaluation
 from ...calib.units import format_frac, format_time
 from ...hooks.process import FORECAST
 from ..store import FORECASTS, finish_line, nothing_in, read_forecasts, read_object, top_of
-from .arguments import checked_share, declare
-from .outcome import ExitCode, print_json, tell
+from .arguments import ExitCode, checked_share, declare, print_json, tell
 
 NUM_ROWS = 12
 """Forecasts of a run that a table shows."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ...calib.errors import ConfigError
 from ...calib.workload import shown
-from .arguments import add_schema, checked_share, declare
-from .outcome import ExitCode, print_json, tell
+from .arguments import ExitCode, add_schema, checked_share, declare, print_json, tell
 
 if TYPE_CHECKING:
     from ...calib.samples import SampleTable

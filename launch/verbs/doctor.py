@@ -21,8 +21,7 @@ from urllib.parse import unquote, urlparse
 from ... import _forerun_autoload as entry
 from ...hooks.process import PACKAGES, VARIABLE, installed_version, missing, remedy, see_node
 from ..sinks import has_key
-from .arguments import RUN_ID, add_schema, declare
-from .outcome import print_json
+from .arguments import RUN_ID, add_schema, declare, print_json
 
 _DESCRIPTION = (
     "Without arguments: this environment.  With a command after --, a directory, or both: "

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .arguments import DIRECTORY, RUN_ID, TIMELINE, add_schema, declare
+from .arguments import DIRECTORY, RUN_ID, TIMELINE, ExitCode, add_schema, declare, tell
 from .asked_run import add_evidence, opened, other_run, show_answer
-from .outcome import ExitCode, tell
 
 _DESCRIPTION = (
     "A layout is named as a plan prints it (TP4 PP2 DP2 mbs2), in short names over the running "

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import ConfigError, ForerunError, RecordError
 from ...calib.plain_json import parse_json
-from .arguments import declare
-from .outcome import ExitCode, print_json, tell
+from .arguments import ExitCode, declare, print_json, tell
 
 if TYPE_CHECKING:
     import pandas as pd

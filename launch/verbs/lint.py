@@ -26,8 +26,8 @@ from ...calib.units import HOUR_S, format_bytes
 from ...calib.workload import at_least_one, at_most
 from ..opened import OtherRun
 from ..options import line_inside
+from .arguments import ExitCode, print_json, tell
 from .asked_run import opened
-from .outcome import ExitCode, print_json, tell
 
 if TYPE_CHECKING:
     from ...calib.lint import Pricing

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .arguments import add_schema, declare
+from .arguments import ExitCode, add_schema, declare, print_json, tell
 from .asked_run import add_run, opened
-from .outcome import ExitCode, print_json, tell
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

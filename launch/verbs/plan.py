@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...calib.arguments import LAYOUT_NAMES
 from ...calib.shell import shown
 from ..options import NUM_TOP, read_question
-from .arguments import TOKENS, add_schema, declare
+from .arguments import TOKENS, ExitCode, add_schema, declare, print_json, tell
 from .asked_run import add_evidence, add_run, opened, other_run, show_answer
-from .outcome import ExitCode, print_json, tell
 
 if TYPE_CHECKING:
     from ..opened import RowCommand

@@ -9,9 +9,8 @@ import argparse
 from typing import Any
 
 from ...calib.arguments import LAYOUT_NAMES
-from .arguments import TIMELINE, TOKENS, add_schema, declare
+from .arguments import TIMELINE, TOKENS, ExitCode, add_schema, declare, tell
 from .asked_run import add_evidence, add_run, opened, other_run, show_answer
-from .outcome import ExitCode, tell
 
 _ARGUMENTS = f"""
 --fail-over SECONDS  exit 1 if the step is slower than this

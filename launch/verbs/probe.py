@@ -29,8 +29,7 @@ from ...calib.workload import (
     RunConfig,
 )
 from ...hooks.process import RankInfo, Sight
-from .arguments import declare
-from .outcome import ExitCode, print_json
+from .arguments import ExitCode, declare, print_json
 
 if TYPE_CHECKING:
     import torch

@@ -17,9 +17,8 @@ from typing import Any
 
 from ...calib.errors import RecordError
 from ..store import CachedFile, nothing_in, paths_of, read_object, top_of
-from .arguments import add_file_schema, declare
+from .arguments import ExitCode, add_file_schema, declare, print_json
 from .asked_run import add_run
-from .outcome import ExitCode, print_json
 
 _REQUEST = "request.json"
 _NAMES = (_REQUEST, "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")

@@ -40,8 +40,7 @@ from ..store import (
     top_of,
     typed,
 )
-from .arguments import DIRECTORY, add_schema, declare
-from .outcome import ExitCode, print_json, tell
+from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_json, tell
 
 _STATUS = (
     "For each launch of the directory: live, ended, stopped (before its last step) or lost (ended "

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...calib.errors import CalibrationError, ConfigError
 from ...calib.units import format_frac
 from ..options import read_cluster
-from .arguments import CLUSTER, declare
-from .outcome import ExitCode, print_json, tell
+from .arguments import CLUSTER, ExitCode, declare, print_json, tell
 
 if TYPE_CHECKING:
     import pandas as pd

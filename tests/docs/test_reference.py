@@ -18,8 +18,7 @@ import forerun
 from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
 from forerun.calib.workload.run_options import options
 from forerun.launch.store.publishing import PUBLISHED
-from forerun.launch.verbs.arguments import FILE_NAMES, FILES
-from forerun.launch.verbs.outcome import ExitCode
+from forerun.launch.verbs.arguments import FILE_NAMES, FILES, ExitCode
 from forerun.launch.verbs.run import SCRIPT, STOP_EXIT_CODE
 from forerun.launch.views.answer_tables import summary_values, window_values
 

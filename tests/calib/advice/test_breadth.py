@@ -14,7 +14,7 @@ from forerun.calib.advice.coverage import NUM_NEXT, Breadth, breadth
 from forerun.calib.advice.named_layouts import named_layout
 from forerun.calib.advice.planning import Plan, plan
 from forerun.calib.memory.peak import Verdict, memory, verdict
-from forerun.calib.regressors.intervals import Z_90
+from forerun.calib.regressors.robust import Z_90
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.workload.config import RunConfig

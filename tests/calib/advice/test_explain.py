@@ -17,7 +17,7 @@ from forerun.calib.advice.axes import AXES, axis_value, differing_axes, mixed
 from forerun.calib.advice.explanation import Difference, Explanation, explain, walk
 from forerun.calib.advice.planning import plan
 from forerun.calib.errors import ConfigError
-from forerun.calib.regressors.intervals import Z_90
+from forerun.calib.regressors.robust import Z_90
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.timeline.terms import Term
 from forerun.calib.workload.config import Recompute, RunConfig

@@ -15,7 +15,7 @@ from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.arguments.short_names import Keep
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
-from forerun.calib.regressors.intervals import Z_90
+from forerun.calib.regressors.robust import Z_90
 from forerun.calib.search.found import NUM_LACKING, TOP, Effort, Room
 from forerun.calib.search.labels import layout_label
 from forerun.calib.steps.estimate import paired_sigma_log

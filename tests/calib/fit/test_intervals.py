@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import norm, t
 
 from forerun.calib.fit.calibration import calibrate
-from forerun.calib.regressors import intervals
-from forerun.calib.regressors.intervals import shrunk_sigma_log
+from forerun.calib.regressors import robust as intervals
+from forerun.calib.regressors.robust import shrunk_sigma_log
 from forerun.calib.steps.model import ERROR_INFLATION
 from forerun.calib.workload.operators import OperatorKind
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from forerun.calib.fit.operator_kinds import Columns, WorkKind
 from forerun.calib.fit.rates import Form, Rates, fit_rates
 from forerun.calib.network.curves import Law, fit_law
-from forerun.calib.regressors.choices import first_of_least, on_grid
 from forerun.calib.regressors.gaussian import (
     NUM_SCALES,
     START,
@@ -21,6 +20,7 @@ from forerun.calib.regressors.gaussian import (
     fit_gaussian,
     lower_factor,
 )
+from forerun.calib.regressors.robust import first_of_least, on_grid
 
 COSTS = (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
 Table = tuple[Inputs, np.ndarray, np.ndarray]

@@ -9,7 +9,7 @@ import pytest
 from sklearn.ensemble import ExtraTreesRegressor
 
 from forerun.calib.regressors import trees as trees_module
-from forerun.calib.regressors.choices import on_grid
+from forerun.calib.regressors.robust import on_grid
 from forerun.calib.regressors.trees import Boosted, fit_forest, fit_trees, tree_model
 
 NUM_REPEATS = 4

@@ -12,7 +12,7 @@ from planted_steps import GPU, LAYOUTS, OVERLAP, estimate_many, estimate_step
 
 from forerun.calib.fit.estimates import Source
 from forerun.calib.layers.stage_work import collective_uses, stage_operators
-from forerun.calib.regressors.intervals import Z_90
+from forerun.calib.regressors.robust import Z_90
 from forerun.calib.steps.estimate import StepEstimate
 from forerun.calib.steps.model import ERROR_INFLATION
 from forerun.calib.timeline.evaluation import exposed_time, window_time

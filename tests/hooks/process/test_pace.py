@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from forerun.hooks.process.pace import PAUSE_S, SLICE_S, Pace
+from forerun.hooks.process.cores import PAUSE_S, SLICE_S, Pace
 
 MOST_FRAC = 0.1
 """Of a thread's time; a slice is a twentieth of it and a pause."""

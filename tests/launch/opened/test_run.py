@@ -17,9 +17,8 @@ import pytest
 import forerun
 from forerun.calib.arguments.short_names import LAYOUT_NAMES
 from forerun.launch.cli import ExitCode, main
+from forerun.launch.opened.last_answers import Layout, Told
 from forerun.launch.opened.run import Run
-from forerun.launch.opened.said import Layout
-from forerun.launch.opened.told import Told
 from forerun.launch.options.plan_options import NUM_TOP, read_question
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"

@@ -19,8 +19,7 @@ from companion_settings import started
 from json_schema import check
 
 from forerun.launch.companion import status_writer
-from forerun.launch.verbs.arguments import FOLDER
-from forerun.launch.verbs.outcome import ExitCode
+from forerun.launch.verbs.arguments import FOLDER, ExitCode
 
 SCHEMA = json.loads((FOLDER / "status.schema.json").read_text())
 FASTER = "from forerun.launch.companion import status_writer; status_writer.EVERY_S = 0.05"

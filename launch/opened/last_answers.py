@@ -1,13 +1,15 @@
-"""What a run said last: the forecast and the decision that it keeps renewing while it trains."""
+"""Answers that show themselves, and the forecast and decision that a run last published."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import __version__
 from ...calib.arguments import LAYOUT_NAMES
 from ...calib.errors import RecordError
 from ...calib.records import LONGEST_S, Action, action_text, stamped
@@ -15,10 +17,86 @@ from ...calib.search import layout_label
 from ...calib.units import format_time
 from ...calib.workload import ModelShape, RunConfig, encode_fields
 from ..store import ForecastFile
-from .told import Told
 
 if TYPE_CHECKING:
-    from ..views import ReportTable
+    from ..known import Machine
+    from ..views import Part, ReportTable
+
+
+class Told(ABC):
+    """An answer.  ``str`` is what the verb prints, and ``repr`` where that is no longer than a
+    screen; a notebook shows tables.
+
+    What draws tables is imported where one is drawn: it is slow to, and programs read JSON.
+    """
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """What the verb prints for programs with ``--json``: one JSON object."""
+
+    @property
+    def sentence(self) -> str:
+        """The answer in a sentence."""
+        return ""
+
+    def parts(self) -> Iterable[Part]:
+        """The answer for people: tables, sentences, and several lines that stand as they are."""
+        return (self.sentence,)
+
+    def __str__(self) -> str:
+        from ..views import text_of
+
+        return text_of(self.parts())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_markdown_(self) -> str:
+        from ..views import markdown_of
+
+        return markdown_of(self.parts())
+
+    def _repr_html_(self) -> str:
+        from ..views import html_of
+
+        return html_of(self.parts())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class LayoutAnswer(Told):
+    """What the step model answers of one layout, or of two."""
+
+    machine: Machine
+    """The model that it was asked of."""
+    left_out: tuple[str, ...] = ()
+    """What a description of another run says and the model does not know."""
+
+    @property
+    def run_id(self) -> str:
+        """The run, or the machine that was imported."""
+        return self.machine.name
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All that a reader should know beside it: also damaged records, and what was not
+        measured."""
+        return (*self.left_out, *self.machine.problems)
+
+    @property
+    @abstractmethod
+    def layouts(self) -> Mapping[str, RunConfig]:
+        """The layouts whose steps it is about, by their names."""
+
+    def write_timeline(self, path: Path | str) -> None:
+        """Write the steps of all layouts as a trace for Perfetto, a process each on one scale;
+        compressed where the name ends in ``.gz``.  ``OSError`` where the file cannot be written."""
+        # Of use here alone, and slow to import.
+        from ...calib.answers import PREDICTED, step_trace
+        from ...calib.records import write_json
+
+        steps, named = self.machine.steps, self.layouts.items()
+        estimates = {f"{PREDICTED}, {name}": steps.estimate(one) for name, one in named}
+        write_json(Path(path), step_trace(estimates, version=__version__))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
