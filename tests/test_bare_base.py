@@ -58,24 +58,24 @@ def _imports(path: Path) -> Iterator[tuple[str, Path | None]]:
             elif path.name == "__init__.py" and home.parent == path.parent:
                 continue
             for file in (home, *(home / name for name in names)):
-                for found in (file.with_suffix(".py"), file / "__init__.py"):
-                    if found.is_relative_to(ROOT) and found.exists():
-                        yield "", found
+                for result in (file.with_suffix(".py"), file / "__init__.py"):
+                    if result.is_relative_to(ROOT) and result.exists():
+                        yield "", result
 
 
 def _foreign(starts: list[Path]) -> set[tuple[str, str]]:
     """(file, package) of all that is neither ours nor the standard library's, transitively."""
-    found, seen, todo = set(), set(starts), list(starts)
+    results, seen, todo = set(), set(starts), list(starts)
     while todo:
         path = todo.pop()
         for name, file in _imports(path):
             if file is None and name not in sys.stdlib_module_names:
-                found.add((path.relative_to(ROOT).as_posix(), name))
+                results.add((path.relative_to(ROOT).as_posix(), name))
             elif file is not None and file not in seen:
                 seen.add(file)
                 if file.relative_to(ROOT).as_posix() not in GUARDED:
                     todo.append(file)
-    return found
+    return results
 
 
 def test_what_trains_imports_the_standard_library_and_its_host() -> None:
@@ -84,14 +84,14 @@ def test_what_trains_imports_the_standard_library_and_its_host() -> None:
         for path in (ROOT / "hooks").rglob("*.py")
         if path.relative_to(ROOT).as_posix() not in BESIDE_TRAINING
     ]
-    found = _foreign([*hooks, *(ROOT / name for name in TRAINING)])
-    assert not {(path, name) for path, name in found if name not in HOSTS | OWN}
+    results = _foreign([*hooks, *(ROOT / name for name in TRAINING)])
+    assert not {(path, name) for path, name in results if name not in HOSTS | OWN}
 
 
 def test_run_and_doctor_import_the_standard_library() -> None:
-    found = _foreign([ROOT / "launch" / name for name in ("verbs/run.py", "verbs/doctor.py")])
+    results = _foreign([ROOT / "launch" / name for name in ("verbs/run.py", "verbs/doctor.py")])
     # Only where the companion opens a run of its own there.
-    foreign = {(path, name) for path, name in found if name not in HOSTS | OWN}
+    foreign = {(path, name) for path, name in results if name not in HOSTS | OWN}
     assert foreign <= {("launch/sinks/wandb_sink.py", "wandb")}
 
 

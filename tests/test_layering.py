@@ -72,12 +72,12 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 def arrows() -> dict[str, set[str]]:
     """Which of our modules each of them imports, also in functions and for types alone."""
     known = {dotted(path): path for room in TOP for path in modules(room)}
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for name, path in known.items():
         asked = {other for other, is_own in imports(path) if is_own}
         modules_of = {o if o in known else o.rpartition(".")[0] for o in asked}
-        found[name] = modules_of & known.keys() - {name}
-    return found
+        result[name] = modules_of & known.keys() - {name}
+    return result
 
 
 def test_imports_point_down_the_declared_order() -> None:
@@ -202,12 +202,12 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     listed = set(setup["options"]["packages"].split())
-    found = {"forerun"} | {
+    results = {"forerun"} | {
         "forerun." + ".".join(path.parent.relative_to(ROOT).parts)
         for room in TOP
         for path in (ROOT / room).rglob("__init__.py")
     }
-    assert listed == found
+    assert listed == results
 
 
 @pytest.mark.parametrize("name", forerun.__all__)

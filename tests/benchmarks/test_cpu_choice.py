@@ -22,28 +22,28 @@ def test_a_choice_that_is_as_fast_within_repetitions_is_met() -> None:
         "best": {0: 1.00, 1: 1.00, 2: 1.00},
         "slow": {0: 2.0, 1: 2.0, 2: 2.0},
     }
-    found = choice_of({"chosen": 0.9, "best": 1.0, "slow": 2.2}, times)
-    assert (found.chosen, found.best) == ("chosen", "best")
-    assert found.over_best == pytest.approx(1.08)
-    assert found.low < 1 < found.high and found.is_met
-    assert found.error_frac == pytest.approx(0.1)
+    choice = choice_of({"chosen": 0.9, "best": 1.0, "slow": 2.2}, times)
+    assert (choice.chosen, choice.best) == ("chosen", "best")
+    assert choice.over_best == pytest.approx(1.08)
+    assert choice.low < 1 < choice.high and choice.is_met
+    assert choice.error_frac == pytest.approx(0.1)
 
 
 def test_a_choice_that_is_slower_every_time_is_not_met() -> None:
     times = {"a": {0: 1.10, 1: 1.21, 2: 0.99}, "b": {0: 1.0, 1: 1.1, 2: 0.9}}
-    found = choice_of({"a": 1.0, "b": 2.0}, times)
-    assert found.over_best == pytest.approx(1.1)
-    assert found.low == pytest.approx(1.1) and not found.is_met
+    choice = choice_of({"a": 1.0, "b": 2.0}, times)
+    assert choice.over_best == pytest.approx(1.1)
+    assert choice.low == pytest.approx(1.1) and not choice.is_met
     alone = choice_of({"a": 1.0, "b": 2.0}, {name: {0: t[0]} for name, t in times.items()})
     assert math.isinf(alone.high) and not alone.is_met
 
 
 def test_layouts_are_those_that_the_recipe_takes() -> None:
-    found = feasible("recipe")
-    assert len(found) == len(set(found.values())) == 66
+    result = feasible("recipe")
+    assert len(result) == len(set(result.values())) == 66
     # Eight samples of a replica, sixteen of a model over both; interleaving wants pairs.
-    assert "DP2 mbs8" in found and "DP2 mbs16" not in found
-    assert "TP2 mbs16 full" in found and "PP2 VP2 mbs16" not in found
+    assert "DP2 mbs8" in result and "DP2 mbs16" not in result
+    assert "TP2 mbs16 full" in result and "PP2 VP2 mbs16" not in result
     assert not taken(("--tensor-model-parallel-size", "4")) and not taken(("--nonsense", "1"))
 
 

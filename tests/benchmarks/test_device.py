@@ -77,8 +77,8 @@ def records(**changed: Any) -> list[Any]:
 
 
 def test_work_is_the_modules_on_the_steps_stream() -> None:
-    found = work_of(a_truth())[3]
-    assert {(w.key[0], w.key[1], round(w.own_ns)) for w in found} == {
+    results = work_of(a_truth())[3]
+    assert {(w.key[0], w.key[1], round(w.own_ns)) for w in results} == {
         ("residual", 1, 10_000),
         ("linear_fc1", 1, 100_000),
     }
@@ -124,11 +124,13 @@ def test_switch_in_a_launch(tmp_path: Path) -> None:
     """Two ranks over the timeline: on a device for Forerun, and the losses are the same."""
     bare = device.train(tmp_path, "ring-cp2", tmp_path / "bare", has_forerun=False)
     run = device.train(tmp_path, "ring-cp2", tmp_path / "calibrated", has_forerun=True)
-    found = read_run(run.folder / "records")
+    records = read_run(run.folder / "records")
     truths = run.truths
     for rank, truth in truths.items():
         assert truth["notes"] == bare.truths[rank]["notes"]
-        hooked = {r.step for r in found.records[rank] if isinstance(r, StepRecord) and r.is_hooked}
+        hooked = {
+            r.step for r in records.records[rank] if isinstance(r, StepRecord) and r.is_hooked
+        }
         steps = truth["steps"]
         taken = dict(zip(steps["step"], steps["timed_records"], strict=True))
         assert hooked

@@ -27,11 +27,11 @@ GIVEN = 3
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=lambda one: one.name)
 def test_a_launch_is_a_run_on_a_known_device(launch: Launch) -> None:
-    found = config_from_command(launch.words)
-    layout = found.config.parallelism
+    description = config_from_command(launch.words)
+    layout = description.config.parallelism
     ranks = layout.dp * layout.tp * layout.pp * layout.cp
     assert ranks == int(launch.name.rpartition("-")[2].partition("x")[0])
-    assert found.unknown == () and found.notes == ()
+    assert description.unknown == () and description.notes == ()
     assert known_device(launch.device).memory_nbytes
 
 
@@ -43,9 +43,9 @@ def test_a_launch_has_a_source_and_a_measured_step(launch: Launch) -> None:
 
 
 def test_no_repository_gives_more_than_two_of_those_looked_for() -> None:
-    found = Counter(launch.source.split()[0] for launch in LAUNCHES[GIVEN:])
-    assert len(LAUNCHES) == GIVEN + found.total() == 18
-    assert max(found.values()) == 2 and len(found) == 9
+    counts = Counter(launch.source.split()[0] for launch in LAUNCHES[GIVEN:])
+    assert len(LAUNCHES) == GIVEN + counts.total() == 18
+    assert max(counts.values()) == 2 and len(counts) == 9
 
 
 def answered(step_s: float, verdict: str) -> Answer:

@@ -88,8 +88,8 @@ def test_every_one_and_drawn_threes_are_known_and_leave_something_to_find() -> N
 
 def test_rows_of_other_jobs_and_sizes_are_of_the_machine_and_never_of_the_job() -> None:
     def of_depth(depth: int) -> list[StepRow]:
-        found = [layout(tp, 1, 8 // tp, 1, num_layers=depth) for tp in (1, 2, 4)]
-        return [row(one, 1.0, f"L{depth} {place}") for place, one in enumerate(found)]
+        results = [layout(tp, 1, 8 // tp, 1, num_layers=depth) for tp in (1, 2, 4)]
+        return [row(one, 1.0, f"L{depth} {place}") for place, one in enumerate(results)]
 
     elsewhere = [replace(one, machine="another") for one in of_depth(64)]
     here = jobs([*of_depth(16), *of_depth(32), *of_depth(48), *elsewhere])
@@ -134,9 +134,9 @@ def test_ours_less_the_better_is_paired_by_job_and_sure_where_each_job_says_so()
     worst = [one for job in here for one in choices(job, [()], told(2.0, 1.0))]
 
     def regrets(ours: Sequence[Choice], **others: Sequence[Choice]) -> tuple[str, float, float]:
-        found = against_the_better(ours, others, "time_ratio")
-        assert found is not None and found.low <= found.mean <= found.high
-        return found.other, found.low, found.high
+        difference = against_the_better(ours, others, "time_ratio")
+        assert difference is not None and difference.low <= difference.mean <= difference.high
+        return difference.other, difference.low, difference.high
 
     other, low, high = regrets(worst, good=best, bad=worst)
     assert other == "good" and 0 < low < 1.05 < high
@@ -203,9 +203,9 @@ def test_whoever_stays_takes_the_best_of_those_that_were_run() -> None:
 
 def test_two_more_runs_of_each_kind_follow_each_running_layout() -> None:
     (job,) = jobs(rows(1.0, 1.1, 1.3, 2.0, 1.2))
-    found = list(after_next_runs(job, TableSteps(), 3))
-    assert [name for name, _ in found] == [name for name in ("none", *PICKS) for _ in range(3)]
-    assert all(one.weight == pytest.approx(1 / 3) for _, one in found)
+    results = list(after_next_runs(job, TableSteps(), 3))
+    assert [name for name, _ in results] == [name for name in ("none", *PICKS) for _ in range(3)]
+    assert all(one.weight == pytest.approx(1 / 3) for _, one in results)
     model = TableSteps()
     running, *others = job.rows
     steps = model.fit([running]).steps(running)
@@ -223,8 +223,8 @@ def test_two_more_runs_of_each_kind_follow_each_running_layout() -> None:
 
 def test_the_published_rule_fills_the_node_with_tensor_parallelism_first() -> None:
     def order(configs: Sequence[tuple[int, int, int]]) -> list[int]:
-        found = [layout(tp, pp, dp, 1) for tp, pp, dp in configs]
-        return np.argsort(published_rule(found)).tolist()
+        results = [layout(tp, pp, dp, 1) for tp, pp, dp in configs]
+        return np.argsort(published_rule(results)).tolist()
 
     assert order([(1, 8, 2), (8, 1, 2), (2, 4, 2)]) == [1, 2, 0]
     assert order([(16, 1, 1), (8, 2, 1)]) == [1, 0]

@@ -23,11 +23,11 @@ MOST_ERROR_FRAC = 0.015
 def held() -> list[Held]:
     """Llama 3.1 70B on 64 to 2,048 H100 (DGX Cloud benchmarks)."""
     rows = steps_of(PUBLISHED, "steps_dgxc_scaling").rows
-    found = []
+    results = []
     for label, positions in series(rows, 4).items():
         if "llama3-70b" in label:
-            found += held_series("dgxc", label, [rows[position] for position in positions])
-    return found
+            results += held_series("dgxc", label, [rows[position] for position in positions])
+    return results
 
 
 def test_published_series_keep_the_efficiency_that_their_smallest_size_tells(
@@ -43,7 +43,7 @@ def test_published_series_keep_the_efficiency_that_their_smallest_size_tells(
 def test_a_series_that_loses_efficiency_is_told_by_its_measured_steps() -> None:
     rows = steps_of(PUBLISHED, "steps_dgxc_scaling").rows
     label, positions = next(
-        (label, found) for label, found in series(rows, 4).items() if "llama3-70b" in label
+        (label, results) for label, results in series(rows, 4).items() if "llama3-70b" in label
     )
     slower = [
         replace(rows[i], measured_s=rows[i].measured_s * (rows[i].num_ranks / 64) ** 0.1)

@@ -68,7 +68,7 @@ def test_the_table_is_the_same_in_two_processes_and_counts_who_is_left_out(tmp_p
         assert told in text
     assert text.startswith("<!-- steps.py: begin -->")
     both, _ = run(tmp_path, "--jobs", "2")
-    for found in (alone, both):
-        found.pop("jobs")
-        found["results"][0].pop("seconds")
+    for result in (alone, both):
+        result.pop("jobs")
+        result["results"][0].pop("seconds")
     assert both == alone

@@ -50,9 +50,11 @@ def test_a_planted_rate_is_found() -> None:
         return step_flop(config) * (1 + config.bubble_frac) / 0.37 / peak / 8  # type: ignore[arg-type]
 
     rows = [r for r in grid(time) if r.num_ranks == 8]
-    found = ConstantRate().fit(rows[:3]).predict(rows[3:])
-    np.testing.assert_allclose(found.time_s, [r.measured_s for r in rows[3:]], rtol=1e-9)
-    assert (found.low_s < found.time_s).all() and (found.time_s < found.high_s).all()
+    predictions = ConstantRate().fit(rows[:3]).predict(rows[3:])
+    np.testing.assert_allclose(predictions.time_s, [r.measured_s for r in rows[3:]], rtol=1e-9)
+    assert (predictions.low_s < predictions.time_s).all() and (
+        predictions.time_s < predictions.high_s
+    ).all()
 
 
 def test_perfect_scaling_keeps_the_efficiency_of_the_smallest_scale() -> None:
@@ -62,10 +64,12 @@ def test_perfect_scaling_keeps_the_efficiency_of_the_smallest_scale() -> None:
     large = layout(2, 2, 8, 1)
     double = replace(large, batch=replace(large.batch, global_batch_size=128))
     known = [row(small, 3.0), row(other, 5.0), row(layout(2, 2, 4, 1), 99.0)]
-    found = PerfectScaling().fit(known).predict([row(large, np.nan), row(double, np.nan)])
+    predictions = PerfectScaling().fit(known).predict([row(large, np.nan), row(double, np.nan)])
     middle = np.sqrt(3.0 * 5.0)
-    np.testing.assert_allclose(found.time_s, [middle / 8, middle / 4], rtol=1e-9)
-    assert (found.low_s < found.time_s).all() and (found.time_s < found.high_s).all()
+    np.testing.assert_allclose(predictions.time_s, [middle / 8, middle / 4], rtol=1e-9)
+    assert (predictions.low_s < predictions.time_s).all() and (
+        predictions.time_s < predictions.high_s
+    ).all()
 
 
 def test_planted_scales_are_found_from_enough_rows() -> None:
@@ -74,8 +78,8 @@ def test_planted_scales_are_found_from_enough_rows() -> None:
     rows = grid(lambda c: float(np.dot(step_terms(c), np.exp(scales))), depths=(8, 16))
     shuffled = rng.permutation(len(rows))
     train, test = [rows[i] for i in shuffled[:30]], [rows[i] for i in shuffled[30:]]
-    found = TenTerms().fit(train).predict(test)
-    error = np.abs(found.time_s / [r.measured_s for r in test] - 1)
+    predictions = TenTerms().fit(train).predict(test)
+    error = np.abs(predictions.time_s / [r.measured_s for r in test] - 1)
     assert error.mean() < 0.03 and error.max() < 0.2
 
 
@@ -86,9 +90,11 @@ def test_intervals_cover_what_the_terms_leave_out() -> None:
     for _ in range(8):
         rows = timed(plain, [r.measured_s * np.exp(rng.normal(0, 0.1)) for r in plain])
         order = rng.permutation(len(rows))
-        found = TenTerms().fit([rows[i] for i in order[:12]]).predict([rows[i] for i in order[12:]])
+        predictions = (
+            TenTerms().fit([rows[i] for i in order[:12]]).predict([rows[i] for i in order[12:]])
+        )
         measured = np.array([rows[i].measured_s for i in order[12:]])
-        inside.append((found.low_s <= measured) & (measured <= found.high_s))
+        inside.append((predictions.low_s <= measured) & (measured <= predictions.high_s))
     assert 0.85 <= np.mean(inside) <= 0.98
 
 
@@ -138,18 +144,18 @@ def test_no_baseline_learns_from_a_scored_row(model: object) -> None:
     rows = grid(lambda c: 1.0 + c.parallelism.tp)
     folds = list(step_folds(rows, 6, 2))
     one = score_folds(rows, folds, model.fit)
-    for fold, found in zip(folds, one, strict=True):
+    for fold, frame in zip(folds, one, strict=True):
         times = [r.measured_s * (7 if i in fold.test else 1) for i, r in enumerate(rows)]
         (other,) = score_folds(timed(rows, times), [fold], model.fit)
-        np.testing.assert_array_equal(found["predicted_s"], other["predicted_s"])
-        np.testing.assert_array_equal(found["high_s"], other["high_s"])
+        np.testing.assert_array_equal(frame["predicted_s"], other["predicted_s"])
+        np.testing.assert_array_equal(frame["high_s"], other["high_s"])
 
 
 def test_an_order_has_no_times() -> None:
     rows = grid(lambda c: 1.0 + c.parallelism.tp)
     folds = step_folds(rows, 0, 1)
-    (found,) = score_folds(rows, folds, TrivialOrder().fit)
-    whole = step_results(found, "t")[0]
+    (frame,) = score_folds(rows, folds, TrivialOrder().fit)
+    whole = step_results(frame, "t")[0]
     bare = order_only(whole)
     assert bare["mape_frac"] is None and bare["n"] == len(rows)
     assert bare["kendall_tau"] == whole["kendall_tau"] is not None

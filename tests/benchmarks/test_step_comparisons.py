@@ -42,10 +42,10 @@ def rows_of(num_series: int, num_rows: int) -> list[StepRow]:
 
 def said(rows: Sequence[StepRow], errors: Sequence[float], draw: int = 0) -> pd.DataFrame:
     times = 1.0 + np.asarray(errors, dtype=np.float64)
-    found = StepPredictions(time_s=times, low_s=0.9 * times, high_s=1.1 * times)
+    predictions = StepPredictions(time_s=times, low_s=0.9 * times, high_s=1.1 * times)
     every = tuple(range(len(rows)))
     fold = Fold("p", "m", draw, positions=every, train=())
-    return score_folds(rows, [fold], Told(found).fit)[0]
+    return score_folds(rows, [fold], Told(predictions).fit)[0]
 
 
 def test_a_planted_difference_is_found_with_its_interval() -> None:
@@ -55,27 +55,27 @@ def test_a_planted_difference_is_found_with_its_interval() -> None:
     theirs = rng.choice((-1, 1), 200) * rng.uniform(0.08, 0.2, 200)
     planted = np.repeat(rng.normal(-0.02, 0.01, 40), 5)
     ours = np.abs(theirs) + planted
-    found = compare([said(rows, ours)], [said(rows, theirs)])
-    assert found is not None and found.is_better and found.are_series
-    assert (found.num_rows, found.num_units) == (200, 40)
-    assert found.difference_frac == pytest.approx(planted.mean())
+    comparison = compare([said(rows, ours)], [said(rows, theirs)])
+    assert comparison is not None and comparison.is_better and comparison.are_series
+    assert (comparison.num_rows, comparison.num_units) == (200, 40)
+    assert comparison.difference_frac == pytest.approx(planted.mean())
     half = 1.645 * planted[::5].std() / np.sqrt(40)
-    assert found.high_frac - planted.mean() == pytest.approx(half, rel=0.1)
-    assert planted.mean() - found.low_frac == pytest.approx(half, rel=0.1)
+    assert comparison.high_frac - planted.mean() == pytest.approx(half, rel=0.1)
+    assert planted.mean() - comparison.low_frac == pytest.approx(half, rel=0.1)
     again = compare([said(rows, ours)], [said(rows, theirs)])
-    assert again == found
+    assert again == comparison
     swapped = compare([said(rows, theirs)], [said(rows, ours)])
     assert swapped is not None and not swapped.is_better
-    assert swapped.difference_frac == pytest.approx(-found.difference_frac)
+    assert swapped.difference_frac == pytest.approx(-comparison.difference_frac)
 
 
 def test_rows_that_move_together_tell_less_than_as_many_series() -> None:
     # One series of five is worse by far: its rows are one piece of evidence, not twenty.
     planted = np.repeat([-0.01, -0.01, -0.01, -0.01, 0.03], 20)
     rows = rows_of(5, 20)
-    found = compare([said(rows, 0.1 + planted)], [said(rows, np.full(100, 0.1))])
-    assert found is not None and found.difference_frac == pytest.approx(-0.002)
-    assert not found.is_better and found.low_frac == pytest.approx(-0.01)
+    comparison = compare([said(rows, 0.1 + planted)], [said(rows, np.full(100, 0.1))])
+    assert comparison is not None and comparison.difference_frac == pytest.approx(-0.002)
+    assert not comparison.is_better and comparison.low_frac == pytest.approx(-0.01)
     alone = compare([said(rows[:20], 0.1 + planted[:20])], [said(rows[:20], np.full(20, 0.1))])
     assert alone is not None and not alone.are_series and alone.num_units == 20
     assert alone.is_better
@@ -85,9 +85,9 @@ def test_each_row_counts_once_however_often_it_was_drawn() -> None:
     rows = rows_of(1, 2)
     ours = [said(rows[:1], [0.0], draw) for draw in range(9)] + [said(rows[1:], [0.3])]
     theirs = [said(rows[:1], [0.1], draw) for draw in range(9)] + [said(rows[1:], [0.1])]
-    found = compare(ours, theirs)
-    assert found is not None and found.difference_frac == pytest.approx(0.05)
-    assert found.num_rows == 2
+    comparison = compare(ours, theirs)
+    assert comparison is not None and comparison.difference_frac == pytest.approx(0.05)
+    assert comparison.num_rows == 2
 
 
 def test_what_one_of_them_does_not_say_is_not_compared() -> None:

@@ -22,26 +22,26 @@ def shares(num_held: int, count: int) -> list[float]:
     [(17, 20, True), (19, 20, True), (20, 20, False), (16, 20, False), (95, 100, True)],
 )
 def test_many_rows_are_held_to_limits(num_held: int, count: int, is_met: bool) -> None:
-    found = coverage_verdict(shares(num_held, count))
-    assert found is not None and found.is_met is is_met
-    assert (found.low_frac, found.high_frac, found.num_rows) == (0.85, 0.95, count)
+    result = coverage_verdict(shares(num_held, count))
+    assert result is not None and result.is_met is is_met
+    assert (result.low_frac, result.high_frac, result.num_rows) == (0.85, 0.95, count)
 
 
 def test_few_rows_are_held_to_what_they_can_tell() -> None:
     # All of n held: the lower end is 0.05 ** (1 / n); none held: the upper one is 1 less that.
     for count in (1, 7, 19):
-        found = coverage_verdict(shares(count, count))
-        assert found is not None and found.is_met
-        assert found.low_frac == pytest.approx(0.05 ** (1 / count)) and found.high_frac == 1
+        result = coverage_verdict(shares(count, count))
+        assert result is not None and result.is_met
+        assert result.low_frac == pytest.approx(0.05 ** (1 / count)) and result.high_frac == 1
         missed = coverage_verdict(shares(0, count))
         assert missed is not None and missed.low_frac == 0
         assert missed.high_frac == pytest.approx(1 - 0.05 ** (1 / count))
         assert missed.is_met == (count == 1)
     # Elsewhere the tails of the binomial at either end are 5 %.
-    found = coverage_verdict(shares(7, 10))
-    assert found is not None and found.is_met
-    assert binom.sf(6, 10, found.low_frac) == pytest.approx(0.05)
-    assert binom.cdf(7, 10, found.high_frac) == pytest.approx(0.05)
+    result = coverage_verdict(shares(7, 10))
+    assert result is not None and result.is_met
+    assert binom.sf(6, 10, result.low_frac) == pytest.approx(0.05)
+    assert binom.cdf(7, 10, result.high_frac) == pytest.approx(0.05)
     below = coverage_verdict(shares(6, 10))
     assert below is not None and not below.is_met
     assert coverage_verdict([]) is None

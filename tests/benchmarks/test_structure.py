@@ -55,11 +55,11 @@ def test_a_directory_and_a_revision_are_read_alike(tmp_path: Path) -> None:
 
 
 def test_a_line_is_followed_into_another_file_and_out_of_the_package() -> None:
-    found = moves(OLD, NEW)
-    assert found.num_moved == 1
-    assert found.num_left_for == {"benchmarks": 1, "recipes": 0, "tests": 0}
-    assert found.num_gone == 2  # ``def line`` and the constant
-    assert found.num_new == 9
+    result = moves(OLD, NEW)
+    assert result.num_moved == 1
+    assert result.num_left_for == {"benchmarks": 1, "recipes": 0, "tests": 0}
+    assert result.num_gone == 2  # ``def line`` and the constant
+    assert result.num_new == 9
     assert moves(NEW, NEW).num_new == 0
 
 

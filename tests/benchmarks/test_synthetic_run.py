@@ -49,10 +49,10 @@ def test_operators_and_transfers_are_those_that_were_planted(directory: Path) ->
     calls = [call for call, _ in step_collectives(CONFIG, stage=0)]
     items = [*(one for part in (work.forward, work.backward) for one, _ in part), *calls]
     truth = Planted(device=H100, seed=SEED).times_s(items)
-    found = open_machine(directory).steps.base.estimates(items)
-    ratios = found.time_s / np.array([truth[item] for item in items])
+    estimates = open_machine(directory).steps.base.estimates(items)
+    ratios = estimates.time_s / np.array([truth[item] for item in items])
     assert np.median(np.abs(np.log(ratios))) < 0.01
-    measured = [source is Source.MEASURED for source in found.sources]
+    measured = [source is Source.MEASURED for source in estimates.sources]
     assert np.abs(np.log(ratios[measured])).max() < 0.1
 
 

@@ -12,8 +12,8 @@ import forerun.calib
 
 
 def _modules() -> list[str]:
-    found = pkgutil.walk_packages(forerun.calib.__path__, prefix="forerun.calib.")
-    return ["forerun.calib", *sorted(module.name for module in found)]
+    module_infos = pkgutil.walk_packages(forerun.calib.__path__, prefix="forerun.calib.")
+    return ["forerun.calib", *sorted(module.name for module in module_infos)]
 
 
 @pytest.mark.parametrize("name", _modules())

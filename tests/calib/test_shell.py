@@ -86,8 +86,8 @@ def test_a_shell_sets_the_variables_and_passes_the_words_and_does_nothing_else(
     for start in ([], ["exec env"]):
         command = " ".join([*start, *front, program])
         assert command.isprintable()
-        found, told, files = passed(shell, command, home / "cwd")
-        assert (found, told, files) == (wanted, tuple(map(os.fsencode, words)), [])
+        result, told, files = passed(shell, command, home / "cwd")
+        assert (result, told, files) == (wanted, tuple(map(os.fsencode, words)), [])
 
 
 def named_well(name: str, value: str) -> bool:
@@ -132,9 +132,9 @@ def test_a_blank_is_asked_for_in_words_that_do_nothing(
 @pytest.mark.parametrize("name", ["", "1A", "A B", "A=1; touch PWNED; B", "é", "A\n", "\x1b[1m"])
 def test_a_name_that_no_shell_takes_is_refused_where_it_would_be_written(name: str) -> None:
     for write in (assigned, required):
-        with pytest.raises(ConfigError) as found:
+        with pytest.raises(ConfigError) as exception_info:
             write(name, "x")
-        assert str(found.value).isprintable() and shown(name) in str(found.value)
+        assert str(exception_info.value).isprintable() and shown(name) in str(exception_info.value)
 
 
 def test_a_word_that_no_process_is_given_is_refused() -> None:
@@ -149,8 +149,8 @@ def test_words_that_need_no_quotes_have_none() -> None:
 
 
 def texts(tree: ast.AST) -> Sequence[str]:
-    found = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return [text for text in found if isinstance(text, str)]
+    generator = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return [text for text in generator if isinstance(text, str)]
 
 
 def test_only_one_file_knows_how_a_shell_quotes() -> None:

@@ -96,7 +96,7 @@ After ``>>`` stands what the first one behind that paragraph holds.
 
 
 def numbers(text: str) -> list[str]:
-    return [found.replace(",", "") for found in _NUMBER.findall(text)]
+    return [result.replace(",", "") for result in _NUMBER.findall(text)]
 
 
 def says(source: Iterable[str], figure: str) -> bool:
@@ -120,12 +120,12 @@ def results_row(name: str) -> dict[str, str]:
 
 def page_rows() -> dict[tuple[str, str], list[str]]:
     (table,) = re.findall(r"^\| set \| known .*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
-    found, last = {}, ""
+    result, last = {}, ""
     for line in table.splitlines():
         name, known, *rest = cells(line)
         last = last if name == "the same" else name
-        found[last, known] = rest
-    return found
+        result[last, known] = rest
+    return result
 
 
 def test_every_set_of_the_page_is_held() -> None:
@@ -150,11 +150,11 @@ def test_a_set_is_as_in_the_results(row: tuple[str, str], name: str) -> None:
 
 def paragraphs() -> list[str]:
     """Rows of tables, and paragraphs and lines of code between them."""
-    found = []
+    results = []
     for block in re.split(r"\n\n+", RESULTS):
         is_rows = block.startswith("|") or block.startswith("    ")
-        found += block.splitlines() if is_rows else [block]
-    return found
+        results += block.splitlines() if is_rows else [block]
+    return results
 
 
 def paragraph(hint: str) -> str:
@@ -211,8 +211,8 @@ def source_rows() -> dict[str, list[str]]:
 def source_truth() -> dict[str, list[str]]:
     """The same in the results, by source: what is known of it from no row, then from three."""
     table = RESULTS.partition("## Sources left out")[2].partition("\n## ")[0]
-    found = [cells(line) for line in table.splitlines() if line.startswith("| ")]
-    return {name: rest for name, _, *rest in found[1:]}
+    results = [cells(line) for line in table.splitlines() if line.startswith("| ")]
+    return {name: rest for name, _, *rest in results[1:]}
 
 
 @pytest.mark.parametrize("name", source_rows())

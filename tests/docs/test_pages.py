@@ -89,9 +89,9 @@ def _torchrun(words: list[str]) -> None:
         assert build_parser().parse_args(launch.training_script_args).verb == "probe"
         return
     assert not launch.module or launch.training_script == "forerun.launch"
-    found = split(launch.training_script_args)
-    assert found.own and not [word for word in found.rest if "calibrate" in word]
-    parse(found.own, {"RANK": "0", "WORLD_SIZE": "1"}, (), ())
+    flag_split = split(launch.training_script_args)
+    assert flag_split.own and not [word for word in flag_split.rest if "calibrate" in word]
+    parse(flag_split.own, {"RANK": "0", "WORLD_SIZE": "1"}, (), ())
     if (script := launch.training_script).startswith("recipes/"):
         assert (ROOT / script).is_file()
 
@@ -113,8 +113,8 @@ def _file(words: list[str]) -> None:
     """A script that bash reads, or objects of a cluster; ``tests/recipes`` hold what is in them."""
     path = ROOT / words[-1]
     if path.suffix == ".yaml":
-        found = [*yaml.safe_load_all(path.read_text("utf-8"))]
-        assert found and all({"apiVersion", "kind"} <= one.keys() for one in found)
+        results = [*yaml.safe_load_all(path.read_text("utf-8"))]
+        assert results and all({"apiVersion", "kind"} <= one.keys() for one in results)
     else:
         subprocess.run(["bash", "-n", str(path)], check=True)
 
@@ -163,17 +163,17 @@ def test_every_recipe_that_is_shown_is_there() -> None:
 
 def said() -> str:
     """All text of the code; what is filled in is an ellipsis."""
-    found = []
+    results = []
     for room in ("_forerun_autoload.py", "calib", "hooks", "launch", "recipes/stand_in_cuda"):
         paths = [ROOT / room] if room.endswith(".py") else sorted((ROOT / room).rglob("*.py"))
         for path in paths:
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.JoinedStr):
                     parts = [getattr(one, "value", "…") for one in node.values]
-                    found.append("".join(one if isinstance(one, str) else "…" for one in parts))
+                    results.append("".join(one if isinstance(one, str) else "…" for one in parts))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
-    return "\n".join(found)
+                    results.append(node.value)
+    return "\n".join(results)
 
 
 def test_each_message_of_troubleshooting_is_said_by_the_code() -> None:

@@ -110,8 +110,8 @@ def test_every_key_of_every_file_and_answer_has_a_line() -> None:
         for cell in first_cells(page(name))
     }
     schemas = FILES.parent.glob("*.schema.json")
-    found = {key for path in schemas for key, _ in keys(json.loads(path.read_text("utf-8")))}
-    assert len(found) > 200 and found <= told, found - told
+    results = {key for path in schemas for key, _ in keys(json.loads(path.read_text("utf-8")))}
+    assert len(results) > 200 and results <= told, results - told
 
 
 def test_every_file_that_is_published_has_a_line() -> None:
@@ -162,8 +162,8 @@ def read_variables() -> Iterator[str]:
 def test_every_variable_has_a_line() -> None:
     cells = first_cells(page("environment.md"))
     told = [name for cell in cells for name in cell.strip("`").split(", ")]
-    found = set(read_variables()) - _NOT_OURS
-    missing = {name for name in found if not any(fnmatch(name, one) for one in told)}
-    assert len(found) > 25 and not missing, missing
+    results = set(read_variables()) - _NOT_OURS
+    missing = {name for name in results if not any(fnmatch(name, one) for one in told)}
+    assert len(results) > 25 and not missing, missing
     ours = {one for one in told if one.startswith("FORERUN_")}
-    assert ours <= found, "told, and read by nobody"
+    assert ours <= results, "told, and read by nobody"

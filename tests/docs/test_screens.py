@@ -26,9 +26,9 @@ def screens() -> ModuleType:
 def test_a_page_that_is_whole_by_itself(screens: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(WHOLE, encoding="utf-8")
-    found = screens.seen(page)
-    assert (found.asked, found.said, found.unread) == ((), (), ())
-    assert (found.nbytes, found.num_lines, found.num_sheets) == (len(WHOLE), 1, 1)
+    result = screens.seen(page)
+    assert (result.asked, result.said, result.unread) == ((), (), ())
+    assert (result.nbytes, result.num_lines, result.num_sheets) == (len(WHOLE), 1, 1)
     shot = screens.picture(page, "390-dark", is_whole=False)
     assert shot.startswith(b"\x89PNG")
 
@@ -39,6 +39,6 @@ def test_requests_messages_and_lines_of_scripts_are_told(
     page = tmp_path / "report.html"
     script = "console.log('x'); document.body.append(document.createElement('p'), 'late')"
     page.write_text(f"{WHOLE}<img src='beside.png'><script>{script}</script>", encoding="utf-8")
-    found = screens.seen(page)
-    assert (tmp_path / "beside.png").as_uri() in found.asked
-    assert found.said and found.unread == ("late",)
+    result = screens.seen(page)
+    assert (tmp_path / "beside.png").as_uri() in result.asked
+    assert result.said and result.unread == ("late",)

@@ -41,15 +41,15 @@ def test_a_command_of_the_page_writes_a_trace(
     monkeypatch.chdir(tmp_path)
     words = [{"DIR": str(run)}.get(word, word) for word in shlex.split(command)]
     assert main(words) == 0
-    found = read(json.loads(gzip.decompress((tmp_path / words[-1]).read_bytes())))
-    assert {one.process for one in found} == processes
-    told = {one.event["name"] for one in found if one.depth}
+    result = read(json.loads(gzip.decompress((tmp_path / words[-1]).read_bytes())))
+    assert {one.process for one in result} == processes
+    told = {one.event["name"] for one in result if one.depth}
     assert {"linear_fc1", "host"} <= told
-    streams = {re.sub(r"stage \d+", "stage N", one.track) for one in found}
+    streams = {re.sub(r"stage \d+", "stage N", one.track) for one in result}
     assert streams >= {"step", "stage N passes"} and all(f"`{one}`" in PAGE for one in streams)
-    categories = {one.event["cat"] for one in found if one.depth}
+    categories = {one.event["cat"] for one in result if one.depth}
     assert all(f"`{category}`" in PAGE for category in categories)
-    keys = {key for one in found if one.depth for key in one.event["args"]}
+    keys = {key for one in result if one.depth for key in one.event["args"]}
     assert {"calls", "phase", "source"} <= keys and all(f"`{key}`" in PAGE for key in keys)
     assert f"`{WAITING}`" in PAGE
 

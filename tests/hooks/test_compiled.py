@@ -94,8 +94,8 @@ def train(kind: str, directory: Path | None) -> tuple[list[str], int, int]:
 @pytest.mark.parametrize("kind", ["function", "model", "layers"])
 def test_compiled_and_checkpointed_code_trains_as_without_us(tmp_path: Path, kind: str) -> None:
     losses, num_graphs, num_breaks = train(kind, None)
-    found, num_graphs_hooked, num_breaks_hooked = train(kind, tmp_path)
-    assert found == losses and num_breaks_hooked == num_breaks
+    results, num_graphs_hooked, num_breaks_hooked = train(kind, tmp_path)
+    assert results == losses and num_breaks_hooked == num_breaks
     # A function tells nobody what it compiles: once for hooked steps, however many windows follow.
     assert num_graphs_hooked - num_graphs <= (kind == "function")
     records = read_run(tmp_path).records[0]

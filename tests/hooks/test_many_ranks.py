@@ -75,7 +75,8 @@ def test_the_home_node_has_the_records_of_all_that_record(
     assert windows.is_complete(0) and not windows.is_complete(1)
     assert windows.table().equals(table)
     numbers = {
-        tuple(r.step for r in found if isinstance(r, StepRecord)) for found in run.records.values()
+        tuple(r.step for r in records if isinstance(r, StepRecord))
+        for records in run.records.values()
     }
     assert len(numbers) == 1
     kinds = {
@@ -90,9 +91,13 @@ def test_the_home_node_has_the_records_of_all_that_record(
 
 def test_every_rank_is_summarised(run: RunRecords, table: SampleTable) -> None:
     assert tuple(run.summaries) == tuple(range(many_ranks.WORLD))
-    for found in run.summaries.values():
-        assert len(found) == 1 and found[0].num_steps >= 1 and found[0].step_ns > 0
-        assert found[0].wait_roles == ("tp", "world")
+    for rank_records in run.summaries.values():
+        assert (
+            len(rank_records) == 1
+            and rank_records[0].num_steps >= 1
+            and rank_records[0].step_ns > 0
+        )
+        assert rank_records[0].wait_roles == ("tp", "world")
     assert sorted(table.ranks["rank"]) == list(range(many_ranks.WORLD))
 
 

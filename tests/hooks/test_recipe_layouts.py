@@ -63,9 +63,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         f"--calibrate-dir={directory / 'out'}",
         num_ranks=num_ranks,
     )
-    found = read_run(directory / "out")
-    assert found.problems == () and len(found.records) == num_ranks
-    return found
+    records = read_run(directory / "out")
+    assert records.problems == () and len(records.records) == num_ranks
+    return records
 
 
 def of(run: RunRecords, rank: int, kind: type) -> list[Any]:

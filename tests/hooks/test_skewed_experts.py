@@ -49,22 +49,22 @@ def told(output: str) -> dict[tuple[int, int, int, int], int]:
     lines: dict[int, list[int]] = defaultdict(list)
     for rank, rows in re.findall(r"ROWS (\d) (\d+)", output):
         lines[int(rank)].append(int(rows))
-    found = {}
+    result = {}
     for rank, rows in lines.items():
         for number, arrived in enumerate(rows[: ITERS * MICROBATCHES * LAYERS]):
             passed, layer = divmod(number, LAYERS)
-            found[(rank, *divmod(passed, MICROBATCHES), layer)] = arrived
-    return found
+            result[(rank, *divmod(passed, MICROBATCHES), layer)] = arrived
+    return result
 
 
 def recorded(run: RunRecords) -> dict[tuple[int, int, int, int], int]:
-    found: dict[tuple[int, int, int, int], int] = defaultdict(int)
+    result: dict[tuple[int, int, int, int], int] = defaultdict(int)
     for rank, records in run.records.items():
         for r in records:
             is_fc1 = isinstance(r, OperatorRecord) and r.kind is OperatorKind.LINEAR_FC1
             if is_fc1 and r.phase is Phase.FORWARD:
-                found[rank, r.step, r.microbatch, r.layer] += r.shape[0]
-    return found
+                result[rank, r.step, r.microbatch, r.layer] += r.shape[0]
+    return result
 
 
 def test_rows_on_record_are_those_that_arrived(trained: tuple[str, Path]) -> None:
@@ -75,13 +75,13 @@ def test_rows_on_record_are_those_that_arrived(trained: tuple[str, Path]) -> Non
 
 def test_the_imbalance_is_that_of_the_busiest_rank(trained: tuple[str, Path]) -> None:
     run = read_run(trained[1])
-    found, truth = measured_routing(build_table(run)), recorded(run)
+    result, truth = measured_routing(build_table(run)), recorded(run)
     passes = {key[1:] for key in truth}
     most = sum(max(truth[(0, *key)], truth[(1, *key)]) for key in passes)
-    assert found is not None
-    assert found.imbalance == pytest.approx(2 * most / sum(truth.values()))
-    assert found.imbalance > 1.1 and found.busiest_rank == 0
-    assert set(found.by_layer) == set(range(LAYERS))
+    assert result is not None
+    assert result.imbalance == pytest.approx(2 * most / sum(truth.values()))
+    assert result.imbalance > 1.1 and result.busiest_rank == 0
+    assert set(result.by_layer) == set(range(LAYERS))
 
 
 def test_what_was_counted_goes_with_the_layout(
@@ -90,9 +90,9 @@ def test_what_was_counted_goes_with_the_layout(
     """One of two ranks, one of four with an expert each, and one rank with all of them."""
     run = read_run(trained[1])
     experts = running_config(build_table(run)).model.experts
-    found = measured_routing(build_table(run))
-    assert experts is not None and found is not None
-    assert imbalance(experts, 2) == pytest.approx(found.imbalance)
+    result = measured_routing(build_table(run))
+    assert experts is not None and result is not None
+    assert imbalance(experts, 2) == pytest.approx(result.imbalance)
     assert imbalance(experts, 4) >= imbalance(experts, 2) > imbalance(experts, 1) == 1.0
     asked = {"1": "one rank", "2": "measured"}
     for ep, source in asked.items():

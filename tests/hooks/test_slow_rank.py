@@ -53,12 +53,12 @@ def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
         slow = train(tmp_path_factory.mktemp("slow"), throttled=1)
         if not waiting_report(slow, measured_step_s(slow)).slow.slow:
             continue
-        found = named(slow)
+        straggler = named(slow)
         lost_s = measured_step_s(slow) - measured_step_s(bare)
-        slack_s = (found.high_s - found.low_s) / 2 + 0.3 * PLANTED_S
+        slack_s = (straggler.high_s - straggler.low_s) / 2 + 0.3 * PLANTED_S
         # The burnt time is known; beyond it the busy core slows the rank's own work down.
         least_s = 0.8 * PLANTED_S
-        misses.append(max(abs(found.cost_s - lost_s) - slack_s, least_s - found.cost_s))
+        misses.append(max(abs(straggler.cost_s - lost_s) - slack_s, least_s - straggler.cost_s))
         if misses[-1] <= 0:
             break
     assert misses[-1] <= 0, misses
@@ -68,9 +68,9 @@ def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
 def named(slow: SampleTable) -> Straggler:
     """The only one that is named: the throttled rank."""
     report = waiting_report(slow, measured_step_s(slow))
-    (found,) = report.slow.slow
-    assert (found.ranks, found.stage, found.kind) == ((1,), 0, StragglerKind.COMPUTE)
+    (straggler,) = report.slow.slow
+    assert (straggler.ranks, straggler.stage, straggler.kind) == ((1,), 0, StragglerKind.COMPUTE)
     assert report.line.startswith("slow: rank 1 (stage 0) · each step ")
     assert report.last_frac[1] > report.last_frac[0]
     assert report.clocks == ()
-    return found
+    return straggler

@@ -201,9 +201,9 @@ def test_every_axis_of_a_layout_is_in_the_help(capsys: pytest.CaptureFixture[str
 def test_doctor_tells_versions_and_the_entry_point(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--json"])
     value = json.loads(capsys.readouterr().out)
-    found = {row["name"]: row for row in value["findings"]}
-    assert found["python"]["value"] == ".".join(str(v) for v in sys.version_info[:3])
-    assert found["flag"]["verdict"] == "ok"
+    result = {row["name"]: row for row in value["findings"]}
+    assert result["python"]["value"] == ".".join(str(v) for v in sys.version_info[:3])
+    assert result["flag"]["verdict"] == "ok"
     assert code == (1 if any(r["verdict"] == "missing" for r in value["findings"]) else 0)
 
 

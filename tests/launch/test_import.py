@@ -112,8 +112,8 @@ def test_times_are_those_of_the_operators(
     rows = imported(capsys, "kineto", trace, out=tmp_path / "ops.csv")
     events = json.loads(trace.read_text())["traceEvents"]
     forward = [e["dur"] * 1e-6 for e in events if e.get("name") == "aten::addmm"]
-    found = rows[(rows["group"] == "addmm") & (rows["phase"] == "forward")]["time_s"]
-    assert sorted(found) == pytest.approx(sorted(forward))
+    result = rows[(rows["group"] == "addmm") & (rows["phase"] == "forward")]["time_s"]
+    assert sorted(result) == pytest.approx(sorted(forward))
 
 
 def device_trace() -> dict[str, object]:

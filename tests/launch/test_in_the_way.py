@@ -48,12 +48,12 @@ def train(tmp_path: Path) -> Path:
 
 def test_the_installed_module_is_the_one_of_this_tree() -> None:
     # What a build has left in this folder is a distribution as well, but none that was installed.
-    (found,) = [
+    (distribution,) = [
         each
         for each in metadata.distributions(name="forerun")
         if Path(str(each.locate_file(""))).resolve() != ROOT
     ]
-    installed = Path(str(found.locate_file("_forerun_autoload.py")))
+    installed = Path(str(distribution.locate_file("_forerun_autoload.py")))
     assert installed.is_file() and installed.parent != ROOT, "an editable one has a copy, too"
     same = installed.read_bytes() == Path(entry.__file__).read_bytes()
     assert same, "install this tree again: pip install -e ."
@@ -85,9 +85,9 @@ def test_a_name_in_the_working_directory_costs_the_calibration_alone(
 def site_without_us(folder: Path) -> str:
     """Code that makes ``folder`` the site packages, with links to all that are not ours."""
     folder.mkdir()
-    for found in Path(torch.__file__).parent.parent.iterdir():
-        if "forerun" not in found.name and found.suffix != ".pth":
-            (folder / found.name).symlink_to(found)
+    for path in Path(torch.__file__).parent.parent.iterdir():
+        if "forerun" not in path.name and path.suffix != ".pth":
+            (folder / path.name).symlink_to(path)
     return f"import site, sys; sys.path = sys.path[1:]; site.addsitedir({str(folder)!r})"
 
 

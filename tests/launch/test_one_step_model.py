@@ -144,9 +144,9 @@ def test_a_layout_that_was_measured_takes_what_was_measured(directory: Path) -> 
     imported(known, directory)
     machine = open_machine(directory)
     assert same_layout(machine.own) == same_layout(known[-1].config)
-    found = machine.steps.estimate(known[0].config)
-    assert found.time_s == pytest.approx(known[0].measured_s, rel=1e-3)
-    assert found.high_s / found.time_s < 1.03
+    estimate = machine.steps.estimate(known[0].config)
+    assert estimate.time_s == pytest.approx(known[0].measured_s, rel=1e-3)
+    assert estimate.high_s / estimate.time_s < 1.03
 
 
 def test_machines_are_told_apart_and_named(

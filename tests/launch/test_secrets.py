@@ -118,9 +118,9 @@ def test_our_own_wandb_run_is_offline_and_tells_nothing_of_the_machine(
     assert (own.host, own.project) == ("", "forerun")
     everything = {path: path.read_bytes() for path in (home / "out" / "wandb").rglob("*.*")
                   if path.is_file()}  # fmt: skip
-    found = {(path.name, word) for path, data in everything.items() for word in unwanted
+    results = {(path.name, word) for path, data in everything.items() for word in unwanted
              if word.encode() in data}  # fmt: skip
-    assert found == set()
+    assert results == set()
     assert b"num_ranks" in everything[run], "what is allowed is there"
     assert not list(run.parent.glob("files/requirements.txt")) and not list(
         run.parent.glob("files/*metadata*")

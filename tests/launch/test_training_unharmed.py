@@ -139,10 +139,10 @@ def test_collectives_are_those_of_the_layout(pair: Pair) -> None:
         )
         assert expected and hooked
         for step in hooked:
-            found = Counter(
+            counts = Counter(
                 (r.collective, r.role, len(r.ranks), r.nbytes) for r in calls if r.step == step
             )
-            assert found == expected, f"rank {rank}, step {step}"
+            assert counts == expected, f"rank {rank}, step {step}"
 
 
 def test_wandb_holds_predicted_against_actual_at_every_step(pair: Pair) -> None:

@@ -66,15 +66,15 @@ def command_lines_below(pid: int) -> list[bytes]:
         except OSError:
             continue
         parents[int(path.parent.name)] = int(fields[1])
-    below, found = {pid}, []
+    below, results = {pid}, []
     while more := {child for child, parent in parents.items() if parent in below} - below:
         below |= more
     for child in below - {pid}:
         try:
-            found.append(Path(f"/proc/{child}/cmdline").read_bytes())
+            results.append(Path(f"/proc/{child}/cmdline").read_bytes())
         except OSError:
             continue
-    return found
+    return results
 
 
 def test_each_of_three_launches_owns_what_it_wrote(

@@ -141,8 +141,8 @@ def test_implausible_rows_are_counted_and_scored(
 def test_a_wrong_file_is_one_line(
     what: str, file: Path, code: int, part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = run(capsys, what, str(file), "--protocol", "random")
-    assert (found, out) == (code, "")
+    number, out, err = run(capsys, what, str(file), "--protocol", "random")
+    assert (number, out) == (code, "")
     assert part in err.splitlines()[-1]
 
 
@@ -159,8 +159,8 @@ def test_a_table_that_says_nothing_is_one_line(
 ) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
-    found, _, err = run(capsys, "operators", str(path))
-    assert found == code and part in err and err.count("\n") == 1
+    number, _, err = run(capsys, "operators", str(path))
+    assert number == code and part in err and err.count("\n") == 1
 
 
 def test_a_table_with_few_rows_carries_no_protocol(

@@ -111,5 +111,5 @@ def test_a_design_needs_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_wrong_call_is_one_line(
     argv: tuple[str, ...], code: int, part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = run(capsys, *argv)
-    assert (found, out) == (code, "") and part in err.splitlines()[-1]
+    number, out, err = run(capsys, *argv)
+    assert (number, out) == (code, "") and part in err.splitlines()[-1]

@@ -54,8 +54,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    (found,) = dist.glob("*.whl")
-    return found
+    (path,) = dist.glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,12 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _entries(name: str, seen: set[str]) -> Iterator[Path]:
     """Top-level folders and files of a distribution and of what it requires."""
     seen.add(name)
-    found = metadata.distribution(name)
-    tops = {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "bin")}
-    yield from (Path(str(found.locate_file(top))) for top in tops if top != "__pycache__")
-    for text in found.requires or ():
+    distribution = metadata.distribution(name)
+    tops = {
+        file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "bin")
+    }
+    yield from (Path(str(distribution.locate_file(top))) for top in tops if top != "__pycache__")
+    for text in distribution.requires or ():
         needed = Requirement(text)
         if needed.name not in seen and (not needed.marker or needed.marker.evaluate({"extra": ""})):
             yield from _entries(needed.name, seen)

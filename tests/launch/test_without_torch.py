@@ -58,9 +58,9 @@ def test_predict_answers_for_another_layout(links: Path) -> None:
 def test_plan_ranks_layouts_on_more_ranks(links: Path) -> None:
     done = run(links, "plan", str(GOLDEN), "--gpus", "4", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["candidates"]
-    assert found and all(c["num_ranks"] == 4 for c in found)
-    times = [c["step_time_s"] for c in found]
+    result = json.loads(done.stdout)["candidates"]
+    assert result and all(c["num_ranks"] == 4 for c in result)
+    times = [c["step_time_s"] for c in result]
     assert times == sorted(times)
 
 

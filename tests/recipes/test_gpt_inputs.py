@@ -98,7 +98,7 @@ def test_a_missing_file_is_named() -> None:
 @given(st.sampled_from([1, 2, 4]), st.integers(0, 50).map(lambda steps: 8 * steps))
 def test_the_ranks_share_one_global_batch(num_ranks: int, first: int) -> None:
     corpus = data.CountingCorpus(seq_length=8, seed=5)
-    found = []
+    results = []
     for rank in range(num_ranks):
         micro_batches = data.rows(
             corpus,
@@ -108,6 +108,6 @@ def test_the_ranks_share_one_global_batch(num_ranks: int, first: int) -> None:
             data_parallel_rank=rank,
             data_parallel_size=num_ranks,
         )
-        found += [*itertools.islice(micro_batches, 4 // num_ranks)]
+        results += [*itertools.islice(micro_batches, 4 // num_ranks)]
     truth = [corpus.window(data.Split.TRAIN, first + sample) for sample in range(8)]
-    assert sorted(bytes(row) for row in np.concatenate(found)) == sorted(map(bytes, truth))
+    assert sorted(bytes(row) for row in np.concatenate(results)) == sorted(map(bytes, truth))

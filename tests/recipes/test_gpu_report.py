@@ -82,8 +82,8 @@ def test_without_an_installation_the_flags_are_there_all_the_same(tmp_path, monk
         packed.writestr("carried.py", "VALUE = 7\n")
     environ = collect.environment(tmp_path, wheel.parent)
     path = environ["PYTHONPATH"].split(os.pathsep)[0]
-    (found,) = importlib.metadata.distributions(path=[path], name="forerun")
-    entries = [(e.group, e.value) for e in found.entry_points if e.group == "torch.backends"]
+    (distribution,) = importlib.metadata.distributions(path=[path], name="forerun")
+    entries = [(e.group, e.value) for e in distribution.entry_points if e.group == "torch.backends"]
     assert entries == [("torch.backends", "_forerun_autoload:load")]
     code = (
         "import carried, forerun, _forerun_autoload, forerun.benchmarks.gpu.collect as collect;"
@@ -108,8 +108,8 @@ def test_the_later_of_two_archives_counts(tmp_path):
     for name, value in (("a", 1), ("b", 0)):
         out = tmp_path / name
         out.mkdir()
-        found = {"state": "done", "figures": {"num_other_losses": value}, "wall_s": 1.0}
-        (out / "recipe.json").write_text(json.dumps(found))
+        result = {"state": "done", "figures": {"num_other_losses": value}, "wall_s": 1.0}
+        (out / "recipe.json").write_text(json.dumps(result))
         (out / "other.json").write_text("{}")
     script = SCRIPT.with_name("judge.py")
     places = [str(tmp_path / name) for name in ("a", "b")]

@@ -51,12 +51,12 @@ def test_its_words_are_those_of_megatron_and_ours_and_the_users_come_last(tmp_pa
     assert done.returncode == 0 and where == str(clone)
     assert words[:4] == ["--standalone", "--nproc-per-node", "4", "pretrain_gpt.py"]
     assert words[-2:] == ["--lr", "1e-5"]
-    found = split(words)
-    parse(found.own, TORCHRUN, (), ())
-    assert [word for word in found.own if word.startswith("--calibrate-dir=")] == [
+    flag_split = split(words)
+    parse(flag_split.own, TORCHRUN, (), ())
+    assert [word for word in flag_split.own if word.startswith("--calibrate-dir=")] == [
         f"--calibrate-dir={tmp_path}/run/forerun-out"
     ]
-    read = config_from_command(found.rest[4:], num_ranks=4)
+    read = config_from_command(flag_split.rest[4:], num_ranks=4)
     par = read.config.parallelism
     assert (par.tp, par.pp, par.dp, par.is_optimizer_distributed) == (1, 1, 4, True)
     assert not read.unknown

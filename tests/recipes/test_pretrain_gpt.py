@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
 
 def read(output: str) -> Run:
     step = re.compile(r"iteration +(\d+)/.* lm loss: (\S+) \| loss bits (\S+) \| grad norm: (\S+)")
-    rows = [(int(found[1]), *found.groups()[1:]) for found in step.finditer(output)]
+    rows = [(int(match[1]), *match.groups()[1:]) for match in step.finditer(output)]
     checks = re.findall(r"validation loss at iteration (\d+) .* loss bits (\S+)", output)
     return Run(
         losses={step: float(loss) for step, loss, _, _ in rows},
@@ -172,7 +172,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
             if re.search(r"iteration +2/", line):
                 launch.send_signal(signal.SIGTERM)
     output = "".join(lines)
-    found = re.search(r"exiting at iteration (\d+): signal SIGTERM", output)
-    assert found is not None, output[-3000:]
-    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text().strip() == found[1]
-    assert len(list(tmp_path.glob(f"iter_{int(found[1]):07d}/rank_*.pt"))) == 2
+    match = re.search(r"exiting at iteration (\d+): signal SIGTERM", output)
+    assert match is not None, output[-3000:]
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text().strip() == match[1]
+    assert len(list(tmp_path.glob(f"iter_{int(match[1]):07d}/rank_*.pt"))) == 2

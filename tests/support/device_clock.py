@@ -39,7 +39,7 @@ class Line:
 
     def parts(self, begin_s: float, end_s: float) -> list[Part]:
         """What it did between two times; without gaps, since idle time is the host's."""
-        found: list[Part] = []
+        parts: list[Part] = []
         at_s = begin_s
         for number in range(max(0, bisect_right(self._begins, begin_s) - 1), len(self._parts)):
             begun_s, done_s, cause = self._parts[number]
@@ -48,12 +48,12 @@ class Line:
             if done_s <= at_s:
                 continue
             if begun_s > at_s:
-                found.append((at_s, begun_s, HOST))
-            found.append((max(at_s, begun_s), min(done_s, end_s), cause))
+                parts.append((at_s, begun_s, HOST))
+            parts.append((max(at_s, begun_s), min(done_s, end_s), cause))
             at_s = min(done_s, end_s)
         if at_s < end_s:
-            found.append((at_s, end_s, HOST))
-        return found
+            parts.append((at_s, end_s, HOST))
+        return parts
 
 
 class Clock:

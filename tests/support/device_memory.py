@@ -103,13 +103,13 @@ class Allocator(TorchDispatchMode):
         block.segment.blocks[:] = merged
 
     def _best(self, pool: str, size: int) -> Block | None:
-        found: list[tuple[int, int, Block]] = []
+        results: list[tuple[int, int, Block]] = []
         for segment in self.segments:
             if (segment.pool, segment.stream, segment.pool_id) == (pool, 0, (0, 0)):
                 for block in segment.blocks:
                     if block.is_free and block.size >= size:
-                        insort(found, (block.size, id(block), block))
-        return found[0][2] if found else None
+                        insort(results, (block.size, id(block), block))
+        return results[0][2] if results else None
 
     def _asked(self, pool: str, size: int) -> Block:
         wanted = SMALL_SEGMENT if pool == "small" else LARGE_SEGMENT

@@ -202,9 +202,9 @@ def timeline() -> Timeline | None:
 
 def install() -> Timeline:
     """Put a device over what there is; its truth is written at exit where a folder is named."""
-    found = timeline()
-    if found is not None:
-        return found
+    result = timeline()
+    if result is not None:
+        return result
     one = Timeline()
     one.install()
     _state.append(one)

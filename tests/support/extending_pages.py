@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def blocks(page: str, language: str) -> list[str]:
     """The code blocks of a page in one language, in order."""
     text = (PAGES / page).read_text(encoding="utf-8")
-    return [body for found, body in _BLOCK.findall(text) if found == language]
+    return [body for result, body in _BLOCK.findall(text) if result == language]
 
 
 def extended(page: str, folder: Path) -> Path:

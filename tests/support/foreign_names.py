@@ -45,12 +45,12 @@ def stand_ins() -> Iterator[tuple[str, Any]]:
 
 def check_stand_ins() -> set[str]:
     """Where they lie; each is pickled by its name, has its original's, and is compiled as that."""
-    found = dict(stand_ins())
-    for place, function in found.items():
+    result = dict(stand_ins())
+    for place, function in result.items():
         original = vars(function).get("_torchdynamo_inline")
         assert original is not None and original is function.__wrapped__, place
         for name in ("__module__", "__qualname__", "__name__", "__doc__"):
             assert getattr(function, name) == getattr(original, name), (place, name)
         if "<locals>" not in function.__qualname__:
             assert pickle.loads(pickle.dumps(function)) is function, place
-    return set(found)
+    return set(result)

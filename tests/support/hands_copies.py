@@ -15,15 +15,15 @@ from torch import nn
 
 def looks(model: nn.Module) -> list[Any]:
     """What a user's code sees of the modules: attributes, hooks, and whose ``forward`` it is."""
-    found = []
+    results = []
     for name, module in model.named_modules():
         hooks = (
             *(module._forward_pre_hooks, module._forward_hooks, module._backward_hooks),
             *(module._forward_hooks_always_called, module._backward_pre_hooks),
         )
         is_own = getattr(module.forward, "__func__", None) is type(module).forward
-        found.append((name, sorted(vars(module)), [len(kept) for kept in hooks], is_own))
-    return found
+        results.append((name, sorted(vars(module)), [len(kept) for kept in hooks], is_own))
+    return results
 
 
 def described(value: Any) -> list[Any]:
@@ -250,9 +250,9 @@ def functional(training: Training) -> None:
     for _ in training.steps():
         tokens = training.batch()
         weights = {name: p.detach() for name, p in training.net.named_parameters()}
-        found = vmap(grad(one), in_dims=(None, 0))(weights, tokens)
+        result = vmap(grad(one), in_dims=(None, 0))(weights, tokens)
         for name, parameter in training.net.named_parameters():
-            parameter.grad = found[name].mean(0)
+            parameter.grad = result[name].mean(0)
         training.lost(training.loss_of(tokens))
         training.update()
 

@@ -108,17 +108,17 @@ def _digest(path: Path) -> str:
 
 def differences(bare: Outcome, watched: Outcome) -> list[str]:
     """Each in one line; of two lists the first places where they differ."""
-    found = []
+    results = []
     if bare.exits != watched.exits:
-        found.append(f"exit codes: {bare.exits} without us, {watched.exits} with us")
+        results.append(f"exit codes: {bare.exits} without us, {watched.exits} with us")
     for rank in sorted({*bare.ended, *watched.ended}):
         one, other = bare.ended.get(rank), watched.ended.get(rank)
         if one is None or other is None:
-            found.append(f"{rank}: written only {'with' if one is None else 'without'} us")
+            results.append(f"{rank}: written only {'with' if one is None else 'without'} us")
         else:
-            found += [f"{rank}: {text}" for text in _unequal(one, other)]
-    found += [f"files: {text}" for text in _unequal(bare.files, watched.files)]
-    return found
+            results += [f"{rank}: {text}" for text in _unequal(one, other)]
+    results += [f"files: {text}" for text in _unequal(bare.files, watched.files)]
+    return results
 
 
 def _unequal(bare: Any, watched: Any, place: str = "") -> list[str]:
@@ -131,8 +131,8 @@ def _unequal(bare: Any, watched: Any, place: str = "") -> list[str]:
     if isinstance(bare, list) and isinstance(watched, list) and len(bare) == len(watched):
         each = enumerate(zip(bare, watched, strict=True))
         unlike = [(i, *pair) for i, pair in each if pair[0] != pair[1]][:MOST_SHOWN]
-        found = (_unequal(one, other, f"{place}[{i}]") for i, one, other in unlike)
-        return [text for texts in found for text in texts][:MOST_SHOWN]
+        generator = (_unequal(one, other, f"{place}[{i}]") for i, one, other in unlike)
+        return [text for texts in generator for text in texts][:MOST_SHOWN]
     return [f"{place}: {str(bare)[:200]} without us, {str(watched)[:200]} with us"]
 
 
@@ -141,10 +141,10 @@ def missing_records(directory: Path, case: Case, *, fewest: int | None = None) -
 
     ``fewest`` hooked steps are enough where some may be given up.
     """
-    found = read_run(directory).records
+    result = read_run(directory).records
     lines = []
     for rank in range(case.num_ranks):
-        records = found.get(rank, ())
+        records = result.get(rank, ())
         steps = [r.step for r in records if isinstance(r, StepRecord) and r.is_hooked]
         enough = case.num_hooked if fewest is None else fewest
         if not enough <= len(steps) <= case.num_hooked:

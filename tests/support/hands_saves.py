@@ -95,9 +95,9 @@ def public_functions(training: Training) -> None:
     for _ in training.steps():
         training.backward()
         for name, find in functions.items():
-            found: Any = find()
-            training.note(name, [pickle.dumps(found), found.__qualname__])
-            training.note(name, pickle.loads(pickle.dumps(before[name])) is found)
+            result: Any = find()
+            training.note(name, [pickle.dumps(result), result.__qualname__])
+            training.note(name, pickle.loads(pickle.dumps(before[name])) is result)
         training.update()
         training.note("names", [find().__qualname__ for find in functions.values()])
 

@@ -50,9 +50,9 @@ class _Checker:
             rule = getattr(self, "_" + keyword.lstrip("$").lower(), None)
             if rule is None:
                 raise Mismatch(f"{place}: keyword {keyword} is none that is checked")
-            found = rule(value, said, place)
+            result = rule(value, said, place)
             if keyword in ("$ref", "allOf", "anyOf"):
-                names = None if found is None or names is None else names | found
+                names = None if result is None or names is None else names | result
         if isinstance(value, dict):
             own = schema.get("properties", {})
             if "additionalProperties" in schema:
@@ -63,18 +63,18 @@ class _Checker:
         return names
 
     def _ref(self, value: Any, said: str, place: str) -> set[str] | None:
-        found: Any = self._whole
+        result: Any = self._whole
         for step in said.removeprefix("#/").split("/"):
-            found = found[step]
-        return self._names(value, found, place)
+            result = result[step]
+        return self._names(value, result, place)
 
     def _allof(self, value: Any, said: list[Any], place: str) -> set[str] | None:
         names: set[str] = set()
         for one in said:
-            found = self._names(value, one, place)
-            if found is None:
+            result = self._names(value, one, place)
+            if result is None:
                 return None
-            names |= found
+            names |= result
         return names
 
     def _anyof(self, value: Any, said: list[Any], place: str) -> set[str] | None:

@@ -41,8 +41,8 @@ def main() -> None:
     """Print the predictions, and under ``cores`` what the kernels of BLAS were chosen for."""
     cores = sorted({library["architecture"] for library in _blas()})
     threads = sorted({library["num_threads"] for library in _blas()})
-    found = {**_operators(), **_collectives(), **_steps()}
-    print(json.dumps({"cores": cores, "threads": threads, "logs": found}))
+    result = {**_operators(), **_collectives(), **_steps()}
+    print(json.dumps({"cores": cores, "threads": threads, "logs": result}))
 
 
 def _blas() -> list[dict]:
@@ -76,20 +76,20 @@ def _operators() -> dict[str, list[float]]:
 
 
 def _logs(model: MachineModel, name: str, of) -> list[float]:
-    found = model.predict(name, of)
-    return _list([*found.log_time, *found.low, *found.high])
+    prediction = model.predict(name, of)
+    return _list([*prediction.log_time, *prediction.low, *prediction.high])
 
 
 def _collectives() -> dict[str, list[float]]:
     path = PUBLISHED / "example_collectives.csv"
     table = read_table(pd.read_csv(path), path.name)
-    found = {}
+    result = {}
     for protocol in ("random", "leave_span"):
         rows = left_out(table, protocol, seeds=[0])
-        found[f"collectives {protocol}"] = _list(
+        result[f"collectives {protocol}"] = _list(
             np.log(rows[["predicted_s", "low_s", "high_s"]].to_numpy(dtype=float)).ravel()
         )
-    return found
+    return result
 
 
 def _steps() -> dict[str, list[float]]:
@@ -98,11 +98,11 @@ def _steps() -> dict[str, list[float]]:
     rows = [row for row in rows if row.machine == rows[0].machine][:24]
     chosen = design(rows, 4)
     train = [rows[place] for place in chosen]
-    found = {"design": [float(place) for place in chosen]}
+    result = {"design": [float(place) for place in chosen]}
     for name, model in (("steps", TableSteps()), ("ten terms", TenTerms())):
         said = model.fit(train).predict(rows)
-        found[name] = _list(np.log([*said.time_s, *said.low_s, *said.high_s]))
-    return found
+        result[name] = _list(np.log([*said.time_s, *said.low_s, *said.high_s]))
+    return result
 
 
 def _list(values: Sequence[float] | np.ndarray) -> list[float]:

@@ -20,14 +20,14 @@ AGAIN_SIGMA_LOG = 0.01
 def groups_of(layout: Parallelism) -> dict[tuple[str, str], None]:
     """Tensor-parallel and data-parallel groups as (role, ranks), ranks as the table has them."""
     tp, ranks = layout.tp, range(layout.num_ranks)
-    found: dict[tuple[str, str], None] = {}
+    result: dict[tuple[str, str], None] = {}
     for rank in ranks:
         if tp > 1:
             first = rank - rank % tp
-            found["tp", ",".join(str(r) for r in range(first, first + tp))] = None
+            result["tp", ",".join(str(r) for r in range(first, first + tp))] = None
         if layout.dp > 1:
-            found["dp", ",".join(str(r) for r in ranks if r % tp == rank % tp)] = None
-    return found
+            result["dp", ",".join(str(r) for r in ranks if r % tp == rank % tp)] = None
+    return result
 
 
 def links(

@@ -54,11 +54,11 @@ def random_shapes(
     rng: np.random.Generator, number: int, num_sizes: int, *, lowest: int = 256, highest: int = 8192
 ) -> NDArray[np.float64]:
     """Distinct shapes, evenly over the logarithm of each size, in multiples of 64."""
-    found: dict[tuple[float, ...], None] = {}
-    while len(found) < number:
+    result: dict[tuple[float, ...], None] = {}
+    while len(result) < number:
         draw = np.exp(rng.uniform(np.log(lowest), np.log(highest), num_sizes))
-        found[tuple((_MULTIPLE * np.rint(draw / _MULTIPLE)).tolist())] = None
-    return np.array(list(found))
+        result[tuple((_MULTIPLE * np.rint(draw / _MULTIPLE)).tolist())] = None
+    return np.array(list(result))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

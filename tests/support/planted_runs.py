@@ -74,7 +74,7 @@ def planted_run(
     for window in range(num_windows):
         factors = np.exp(draw.normal(0.0, sigma_log, 2 * num_steps))
         _add_window(rows, window, own, factors, slow_rank_s)
-    frames = {part: pd.DataFrame(found).fillna(0.0) for part, found in rows.items()}
+    frames = {part: pd.DataFrame(results).fillna(0.0) for part, results in rows.items()}
     table = table_of(LAYOUT, **frames)
     described = config or replace(config_of(LAYOUT), device=GPU)
     runs = table.runs.assign(device=described.device, config="", run_id=name)

@@ -128,8 +128,8 @@ class Play:
 
 
 def operators(records: Sequence[Record], phase: Phase) -> dict[int, list[OperatorRecord]]:
-    found = defaultdict(list)
+    result = defaultdict(list)
     for record in records:
         if isinstance(record, OperatorRecord) and record.phase is phase:
-            found[KINDS.index(record.kind)].append(record)
-    return found
+            result[KINDS.index(record.kind)].append(record)
+    return result

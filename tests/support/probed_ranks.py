@@ -50,12 +50,12 @@ FREE_NBYTES = (100_000_000_000, 200_000_000)
 def carriers(group: Any) -> dict[str, Any]:
     """What is found where descriptions say nothing, and that it carries."""
     roles = GroupRoles(None, LAYOUT)
-    found = find_carrier(GroupRole.DP, (0, 1), roles)
+    carrier = find_carrier(GroupRole.DP, (0, 1), roles)
     total = torch.ones(1)
-    if found is not None:
-        dist.all_reduce(total, group=found.group)
+    if carrier is not None:
+        dist.all_reduce(total, group=carrier.group)
     return {
-        "is_the_group": found is not None and found.group is group,
+        "is_the_group": carrier is not None and carrier.group is group,
         "total": total.item(),
         "of_no_layout": find_carrier(GroupRole.DP, (0, 1), GroupRoles()) is None,
         "of_other_ranks": find_carrier(GroupRole.DP, (0,), roles) is None,
@@ -114,10 +114,10 @@ def train(group: Any) -> None:
 def main() -> None:
     dist.init_process_group("gloo")
     group = dist.new_group([0, 1])
-    found = {"carriers": carriers(group), "fresh": probed("fresh")}
+    result = {"carriers": carriers(group), "fresh": probed("fresh")}
     train(group)
-    found["used"] = probed("used")
-    print(f"found {dist.get_rank()} {json.dumps(found)}", flush=True)
+    result["used"] = probed("used")
+    print(f"found {dist.get_rank()} {json.dumps(result)}", flush=True)
     dist.destroy_process_group()
 
 

@@ -62,8 +62,8 @@ class Watch:
         """Name what objects of ours lead to at this moment."""
         living = {name: ref() for name, ref in self.known.items()}
         targets = {id(thing): name for name, thing in living.items() if thing is not None}
-        found = {targets[id(thing)] for thing in ours() if id(thing) in targets}
-        self.held[when] = sorted(found)
+        results = {targets[id(thing)] for thing in ours() if id(thing) in targets}
+        self.held[when] = sorted(results)
 
     def say(self, kind: str) -> None:
         """What is left; the caller has no reference any more."""

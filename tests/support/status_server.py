@@ -65,20 +65,20 @@ def status_server(home: Path) -> Iterator[StatusServer]:
         check=True, capture_output=True,
     )  # fmt: skip
     (home / "token").write_text("first\n")
-    found = StatusServer(home)
+    status_server = StatusServer(home)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
             token = self.headers["Authorization"].removeprefix("Bearer ")
-            is_right = self.path == PATH and token in found.tokens
+            is_right = self.path == PATH and token in status_server.tokens
             answer = {"kind": "Status", "message": "Forbidden"}
             self.send_response(200 if is_right else 403)
             self.end_headers()
             self.wfile.write(data if is_right else json.dumps(answer).encode())
-            with found.came:
-                found.posts.append((token, json.loads(data)))
-                found.came.notify_all()
+            with status_server.came:
+                status_server.posts.append((token, json.loads(data)))
+                status_server.came.notify_all()
 
         def log_message(self, format: str, *args: object) -> None:
             """Not in the log of the tests."""
@@ -87,11 +87,11 @@ def status_server(home: Path) -> Iterator[StatusServer]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(home / "ca.crt", home / "key.pem")
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    found.port = server.server_address[1]
+    status_server.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield found
+        yield status_server
     finally:
         server.shutdown()
         thread.join()

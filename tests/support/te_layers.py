@@ -140,13 +140,13 @@ class _GroupedLinear(torch.autograd.Function):
             weights,
             into.split(ctx.splits),
         )
-        found = [None] * len(weights)
+        results = [None] * len(weights)
 
         def product(place: int, part: Any, of_part: Any) -> None:
-            found[place] = ctx.layer.weight_gradient(place, part, of_part)
+            results[place] = ctx.layer.weight_gradient(place, part, of_part)
 
         ctx.layer.beside(product, range(len(weights)), parts, gradients)
-        return into, None, None, *found
+        return into, None, None, *results
 
 
 class _Exchanged(torch.autograd.Function):

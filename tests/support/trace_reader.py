@@ -53,9 +53,9 @@ def read(trace: dict[str, Any]) -> list[Slice]:
     for event in events:
         _check(event)
     names = _names(events)
-    found = _placed([e for e in events if e["ph"] == "X"], names)
+    slices = _placed([e for e in events if e["ph"] == "X"], names)
     _check_flows(events)
-    return found
+    return slices
 
 
 def _check(event: Event) -> None:
@@ -94,7 +94,7 @@ def _names(events: list[Event]) -> dict[tuple[int, int], tuple[str, str]]:
 
 def _placed(slices: list[Event], names: dict[tuple[int, int], tuple[str, str]]) -> list[Slice]:
     """Those of a track in order of begin, each within all that are still open."""
-    found: list[Slice] = []
+    result: list[Slice] = []
     by_track: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in slices:
         by_track[event["pid"], event["tid"]].append(event)
@@ -107,9 +107,9 @@ def _placed(slices: list[Event], names: dict[tuple[int, int], tuple[str, str]]) 
                 open_ns.pop()
             assert not open_ns or begin + length <= open_ns[-1], f"{event} leaves what it is in"
             process, track = names[at]
-            found.append(Slice(event, process, track, begin, begin + length, len(open_ns)))
+            result.append(Slice(event, process, track, begin, begin + length, len(open_ns)))
             open_ns.append(begin + length)
-    return found
+    return result
 
 
 def _check_flows(events: list[Event]) -> None:

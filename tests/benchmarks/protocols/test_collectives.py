@@ -34,12 +34,12 @@ def test_repeats_of_a_payload_are_on_one_side(protocol: str) -> None:
 
 def test_shares_of_payloads_are_those_of_the_protocol() -> None:
     table = planted(2, repeats=1)
-    (found,) = splits(table, "random", [0])
-    assert (found.train.sum(), found.test.sum()) == (17, 4)
-    (found,) = splits(table, "few_8", [0])
-    assert (found.train.sum(), found.test.sum()) == (8, 13)
-    (found,) = splits(table, "small_to_large", [0, 1, 2])
-    known, asked = (table.loc[mask, "nbytes"] for mask in (found.train, found.test))
+    (split,) = splits(table, "random", [0])
+    assert (split.train.sum(), split.test.sum()) == (17, 4)
+    (split,) = splits(table, "few_8", [0])
+    assert (split.train.sum(), split.test.sum()) == (8, 13)
+    (split,) = splits(table, "small_to_large", [0, 1, 2])
+    known, asked = (table.loc[mask, "nbytes"] for mask in (split.train, split.test))
     assert sorted(known) == SIZES[:10]
     assert sorted(asked) == SIZES[-4:]
     assert not list(splits(table, "few_24", [0]))
@@ -55,16 +55,16 @@ def test_seeds_differ_and_repeat() -> None:
 def test_spans_are_known_up_to_a_quarter_of_the_nodes() -> None:
     table = planted(1, 2, 4, 8, 16)
     nodes = table["num_nodes"].to_numpy()
-    found = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits(table, "leave_span", [0])]
+    results = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits(table, "leave_span", [0])]
     # Nothing of the network is known where only one node is: 4 from 1 is left out.
-    assert found == [({1, 2}, {8}), ({1, 2, 4}, {16})]
+    assert results == [({1, 2}, {8}), ({1, 2, 4}, {16})]
 
 
 def test_machines_of_one_node_leave_out_the_most_ranks() -> None:
     table = pd.concat([planted(1), planted(2).assign(num_nodes=1)], ignore_index=True)
-    (found,) = splits(table, "leave_span", [0])
-    assert set(table.loc[found.train, "num_ranks"]) == {4}
-    assert set(table.loc[found.test, "num_ranks"]) == {8}
+    (split,) = splits(table, "leave_span", [0])
+    assert set(table.loc[split.train, "num_ranks"]) == {4}
+    assert set(table.loc[split.test, "num_ranks"]) == {8}
 
 
 def _held(table: pd.DataFrame, ranks_per_node: int) -> pd.DataFrame:
@@ -74,8 +74,8 @@ def _held(table: pd.DataFrame, ranks_per_node: int) -> pd.DataFrame:
 def test_nodes_are_known_up_to_the_next_smaller_number() -> None:
     table = planted(1, 2, 8, 128, repeats=1)
     nodes = table["num_nodes"].to_numpy()
-    found = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits(table, "leave_nodes", [0])]
-    assert found == [({1, 2}, {8}), ({1, 2, 8}, {128})]
+    results = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits(table, "leave_nodes", [0])]
+    assert results == [({1, 2}, {8}), ({1, 2, 8}, {128})]
     assert not list(splits(planted(1), "leave_nodes", [0]))
 
 
@@ -98,10 +98,10 @@ def test_each_collective_is_left_out_in_turn() -> None:
         ignore_index=True,
     )
     names = table["collective"].to_numpy()
-    found = [
+    results = [
         (set(names[s.train]), set(names[s.test])) for s in splits(table, "leave_collective", [])
     ]
-    assert found == [({"send"}, {"all_gather"}), ({"all_gather"}, {"send"})]
+    assert results == [({"send"}, {"all_gather"}), ({"all_gather"}, {"send"})]
     assert not list(splits(planted(2), "leave_collective", [0]))
 
 
@@ -110,24 +110,24 @@ def test_a_pair_is_held_against_the_widest_of_its_node() -> None:
         [_held(planted(1), n) for n in (2, 4, 8)] + [planted(2)],
         ignore_index=True,
     )
-    (found,) = splits(table, "pair_to_node", [0])
-    for mask, ranks in ((found.train, 2), (found.test, 8)):
+    (split,) = splits(table, "pair_to_node", [0])
+    for mask, ranks in ((split.train, 2), (split.test, 8)):
         assert set(table.loc[mask, "num_ranks"]) == {ranks}
         assert set(table.loc[mask, "num_nodes"]) == {1}
 
 
 def test_scores_name_the_group_that_was_left_out() -> None:
-    found = validate_collectives(planted(2, 8), seeds=[0], protocols=["leave_nodes"])
-    assert set(found["group"]) == {"all_gather 32 on 8"}
+    frame = validate_collectives(planted(2, 8), seeds=[0], protocols=["leave_nodes"])
+    assert set(frame["group"]) == {"all_gather 32 on 8"}
 
 
 def test_exchanges_that_send_once_per_node_are_groups_of_their_own() -> None:
     """Inside a node the number of chosen experts says nothing of the way."""
     table = planted(1, 2, repeats=1).assign(collective="all_to_all", num_chosen=8)
     both = pd.concat([table, table.assign(num_chosen=0)], ignore_index=True)
-    found = validate_collectives(both, seeds=[0], protocols=["random"])
-    assert len(found) == 2 * 4 * 2
-    assert np.isfinite(found["predicted_s"]).all()
+    frame = validate_collectives(both, seeds=[0], protocols=["random"])
+    assert len(frame) == 2 * 4 * 2
+    assert np.isfinite(frame["predicted_s"]).all()
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_exchanges_that_send_once_per_node_are_groups_of_their_own() -> None:
     ],
 )
 def test_a_planted_machine_is_found_again(protocol: str, bar: float) -> None:
-    found = validate_collectives(planted(2, 8), seeds=range(3), protocols=[protocol])
-    (_, figures) = score_rows(found, "t")
+    frame = validate_collectives(planted(2, 8), seeds=range(3), protocols=[protocol])
+    (_, figures) = score_rows(frame, "t")
     names = [str(figures[name]) for name in ("table", "protocol", "group")]
     assert names[:2] == ["t", protocol] and names[2].startswith("all_gather")
     assert figures["mape_frac"] < bar
@@ -150,8 +150,8 @@ def test_flagged_rows_are_neither_fitted_nor_scored() -> None:
     table = planted(2)
     wrong = table.assign(time_s=100 * table["time_s"], flag="broken")
     with_wrong = pd.concat([table, wrong], ignore_index=True)
-    clean, found = (left_out(t, "random", seeds=[0]) for t in (table, with_wrong))
-    pd.testing.assert_frame_equal(clean, found)
+    clean, frame = (left_out(t, "random", seeds=[0]) for t in (table, with_wrong))
+    pd.testing.assert_frame_equal(clean, frame)
 
 
 def test_machines_do_not_learn_from_each_other() -> None:
@@ -166,7 +166,7 @@ def test_machines_do_not_learn_from_each_other() -> None:
 
 def test_a_protocol_without_rows_has_no_entry_and_an_unknown_one_is_named() -> None:
     table = planted(2)
-    found = validate_collectives(table, seeds=[0], protocols=tuple(COLLECTIVE_PROTOCOLS))
-    assert set(found["protocol"]) == {"random", "small_to_large", "few_8"}
+    frame = validate_collectives(table, seeds=[0], protocols=tuple(COLLECTIVE_PROTOCOLS))
+    assert set(frame["protocol"]) == {"random", "small_to_large", "few_8"}
     with pytest.raises(ConfigError, match="leave_gpu"):
         validate_collectives(table, seeds=[0], protocols=["leave_gpu"])

@@ -39,8 +39,8 @@ def test_planted_times_are_found_on_rows_that_were_not_seen(
     planted: pd.DataFrame, protocol: str
 ) -> None:
     method = Method()
-    found = validate_operators(planted, seeds=range(2), protocols=[protocol], **made_by(method))
-    rows = score_rows(found, "t")
+    frame = validate_operators(planted, seeds=range(2), protocols=[protocol], **made_by(method))
+    rows = score_rows(frame, "t")
     assert [r["group"] for r in rows] == [
         *("all", "qkv/forward", "qkv/backward", "fc1/forward", "fc1/backward")
     ]
@@ -79,15 +79,15 @@ def test_few_means_so_many_of_each_operator(planted: pd.DataFrame, protocol: str
 
 def test_each_degree_is_left_out_once(planted: pd.DataFrame) -> None:
     for samples in operator_samples(planted):
-        found = list(splits(samples, "leave_tp", 0))
-        assert [label for label, _ in found] == ["tp 1", "tp 2", "tp 4"]
-        assert sum(split.test for _, split in found).tolist() == [1] * len(samples)
+        results = list(splits(samples, "leave_tp", 0))
+        assert [label for label, _ in results] == ["tp 1", "tp 2", "tp 4"]
+        assert sum(split.test for _, split in results).tolist() == [1] * len(samples)
 
 
 def test_another_device_is_scored_without_its_probes(planted: pd.DataFrame) -> None:
-    found = validate_operators(planted, seeds=[0], protocols=["leave_gpu"], **made_by(Method()))
-    assert all(r["mape_frac"] < 1e-9 for r in score_rows(found, "t"))
-    assert set(found.groupby("group").size()) == {2 * (80 - NUM_PROBES)}
+    frame = validate_operators(planted, seeds=[0], protocols=["leave_gpu"], **made_by(Method()))
+    assert all(r["mape_frac"] < 1e-9 for r in score_rows(frame, "t"))
+    assert set(frame.groupby("group").size()) == {2 * (80 - NUM_PROBES)}
 
 
 def test_one_device_cannot_carry_leave_gpu(planted: pd.DataFrame) -> None:
@@ -100,8 +100,8 @@ def test_flagged_rows_are_neither_fitted_nor_scored(planted: pd.DataFrame) -> No
         time_s=planted["time_s"].where(planted.index % 3 > 0, 1.0),
         flag=["bad" if i % 3 == 0 else "" for i in planted.index],
     )
-    found = validate_operators(bad, seeds=[0], protocols=["random"], **made_by(Method()))
-    assert all(r["mape_frac"] < 1e-9 for r in score_rows(found, "t"))
+    frame = validate_operators(bad, seeds=[0], protocols=["random"], **made_by(Method()))
+    assert all(r["mape_frac"] < 1e-9 for r in score_rows(frame, "t"))
 
 
 def test_a_split_that_no_seed_changes_runs_once(planted: pd.DataFrame) -> None:
@@ -131,8 +131,8 @@ def test_a_draw_does_not_depend_on_other_operators(planted: pd.DataFrame) -> Non
 def test_few_rows_carry_only_what_fits(planted: pd.DataFrame) -> None:
     few = planted[planted["device"] == "one"].groupby(["group", "phase"]).head(14)
     drawn = [name for name in WITHIN if name != "leave_tp"]
-    found = validate_operators(few, protocols=drawn, **made_by(Method()))
-    assert set(found["protocol"]) == {"few_8"}
+    frame = validate_operators(few, protocols=drawn, **made_by(Method()))
+    assert set(frame["protocol"]) == {"few_8"}
 
 
 @pytest.mark.parametrize(("protocol", "number"), [("leave_device_0", 0), ("leave_device", 32)])
@@ -146,7 +146,7 @@ def test_probes_of_another_device_are_not_scored(
         seen.extend(len(rows) for rows in probes.values())
         return transfer(model, device=device, probes=probes)
 
-    found = validate_operators(planted, seeds=[0], protocols=[protocol], transfer=moved)
+    frame = validate_operators(planted, seeds=[0], protocols=[protocol], transfer=moved)
     assert max(seen, default=0) <= number and bool(seen) is bool(number)
     usable = planted[planted["flag"] == ""]
-    assert 0 < len(found) <= len(usable) - sum(seen)
+    assert 0 < len(frame) <= len(usable) - sum(seen)

@@ -49,8 +49,8 @@ def test_the_verb_scores_the_converted_table_like_the_published_one(
     what = table_kind(table)
     is_operators = what == "operators"
     run = validate_operators if is_operators else validate_collectives
-    found = run(table, seeds=range(1), protocols=tuple(PROTOCOLS[what]))
-    expected = score_rows(found, published.name)
+    frame = run(table, seeds=range(1), protocols=tuple(PROTOCOLS[what]))
+    expected = score_rows(frame, published.name)
     assert converted(monkeypatch, published, "--out", tmp_path) == ExitCode.ANSWER
     capsys.readouterr()
     out = tmp_path / published.name

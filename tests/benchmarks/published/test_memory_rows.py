@@ -42,14 +42,14 @@ def test_timed_rows_ran_and_cards_say_who_ran_out(tmp_path: Path) -> None:
     cards = pd.DataFrame([CARD, *({**CARD, **cells} for cells in others)])
     cards.to_csv(tmp_path / "e2e_bridge_cards.csv.gz", index=False)
     rows, left = memory_rows(tmp_path)
-    found = dict(by_table(rows))
-    assert [row.ran for row in found[name]] == [True, True]
-    assert [row.ran for row in found["e2e_bridge_cards"]] == [True, False]
+    result = dict(by_table(rows))
+    assert [row.ran for row in result[name]] == [True, True]
+    assert [row.ran for row in result["e2e_bridge_cards"]] == [True, False]
     assert left == {
         "e2e_bridge_cards: LoRA is not modelled": 1,
         "e2e_bridge_cards: micro_batch not stated": 1,
     }
-    card, ran_out = found["e2e_bridge_cards"]
+    card, ran_out = result["e2e_bridge_cards"]
     assert card.peak_nbytes == 60 * GIB and card.config.parallelism.ep == 8
     # It was cut short.
     assert ran_out.peak_nbytes is None
@@ -62,13 +62,13 @@ def test_timed_rows_ran_and_cards_say_who_ran_out(tmp_path: Path) -> None:
 def test_a_peak_is_held_against_what_its_source_measures(tmp_path: Path) -> None:
     for name in ("e2e_small_tables", "e2e_sailor", "e2e_bigscience_v100"):
         pd.read_csv(GOLDEN / f"{name}.csv").to_csv(tmp_path / f"{name}.csv.gz", index=False)
-    found = dict(by_table(memory_rows(tmp_path)[0]))
-    (titan, *_) = [row for row in found["e2e_small_tables"] if row.peak_nbytes]
+    result = dict(by_table(memory_rows(tmp_path)[0]))
+    (titan, *_) = [row for row in result["e2e_small_tables"] if row.peak_nbytes]
     told = memory(titan.config)
     assert titan.config.parallelism.engine is Engine.TORCH and titan.peak_nbytes
     assert titan.error_frac(told) == told.reserved_nbytes / titan.peak_nbytes - 1
     assert abs(titan.error_frac(told)) < 0.02
-    (device, *_) = [row for row in found["e2e_sailor"] if row.peak_nbytes]
+    (device, *_) = [row for row in result["e2e_sailor"] if row.peak_nbytes]
     assert device.peak_nbytes
     whole = memory(device.config).device_nbytes / device.peak_nbytes - 1
     assert device.error_frac(memory(device.config)) == pytest.approx(whole)

@@ -64,8 +64,8 @@ def parameters(shape: ModelShape, *, active: bool = False) -> float:
     ],
 )
 def test_parameters_are_those_published(name: str, billions: float) -> None:
-    found = parameters(public_shape(name, seq_length=4096)) / 1e9
-    assert found == pytest.approx(billions, rel=0.01)
+    value = parameters(public_shape(name, seq_length=4096)) / 1e9
+    assert value == pytest.approx(billions, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_parameters_are_those_published(name: str, billions: float) -> None:
     [("DeepSeekV3", 37.0), ("Kimi K2", 32.0), ("Qwen3 235B-A22B", 22.0), ("Qwen3_30B_a3B", 3.3)],
 )
 def test_active_parameters_are_those_published(name: str, billions: float) -> None:
-    found = parameters(public_shape(name, seq_length=4096), active=True) / 1e9
-    assert found == pytest.approx(billions, rel=0.05)
+    value = parameters(public_shape(name, seq_length=4096), active=True) / 1e9
+    assert value == pytest.approx(billions, rel=0.05)
 
 
 def test_cut_layers_keep_the_dense_ones_first() -> None:

@@ -130,13 +130,13 @@ def test_vidur_without_product_sizes_gives_the_same_shapes(golden: Golden) -> No
 def test_neusight_traces_keep_what_is_an_operator(golden: Golden) -> None:
     frame, rows = golden("ops_neusight_training_traces")
     assert set(rows["device"]) == {"NVIDIA_H100_80GB_HBM3"}
-    found = rows.groupby("group")["shape"].agg(set)
-    assert "32x2048x64x2048" in found["bmm"]
-    assert {"2048x2048x50272", "2048x2048x8192", "1024x1280x3840"} <= found["linear"]
-    assert found["softmax"] == {"65536x2048"}
-    assert found["layer_norm"] == {"2048x2048"}
+    series = rows.groupby("group")["shape"].agg(set)
+    assert "32x2048x64x2048" in series["bmm"]
+    assert {"2048x2048x50272", "2048x2048x8192", "1024x1280x3840"} <= series["linear"]
+    assert series["softmax"] == {"65536x2048"}
+    assert series["layer_norm"] == {"2048x2048"}
     # The dropout of 32 x 2048 x 2048 has no backward in the trace: its rate is 0.
-    assert found["dropout"] == {"2048x2048"}
+    assert series["dropout"] == {"2048x2048"}
     backward = rows[rows["phase"] == "backward"]
     assert "add" not in set(backward["group"])
     head = backward[backward["shape"] == "2048x2048x50272"]["time_s"].tolist()

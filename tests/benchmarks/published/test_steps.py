@@ -170,8 +170,8 @@ def test_a_degree_that_is_left_blank_is_named_and_never_filled_in() -> None:
 
 
 def test_a_pipeline_of_mlperf_without_its_vp_is_left_out() -> None:
-    (found,) = golden("e2e_mlperf_llm_systems").usable
-    assert found.config.parallelism.vp == 4
+    (result,) = golden("e2e_mlperf_llm_systems").usable
+    assert result.config.parallelism.vp == 4
     blank = like("e2e_mlperf_llm_systems", pp=8.0, vp=None)
     assert "vp not stated" in blank.skipped[0].reason
     assert only(like("e2e_mlperf_llm_systems", vp=6.0)).config.parallelism.vp == 6

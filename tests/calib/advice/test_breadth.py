@@ -25,10 +25,10 @@ ROOM = 10**13
 
 
 def asked(config: RunConfig, steps: FittedSteps, room: int = ROOM) -> tuple[Plan, Breadth]:
-    found = plan(config, steps, memory_capacity_nbytes=room)
-    told = breadth(found, steps)
+    result = plan(config, steps, memory_capacity_nbytes=room)
+    told = breadth(result, steps)
     assert told is not None
-    return found, told
+    return result, told
 
 
 def worth(found: Breadth) -> dict[str, float]:
@@ -38,8 +38,8 @@ def worth(found: Breadth) -> dict[str, float]:
 def test_the_next_are_those_of_the_plan(layout: Layout, planted: Callable[..., Any]) -> None:
     config = layout(tp=4, dp=2, micro=1)
     steps = steps_of(planted())
-    found, told = asked(config, steps)
-    ranked = sorted((found.own, *found.candidates), key=lambda c: c.step_time_s)
+    plan, told = asked(config, steps)
+    ranked = sorted((plan.own, *plan.candidates), key=lambda c: c.step_time_s)
     assert told.first == ranked[0].label
     times = [c.step_time_s / ranked[0].step_time_s - 1 for c in ranked[1 : NUM_NEXT + 1]]
     assert told.next_slower_frac == pytest.approx(times)
@@ -92,8 +92,8 @@ def test_where_transfers_cost_nothing_replicas_and_tp_are_alike(
 def test_a_value_is_held_at_its_fastest_layout_and_costs_are_ordered(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
-    found, told = asked(layout(tp=4, dp=2, micro=1, samples=32), steps_of(planted()))
-    fitting = [c for c in found.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
+    plan, told = asked(layout(tp=4, dp=2, micro=1, samples=32), steps_of(planted()))
+    fitting = [c for c in plan.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
     costs = [axis.cost_frac for axis in told.axes]
     assert costs == sorted(costs, reverse=True)
     for axis in told.axes:
@@ -112,8 +112,8 @@ def test_a_value_is_held_at_its_fastest_layout_and_costs_are_ordered(
 def test_what_does_not_fit_is_no_choice(layout: Layout, planted: Callable[..., Any]) -> None:
     config = layout(tp=4, dp=2, micro=1, samples=32)
     steps = steps_of(planted())
-    found = plan(config, steps, memory_capacity_nbytes=ROOM)
-    needed = sorted(c.memory.total_nbytes for c in found.candidates)
+    result = plan(config, steps, memory_capacity_nbytes=ROOM)
+    needed = sorted(c.memory.total_nbytes for c in result.candidates)
     small, told = asked(config, steps, room=int(needed[len(needed) // 3]))
     fits = {
         c.label for c in (small.own, *small.candidates) if c.verdict is not Verdict.DOES_NOT_FIT
@@ -139,8 +139,8 @@ def test_what_a_search_would_not_take_for_fitting_is_no_choice_either(
         told = breadth(plan(config, steps, **room), steps)
         for choice in (one for axis in (told.axes if told else ()) for one in axis.choices):
             estimate = memory(named_layout(choice.label, config), offset_nbytes=offset_nbytes)
-            found = verdict(estimate, capacity, is_calibrated=True)
-            assert found is not Verdict.DOES_NOT_FIT, (capacity, choice.label)
+            result = verdict(estimate, capacity, is_calibrated=True)
+            assert result is not Verdict.DOES_NOT_FIT, (capacity, choice.label)
 
 
 @pytest.mark.parametrize(
@@ -150,5 +150,5 @@ def test_nothing_is_split_over_more_context_on_a_cpu(
     layout: Layout, planted: Callable[..., Any], device: str, values: set[str]
 ) -> None:
     _, told = asked(layout(dp=4, device=device), steps_of(planted()))
-    found = {one.value for axis in told.axes if axis.axis == "cp" for one in axis.choices}
-    assert values <= found and bool(values) == bool(found)
+    results = {one.value for axis in told.axes if axis.axis == "cp" for one in axis.choices}
+    assert values <= results and bool(values) == bool(results)

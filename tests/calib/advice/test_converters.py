@@ -41,16 +41,16 @@ def test_each_form_of_megatron_wants_a_converter_to_another(megatron: RunConfig)
 def test_another_form_of_checkpoint_is_said_and_never_offered(
     megatron: RunConfig, planted: Callable[..., Any]
 ) -> None:
-    found = plan(megatron, steps_of(planted()))
-    assert found.best is not None and not converter(found.best.config, megatron)
+    result = plan(megatron, steps_of(planted()))
+    assert result.best is not None and not converter(result.best.config, megatron)
     is_other = [
-        one.config.parallelism.sharded is not Sharding.OPTIMIZER for one in found.candidates
+        one.config.parallelism.sharded is not Sharding.OPTIMIZER for one in result.candidates
     ]
     assert any(is_other) and not all(is_other)
-    for one, other in zip(found.candidates, is_other, strict=True):
+    for one, other in zip(result.candidates, is_other, strict=True):
         assert bool(converter(one.config, megatron)) is other
         if other and one.time_frac < 0:
-            assert "converter" in found.obstacle(one)
+            assert "converter" in result.obstacle(one)
 
 
 @pytest.mark.slow
@@ -59,9 +59,9 @@ def test_what_can_be_loaded_is_looked_for_behind_what_cannot(
 ) -> None:
     """All of the twenty best are whole; the best that is offered stands behind them."""
     slow = planted(bytes_per_s=1e6, latency_s=0.0)
-    found = plan(megatron, steps_of(slow))
+    result = plan(megatron, steps_of(slow))
     alone = plan(megatron, steps_of(slow), keep=Keep.parse("sharding=optimizer"))
-    assert found.best is not None and alone.best is not None
-    assert found.best.config == alone.best.config
+    assert result.best is not None and alone.best is not None
+    assert result.best.config == alone.best.config
     only = plan(megatron, steps_of(slow), keep=Keep.parse("sharding=none"))
     assert only.candidates and only.best is None and "converter" in only.nearest_miss

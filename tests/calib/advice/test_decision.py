@@ -51,10 +51,10 @@ def test_the_advised_command_is_the_users_own_with_the_layout(
 ) -> None:
     plan = planned()
     best = best_of(plan).config
-    found = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
-    assert found.command[0] == "pretrain_gpt.py"
-    place = found.command.index("--micro-batch-size")
-    assert found.command[place + 1] == str(best.batch.micro_batch_size)
+    decision = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
+    assert decision.command[0] == "pretrain_gpt.py"
+    place = decision.command.index("--micro-batch-size")
+    assert decision.command[place + 1] == str(best.batch.micro_batch_size)
     calm = decide(Goals(restart_cost_s=1e9), forecast=steady(), plan=plan, host_argv=HOST)
     assert calm.command == ()
 
@@ -64,8 +64,8 @@ def test_a_restart_into_a_layout_that_may_not_fit_is_not_advised(
     steady: Steady, planned: Planned, capacity_nbytes: int | None
 ) -> None:
     plan = planned(memory_capacity_nbytes=capacity_nbytes)
-    found = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
-    assert not found.rules_met and found.command == ()
+    decision = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
+    assert not decision.rules_met and decision.command == ()
 
 
 def test_the_fastest_layout_that_surely_fits_is_the_one_that_is_asked_about(
@@ -75,18 +75,18 @@ def test_the_fastest_layout_that_surely_fits_is_the_one_that_is_asked_about(
     needs = [c.memory.total_nbytes for c in roomy.candidates if c.time_frac < 0]
     assert needs[0] > min(needs)
     plan = planned(memory_capacity_nbytes=int(1.01 * needs[0]))
-    found = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
+    decision = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
     assert plan.best is not None and plan.best.verdict is Verdict.TIGHT
-    assert found.candidate is not None and found.candidate.verdict is Verdict.FITS
-    assert found.rules_met == {Rule.RESTART}
+    assert decision.candidate is not None and decision.candidate.verdict is Verdict.FITS
+    assert decision.rules_met == {Rule.RESTART}
 
 
 def test_a_restart_that_costs_more_than_it_saves_is_not_advised(
     steady: Steady, planned: Planned
 ) -> None:
-    found = decide(Goals(restart_cost_s=1e9), forecast=steady(), plan=planned())
-    (reason,) = found.reasons
-    assert found.action is Action.CONTINUE
+    decision = decide(Goals(restart_cost_s=1e9), forecast=steady(), plan=planned())
+    (reason,) = decision.reasons
+    assert decision.action is Action.CONTINUE
     assert reason.probability == 0
     assert "but a restart costs" in reason.text and reason.numbers["net_s"] < 0
 
@@ -149,35 +149,35 @@ def test_a_budget_counts_from_the_start_of_the_run(steady: Steady, planned: Plan
 def test_hooks_that_missed_too_much_make_it_abstain(
     steady: Steady, planned: Planned, coverage_frac: float
 ) -> None:
-    found = decide(
+    decision = decide(
         Goals(restart_cost_s=60.0), forecast=steady(), plan=planned(), coverage_frac=coverage_frac
     )
-    assert found.action is Action.ABSTAIN
-    assert "record another window" in found.reasons[0].text
-    assert found.command == ()
+    assert decision.action is Action.ABSTAIN
+    assert "record another window" in decision.reasons[0].text
+    assert decision.command == ()
 
 
 def test_where_graphs_hide_operators_another_window_is_no_remedy(
     steady: Steady, planned: Planned
 ) -> None:
     silent = "inside a CUDA graph: the whole iteration, step time only"
-    found = decide(
+    decision = decide(
         Goals(restart_cost_s=60.0),
         forecast=steady(),
         plan=planned(),
         coverage_frac=0.1,
         silent=silent,
     )
-    assert found.action is Action.ABSTAIN
-    assert found.reasons[0].text.endswith(f"{silent}; record a few steps without")
+    assert decision.action is Action.ABSTAIN
+    assert decision.reasons[0].text.endswith(f"{silent}; record a few steps without")
 
 
 def test_too_few_measured_steps_make_it_abstain(steady: Steady, planned: Planned) -> None:
     few = replace(steady(), num_samples=3)
     for forecast in (few, None):
-        found = decide(Goals(restart_cost_s=60.0), forecast=forecast, plan=planned())
-        assert found.action is Action.ABSTAIN
-        assert "record at least 5 clean" in found.reasons[0].text
+        decision = decide(Goals(restart_cost_s=60.0), forecast=forecast, plan=planned())
+        assert decision.action is Action.ABSTAIN
+        assert "record at least 5 clean" in decision.reasons[0].text
 
 
 def test_confidence_moves_the_threshold(steady: Steady, planned: Planned) -> None:
@@ -188,22 +188,22 @@ def test_confidence_moves_the_threshold(steady: Steady, planned: Planned) -> Non
     assert 0.5 < chance < 1.0
     for confidence, is_met in ((chance - 0.01, True), (min(1.0, chance + 0.01), False)):
         limits = Goals(restart_cost_s=300.0, confidence=confidence)
-        found = decide(limits, forecast=steady(), plan=plan)
-        assert (Rule.RESTART in found.rules_met) == is_met
+        decision = decide(limits, forecast=steady(), plan=plan)
+        assert (Rule.RESTART in decision.rules_met) == is_met
 
 
 def test_no_better_layout_means_going_on(steady: Steady, planned: Planned) -> None:
     plan = replace(planned(), candidates=())
-    found = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan)
-    assert found.action is Action.CONTINUE
-    assert found.reasons[0].text == "no other layout is faster and fits"
+    decision = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan)
+    assert decision.action is Action.CONTINUE
+    assert decision.reasons[0].text == "no other layout is faster and fits"
 
 
 def test_json_holds_reasons_numbers_and_command(steady: Steady, planned: Planned) -> None:
-    found: Decision = decide(
+    decision: Decision = decide(
         Goals(restart_cost_s=60.0), forecast=steady(), plan=planned(), host_argv=HOST
     )
-    value = json.loads(json.dumps(found.to_json()))
+    value = json.loads(json.dumps(decision.to_json()))
     assert value["schema"] == 2 and value["command_absent"] == ""
     assert value["action"] == "continue"
     assert value["command"][0] == "pretrain_gpt.py"
@@ -216,10 +216,10 @@ def test_a_faster_layout_has_a_command_or_the_reason_why_it_has_none(
     steady: Steady, planned: Planned
 ) -> None:
     for cost_s, host in ((60.0, HOST), (1e9, HOST), (60.0, ())):
-        found = decide(
+        decision = decide(
             Goals(restart_cost_s=cost_s), forecast=steady(), plan=planned(), host_argv=host
         )
-        value = found.to_json()
+        value = decision.to_json()
         assert value["candidate"] is not None
         assert (value["command"] is None) == bool(value["command_absent"])
 

@@ -92,15 +92,15 @@ def test_thin_evidence_is_never_acted_on(
     forecast = replace(steady(), num_samples=steps)
     met = frozenset()
     for _ in range(3):
-        found = decide(
+        decision = decide(
             Goals(restart_cost_s=1.0),
             forecast=forecast,
             plan=plan,
             coverage_frac=coverage,
             previously_met=met,
         )
-        met = found.rules_met
-        assert found.action is Action.ABSTAIN
+        met = decision.rules_met
+        assert decision.action is Action.ABSTAIN
 
 
 def layout(ratio: float) -> Candidate:

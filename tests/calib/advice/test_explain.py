@@ -63,16 +63,16 @@ def test_terms_add_up_to_the_difference_and_so_do_the_changes_of_the_walk(
     if first is None or second is None:
         return
     steps = steps_of(planted(), layout(dp=8, samples=32), 1.0)
-    found = difference(explain(first, second, steps))
+    result = difference(explain(first, second, steps))
     expected_s = steps.estimate(first).time_s - steps.estimate(second).time_s
     scale = pytest.approx(expected_s, rel=REL, abs=1e-12)
-    assert found.time_s == scale
-    assert sum(term.time_s for term in found.terms) == scale
-    assert sum(change.change_s for change in found.walk.changes) == scale
-    for side in (found.one, found.other):
+    assert result.time_s == scale
+    assert sum(term.time_s for term in result.terms) == scale
+    assert sum(change.change_s for change in result.walk.changes) == scale
+    for side in (result.one, result.other):
         assert sum(t.time_s for t in side.terms) == pytest.approx(side.estimate.time_s, rel=REL)
-    assert found.low_s <= found.time_s <= found.high_s
-    assert all(t.low_s <= t.time_s <= t.high_s for t in found.terms)
+    assert result.low_s <= result.time_s <= result.high_s
+    assert all(t.low_s <= t.time_s <= t.high_s for t in result.terms)
     json.dumps(explain(first, second, steps).to_json(), allow_nan=False)
 
 
@@ -81,10 +81,10 @@ def test_where_transfers_cost_nothing_but_tp_the_transfers_of_tp_decide(
 ) -> None:
     """The same machine with slow links: all that tp 4 loses against dp 4 is its transfers."""
     slow = steps_of(planted(launch_s=0.0, bytes_per_s=1e6))
-    found = difference(explain(layout(tp=4, samples=32), layout(dp=4, samples=32), slow))
-    terms = by_term(found)
+    result = difference(explain(layout(tp=4, samples=32), layout(dp=4, samples=32), slow))
+    terms = by_term(result)
     assert max(terms, key=lambda term: terms[term]) is Term.TP
-    assert "slower" in found.sentence and "mainly by TP transfers +" in found.sentence
+    assert "slower" in result.sentence and "mainly by TP transfers +" in result.sentence
 
 
 def test_a_pipeline_loses_its_bubble(layout: Layout, planted: Callable[..., Any]) -> None:
@@ -99,20 +99,20 @@ def test_a_pipeline_loses_its_bubble(layout: Layout, planted: Callable[..., Any]
     )
     steps = steps_of(planted(kinds=free, latency_s=0.0, bytes_per_s=math.inf))
     pipeline, replicas = layout(pp=4, samples=32), layout(dp=4, samples=32)
-    found = difference(explain(pipeline, replicas, steps))
-    expected_s = 3 / pipeline.num_microbatches * found.other.estimate.time_s
-    assert found.time_s == pytest.approx(expected_s, rel=1e-4)
-    assert by_term(found)[Term.BUBBLE] == pytest.approx(expected_s, rel=1e-4)
-    assert "PP bubble +" in found.sentence
+    result = difference(explain(pipeline, replicas, steps))
+    expected_s = 3 / pipeline.num_microbatches * result.other.estimate.time_s
+    assert result.time_s == pytest.approx(expected_s, rel=1e-4)
+    assert by_term(result)[Term.BUBBLE] == pytest.approx(expected_s, rel=1e-4)
+    assert "PP bubble +" in result.sentence
 
 
 def test_what_both_share_has_cancelled(layout: Layout, planted: Callable[..., Any]) -> None:
     """Operators of both are 5 % off together: work is the same, so its difference is certain."""
     steps = steps_of(planted(sigma_log=0.05, transfer_sigma_log=0.0))
     shards = {"is_optimizer_distributed": True}
-    found = difference(explain(layout(dp=2), layout(dp=2, par=shards), steps))
-    (mlp,) = (term for term in found.terms if term.term is Term.MLP)
-    (alone,) = (term for term in found.one.terms if term.term is Term.MLP)
+    result = difference(explain(layout(dp=2), layout(dp=2, par=shards), steps))
+    (mlp,) = (term for term in result.terms if term.term is Term.MLP)
+    (alone,) = (term for term in result.one.terms if term.term is Term.MLP)
     assert alone.high_s - alone.low_s > 0.1 * alone.time_s
     assert mlp.high_s - mlp.low_s < 1e-9 * alone.time_s
 
@@ -120,22 +120,22 @@ def test_what_both_share_has_cancelled(layout: Layout, planted: Callable[..., An
 def test_the_interval_is_that_of_a_plan(layout: Layout, planted: Callable[..., Any]) -> None:
     one, other = layout(tp=2), layout(pp=2)
     steps = steps_of(planted())
-    found = difference(explain(one, other, steps))
+    result = difference(explain(one, other, steps))
     mine, its = steps.estimates([one, other])
     spread = math.exp(Z_90 * paired_sigma_log(mine, its))
-    assert found.low_s == pytest.approx(mine.time_s / spread - its.time_s)
-    assert found.high_s == pytest.approx(mine.time_s * spread - its.time_s)
-    assert found.is_told_apart == (found.low_s > 0 or found.high_s < 0)
+    assert result.low_s == pytest.approx(mine.time_s / spread - its.time_s)
+    assert result.high_s == pytest.approx(mine.time_s * spread - its.time_s)
+    assert result.is_told_apart == (result.low_s > 0 or result.high_s < 0)
 
 
 def test_layouts_that_cannot_be_told_apart_are_not_called_faster(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     steps = steps_of(planted(sigma_log=0.3, transfer_sigma_log=0.8))
-    found = explain(layout(dp=2, micro=4), layout(dp=2, micro=8), steps)
-    text = found.sentence
+    explanation = explain(layout(dp=2, micro=4), layout(dp=2, micro=8), steps)
+    text = explanation.sentence
     assert ("cannot be told apart" in text) != ("faster" in text or "slower" in text)
-    assert ("cannot be told apart" in text) != difference(found).is_told_apart
+    assert ("cannot be told apart" in text) != difference(explanation).is_told_apart
     same = explain(layout(dp=2), layout(dp=2), steps)
     assert "take the same time" in same.sentence and not difference(same).walk.changes
 
@@ -143,9 +143,12 @@ def test_layouts_that_cannot_be_told_apart_are_not_called_faster(
 def test_one_layout_is_told_by_its_largest_terms(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
-    found = explain(layout(tp=4), None, steps_of(planted(bytes_per_s=1e6)))
-    assert found.difference is None
-    assert found.sentence.startswith("TP4 mbs2 takes ") and "TP transfers 9" in found.sentence
+    explanation = explain(layout(tp=4), None, steps_of(planted(bytes_per_s=1e6)))
+    assert explanation.difference is None
+    assert (
+        explanation.sentence.startswith("TP4 mbs2 takes ")
+        and "TP transfers 9" in explanation.sentence
+    )
 
 
 def test_choices_of_another_layout_make_it(layout: Layout) -> None:
@@ -175,23 +178,23 @@ def test_each_choice_is_one_step_in_the_order_of_the_axes(
     start = layout(dp=8, micro=1, samples=32)
     end = layout(tp=2, pp=2, dp=2, micro=2, samples=32, recompute=Recompute.FULL)
     steps = steps_of(planted())
-    found = walk(start, end, steps)
-    assert changed_axes(found.changes) == [("tp",), ("pp",), ("mbs",), ("recompute",)]
-    assert found.changes[-1].step_time_s == pytest.approx(steps.estimate(end).time_s)
-    assert changed_axes(found.alone) == changed_axes(found.changes)
-    first = found.changes[0]
-    assert first.change_s == pytest.approx(found.alone[0].change_s)
+    result = walk(start, end, steps)
+    assert changed_axes(result.changes) == [("tp",), ("pp",), ("mbs",), ("recompute",)]
+    assert result.changes[-1].step_time_s == pytest.approx(steps.estimate(end).time_s)
+    assert changed_axes(result.alone) == changed_axes(result.changes)
+    first = result.changes[0]
+    assert first.change_s == pytest.approx(result.alone[0].change_s)
     assert first.text == "tp 1 -> 2" and first.label == "TP2 DP4 mbs1"
-    assert not found.impossible
+    assert not result.impossible
 
 
 def test_another_order_is_taken_where_the_first_cannot_run(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     """Eight ranks of tp 4 x pp 2: pp 4 waits until tp has made room."""
-    found = walk(layout(pp=4, dp=2), layout(tp=4, pp=2), steps_of(planted()))
-    assert changed_axes(found.changes) == [("pp",), ("tp",)]
-    assert found.impossible == ("tp",)
+    result = walk(layout(pp=4, dp=2), layout(tp=4, pp=2), steps_of(planted()))
+    assert changed_axes(result.changes) == [("pp",), ("tp",)]
+    assert result.impossible == ("tp",)
 
 
 def test_choices_that_only_run_together_are_one_step(
@@ -199,10 +202,10 @@ def test_choices_that_only_run_together_are_one_step(
 ) -> None:
     """Two samples do not go over dp 4, which pp 1 alone would be; nor 16 ranks on four."""
     start, end = layout(pp=4, micro=1, samples=2), layout(tp=4, micro=1, samples=2)
-    found = walk(start, end, steps_of(planted()))
-    assert changed_axes(found.changes) == [("tp", "pp")]
-    assert found.changes[0].label == "TP4 mbs1"
-    assert found.impossible == ("tp", "pp") and not found.alone
+    result = walk(start, end, steps_of(planted()))
+    assert changed_axes(result.changes) == [("tp", "pp")]
+    assert result.changes[0].label == "TP4 mbs1"
+    assert result.impossible == ("tp", "pp") and not result.alone
 
 
 def test_rows_of_a_plan_are_explained_as_they_are_planned(
@@ -211,6 +214,6 @@ def test_rows_of_a_plan_are_explained_as_they_are_planned(
     config = layout(tp=4, dp=2, micro=1)
     steps = steps_of(planted(), config, 0.1)
     best = plan(config, steps, memory_capacity_nbytes=10**13).candidates[0]
-    found = difference(explain(best.config, config, steps))
-    assert found.one.estimate.time_s == pytest.approx(best.step_time_s, rel=REL)
-    assert found.time_s / found.other.estimate.time_s == pytest.approx(best.time_frac, rel=REL)
+    result = difference(explain(best.config, config, steps))
+    assert result.one.estimate.time_s == pytest.approx(best.step_time_s, rel=REL)
+    assert result.time_s / result.other.estimate.time_s == pytest.approx(best.time_frac, rel=REL)

@@ -57,9 +57,9 @@ def test_no_row_is_asked_for_by_what_is_absent(
     layout: Layout, planted: Callable[..., Any], absent: tuple[str, ...]
 ) -> None:
     running = running_with(layout, *absent)
-    found = plan(running, steps_of(planted()), memory_capacity_nbytes=10**13)
-    assert found.best is not None
-    for one in found.candidates:
+    result = plan(running, steps_of(planted()), memory_capacity_nbytes=10**13)
+    assert result.best is not None
+    for one in result.candidates:
         assert not untaken(one.config, running)
         assert not {*rewrite_command((), one.config, running=running)} & {*absent}
 
@@ -72,7 +72,7 @@ def test_the_rows_are_the_best_that_can_be_followed(
     """Every layout of the free space is asked, one by one, whether it can be."""
     running = running_with(layout, *absent)
     steps, top = model(planted), 12
-    found = plan(running, steps, effort=Effort(top=top))
+    result = plan(running, steps, effort=Effort(top=top))
 
     class Askable(Keep):
         def allows(self, config: RunConfig) -> bool:
@@ -80,11 +80,11 @@ def test_the_rows_are_the_best_that_can_be_followed(
 
     free = replace(running, absent=())
     wanted = best_of_every(free, steps, 8, Room(), top, Askable())
-    times = [one.step_time_s for one in found.candidates]
+    times = [one.step_time_s for one in result.candidates]
     assert times == pytest.approx([time_s for time_s, _ in wanted], rel=1e-6)
     # Of two that take the same time either may come first.
     last = times[-1] * (1 - 1e-6)
-    assert {row(c.config) for c in found.candidates if c.step_time_s < last} == {
+    assert {row(c.config) for c in result.candidates if c.step_time_s < last} == {
         row(config) for time_s, config in wanted if time_s < last
     }
 
@@ -106,9 +106,9 @@ def test_what_is_asked_for_all_the_same_is_told_and_not_offered(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     running = running_with(layout, "--pipeline-model-parallel-size")
-    found = plan(running, steps_of(planted()), keep=Keep.parse("pp=2"))
-    assert found.candidates and found.best is None
-    assert "t.py takes no --pipeline-model-parallel-size" in found.nearest_miss
+    result = plan(running, steps_of(planted()), keep=Keep.parse("pp=2"))
+    assert result.candidates and result.best is None
+    assert "t.py takes no --pipeline-model-parallel-size" in result.nearest_miss
 
 
 def test_a_loop_of_ones_own_has_no_options_to_lack(

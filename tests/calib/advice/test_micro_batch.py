@@ -73,26 +73,26 @@ def test_every_choice_is_the_fastest_that_fits_and_none_is_missing(
         if is_less or fit_probability(needed, capacity, is_calibrated=True) >= 0.9:
             micro = config.batch.micro_batch_size
             expected[micro] = min(expected.get(micro, np.inf), one.step_time_s)
-    found = advice(running, steps, capacity)
+    result = advice(running, steps, capacity)
     assert {
-        one.config.batch.micro_batch_size: one.step_time_s for one in found.choices
+        one.config.batch.micro_batch_size: one.step_time_s for one in result.choices
     } == pytest.approx(expected, rel=1e-6)
-    assert found.largest is not None
-    assert found.largest.config.batch.micro_batch_size == max(expected)
+    assert result.largest is not None
+    assert result.largest.config.batch.micro_batch_size == max(expected)
 
 
 def test_with_room_nothing_is_computed_again(running: RunConfig, steps: FittedSteps) -> None:
-    found = advice(running, steps, ROOMY)
-    assert [one.config.batch.micro_batch_size for one in found.choices] == [1, 2, 4, 8]
-    assert all(one.config.recompute is Recompute.NONE for one in found.choices)
-    assert found.best is not None and found.best.time_frac_high < 0
+    result = advice(running, steps, ROOMY)
+    assert [one.config.batch.micro_batch_size for one in result.choices] == [1, 2, 4, 8]
+    assert all(one.config.recompute is Recompute.NONE for one in result.choices)
+    assert result.best is not None and result.best.time_frac_high < 0
 
 
 def test_more_memory_never_makes_the_best_slower(running: RunConfig, steps: FittedSteps) -> None:
     offset = memory_offset(running, round(PEAK_OVER * memory(running).allocated_nbytes))
     least = needed_nbytes(running) + offset
-    found = [advice(running, steps, round(least * part)) for part in (1.0, 1.1, 1.2, 1.5, 2, 4)]
-    times = [min(one.step_time_s for one in choice.choices) for choice in found]
+    advices = [advice(running, steps, round(least * part)) for part in (1.0, 1.1, 1.2, 1.5, 2, 4)]
+    times = [min(one.step_time_s for one in choice.choices) for choice in advices]
     assert all(before >= after for before, after in pairwise(times))
     assert times[-1] < times[0]
 
@@ -100,17 +100,17 @@ def test_more_memory_never_makes_the_best_slower(running: RunConfig, steps: Fitt
 def test_what_runs_already_fits_whatever_its_probability(
     running: RunConfig, steps: FittedSteps
 ) -> None:
-    found = advice(running, steps, needed_nbytes(running))
-    assert [one.config for one in found.choices] == [running]
-    assert found.best is None and found.nearest is None
-    assert "nothing that fits is surely faster" in found.line
+    result = advice(running, steps, needed_nbytes(running))
+    assert [one.config for one in result.choices] == [running]
+    assert result.best is None and result.nearest is None
+    assert "nothing that fits is surely faster" in result.line
 
 
 def test_nothing_but_micro_batch_and_recompute_changes(layout: Layout) -> None:
     running = layout(tp=2, pp=2, dp=2, samples=32, par={"vp": 2, "is_optimizer_distributed": True})
-    found = micro_batch_layouts(running)
-    assert len(set(found)) == len(found) > 20
-    for one in found:
+    configs = micro_batch_layouts(running)
+    assert len(set(configs)) == len(configs) > 20
+    for one in configs:
         again = replace(
             one,
             batch=running.batch,
@@ -131,34 +131,34 @@ def test_a_micro_batch_divides_every_batch_of_a_ramp(layout: Layout) -> None:
 
 def test_hosts_without_options_keep_their_recompute(layout: Layout) -> None:
     running = layout(dp=2, micro=1, framework="PyTorch 2.13.0")
-    found = micro_batch_layouts(running)
-    assert [one.batch.micro_batch_size for one in found] == [1, 2, 4, 8]
-    assert {one.recompute for one in found} == {running.recompute}
+    configs = micro_batch_layouts(running)
+    assert [one.batch.micro_batch_size for one in configs] == [1, 2, 4, 8]
+    assert {one.recompute for one in configs} == {running.recompute}
 
 
 def test_what_is_not_measured_is_said(running: RunConfig, steps: FittedSteps) -> None:
     for capacity, offset, word in ((None, 0, "memory"), (ROOMY, None, "peak")):
-        found = micro_batch_advice(
+        advice = micro_batch_advice(
             running, steps, memory_capacity_nbytes=capacity, memory_offset_nbytes=offset
         )
-        assert word in found.line and found.best is None and not found.choices
-        assert found.to_json()["missing"]
+        assert word in advice.line and advice.best is None and not advice.choices
+        assert advice.to_json()["missing"]
 
 
 def test_the_line_and_the_command_say_the_same(running: RunConfig, steps: FittedSteps) -> None:
-    found = advice(running, steps, ROOMY)
-    assert found.best is not None
-    assert found.command[:2] == COMMAND[:2] and "--lr" in found.command
-    micro = found.best.config.batch.micro_batch_size
-    place = found.command.index("--micro-batch-size")
-    assert found.command[place + 1] == str(micro)
-    assert "--recompute-granularity" not in found.command
-    gain = 1 / (1 + found.best.time_frac) - 1
+    result = advice(running, steps, ROOMY)
+    assert result.best is not None
+    assert result.command[:2] == COMMAND[:2] and "--lr" in result.command
+    micro = result.best.config.batch.micro_batch_size
+    place = result.command.index("--micro-batch-size")
+    assert result.command[place + 1] == str(micro)
+    assert "--recompute-granularity" not in result.command
+    gain = 1 / (1 + result.best.time_frac) - 1
     tokens = running.batch.global_batch_size * running.model.seq_length
-    rate = tokens / found.best.step_time_s
-    assert f"micro-batch: {micro} with no recompute, now 1 with all layers again" in found.line
-    assert f"{format_count(rate)} tokens/s (+{100 * gain:.1f} %)" in found.line
-    told = found.to_json()["best"]
+    rate = tokens / result.best.step_time_s
+    assert f"micro-batch: {micro} with no recompute, now 1 with all layers again" in result.line
+    assert f"{format_count(rate)} tokens/s (+{100 * gain:.1f} %)" in result.line
+    told = result.to_json()["best"]
     assert isinstance(told, dict) and told["micro_batch_size"] == micro
 
 
@@ -169,5 +169,5 @@ def test_the_chance_of_a_gain_is_that_of_its_interval(
     assert faster_probability(own) == 0.0
     sure = replace(own, time_frac=-0.1, log_ratio_sigma=-np.log(0.9) / 1.6448536)
     assert faster_probability(sure) == pytest.approx(0.95, abs=1e-6)
-    found = advice(running, steps, ROOMY)
-    assert replace(found, confidence=1.1).best is None
+    result = advice(running, steps, ROOMY)
+    assert replace(result, confidence=1.1).best is None

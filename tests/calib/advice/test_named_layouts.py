@@ -27,14 +27,14 @@ def test_the_label_of_every_layout_is_read_back(
     settings = {"device": device, "precision": Precision.BF16}
     running = layout(tp=2, dp=4, samples=32, par=par, model={"num_layers": 6}, **settings)
     for config in every_layout(running, 8)[::17]:
-        found = named_layout(layout_label(config), running)
-        assert layout_label(found) == layout_label(config)
-        assert found.batch == config.batch
+        result = named_layout(layout_label(config), running)
+        assert layout_label(result) == layout_label(config)
+        assert result.batch == config.batch
         # Of one replica a label leaves out how it is sharded: nothing is.
         if config.parallelism.dp > 1 and device != "cpu":
-            assert found == config
+            assert result == config
         elif config.parallelism.dp > 1:
-            assert without_overlaps(found) == without_overlaps(config)
+            assert without_overlaps(result) == without_overlaps(config)
 
 
 def without_overlaps(config: RunConfig) -> RunConfig:
@@ -71,8 +71,8 @@ def test_labels_tell_apart_what_differs_in_overlaps_alone(layout: Layout) -> Non
 
 def test_small_letters_change_the_running_layout(layout: Layout) -> None:
     running = layout(tp=2, dp=4, micro=1, samples=32, recompute=Recompute.FULL, par=SHARDED)
-    found = named_layout("pp2, mbs=2", running)
-    assert layout_label(found) == "TP2 PP2 DP2 ZeRO1 mbs2 full"
+    config = named_layout("pp2, mbs=2", running)
+    assert layout_label(config) == "TP2 PP2 DP2 ZeRO1 mbs2 full"
     assert named_layout("running", running) == running
     assert named_layout("dp8", running).parallelism.num_ranks == 16
     assert named_layout("tp4", running, 16).parallelism.dp == 4
@@ -95,10 +95,10 @@ def test_each_stage_of_zero_is_a_word(
     layout: Layout, words: tuple[str, ...], sharding: Sharding
 ) -> None:
     for word in words:
-        found = named_layout(word, layout(dp=8, samples=32)).parallelism
-        assert found.sharded is sharding
+        result = named_layout(word, layout(dp=8, samples=32)).parallelism
+        assert result.sharded is sharding
         is_copied = word in ("zero1x2", "hsdp")
-        assert found.num_optimizer_instances == (2 if is_copied else 1)
+        assert result.num_optimizer_instances == (2 if is_copied else 1)
 
 
 @pytest.mark.parametrize(

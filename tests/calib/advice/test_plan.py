@@ -31,15 +31,15 @@ def test_the_best_rows_stand_before_some_that_do_not_fit(
     """All of a small space are looked at: the twenty best of it, each row once, and five more."""
     config, steps = layout(tp=4, micro=1), steps_of(planted())
     capacity = sorted(memory(one).total_nbytes for one in every_layout(config, 4))[500]
-    found = plan(config, steps, memory_capacity_nbytes=int(capacity))
+    result = plan(config, steps, memory_capacity_nbytes=int(capacity))
     room = Room(capacity_nbytes=int(capacity))
     expected = best_of_every(config, steps, 4, room, TOP)
-    fitting = [c for c in found.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
+    fitting = [c for c in result.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
     times = [c.step_time_s for c in fitting]
     assert times == pytest.approx([time_s for time_s, _ in expected], rel=1e-8)
     rows = [row(c.config) for c in fitting]
     assert len(set(rows)) == len(rows) == TOP
-    lacking = found.candidates[len(fitting) :]
+    lacking = result.candidates[len(fitting) :]
     assert 0 < len(lacking) <= NUM_LACKING
     assert all(c.verdict is Verdict.DOES_NOT_FIT for c in lacking)
 
@@ -47,14 +47,14 @@ def test_the_best_rows_stand_before_some_that_do_not_fit(
 def test_all_layouts_are_counted_of_each_number_of_ranks(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
-    found = plan(layout(tp=2, dp=2), steps_of(planted()), num_ranks=[2, 4])
+    result = plan(layout(tp=2, dp=2), steps_of(planted()), num_ranks=[2, 4])
     for number in (2, 4):
-        proof = found.proofs[number]
+        proof = result.proofs[number]
         assert proof.is_proven
         assert proof.tally.num_layouts == len(every_layout(layout(tp=2, dp=2), number))
-    assert found.num_layouts == sum(one.tally.num_layouts for one in found.proofs.values())
-    told = found.to_json()
-    assert told["num_layouts"] == found.num_layouts
+    assert result.num_layouts == sum(one.tally.num_layouts for one in result.proofs.values())
+    told = result.to_json()
+    assert told["num_layouts"] == result.num_layouts
     assert [one["num_ranks"] for one in told["search"]] == [2, 4]
 
 
@@ -65,32 +65,32 @@ def test_only_what_is_asked_for_is_counted(
     text: str, layout: Layout, planted: Callable[..., Any]
 ) -> None:
     config, keep = layout(tp=2, dp=2), Keep.parse(text)
-    found = plan(config, steps_of(planted()), keep=keep)
+    result = plan(config, steps_of(planted()), keep=keep)
     wanted = sum(map(keep.allows, every_layout(config, 4)))
-    assert found.num_layouts == found.to_json()["search"][0]["num_asked"] == wanted > 0
-    assert f"{wanted:,} layouts asked for" in found.proofs[4].text
+    assert result.num_layouts == result.to_json()["search"][0]["num_asked"] == wanted > 0
+    assert f"{wanted:,} layouts asked for" in result.proofs[4].text
 
 
 def test_a_search_that_is_stopped_is_told_as_not_proven(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     effort = Effort(is_stopped=lambda: True)
-    found = plan(layout(tp=2, dp=2), steps_of(planted()), effort=effort)
-    (proof,) = found.proofs.values()
+    result = plan(layout(tp=2, dp=2), steps_of(planted()), effort=effort)
+    (proof,) = result.proofs.values()
     assert not proof.is_proven and proof.gap_frac > 0
-    assert found.to_json()["search"][0]["is_proven"] is False
+    assert result.to_json()["search"][0]["is_proven"] is False
 
 
 def test_candidates_are_ranked_and_scaled_to_the_measured_step(
     planned: Callable[..., Plan],
 ) -> None:
-    found = planned(measured_frac=1.2)
+    plan = planned(measured_frac=1.2)
     own_s = 1.2 * planned(measured_frac=None).own.step_time_s
-    times = [c.step_time_s for c in found.candidates]
+    times = [c.step_time_s for c in plan.candidates]
     assert times == sorted(times)
-    assert found.own.step_time_s == pytest.approx(own_s)
-    assert found.own.time_frac == 0
-    for candidate in found.candidates:
+    assert plan.own.step_time_s == pytest.approx(own_s)
+    assert plan.own.time_frac == 0
+    for candidate in plan.candidates:
         assert candidate.step_time_s == pytest.approx(own_s * (1 + candidate.time_frac))
         assert candidate.time_frac_low < candidate.time_frac < candidate.time_frac_high
         assert candidate.low_s < candidate.step_time_s < candidate.high_s
@@ -131,22 +131,22 @@ def test_the_best_layout_fits_and_is_faster(planned: Callable[..., Plan]) -> Non
 
 
 def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]) -> None:
-    found = planned()
-    assert found.best is not None
-    own = found.own.config
+    plan = planned()
+    assert plan.best is not None
+    own = plan.own.config
     # Nothing fits: the layout that lacks the least memory is named.
     tight = planned(memory_capacity_nbytes=1)
     assert tight.best is None
     least = min(tight.candidates, key=lambda c: c.memory.total_nbytes)
     assert tight.nearest_miss == f"nearest is {least.label}: it does not fit in memory"
     # All are slower.
-    slower = replace(found, candidates=tuple(replace(c, time_frac=0.01) for c in found.candidates))
+    slower = replace(plan, candidates=tuple(replace(c, time_frac=0.01) for c in plan.candidates))
     assert slower.best is None and slower.nearest_miss.endswith("it is not faster")
     # A host whose degrees are the user's own code is asked for another batch alone.
     hosted = replace(own, framework="transformers 5.1")
-    plan_of = replace(found, own=replace(found.own, config=hosted))
+    plan_of = replace(plan, own=replace(plan.own, config=hosted))
     hosted_candidates = tuple(
-        replace(c, config=replace(c.config, framework=hosted.framework)) for c in found.candidates
+        replace(c, config=replace(c.config, framework=hosted.framework)) for c in plan.candidates
     )
     offered = replace(plan_of, candidates=hosted_candidates).best
     assert offered is None or offered.config.parallelism == own.parallelism
@@ -162,43 +162,43 @@ def test_nothing_is_offered_that_megatron_would_refuse(
     """While the batch grows in steps of 4, Megatron wants micro-batch x dp to divide each."""
     config = layout(tp=4, dp=2, micro=1)
     ramp = replace(config, cadence=replace(config.cadence, rampup_batch_size=(4, 4, 1000)))
-    found = plan(ramp, steps_of(planted()), memory_capacity_nbytes=10**13)
-    assert found.best is not None and found.best != found.candidates[0]
-    shares = [c.config.batch.micro_batch_size * c.config.parallelism.dp for c in found.candidates]
-    obstacles = [found.obstacle(c) for c in found.candidates]
+    result = plan(ramp, steps_of(planted()), memory_capacity_nbytes=10**13)
+    assert result.best is not None and result.best != result.candidates[0]
+    shares = [c.config.batch.micro_batch_size * c.config.parallelism.dp for c in result.candidates]
+    obstacles = [result.obstacle(c) for c in result.candidates]
     for share, obstacle in zip(shares, obstacles, strict=True):
         assert ("--rampup-batch-size" in obstacle) == (4 % share != 0)
-    assert shares[found.candidates.index(found.best)] in (1, 2, 4)
+    assert shares[result.candidates.index(result.best)] in (1, 2, 4)
 
 
 def test_what_the_running_layout_does_too_is_no_obstacle(planned: Callable[..., Plan]) -> None:
-    found = planned()
-    assert found.best is not None
+    plan = planned()
+    assert plan.best is not None
 
     def refused(candidate: Candidate) -> Candidate:
         return replace(candidate, config=replace(candidate.config, offload_modules=("attn_proj",)))
 
-    one = refused(found.best)
-    assert "attn_proj needs core_attn" in found.obstacle(one)
-    assert replace(found, own=refused(found.own)).obstacle(one) == ""
+    one = refused(plan.best)
+    assert "attn_proj needs core_attn" in plan.obstacle(one)
+    assert replace(plan, own=refused(plan.own)).obstacle(one) == ""
 
 
 def test_a_measured_offset_is_in_every_estimate(planned: Callable[..., Plan]) -> None:
-    found = planned(memory_offset_nbytes=1000)
-    for candidate in found.candidates:
+    plan = planned(memory_offset_nbytes=1000)
+    for candidate in plan.candidates:
         bare = memory(candidate.config).total_nbytes
         assert candidate.memory.total_nbytes == bare + 1000
 
 
 def test_options_of_a_candidate_give_its_layout(planned: Callable[..., Plan]) -> None:
-    found = planned()
-    for candidate in found.candidates:
-        assert apply_options(found.own.config, candidate.options) == candidate.config
+    plan = planned()
+    for candidate in plan.candidates:
+        assert apply_options(plan.own.config, candidate.options) == candidate.config
 
 
 def test_other_numbers_of_ranks_are_ranked_together(planned: Callable[..., Plan]) -> None:
-    found = planned(num_ranks=[4, 16])
-    assert {c.config.parallelism.num_ranks for c in found.candidates} == {4, 16}
+    plan = planned(num_ranks=[4, 16])
+    assert {c.config.parallelism.num_ranks for c in plan.candidates} == {4, 16}
 
 
 def test_without_a_measured_step_the_model_stands_alone(
@@ -220,13 +220,13 @@ def test_given_layouts_are_compared_in_their_order(
     ranked = {c.config: c for c in plan(config, steps).candidates}
     best, *_, last = ranked
     others = [last, config, best, layout(pp=4)]
-    found = compare(config, others, steps)
-    assert [c.config for c in found] == others
-    assert found[1].step_time_s == pytest.approx(2.0)
-    assert found[1].log_ratio_sigma == 0.0
+    candidates = compare(config, others, steps)
+    assert [c.config for c in candidates] == others
+    assert candidates[1].step_time_s == pytest.approx(2.0)
+    assert candidates[1].log_ratio_sigma == 0.0
     for place in (0, 2):
         ranked_s = ranked[others[place]].step_time_s
-        assert found[place].step_time_s == pytest.approx(ranked_s)
+        assert candidates[place].step_time_s == pytest.approx(ranked_s)
 
 
 def test_labels_name_what_differs_from_one(layout: Layout) -> None:
@@ -245,9 +245,9 @@ def test_a_plan_under_fsdp_says_how_likely_each_fits(
     par = {"is_optimizer_distributed": True, "sharding": Sharding.WEIGHTS}
     config = layout(dp=4, samples=32, par=par)
     capacity = memory(config).total_nbytes
-    found = plan(config, steps_of(planted()), memory_capacity_nbytes=capacity)
-    assert len(found.candidates) > 4
-    for one in found.candidates:
+    result = plan(config, steps_of(planted()), memory_capacity_nbytes=capacity)
+    assert len(result.candidates) > 4
+    for one in result.candidates:
         assert one.fit_probability is not None
         assert (one.fit_probability >= 0.9) == (one.verdict is Verdict.FITS)
         assert (one.fit_probability < 0.5) == (one.verdict is Verdict.DOES_NOT_FIT)
@@ -259,29 +259,29 @@ def test_a_plan_under_fsdp_says_how_likely_each_fits(
 def test_worth_measuring_are_the_fastest_that_may_be_faster_and_are_not_known(
     planned: Callable[..., Plan],
 ) -> None:
-    found = planned()
-    named = found.worth_measuring
-    able = [c for c in found.candidates if c.time_frac_low < 0 and c.log_ratio_sigma >= 0.02]
+    plan = planned()
+    named = plan.worth_measuring
+    able = [c for c in plan.candidates if c.time_frac_low < 0 and c.log_ratio_sigma >= 0.02]
     assert 0 < len(named) <= 3 and all(one in able for one in named)
     assert [c.step_time_s for c in named] == sorted(c.step_time_s for c in able)[: len(named)]
-    surely_slower = [replace(c, time_frac_low=0.01) for c in found.candidates]
-    assert replace(found, candidates=tuple(surely_slower)).worth_measuring == ()
+    surely_slower = [replace(c, time_frac_low=0.01) for c in plan.candidates]
+    assert replace(plan, candidates=tuple(surely_slower)).worth_measuring == ()
     known = replace(named[0], log_ratio_sigma=0.001)
-    rest = tuple(known if c is named[0] else c for c in found.candidates)
-    assert known not in replace(found, candidates=rest).worth_measuring
+    rest = tuple(known if c is named[0] else c for c in plan.candidates)
+    assert known not in replace(plan, candidates=rest).worth_measuring
     # Nothing runs that does the same work: the fastest, whatever nobody knows of their ratios.
     nan = dict.fromkeys(("time_frac", "time_frac_low", "log_ratio_sigma"), float("nan"))
-    alone = replace(found, candidates=tuple(replace(c, **nan) for c in found.candidates))
+    alone = replace(plan, candidates=tuple(replace(c, **nan) for c in plan.candidates))
     assert len(alone.worth_measuring) == 3
 
 
 def test_json_is_complete_and_plain(planned: Callable[..., Plan]) -> None:
-    found = planned(memory_capacity_nbytes=2**30)
-    value = json.loads(json.dumps(found.to_json()))
+    plan = planned(memory_capacity_nbytes=2**30)
+    value = json.loads(json.dumps(plan.to_json()))
     assert value["schema"] == 1
-    assert value["best"] == found.candidates[0].label
-    assert RunConfig.from_json(value["config"]) == found.own.config
-    assert len(value["candidates"]) == len(found.candidates)
+    assert value["best"] == plan.candidates[0].label
+    assert RunConfig.from_json(value["config"]) == plan.own.config
+    assert len(value["candidates"]) == len(plan.candidates)
 
 
 def test_no_ranks_are_refused(layout: Layout, planted: Callable[..., Any]) -> None:

@@ -59,17 +59,17 @@ def replicated(
 def test_work_that_divides_keeps_its_efficiency(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
-    found = replicated(machine(), layout)
-    assert [point.num_ranks for point in found.points] == list(COUNTS)
-    for point in found.points:
+    scaling = replicated(machine(), layout)
+    assert [point.num_ranks for point in scaling.points] == list(COUNTS)
+    for point in scaling.points:
         assert point.efficiency_frac == pytest.approx(1.0, rel=EXACT)
         assert point.efficiency_low_frac <= 1.0 <= point.efficiency_high_frac
-    for growth in found.growths:
+    for growth in scaling.growths:
         assert growth.yield_share == pytest.approx(1.0, rel=EXACT)
         assert growth.bends == ()
-    assert found.knee.num_ranks is None
-    assert found.knee.high_num_ranks is None
-    rates = [point.throughput.tokens_per_s for point in found.points]
+    assert scaling.knee.num_ranks is None
+    assert scaling.knee.high_num_ranks is None
+    rates = [point.throughput.tokens_per_s for point in scaling.points]
     assert rates == pytest.approx([rates[0] * num for num in COUNTS])
 
 
@@ -82,12 +82,12 @@ def test_a_serial_part_gives_amdahls_curve_and_its_knee(
     # From N to 2 N tokens/s grow by less than sqrt(2) from N = work / serial / sqrt(2) on; half a
     # doubling before the number that is to be the knee.
     serial_s = work_s / math.sqrt(2) / (knee / math.sqrt(2))
-    found = replicated(machine(serial_s), layout)
-    for point in found.points:
+    scaling = replicated(machine(serial_s), layout)
+    for point in scaling.points:
         amdahl = (serial_s + work_s) / (serial_s * point.num_ranks + work_s)
         assert point.efficiency_frac == pytest.approx(amdahl, rel=EXACT)
-    assert found.knee.num_ranks == knee
-    for growth in found.growths:
+    assert scaling.knee.num_ranks == knee
+    for growth in scaling.growths:
         before, after = (serial_s + work_s / one.num_ranks for one in (growth.before, growth.after))
         assert growth.yield_share == pytest.approx(math.log2(before / after), rel=EXACT)
         assert growth.tokens_factor[0] == pytest.approx(before / after, rel=EXACT)
@@ -111,19 +111,19 @@ def test_a_device_of_half_the_speed_is_half_of_the_other(
 def test_messages_that_grow_bend_the_curve_by_their_own_name(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
-    found = replicated(machine(bytes_per_s=3e7), layout, (2, 4, 8, 16))
-    assert all(growth.bends[0] is Part.DP for growth in found.growths)
-    rates = [growth.yield_share for growth in found.growths]
+    scaling = replicated(machine(bytes_per_s=3e7), layout, (2, 4, 8, 16))
+    assert all(growth.bends[0] is Part.DP for growth in scaling.growths)
+    rates = [growth.yield_share for growth in scaling.growths]
     assert rates == sorted(rates, reverse=True)
 
 
 def test_a_batch_that_grows_hides_what_is_paid_once_in_a_step(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
-    found = replicated(machine(0.05), layout, samples_per_rank=2)
-    assert found.is_weak
-    assert [one.config.batch.global_batch_size for one in found.points] == [2 * n for n in COUNTS]
-    for point in found.points:
+    scaling = replicated(machine(0.05), layout, samples_per_rank=2)
+    assert scaling.is_weak
+    assert [one.config.batch.global_batch_size for one in scaling.points] == [2 * n for n in COUNTS]
+    for point in scaling.points:
         assert point.efficiency_frac == pytest.approx(1.0, rel=EXACT)
     assert not replicated(machine(0.05), layout).is_weak
 
@@ -136,12 +136,12 @@ def test_intervals_hold_the_knee_and_say_where_they_cannot_be_trusted(
     # Work alone is known; the serial part has the width of its own prior.
     assert sure.points[0].is_trusted
     assert not unsure.points[0].is_trusted
-    for found in (sure, unsure):
-        knee = found.knee
+    for scaling in (sure, unsure):
+        knee = scaling.knee
         assert knee.num_ranks is not None
         assert knee.low_num_ranks is not None
         assert knee.low_num_ranks <= knee.num_ranks <= (knee.high_num_ranks or COUNTS[-1])
-        for one in found.growths:
+        for one in scaling.growths:
             assert one.yield_low <= one.yield_share <= one.yield_high
             assert (one.past_knee_probability > 0.5) is (one.yield_share < KNEE_SHARE)
 
@@ -158,9 +158,9 @@ def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_nam
     assert best_on(1, plans[1]) is None
     assert best_on(2, plans[4]) is None
     chosen = [best_on(num, plans[num]) for num in (2, 4)]
-    found = curve([one for one in chosen if one is not None], steps)
-    assert [point.num_ranks for point in found.points] == [2, 4]
-    for point in found.points:
+    scaling = curve([one for one in chosen if one is not None], steps)
+    assert [point.num_ranks for point in scaling.points] == [2, 4]
+    for point in scaling.points:
         held = plans[point.num_ranks]
         times = [one.step_time_s for one in held.candidates]
         assert point.estimate.time_s == pytest.approx(min(times))
@@ -169,8 +169,8 @@ def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_nam
 def test_the_running_layout_is_the_best_only_where_it_is_asked_for(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
-    found = plan(layout(samples=16, micro=1), machine(0.01), memory_capacity_nbytes=10**13)
-    fastest = replace(found, own=replace(found.own, step_time_s=0.0))
+    result = plan(layout(samples=16, micro=1), machine(0.01), memory_capacity_nbytes=10**13)
+    fastest = replace(result, own=replace(result.own, step_time_s=0.0))
     assert best_on(1, fastest) == fastest.own
     other = best_on(1, fastest, Keep.parse("mbs=2"))
     assert other is not None

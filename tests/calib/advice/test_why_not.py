@@ -52,17 +52,17 @@ def test_a_slower_layout_is_told_by_how_much(asked: Asked) -> None:
 
 
 def test_every_set_of_modules_is_among_those_that_are_tried(asked: Asked) -> None:
-    found = asked("recompute=mlp,tp=2")
-    assert found.best is not None and found.best.config.recompute_modules == ("mlp",)
-    assert found.text.startswith(f"the fastest, {found.best.label}, takes")
+    why_not = asked("recompute=mlp,tp=2")
+    assert why_not.best is not None and why_not.best.config.recompute_modules == ("mlp",)
+    assert why_not.text.startswith(f"the fastest, {why_not.best.label}, takes")
     allowed = asked("recompute=mlp").num_layouts
-    assert 0 < found.num_layouts < allowed
+    assert 0 < why_not.num_layouts < allowed
 
 
 def test_memory_is_told_where_none_fits(asked: Asked) -> None:
-    found = asked("recompute=none", capacity_nbytes=100 << 10)
-    assert found.best is not None and found.best.verdict is Verdict.DOES_NOT_FIT
-    assert "none fits in memory" in found.text and found.best.label in found.text
+    why_not = asked("recompute=none", capacity_nbytes=100 << 10)
+    assert why_not.best is not None and why_not.best.verdict is Verdict.DOES_NOT_FIT
+    assert "none fits in memory" in why_not.text and why_not.best.label in why_not.text
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_memory_is_told_where_none_fits(asked: Asked) -> None:
 def test_the_rule_that_forbids_them_is_told(
     asked: Asked, text: str, num_ranks: int, rule: str
 ) -> None:
-    found = asked(text, num_ranks=num_ranks)
-    assert (found.num_layouts, found.best) == (0, None)
-    assert rule in found.text
+    why_not = asked(text, num_ranks=num_ranks)
+    assert (why_not.num_layouts, why_not.best) == (0, None)
+    assert rule in why_not.text
 
 
 def test_the_running_layout_is_named_as_such(asked: Asked) -> None:
@@ -89,10 +89,10 @@ def test_the_running_layout_is_named_as_such(asked: Asked) -> None:
 
 def test_what_no_plan_tries_is_priced_all_the_same(asked: Asked) -> None:
     """More context on a CPU."""
-    found = asked("cp=2,tp=2")
-    assert found.num_layouts == 0 and found.best is not None
-    assert found.best.config.parallelism.cp == 2 == found.best.config.parallelism.tp
-    assert found.text.startswith("not among the layouts that are tried; the fastest")
+    why_not = asked("cp=2,tp=2")
+    assert why_not.num_layouts == 0 and why_not.best is not None
+    assert why_not.best.config.parallelism.cp == 2 == why_not.best.config.parallelism.tp
+    assert why_not.text.startswith("not among the layouts that are tried; the fastest")
     tight = asked("cp=2", capacity_nbytes=100 << 10)
     assert "none fits in memory" in tight.text
 

@@ -42,9 +42,9 @@ def table() -> SampleTable:
 
 @pytest.mark.slow
 def test_each_window_is_held_against_the_models_before_and_after_it(table: SampleTable) -> None:
-    found = History.of(table)
-    assert [error.window for error in found.errors] == [0, 1, 2]
-    for place, error in enumerate(found.errors):
+    history = History.of(table)
+    assert [error.window for error in history.errors] == [0, 1, 2]
+    for place, error in enumerate(history.errors):
         after = Models.of(only_windows(table, range(place + 1)))
         assert error.after_frac == pytest.approx(after.step_error_frac(error.measured_s))
         if place:
@@ -112,16 +112,16 @@ def _long(table: SampleTable) -> SampleTable:
 def test_the_errors_of_a_run_without_end_are_bounded(table: SampleTable) -> None:
     one = only_windows(table, [0])
     models = Models.of(one)
-    found = History()
+    history = History()
     for window in range(MOST_WINDOWS + 3):
         moved = {
             name: getattr(one, name).assign(window=window)
             for name in ("samples", "steps", "skew", "phases")
         }
-        found = found.followed_by(replace(one, **moved), models)
-    assert len(found.errors) == MOST_WINDOWS
-    assert found.errors[-1].window == MOST_WINDOWS + 2
-    assert json.dumps(found.errors[-1].window)
+        history = history.followed_by(replace(one, **moved), models)
+    assert len(history.errors) == MOST_WINDOWS
+    assert history.errors[-1].window == MOST_WINDOWS + 2
+    assert json.dumps(history.errors[-1].window)
 
 
 @pytest.mark.slow

@@ -49,16 +49,16 @@ def answer(directory: Path, loop: LoopRecord | None, **more: Any) -> Answer:
 
 
 def test_the_finish_is_what_is_left_of_steps_times_a_step(tmp_path: Path) -> None:
-    found = answer(tmp_path, TOLD).forecast
-    assert found.finish_p50_unix_s == pytest.approx(NOW_S + (TOTAL - DONE) * STEP_S)
-    assert found.finish_p95_unix_s > found.finish_p50_unix_s
+    forecast = answer(tmp_path, TOLD).forecast
+    assert forecast.finish_p50_unix_s == pytest.approx(NOW_S + (TOTAL - DONE) * STEP_S)
+    assert forecast.finish_p95_unix_s > forecast.finish_p50_unix_s
 
 
 def test_evaluations_and_saves_go_on_as_often_as_so_far(tmp_path: Path) -> None:
-    found = answer(tmp_path, TOLD, eval_times_s=(0.5,) * 4, save_times_s=(2.0,) * 2).forecast
+    forecast = answer(tmp_path, TOLD, eval_times_s=(0.5,) * 4, save_times_s=(2.0,) * 2).forecast
     extra_s = 6 * 0.5 + 3 * 2.0  # of 60 steps, where 40 had 4 and 2
-    assert found.remaining_s == pytest.approx((TOTAL - DONE) * STEP_S + extra_s)
-    assert {part.name: part.num_left for part in found.parts} == {
+    assert forecast.remaining_s == pytest.approx((TOTAL - DONE) * STEP_S + extra_s)
+    assert {part.name: part.num_left for part in forecast.parts} == {
         "steps": 60,
         "evaluations": 6,
         "saves": 3,
@@ -72,14 +72,14 @@ def test_every_rate_that_is_logged_says_what_it_is(tmp_path: Path, loop: LoopRec
 
 
 def test_the_end_of_a_pass_is_never_that_of_the_run(tmp_path: Path) -> None:
-    found = answer(tmp_path, PASS)
-    assert not found.has_finish and "how many passes over its data" in found.end.reason
-    told = found.forecast_json()
+    result = answer(tmp_path, PASS)
+    assert not result.has_finish and "how many passes over its data" in result.end.reason
+    told = result.forecast_json()
     assert not {"finish_p50_unix_s", "steps_left", "remaining_s"} & told.keys()
     part = told["pass"]
     assert isinstance(part, dict) and part["end_step"] == 50
     assert part["finish_p50_unix_s"] == pytest.approx(NOW_S + 10 * STEP_S)
-    text = "\n".join(found.transcript)
+    text = "\n".join(result.transcript)
     assert "this pass over the data ends" in text and "[forerun] ends " not in text
     assert "--calibrate-total-steps=N" in text
 
@@ -89,19 +89,19 @@ def test_the_end_of_a_pass_is_never_that_of_the_run(tmp_path: Path) -> None:
 def test_a_run_without_any_end_has_reason_and_remedy(
     tmp_path: Path, loop: LoopRecord | None
 ) -> None:
-    found = answer(tmp_path, loop)
-    assert not found.has_finish and "pass" not in found.forecast_json()
-    assert "--calibrate-total-steps=N" in found.end.reason
-    assert found.end.reason in "\n".join(found.transcript)
-    assert found.decision.action is Action.ABSTAIN
+    result = answer(tmp_path, loop)
+    assert not result.has_finish and "pass" not in result.forecast_json()
+    assert "--calibrate-total-steps=N" in result.end.reason
+    assert result.end.reason in "\n".join(result.transcript)
+    assert result.decision.action is Action.ABSTAIN
 
 
 def test_rates_are_of_all_ranks(tmp_path: Path) -> None:
     table = table_of(tmp_path, TOLD)
-    found = analyse(table, request())
+    answer = analyse(table, request())
     each = 256 / measured_step_s(table)
-    assert found.rates == {"tokens_per_s": 2 * each, "tokens_per_s_per_gpu": each}
-    assert found.rates_of(2.0) == {"tokens_per_s": 256.0, "tokens_per_s_per_gpu": 128.0}
+    assert answer.rates == {"tokens_per_s": 2 * each, "tokens_per_s_per_gpu": each}
+    assert answer.rates_of(2.0) == {"tokens_per_s": 256.0, "tokens_per_s_per_gpu": 128.0}
 
 
 @pytest.mark.slow
@@ -112,24 +112,24 @@ def test_steps_that_only_the_loop_tells_end_a_described_run(tmp_path: Path) -> N
     told = table.runs.assign(
         config=json.dumps(bare.to_json()), loop=json.dumps(encode_fields(TOLD))
     )
-    found = analyse(replace(table, runs=told), request())
-    assert found.end.steps_total == TOTAL and found.left is not None
-    assert found.forecast.steps_left == TOTAL - DONE
+    result = analyse(replace(table, runs=told), request())
+    assert result.end.steps_total == TOTAL and result.left is not None
+    assert result.forecast.steps_left == TOTAL - DONE
     plain = answer(tmp_path, TOLD).forecast
-    assert found.forecast.finish_p50_unix_s == pytest.approx(plain.finish_p50_unix_s)
+    assert result.forecast.finish_p50_unix_s == pytest.approx(plain.finish_p50_unix_s)
 
 
 def test_samples_count_where_there_are_no_tokens(tmp_path: Path) -> None:
-    found = answer(tmp_path, LoopRecord(samples=8))
-    assert found.rates_of(2.0) == {"samples_per_s": 8.0, "samples_per_s_per_gpu": 4.0}
+    result = answer(tmp_path, LoopRecord(samples=8))
+    assert result.rates_of(2.0) == {"samples_per_s": 8.0, "samples_per_s_per_gpu": 4.0}
 
 
 def test_a_later_moment_goes_on_from_the_window(tmp_path: Path) -> None:
     later = Request(now_unix_s=NOW_S + 3.0, last_step=70, step_times_s=(STEP_S,) * 70)
-    found = renewed(answer(tmp_path, TOLD), later)
-    assert found.has_finish
-    assert found.forecast.finish_p50_unix_s == pytest.approx(NOW_S + 3.0 + 30 * STEP_S)
-    (line,) = finish_lines(found, Goals())
+    result = renewed(answer(tmp_path, TOLD), later)
+    assert result.has_finish
+    assert result.forecast.finish_p50_unix_s == pytest.approx(NOW_S + 3.0 + 30 * STEP_S)
+    (line,) = finish_lines(result, Goals())
     assert line.startswith("[forerun] ends ")
 
 
@@ -156,11 +156,11 @@ def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) 
 
 
 def test_a_bound_above_the_step_is_no_time_of_transfers(tmp_path: Path) -> None:
-    found = answer(tmp_path, TOLD)
-    (group, *others) = found.groups
+    result = answer(tmp_path, TOLD)
+    (group, *others) = result.groups
     for time_s, words in ((8.1, "whose end is not seen"), (STEP_S / 2, "at most")):
         bound = replace(group, is_bound=True, time_s=time_s)
-        told = renewed(replace(found, groups=(bound, *others)), request())
+        told = renewed(replace(result, groups=(bound, *others)), request())
         text = "\n".join(told.transcript)
         assert words in text and "8.1" not in text
 

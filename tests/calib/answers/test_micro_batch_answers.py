@@ -54,19 +54,19 @@ def test_the_largest_is_the_one_that_planted_memory_has_room_for(table: SampleTa
     # Three deviations of 3 % lie between what surely fits and what surely does not.
     room = round((RESERVE + 0.04) * (peak + grown(4)))
     answer = answered(table, room, micro_batch=MicroBatchChoice.ADVISE)
-    found = answer.known.micro_batch
-    assert found is not None and found.largest is not None
-    largest = found.largest.config.batch.micro_batch_size
+    advice = answer.known.micro_batch
+    assert advice is not None and advice.largest is not None
+    largest = advice.largest.config.batch.micro_batch_size
     assert largest >= 4
-    for one in found.choices:
+    for one in advice.choices:
         assert one.memory.total_nbytes * RESERVE < room
     (line,) = [line for line in answer.transcript if "micro-batch:" in line]
-    assert found.line in line
+    assert advice.line in line
     told = answer.to_json()["decision"]["micro_batch"]
     assert told["largest"]["micro_batch_size"] == largest
     assert told["memory_capacity_nbytes"] == room
     (shown,) = [part for part in tables_of(answer) if part.key == "micro_batches"]
-    assert len(shown.rows) == len(found.choices)
+    assert len(shown.rows) == len(advice.choices)
 
 
 def test_a_choice_of_the_plan_is_not_predicted_otherwise_here(table: SampleTable) -> None:

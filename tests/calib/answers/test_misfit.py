@@ -89,10 +89,10 @@ def test_what_hooks_cost_is_a_value_or_a_bound(cost_frac: float, noise_s: float)
     times = [
         1 + cost_frac * (step % 2) + noise_s * math.sin(7.3 * step * step) for step in range(16)
     ]
-    found = overhead(times, [bool(step % 2) for step in range(16)])
-    (name, value), *more = found.values.items()
+    result = overhead(times, [bool(step % 2) for step in range(16)])
+    (name, value), *more = result.values.items()
     assert not more and value > 0
-    assert (name == "overhead_frac") == (found.low_frac > 0)
+    assert (name == "overhead_frac") == (result.low_frac > 0)
 
 
 def test_the_running_layout_is_known_at_any_batch_and_however_its_node_is_stated() -> None:
@@ -119,11 +119,11 @@ def test_an_option_that_is_not_modelled_widens_what_was_not_measured(name: str) 
     with_option = replace(OWN, unmodelled=(name,))
     config = json.dumps(encode(with_option))
     table = replace(TABLE, runs=TABLE.runs.assign(config=config))
-    bare, found = run_steps(TABLE), run_steps(table)
+    bare, steps = run_steps(TABLE), run_steps(table)
     other = replace(LARGER, unmodelled=(name,))
-    (own,), (before,) = found.estimates([with_option]), bare.estimates([OWN])
+    (own,), (before,) = steps.estimates([with_option]), bare.estimates([OWN])
     assert own.high_s / own.low_s == pytest.approx(before.high_s / before.low_s, rel=0.05)
-    (row,) = compare(with_option, [other], found)
+    (row,) = compare(with_option, [other], steps)
     (usual,) = compare(OWN, [LARGER], bare)
     widths = [math.log((1 + one.time_frac_high) / (1 + one.time_frac_low)) for one in (row, usual)]
     if name == "window_size":

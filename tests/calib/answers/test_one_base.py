@@ -82,10 +82,10 @@ def test_nothing_is_ranked_where_the_model_misses_the_running_step(
     factor: float, is_slower: bool
 ) -> None:
     steps = stretched((factor if is_slower else 1 / factor,) * 6)
-    found = plan(OWN, steps)
+    result = plan(OWN, steps)
     off = steps.measured_s(OWN) / stretched(BARE).measured_s(OWN)
-    assert found.misfit_log == pytest.approx(np.log(off), abs=0.4)
-    assert found.doubt and not any(one.time_frac_high < 0 for one in found.candidates)
+    assert result.misfit_log == pytest.approx(np.log(off), abs=0.4)
+    assert result.doubt and not any(one.time_frac_high < 0 for one in result.candidates)
 
 
 @pytest.mark.slow
@@ -106,9 +106,9 @@ def test_work_that_is_added_is_never_faster(noise: np.ndarray, place: int) -> No
 def test_what_is_not_explained_is_no_reason(noise: np.ndarray) -> None:
     steps = stretched(noise)
     for one in compare(OWN, layouts(), steps):
-        found = explain(one.config, OWN, steps).difference
-        assert found is not None
-        largest = max(found.terms, key=lambda term: term.time_s * np.sign(found.time_s))
+        difference = explain(one.config, OWN, steps).difference
+        assert difference is not None
+        largest = max(difference.terms, key=lambda term: term.time_s * np.sign(difference.time_s))
         assert largest.term is not Term.UNEXPLAINED, one.label
 
 

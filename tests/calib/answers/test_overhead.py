@@ -11,10 +11,10 @@ def test_a_planted_overhead_comes_back_through_a_trend() -> None:
     """Steps that slow down by 20 % over the window, hooks that add 3 %."""
     hooked = np.arange(40) % 2 == 1
     times = np.linspace(1.0, 1.2, 40) * (1 + 0.03 * hooked)
-    found = overhead(times, hooked)
-    assert found.overhead_frac == pytest.approx(0.03, abs=0.001)
-    assert found.low_frac <= found.overhead_frac <= found.high_frac
-    assert (found.num_hooked, found.num_bare) == (20, 20)
+    result = overhead(times, hooked)
+    assert result.overhead_frac == pytest.approx(0.03, abs=0.001)
+    assert result.low_frac <= result.overhead_frac <= result.high_frac
+    assert (result.num_hooked, result.num_bare) == (20, 20)
 
 
 def test_the_interval_covers_the_planted_overhead() -> None:
@@ -23,8 +23,8 @@ def test_the_interval_covers_the_planted_overhead() -> None:
     hits = 0
     for _ in range(300):
         times = 1 + 0.02 * random.standard_normal(20) + 0.01 * hooked
-        found = overhead(times, hooked)
-        hits += found.low_frac <= 0.01 <= found.high_frac
+        result = overhead(times, hooked)
+        hits += result.low_frac <= 0.01 <= result.high_frac
     # 0.90 +- 3 standard errors of 300 draws.
     assert 0.84 <= hits / 300 <= 0.97
 

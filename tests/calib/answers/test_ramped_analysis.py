@@ -83,8 +83,8 @@ def test_layouts_are_compared_at_the_size_that_is_left(ramped: Answer) -> None:
 def test_a_window_behind_the_ramp_is_modelled_at_its_own_size(plain: Answer) -> None:
     """The run described itself at half the size; its window came after the ramp."""
     ramp = (RECORDED // 2, RECORDED // 2, RECORDED // 2)
-    found = answer(
+    result = answer(
         Cadence(train_iters=200, rampup_batch_size=ramp, full_batch_size=RECORDED), RECORDED // 2
     )
-    assert found.known.own.time_s == pytest.approx(plain.known.own.time_s)
-    assert found.predicted_step(150).time_s == pytest.approx(plain.predicted_step(150).time_s)
+    assert result.known.own.time_s == pytest.approx(plain.known.own.time_s)
+    assert result.predicted_step(150).time_s == pytest.approx(plain.predicted_step(150).time_s)

@@ -105,8 +105,8 @@ def loads_table(**changes: Any) -> Any:
 
 
 def test_the_newest_window_and_the_stage_farthest_from_even_are_carried():
-    (found,) = measured_loads(loads_table(stage=1, num_most=180))
-    assert (found.num_ranks, found.in_pass, found.in_layers) == (4, 1.8, 2.0)
+    (rank_load,) = measured_loads(loads_table(stage=1, num_most=180))
+    assert (rank_load.num_ranks, rank_load.in_pass, rank_load.in_layers) == (4, 1.8, 2.0)
     carried = with_measured_routing(config(), loads_table())
     assert carried.model.experts is not None
     assert imbalance(carried.model.experts, 4) == 1.5
@@ -155,7 +155,7 @@ def test_ranks_that_keep_no_records_send_their_sums():
     sums = [{"window": 0, "rank": r, "routed_rows": n} for r, n in enumerate((60, 40, 90, 10))]
     frames = {"routing": pd.DataFrame(counted), "ranks": pd.DataFrame(sums)}
     table: Any = SimpleNamespace(newest=frames.get, config=config)
-    found = measured_routing(table)
-    assert found is not None
-    assert (found.busiest_rank, found.steady, found.imbalance) == (2, 1.8, 1.2)
-    assert "rank 2, layer 0: 1.20 x (counted on 2 of 4 ranks)" in routing_line(found, None)
+    result = measured_routing(table)
+    assert result is not None
+    assert (result.busiest_rank, result.steady, result.imbalance) == (2, 1.8, 1.2)
+    assert "rank 2, layer 0: 1.20 x (counted on 2 of 4 ranks)" in routing_line(result, None)

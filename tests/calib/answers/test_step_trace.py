@@ -66,11 +66,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 def sums(slices: list[Slice], stage: int) -> Counter[str]:
     """Seconds of what spans of a stage are made of, by part."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for one in slices:
         if one.depth == 1 and one.track.startswith(f"stage {stage} "):
-            found[one.event["cat"]] += one.time_s
-    return found
+            counts[one.event["cat"]] += one.time_s
+    return counts
 
 
 def told(estimate: StepEstimate, measured: tuple[MeasuredSpan, ...] = ()) -> list[Slice]:
@@ -88,13 +88,13 @@ def test_a_trace_adds_up_to_the_step_and_to_its_parts(
     (step,) = [one for one in slices if one.track == "step"]
     assert step.time_s == pytest.approx(estimate.time_s, abs=2e-7)
     assert max(one.end_ns for one in slices) == step.end_ns
-    found = sums(slices, estimate.critical_stage)
+    counts = sums(slices, estimate.critical_stage)
     beside = (Part.PP, Part.BUBBLE)
     for part, time_s in estimate.parts_s.items():
         if part not in beside:
-            assert found[part.value] == pytest.approx(time_s, rel=0.01, abs=2e-6), part
+            assert counts[part.value] == pytest.approx(time_s, rel=0.01, abs=2e-6), part
     assert sum(estimate.parts_s[part] for part in beside) == pytest.approx(
-        step.time_s - sum(time_s for part, time_s in found.items() if part != "bubble"),
+        step.time_s - sum(time_s for part, time_s in counts.items() if part != "bubble"),
         rel=0.01,
         abs=0.001 * step.time_s,
     )
@@ -161,9 +161,9 @@ def test_a_step_that_was_measured_is_the_step_that_is_drawn(
             assert sum(one.time_s for one in own) == pytest.approx(
                 span.end_s - span.start_s, rel=1e-6
             )
-    found = sums(told(estimate), estimate.critical_stage)
-    assert found["forward"] == pytest.approx(estimate.parts_s[Part.FORWARD], rel=0.01)
-    assert found["backward"] == pytest.approx(estimate.parts_s[Part.BACKWARD], rel=0.01)
+    counts = sums(told(estimate), estimate.critical_stage)
+    assert counts["forward"] == pytest.approx(estimate.parts_s[Part.FORWARD], rel=0.01)
+    assert counts["backward"] == pytest.approx(estimate.parts_s[Part.BACKWARD], rel=0.01)
 
 
 @pytest.mark.parametrize("case", CASES)

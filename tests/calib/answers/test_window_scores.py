@@ -37,17 +37,17 @@ def rows(**finish: Any) -> list[dict[str, Any]]:
 
 
 def test_the_next_windows_step_is_held_against_the_models_of_both_sides_of_a_refit() -> None:
-    found = [(row["next_before_frac"], row["next_after_frac"]) for row in rows()]
-    assert found[0] == (None, pytest.approx(1.1 / 2.0 - 1))
-    assert found[1] == (pytest.approx(1.1 / 4.0 - 1), pytest.approx(1.5 / 4.0 - 1))
-    assert found[2] == (None, None)
+    results = [(row["next_before_frac"], row["next_after_frac"]) for row in rows()]
+    assert results[0] == (None, pytest.approx(1.1 / 2.0 - 1))
+    assert results[1] == (pytest.approx(1.1 / 4.0 - 1), pytest.approx(1.5 / 4.0 - 1))
+    assert results[2] == (None, None)
     for row, following in zip(rows(), rows()[1:], strict=False):
         assert row["next_after_frac"] == pytest.approx(following["before_frac"])
 
 
 def test_a_finish_is_too_late_by_a_share_of_the_whole_run() -> None:
-    found = [(row["finish_before_frac"], row["finish_after_frac"]) for row in rows()]
-    assert found == [(None, pytest.approx(-0.5)), (pytest.approx(-0.4), pytest.approx(0.1)),
+    results = [(row["finish_before_frac"], row["finish_after_frac"]) for row in rows()]
+    assert results == [(None, pytest.approx(-0.5)), (pytest.approx(-0.4), pytest.approx(0.1)),
                      (pytest.approx(0.05), pytest.approx(-0.01))]  # fmt: skip
 
 

@@ -195,12 +195,12 @@ def lines(draw: st.DrawFn) -> tuple[str, ...]:
 def read(words: Sequence[str]) -> RunConfig:
     """The run of a line; lines that cannot run are drawn anew."""
     try:
-        found = config_from_command(words)
+        description = config_from_command(words)
     except ConfigError:
         assume(False)
         raise
-    assert not found.unknown
-    return found.config
+    assert not description.unknown
+    return description.config
 
 
 def said(words: Sequence[str]) -> dict[str, list[str]]:

@@ -44,8 +44,8 @@ OPEN = (
 
 @pytest.mark.parametrize(("line", "num_ranks", "per_node"), SAID)
 def test_a_launcher_says_the_ranks(line: str, num_ranks: int, per_node: int) -> None:
-    found = ranks_of(shlex.split(line))
-    assert (found.num_ranks, found.per_node) == (num_ranks, per_node)
+    ranks = ranks_of(shlex.split(line))
+    assert (ranks.num_ranks, ranks.per_node) == (num_ranks, per_node)
     par = config_from_command([*shlex.split(line), *SIZES.split()], usual_ranks=2).config
     assert (par.parallelism.num_ranks, par.parallelism.ranks_per_node) == (num_ranks, per_node)
 
@@ -65,5 +65,5 @@ def test_without_a_launcher_the_usual_ones_count() -> None:
 @given(st.integers(1, 64), st.integers(1, 16), st.sampled_from(["--nproc-per-node", "="]))
 def test_nodes_times_ranks_of_a_node(nodes: int, per_node: int, way: str) -> None:
     each = f"--nproc_per_node={per_node}" if way == "=" else f"{way} {per_node}"
-    found = ranks_of(f"torchrun --nnodes {nodes} {each} --rdzv-endpoint h:29500".split())
-    assert (found.num_ranks, found.per_node) == (nodes * per_node, per_node)
+    ranks = ranks_of(f"torchrun --nnodes {nodes} {each} --rdzv-endpoint h:29500".split())
+    assert (ranks.num_ranks, ranks.per_node) == (nodes * per_node, per_node)

@@ -103,7 +103,7 @@ def test_the_number_of_ranks_stays_unless_given(layout: Layout) -> None:
 
 
 def test_model_sizes_and_switches_are_read(layout: Layout) -> None:
-    found = apply_options(
+    config = apply_options(
         layout(tp=2, par=ALL_ON),
         [
             "--num-layers",
@@ -116,10 +116,10 @@ def test_model_sizes_and_switches_are_read(layout: Layout) -> None:
             "32",
         ],
     )
-    assert (found.model.num_layers, found.model.hidden_size) == (8, 128)
-    assert not found.parallelism.is_sequence_parallel
-    assert found.recompute is Recompute.SELECTIVE
-    assert found.batch.global_batch_size == 32
+    assert (config.model.num_layers, config.model.hidden_size) == (8, 128)
+    assert not config.parallelism.is_sequence_parallel
+    assert config.recompute is Recompute.SELECTIVE
+    assert config.batch.global_batch_size == 32
 
 
 def test_virtual_stages_follow_from_their_layers(layout: Layout) -> None:

@@ -32,21 +32,21 @@ PATHS = shlex.split("--data-path 0.5 a 0.5 b --lr 1e-4 --save out --log-interval
     ],
 )
 def test_the_launcher_gives_the_ranks(launcher: str, ranks: int, per_node: int) -> None:
-    found = config_from_command([*launcher.split(), *SIZES, *PATHS], num_ranks=4)
-    par = found.config.parallelism
-    assert (par.num_ranks, par.ranks_per_node, found.unknown) == (ranks, per_node, ())
+    description = config_from_command([*launcher.split(), *SIZES, *PATHS], num_ranks=4)
+    par = description.config.parallelism
+    assert (par.num_ranks, par.ranks_per_node, description.unknown) == (ranks, per_node, ())
 
 
 def test_unknown_arguments_are_returned_in_order() -> None:
     words = ["train.py", "stray", *SIZES, "--make-it-fast", "twice", "--swiglu", "--mtp-layers=2"]
-    found = config_from_command(words)
-    assert found.unknown == ("stray", "--make-it-fast", "--mtp-layers")
-    assert found.config.model.is_gated
+    description = config_from_command(words)
+    assert description.unknown == ("stray", "--make-it-fast", "--mtp-layers")
+    assert description.config.model.is_gated
 
 
 def test_the_last_of_two_wins_as_in_argparse() -> None:
-    found = config_from_command([*SIZES, "--num-layers=4"])
-    assert found.config.model.num_layers == 4
+    description = config_from_command([*SIZES, "--num-layers=4"])
+    assert description.config.model.num_layers == 4
 
 
 def test_variables_of_a_shell_are_named() -> None:
@@ -90,7 +90,7 @@ def test_model_args_of_functional_tests_and_flat_names_mean_the_same() -> None:
 
 
 def test_sections_of_megatrons_own_yaml_are_looked_into() -> None:
-    found = config_from_mapping(
+    description = config_from_mapping(
         {
             "language_model": {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 4},
             "model_parallel": {"tensor_model_parallel_size": 2},
@@ -101,8 +101,8 @@ def test_sections_of_megatrons_own_yaml_are_looked_into() -> None:
         },
         num_ranks=4,
     )
-    assert (found.config.parallelism.tp, found.config.parallelism.dp) == (2, 2)
-    assert found.unknown == ("who_knows",)
+    assert (description.config.parallelism.tp, description.config.parallelism.dp) == (2, 2)
+    assert description.unknown == ("who_knows",)
 
 
 def test_other_words_for_the_same_layout_stay() -> None:

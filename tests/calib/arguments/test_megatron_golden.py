@@ -19,9 +19,9 @@ ROWS: dict[str, Any] = {row["name"]: row for row in json.loads(FILE.read_text())
 
 def described(name: str) -> RunConfig:
     row = ROWS[name]
-    found = config_from_command(row["argv"].split(), num_ranks=row["num_ranks"])
-    assert found.unknown == ()
-    return found.config
+    description = config_from_command(row["argv"].split(), num_ranks=row["num_ranks"])
+    assert description.unknown == ()
+    return description.config
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -37,7 +37,7 @@ def test_arguments_as_given_mean_what_megatron_makes_of_them(name: str) -> None:
 def test_every_size_is_megatrons(name: str) -> None:
     validated, config = ROWS[name]["validated"], described(name)
     model, par = config.model, config.parallelism
-    found = {
+    result = {
         "ffn_hidden_size": model.ffn_hidden_size,
         "kv_channels": model.kv_channels,
         "padded_vocab_size": model.vocab_size,
@@ -46,7 +46,7 @@ def test_every_size_is_megatrons(name: str) -> None:
         "global_batch_size": config.batch.global_batch_size,
         "train_iters": config.cadence.train_iters,
     }
-    assert found == {key: validated[key] for key in found}
+    assert result == {key: validated[key] for key in result}
     assert (par.vp, par.is_sequence_parallel) == (
         validated.get("virtual_pipeline_model_parallel_size", 1),
         validated.get("sequence_parallel", False),

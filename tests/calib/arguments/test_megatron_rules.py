@@ -72,12 +72,12 @@ def test_megatron_core_takes_what_is_written(place: int) -> None:
     par = replace(here.parallelism, **DEGREES[place % len(DEGREES)])
     there = replace(here, parallelism=par, **RECOMPUTE[(place + place // 6) % len(RECOMPUTE)])
     assert refusals(there) == ()
-    found = transformer_config(rewrite_command(DENSE, there, running=here))
-    assert found.tensor_model_parallel_size == par.tp
-    assert found.pipeline_model_parallel_size == par.pp
-    assert found.sequence_parallel == par.is_sequence_parallel
-    assert found.recompute_granularity == there.recompute.value
-    assert (found.virtual_pipeline_model_parallel_size or 1) == par.vp
+    result = transformer_config(rewrite_command(DENSE, there, running=here))
+    assert result.tensor_model_parallel_size == par.tp
+    assert result.pipeline_model_parallel_size == par.pp
+    assert result.sequence_parallel == par.is_sequence_parallel
+    assert result.recompute_granularity == there.recompute.value
+    assert (result.virtual_pipeline_model_parallel_size or 1) == par.vp
 
 
 def test_megatron_core_refuses_what_is_refused_here() -> None:

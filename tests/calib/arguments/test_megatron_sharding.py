@@ -37,8 +37,8 @@ def run(**values: Any) -> RunConfig:
 def test_megatrons_fsdp_shards_as_its_strategy_says(
     switch: str, strategy: str, sharded: Sharding
 ) -> None:
-    found = run(**{switch: True, "data_parallel_sharding_strategy": strategy})
-    assert found.parallelism.sharded is sharded and not found.unmodelled
+    config = run(**{switch: True, "data_parallel_sharding_strategy": strategy})
+    assert config.parallelism.sharded is sharded and not config.unmodelled
 
 
 def test_a_strategy_without_fsdp_says_nothing_and_an_unknown_one_is_refused() -> None:
@@ -100,16 +100,16 @@ def test_fsdp_keeps_and_reduces_gradients_as_wide_as_it_is_told(
     main: str, sent: str, is_narrow: bool, unmodelled: bool
 ) -> None:
     names = {"megatron_fsdp_main_grads_dtype": main, "megatron_fsdp_grad_comm_dtype": sent}
-    found = run(use_megatron_fsdp=True, **names)
-    assert found.reduces_grads_in_bf16 is is_narrow
-    assert ("megatron_fsdp_grad_comm_dtype" in found.unmodelled) is unmodelled
+    config = run(use_megatron_fsdp=True, **names)
+    assert config.reduces_grads_in_bf16 is is_narrow
+    assert ("megatron_fsdp_grad_comm_dtype" in config.unmodelled) is unmodelled
     without = run(**names)
     assert not without.reduces_grads_in_bf16 and not without.unmodelled
 
 
 def test_a_schedule_of_batch_sizes_is_the_batch() -> None:
     """As in Megatron, which takes it beside no ``--global-batch-size``."""
-    found = run(step_batch_size_schedule="0:384 200B:768 400B:1152", global_batch_size=None)
-    assert found.batch.global_batch_size == 1152
-    assert found.cadence.step_batch_size_schedule == "0:384 200B:768 400B:1152"
-    assert "global_batch_size" not in layout_values(found)
+    config = run(step_batch_size_schedule="0:384 200B:768 400B:1152", global_batch_size=None)
+    assert config.batch.global_batch_size == 1152
+    assert config.cadence.step_batch_size_schedule == "0:384 200B:768 400B:1152"
+    assert "global_batch_size" not in layout_values(config)

@@ -51,9 +51,9 @@ def test_an_option_is_of_one_kind(option: str, kind: str) -> None:
     ],
 )
 def test_a_vocabulary_that_a_tokenizer_settles_is_said(more: str, size: int) -> None:
-    found = config_from_command([*LINE.split(), *more.split()])
-    assert 0 <= found.config.model.vocab_size - size < 128
-    assert f"{size:,}" in found.notes[0]
+    description = config_from_command([*LINE.split(), *more.split()])
+    assert 0 <= description.config.model.vocab_size - size < 128
+    assert f"{size:,}" in description.notes[0]
     stated = config_from_command([*LINE.split(), *more.split(), "--vocab-size", "512"])
     assert stated.config.model.vocab_size == 512 and not stated.notes
 
@@ -62,8 +62,8 @@ def test_a_vocabulary_that_a_tokenizer_settles_is_said(more: str, size: int) -> 
 def test_chunks_of_several_layers_are_not_taken_for_one(num_layers: str, is_modelled: bool) -> None:
     words = "--vocab-size 512 --recompute-granularity full --recompute-method uniform"
     more = [*words.split(), "--recompute-num-layers", num_layers]
-    found = config_from_command([*LINE.split(), *more]).config.unmodelled
-    assert ("recompute_num_layers" not in found) is is_modelled
+    results = config_from_command([*LINE.split(), *more]).config.unmodelled
+    assert ("recompute_num_layers" not in results) is is_modelled
 
 
 def test_a_variable_behind_a_switch_holds_further_options() -> None:

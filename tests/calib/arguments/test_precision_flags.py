@@ -26,9 +26,9 @@ def run(*flags: str) -> RunConfig:
 def carried(config: RunConfig, kind: Collective) -> float:
     """Bytes of the data-parallel collectives of a step for each parameter."""
     calls = step_collectives(config, stage=0)
-    found = [(c, n) for c, n in calls if c.role is GroupRole.DP and c.collective is kind]
+    results = [(c, n) for c, n in calls if c.role is GroupRole.DP and c.collective is kind]
     whole = 4 * updated_parameters(config, 0)
-    return sum(call.nbytes * number for call, number in found) / whole
+    return sum(call.nbytes * number for call, number in results) / whole
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ _TEXT = st.text("abz019/-.= \"'$#", max_size=12)
 @given(st.lists(_TEXT, min_size=1, max_size=5))
 def test_quoted_words_come_back_as_they_are(words: list[str]) -> None:
     quoted = ["'" + word.replace("'", "'\\''") + "'" for word in words]
-    found = ours(f'A=({" ".join(quoted)})\nprobe "${{A[@]}}"')
-    assert found == [("probe", *(word for word in words if word))]
+    results = ours(f'A=({" ".join(quoted)})\nprobe "${{A[@]}}"')
+    assert results == [("probe", *(word for word in words if word))]
 
 
 def test_what_only_a_run_can_tell_stays_as_it_is_written() -> None:

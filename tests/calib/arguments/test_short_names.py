@@ -66,8 +66,10 @@ def test_a_short_name_means_megatrons_own_options(short: str, long: str) -> None
 
 
 def test_experts_split_by_short_names() -> None:
-    found = apply_options(MIXED, ["--ep", "4", "--tp", "2", "--etp", "1", "--sp", "on"]).parallelism
-    assert (found.ep, found.tp, found.etp, found.expert_tp) == (4, 2, 1, 1)
+    layout = apply_options(
+        MIXED, ["--ep", "4", "--tp", "2", "--etp", "1", "--sp", "on"]
+    ).parallelism
+    assert (layout.ep, layout.tp, layout.etp, layout.expert_tp) == (4, 2, 1, 1)
 
 
 @given(
@@ -82,11 +84,11 @@ def test_what_is_asked_for_is_read_back(
 ) -> None:
     asked = {"tp": tp, "pp": pp, "mbs": mbs, "recompute": recompute, "sharding": sharding}
     words = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
-    found = apply_options(DENSE, words)
-    assert {name: layout_name(name).read(found) for name in asked} == asked
-    again = [word for axis in LAYOUT_NAMES for word in _options(axis.name, found)]
-    assert apply_options(found, again) == found
-    assert Keep.parse(",".join(f"{name}={value}" for name, value in asked.items())).allows(found)
+    config = apply_options(DENSE, words)
+    assert {name: layout_name(name).read(config) for name in asked} == asked
+    again = [word for axis in LAYOUT_NAMES for word in _options(axis.name, config)]
+    assert apply_options(config, again) == config
+    assert Keep.parse(",".join(f"{name}={value}" for name, value in asked.items())).allows(config)
 
 
 def _options(name: str, config: RunConfig) -> tuple[str, ...]:

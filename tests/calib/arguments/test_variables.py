@@ -52,8 +52,8 @@ def test_what_doctor_looks_for_is_in_the_table() -> None:
 def test_a_variable_is_read_as_an_option_is(
     front: str, unmodelled: tuple[str, ...], unknown: tuple[str, ...]
 ) -> None:
-    found = config_from_command([*front.split(), *LINE.split()])
-    assert (found.config.unmodelled, found.unknown) == (unmodelled, unknown)
+    description = config_from_command([*front.split(), *LINE.split()])
+    assert (description.config.unmodelled, description.unknown) == (unmodelled, unknown)
 
 
 def test_what_joins_nodes_changes_no_single_one() -> None:
@@ -73,8 +73,8 @@ def test_what_joins_nodes_changes_no_single_one() -> None:
 def test_without_fused_kernels_attention_is_unfused(
     front: str, options: str, attention: Attention
 ) -> None:
-    found = config_from_command([*front.split(), *LINE.split(), *options.split()])
-    assert found.config.attention is attention and not found.config.unmodelled
+    description = config_from_command([*front.split(), *LINE.split(), *options.split()])
+    assert description.config.attention is attention and not description.config.unmodelled
 
 
 @pytest.mark.parametrize(

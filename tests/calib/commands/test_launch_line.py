@@ -174,8 +174,8 @@ def test_the_line_says_the_layout_back() -> None:
     par = Parallelism(tp=2, pp=4, dp=1, chunk_layers=(3, 2, 2, 1), ranks_per_node=8)
     wanted = replace(HERE, parallelism=par, recompute=Recompute.FULL)
     line = megatron(wanted)
-    found = config_from_command([*words_of(line)[1:]]).config
-    assert (found.parallelism, found.recompute) == (par, Recompute.FULL)
+    config = config_from_command([*words_of(line)[1:]]).config
+    assert (config.parallelism, config.recompute) == (par, Recompute.FULL)
 
 
 def test_fsdp_asks_for_its_checkpoints_and_for_more_than_one_queue() -> None:
@@ -227,7 +227,7 @@ def test_a_recipe_of_bridge_takes_overrides() -> None:
     assert words_of(line)[3:8] == [
         *("run_recipe.py", "--recipe", "x", "train.micro_batch_size=2", "dataset.blend=[a]")
     ]
-    found = set(words_of(line))
+    results = set(words_of(line))
     assert {
         "train.micro_batch_size=2",
         "model.pipeline_model_parallel_size=2",
@@ -236,8 +236,8 @@ def test_a_recipe_of_bridge_takes_overrides() -> None:
         "model.recompute_modules=[mlp,layernorm]",
         "ddp.use_distributed_optimizer=true",
         "optimizer.use_distributed_optimizer=true",
-    } <= found
-    assert "train.micro_batch_size=1" not in found
+    } <= results
+    assert "train.micro_batch_size=1" not in results
     back = launch_line(replace(launched(*words), host="megatron.bridge"), wanted, HERE)
     assert {"model.recompute_granularity=null", "model.tensor_model_parallel_size=1"} <= set(
         words_of(back)
@@ -258,7 +258,7 @@ def test_paths_of_bridge_are_fields_of_megatron_core() -> None:
         "optimizer": OptimizerConfig,
     }
     others = {"model.seq_length"}  # of Bridge's own provider
-    paths = {path for found in PATHS.values() for path in found} - others
+    paths = {path for results in PATHS.values() for path in results} - others
     strange = [
         path
         for path in sorted(paths)
@@ -278,10 +278,10 @@ def test_the_trainer_s_own_parser_takes_its_words() -> None:
     words = ("t.py", "--output_dir", "x", "--per_device_train_batch_size", "1")
     line = launch_line(launched(*words), running, wanted)
     parser = transformers.HfArgumentParser(transformers.TrainingArguments)
-    found = vars(parser.parse_args([w.text for p in line.program[1:] for w in p.words]))
-    assert found["per_device_train_batch_size"] == 4
-    assert found["gradient_accumulation_steps"] == 1
-    assert found["gradient_checkpointing"] is True and found["fsdp"] == "full_shard auto_wrap"
+    result = vars(parser.parse_args([w.text for p in line.program[1:] for w in p.words]))
+    assert result["per_device_train_batch_size"] == 4
+    assert result["gradient_accumulation_steps"] == 1
+    assert result["gradient_checkpointing"] is True and result["fsdp"] == "full_shard auto_wrap"
 
 
 def test_a_trainer_takes_its_own_arguments() -> None:

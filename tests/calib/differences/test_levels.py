@@ -45,9 +45,9 @@ def test_nine_of_ten_intervals_hold_and_nothing_is_claimed_of_noise(
             log_level(planted_windows(draw, **NOISES[name], level_log=level), again_log=AGAIN)
             for level in (0.0, planted)
         )
-        found = change(first, second)
-        held += found.low <= planted <= found.high
-        claimed += found.is_shown
+        result = change(first, second)
+        held += result.low <= planted <= result.high
+        claimed += result.is_shown
     assert held >= 0.86 * PAIRS
     if not planted:
         # Three standard deviations above what is said.
@@ -59,18 +59,18 @@ def test_nine_of_ten_intervals_hold_and_nothing_is_claimed_of_noise(
 
 @given(LEVELS, LEVELS)
 def test_the_other_way_round_is_the_same_with_another_sign(first: Level, second: Level) -> None:
-    found, back = change(first, second), change(second, first)
-    assert back.value == pytest.approx(-found.value, abs=1e-12)
-    assert back.low == pytest.approx(-found.high, rel=1e-9, abs=1e-12)
-    assert back.least == pytest.approx(found.least, rel=1e-9)
-    assert back.chance == pytest.approx(found.chance, rel=1e-6, abs=1e-12)
+    result, back = change(first, second), change(second, first)
+    assert back.value == pytest.approx(-result.value, abs=1e-12)
+    assert back.low == pytest.approx(-result.high, rel=1e-9, abs=1e-12)
+    assert back.least == pytest.approx(result.least, rel=1e-9)
+    assert back.chance == pytest.approx(result.chance, rel=1e-6, abs=1e-12)
 
 
 @given(LEVELS)
 def test_a_level_does_not_differ_from_itself(level: Level) -> None:
-    found = change(level, level)
-    assert found.value == 0 and not found.is_shown and found.chance == 1.0
-    assert found.low <= 0 <= found.high
+    result = change(level, level)
+    assert result.value == 0 and not result.is_shown and result.chance == 1.0
+    assert result.low <= 0 <= result.high
 
 
 @given(LEVELS, LEVELS, st.integers(2, 50))
@@ -82,9 +82,9 @@ def test_more_comparisons_claim_less(first: Level, second: Level, number: int) -
 
 @given(LEVELS, LEVELS)
 def test_what_is_claimed_lies_beyond_its_interval(first: Level, second: Level) -> None:
-    found = change(first, second)
-    if found.is_shown:
-        assert found.low * found.high > 0 and found.chance <= FALSE_ALARM
+    result = change(first, second)
+    if result.is_shown:
+        assert result.low * result.high > 0 and result.chance <= FALSE_ALARM
 
 
 def test_more_windows_show_less_where_the_machine_is_steady() -> None:

@@ -46,32 +46,32 @@ def changes_s(found: Difference) -> dict[str, float]:
 @pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_a_planted_change_is_found_where_it_is(part: str, terms: set[str], sign: int) -> None:
     told: dict[str, Any] = {"extra_s": {part: 0.2}}
-    found = two(**told) if sign > 0 else two(first=told)
-    assert found.verdict is (Verdict.SLOWER if sign > 0 else Verdict.FASTER)
-    assert found.basis is Basis.STEP_TIME
+    difference = two(**told) if sign > 0 else two(first=told)
+    assert difference.verdict is (Verdict.SLOWER if sign > 0 else Verdict.FASTER)
+    assert difference.basis is Basis.STEP_TIME
     log = sign * math.log((STEP_S + 0.2) / STEP_S)
-    assert found.step.low < log < found.step.high
-    shown = {term.name for term in found.terms if term.change.is_shown}
+    assert difference.step.low < log < difference.step.high
+    shown = {term.name for term in difference.terms if term.change.is_shown}
     assert shown == terms
-    moved = [term.change for term in found.terms if term.name in terms]
+    moved = [term.change for term in difference.terms if term.name in terms]
     assert sum(one.low for one in moved) < sign * 0.2 < sum(one.high for one in moved)
 
 
 def test_terms_add_up_to_the_steps() -> None:
-    found = two(extra_s={"backward": 0.1})
-    for side, name in ((found.first, "first_s"), (found.second, "second_s")):
-        whole_s = sum(getattr(term, name) for term in found.terms)
+    difference = two(extra_s={"backward": 0.1})
+    for side, name in ((difference.first, "first_s"), (difference.second, "second_s")):
+        whole_s = sum(getattr(term, name) for term in difference.terms)
         assert whole_s == pytest.approx(side.step_time_s, rel=1e-3)
 
 
 def test_a_slow_rank_is_named_and_so_is_who_waits_for_it() -> None:
-    found = two(slow_rank_s=0.3)
-    assert found.verdict is Verdict.SLOWER
-    assert [cause.ranks for cause in found.causes] == [(1,)]
-    assert "straggling rank: rank 1: own compute" in found.main
-    assert {term.name for term in found.ranks} == {"rank 1 own work", "rank 0 waiting"}
-    assert "DP waiting" in {term.name for term in found.terms if term.change.is_shown}
-    assert "rank 1" in found.second.slow and not found.first.slow
+    difference = two(slow_rank_s=0.3)
+    assert difference.verdict is Verdict.SLOWER
+    assert [cause.ranks for cause in difference.causes] == [(1,)]
+    assert "straggling rank: rank 1: own compute" in difference.main
+    assert {term.name for term in difference.ranks} == {"rank 1 own work", "rank 0 waiting"}
+    assert "DP waiting" in {term.name for term in difference.terms if term.change.is_shown}
+    assert "rank 1" in difference.second.slow and not difference.first.slow
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def test_equal_runs_have_no_verdict(num_windows: int) -> None:
 
 def test_a_run_and_itself_differ_in_nothing() -> None:
     run = planted_run(np.random.default_rng(1))
-    found = difference(run, run)
-    assert found.verdict is Verdict.NO_DIFFERENCE and not found.settings and not found.causes
-    assert found.step.value == 0 and all(term.change.value == 0 for term in found.terms)
+    result = difference(run, run)
+    assert result.verdict is Verdict.NO_DIFFERENCE and not result.settings and not result.causes
+    assert result.step.value == 0 and all(term.change.value == 0 for term in result.terms)
 
 
 @pytest.mark.slow
@@ -95,11 +95,11 @@ def test_a_run_and_itself_differ_in_nothing() -> None:
 def test_the_other_way_round_is_the_opposite(second: dict[str, Any]) -> None:
     draw = np.random.default_rng(5)
     one, other = planted_run(draw, name="one"), planted_run(draw, name="other", **second)
-    found, back = difference(one, other), difference(other, one)
-    assert found.step.value == pytest.approx(-back.step.value, abs=1e-12)
+    result, back = difference(one, other), difference(other, one)
+    assert result.step.value == pytest.approx(-back.step.value, abs=1e-12)
     opposite = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
-    assert back.verdict is opposite.get(found.verdict, found.verdict)
-    ours, theirs = changes_s(found), changes_s(back)
+    assert back.verdict is opposite.get(result.verdict, result.verdict)
+    ours, theirs = changes_s(result), changes_s(back)
     assert ours.keys() == theirs.keys()
     for name, change_s in ours.items():
         assert change_s == pytest.approx(-theirs[name], abs=1e-12)
@@ -118,47 +118,47 @@ def test_windows_of_one_run_are_compared() -> None:
 
 def test_a_larger_micro_batch_is_named_first_and_judged_by_throughput() -> None:
     larger = replace(CONFIG, batch=replace(CONFIG.batch, micro_batch_size=2))
-    found = two(first={"extra_s": {"host": 0.4}}, config=larger)
-    assert found.basis is Basis.THROUGHPUT and found.verdict is Verdict.FASTER
-    assert found.settings_text == "B has micro-batch 2 instead of 1"
-    assert "in tokens/s" in found.sentence and not found.causes
+    difference = two(first={"extra_s": {"host": 0.4}}, config=larger)
+    assert difference.basis is Basis.THROUGHPUT and difference.verdict is Verdict.FASTER
+    assert difference.settings_text == "B has micro-batch 2 instead of 1"
+    assert "in tokens/s" in difference.sentence and not difference.causes
 
 
 def test_another_batch_is_compared_by_tokens() -> None:
     batch = Batch(micro_batch_size=1, global_batch_size=2 * CONFIG.batch.global_batch_size)
-    found = two(config=replace(CONFIG, batch=batch), extra_s={"backward": STEP_S})
-    assert found.settings_text == "B has global batch 32 instead of 16"
-    assert found.per_tokens == 1000 and found.basis is Basis.THROUGHPUT
+    difference = two(config=replace(CONFIG, batch=batch), extra_s={"backward": STEP_S})
+    assert difference.settings_text == "B has global batch 32 instead of 16"
+    assert difference.per_tokens == 1000 and difference.basis is Basis.THROUGHPUT
     # Twice the time for twice the tokens.
-    assert found.verdict is Verdict.NO_DIFFERENCE
-    assert found.step.low < 0 < found.step.high
+    assert difference.verdict is Verdict.NO_DIFFERENCE
+    assert difference.step.low < 0 < difference.step.high
 
 
 def test_another_model_is_not_compared() -> None:
     model = replace(CONFIG.model, num_layers=16)
-    found = two(config=replace(CONFIG, model=model), extra_s={"forward": 1.0})
-    assert found.verdict is Verdict.NOT_COMPARABLE
-    assert found.sentence == "not comparable: another model (B has num layers 16 instead of 8)"
-    assert not found.is_slower_by(0.0)
+    difference = two(config=replace(CONFIG, model=model), extra_s={"forward": 1.0})
+    assert difference.verdict is Verdict.NOT_COMPARABLE
+    assert difference.sentence == "not comparable: another model (B has num layers 16 instead of 8)"
+    assert not difference.is_slower_by(0.0)
 
 
 def test_another_layout_is_judged_by_throughput_and_longer_samples_by_tokens() -> None:
     layout = replace(CONFIG, parallelism=Parallelism(tp=2, dp=1))
-    found = two(config=layout)
-    assert found.settings_text == "B has TP 2 instead of 1, DP 1 instead of 2"
-    assert found.basis is Basis.THROUGHPUT and found.verdict is Verdict.NO_DIFFERENCE
+    difference = two(config=layout)
+    assert difference.settings_text == "B has TP 2 instead of 1, DP 1 instead of 2"
+    assert difference.basis is Basis.THROUGHPUT and difference.verdict is Verdict.NO_DIFFERENCE
     longer = replace(CONFIG.model, seq_length=2 * CONFIG.model.seq_length)
-    found = two(config=replace(CONFIG, model=longer))
-    assert found.verdict is Verdict.FASTER and found.per_tokens == 1000
+    difference = two(config=replace(CONFIG, model=longer))
+    assert difference.verdict is Verdict.FASTER and difference.per_tokens == 1000
 
 
 def test_runs_that_did_not_describe_themselves_are_compared_by_their_steps() -> None:
     draw = np.random.default_rng(1)
     runs = [planted_run(draw, name="one"), planted_run(draw, name="two", extra_s={"host": 0.3})]
     bare = [replace(run, runs=run.runs.assign(config="")) for run in runs]
-    found = difference(*bare)
-    assert found.verdict is Verdict.SLOWER and found.basis is Basis.STEP_TIME
-    assert found.first.tokens_per_s is None
+    result = difference(*bare)
+    assert result.verdict is Verdict.SLOWER and result.basis is Basis.STEP_TIME
+    assert result.first.tokens_per_s is None
     mixed = difference(runs[0], bare[1])
     assert mixed.sentence == "not comparable: only one of the runs says what it trains"
 

@@ -85,9 +85,9 @@ def test_each_planted_cause_is_named(name: str, noise: str, is_recovery: bool) -
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_noise_names_nobody(name: str, noise: str) -> None:
     for seed in range(2 * NUM_DRAWS):
-        found = attributed(LAYOUTS[name], 50 + seed, SIGMAS_LOG[noise])
-        assert found.kind is CauseKind.UNKNOWN
-        assert found.reason
+        cause = attributed(LAYOUTS[name], 50 + seed, SIGMAS_LOG[noise])
+        assert cause.kind is CauseKind.UNKNOWN
+        assert cause.reason
 
 
 @pytest.mark.parametrize("noise", SIGMAS_LOG)
@@ -101,8 +101,8 @@ def test_a_group_that_hides_behind_compute_is_found_by_its_own_transfers(noise: 
             layout, draw, sigma_log=SIGMAS_LOG[noise], slower_groups={("tp", "2,3"): 0.3}
         )
         assert group_causes(usual, again, step_s=0.5) == ()
-        found = group_causes(usual, slower, step_s=0.5)
-        right += [(c.role, c.ranks) for c in found] == [("tp", (2, 3))]
+        causes = group_causes(usual, slower, step_s=0.5)
+        right += [(c.role, c.ranks) for c in causes] == [("tp", (2, 3))]
         every = dict.fromkeys([g for g in groups_of(layout) if g[0] == "dp"], 0.5)
         role = window(layout, draw, sigma_log=SIGMAS_LOG[noise], slower_groups=every)
         (cause,) = group_causes(usual, role, step_s=0.5)
@@ -114,22 +114,22 @@ def test_one_summary_per_window_of_many_ranks_tells_the_rank_apart() -> None:
     layout, draw = Parallelism(dp=64), np.random.default_rng(0)
     usual = summarised(layout, draw, sigma_log=0.01)
     slower = summarised(layout, draw, sigma_log=0.01, slower={17: 0.15})
-    (found,) = causes(usual, slower, change_s=0.13, step_s=WORK_S)
-    assert (found.kind, found.ranks) == (CauseKind.RANK, (17,))
+    (cause,) = causes(usual, slower, change_s=0.13, step_s=WORK_S)
+    assert (cause.kind, cause.ranks) == (CauseKind.RANK, (17,))
     few = Parallelism(dp=2)
     usual, slower = (summarised(few, draw, sigma_log=0.01, slower=who) for who in (None, {1: 0.15}))
     assert causes(usual, slower, change_s=0.13, step_s=WORK_S)[0].kind is CauseKind.UNKNOWN
 
 
 def test_a_cause_that_explains_little_of_the_change_is_none() -> None:
-    found = attributed(LAYOUTS["tp2 dp2"], 1, 0.01, slower={2: 0.15}, change_s=1.0)
-    assert found.kind is CauseKind.UNKNOWN
+    cause = attributed(LAYOUTS["tp2 dp2"], 1, 0.01, slower={2: 0.15}, change_s=1.0)
+    assert cause.kind is CauseKind.UNKNOWN
 
 
 def test_a_cause_in_words() -> None:
-    found = attributed(LAYOUTS["tp2 dp2"], 1, 0.01, slower={2: 0.15})
-    assert found.text.startswith("straggling rank: rank 2: own compute 0.")
-    assert found.to_json()["kind"] == "straggling rank"
+    cause = attributed(LAYOUTS["tp2 dp2"], 1, 0.01, slower={2: 0.15})
+    assert cause.text.startswith("straggling rank: rank 2: own compute 0.")
+    assert cause.to_json()["kind"] == "straggling rank"
 
 
 def test_the_window_after_a_drift_is_held_against_the_last_one_before() -> None:
@@ -142,11 +142,11 @@ def test_the_window_after_a_drift_is_held_against_the_last_one_before() -> None:
         {"run_id": "planted", "window": [0, 1, 2], "first_step": [0, 100, 230]}
     ).assign(last_step=lambda rows: rows["first_step"] + 9, rank=0)
     table = replace(SampleTable.concat(parts), windows=normalise("windows", ends))
-    found = Drift(
+    drift = Drift(
         kind=DriftKind.SLOWER, iteration=212, since_iteration=201,
         before_s=STEP_S, after_s=STEP_S + 0.13, probability=1.0,
     )  # fmt: skip
-    (cause,) = drift_causes(table, found, 2)
+    (cause,) = drift_causes(table, drift, 2)
     assert (cause.kind, cause.ranks) == (CauseKind.RANK, (1,))
-    assert drift_causes(table, found, 1) == ()
+    assert drift_causes(table, drift, 1) == ()
     assert transfer_causes(table, [1, 2], STEP_S) == ()

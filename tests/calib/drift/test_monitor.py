@@ -38,9 +38,9 @@ def test_a_lasting_change_is_found_within_fifteen_steps(change: float):
     for seed in range(60):
         times, start = noisy(160, 100 + seed), 60 + seed
         times[start:] *= 1 + change
-        found = drifts(times)
-        assert [d for d in found if d.iteration < start] == []
-        in_time = [d for d in found if d.iteration < start + 15]
+        result = drifts(times)
+        assert [d for d in result if d.iteration < start] == []
+        in_time = [d for d in result if d.iteration < start + 15]
         found_in_time += bool(in_time)
         if in_time:
             assert in_time[0].kind is (DriftKind.SLOWER if change > 0 else DriftKind.FASTER)
@@ -65,10 +65,10 @@ def test_changes_below_a_tenth_are_no_drift():
 
 def test_a_creeping_change_is_found_once_it_has_become_a_tenth():
     times = noisy(800, 5, sigma=0.005) * (1 + np.clip(np.arange(800) - 100, 0, 400) * 0.0005)
-    found = drifts(times)
-    assert found
-    assert found[0].kind is DriftKind.SLOWER
-    assert 250 < found[0].iteration < 500
+    result = drifts(times)
+    assert result
+    assert result[0].kind is DriftKind.SLOWER
+    assert 250 < result[0].iteration < 500
 
 
 def test_single_and_periodic_outliers_are_no_drift():

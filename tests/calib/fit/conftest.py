@@ -62,7 +62,7 @@ def gpt_operators(hidden: int, *, tp: int = 1, tokens: int = 256) -> list[Operat
         kind.LOGITS: (tokens, hidden, vocab),
         kind.LOSS: (tokens, vocab),
     }
-    found = [
+    operators = [
         Operator(kind=k, phase=phase, shape=shape, element_nbytes=4)
         for k, shape in shapes.items()
         for phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -70,7 +70,7 @@ def gpt_operators(hidden: int, *, tp: int = 1, tokens: int = 256) -> list[Operat
     step = Operator(
         kind=kind.OPTIMIZER, phase=Phase.STEP, shape=(12 * hidden * hidden // tp,), element_nbytes=4
     )
-    return [*found, step]
+    return [*operators, step]
 
 
 def true_time_s(operator: Operator) -> float:
@@ -144,11 +144,11 @@ def planted() -> Callable[..., dict[Operator, float]]:
         *widths: int, seed: int = 0, noise: float = 0.02, **kwargs: int
     ) -> dict[Operator, float]:
         rng = np.random.default_rng(seed)
-        found: dict[Operator, float] = {}
+        result: dict[Operator, float] = {}
         for width in widths:
             for operator in gpt_operators(width, **kwargs):
-                found[operator] = true_time_s(operator) * float(np.exp(noise * rng.normal()))
-        return found
+                result[operator] = true_time_s(operator) * float(np.exp(noise * rng.normal()))
+        return result
 
     return plant
 

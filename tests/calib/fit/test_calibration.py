@@ -97,8 +97,8 @@ def test_sources_and_widths_follow_the_distance(make_table, planted) -> None:
     calibration = calibrate(table, device="cpu")
     inside, outside, far = (replace(NORM, shape=(256, size)) for size in (400, 2048, 65536))
     other = Operator(kind=OperatorKind.HOST_STEP, phase=Phase.STEP, shape=(), element_nbytes=0)
-    found = calibration.operators([NORM, inside, outside, far, HOST, other])
-    assert found.sources == (
+    estimates = calibration.operators([NORM, inside, outside, far, HOST, other])
+    assert estimates.sources == (
         Source.MEASURED,
         Source.FITTED,
         Source.EXTRAPOLATED,
@@ -106,19 +106,19 @@ def test_sources_and_widths_follow_the_distance(make_table, planted) -> None:
         Source.MEASURED,
         Source.PRIOR,
     )
-    assert found.time_s[4] == pytest.approx(3e-4)
-    assert np.all(np.diff(found.sigma_log[:4]) > 0)
-    assert found.sigma_log[5] >= found.sigma_log[3]
+    assert estimates.time_s[4] == pytest.approx(3e-4)
+    assert np.all(np.diff(estimates.sigma_log[:4]) > 0)
+    assert estimates.sigma_log[5] >= estimates.sigma_log[3]
 
 
 def test_a_kind_that_was_never_measured_is_a_prior(make_table, planted, gpt, truth) -> None:
     measured = {o: t for o, t in planted(512).items() if o.kind is not OperatorKind.LINEAR_FC2}
     calibration = calibrate(make_table(measured), device="cpu")
     operators = [o for o in gpt(512) if o.kind is OperatorKind.LINEAR_FC2]
-    found = calibration.operators(operators)
-    assert set(found.sources) == {Source.PRIOR}
-    assert _mape(found.time_s, truth(operators)) < 0.1
-    assert found.sigma_log.min() >= 0.499
+    estimates = calibration.operators(operators)
+    assert set(estimates.sources) == {Source.PRIOR}
+    assert _mape(estimates.time_s, truth(operators)) < 0.1
+    assert estimates.sigma_log.min() >= 0.499
 
 
 def test_recomputing_costs_what_forward_costs(make_table, planted) -> None:
@@ -130,8 +130,8 @@ def test_recomputing_costs_what_forward_costs(make_table, planted) -> None:
 
 
 def _answers(calibration: Calibration, operators: list[Operator]) -> list[list[float]]:
-    found = calibration.operators(operators)
-    return [found.time_s.tolist(), found.sigma_log.tolist()]
+    estimates = calibration.operators(operators)
+    return [estimates.time_s.tolist(), estimates.sigma_log.tolist()]
 
 
 def test_order_of_rows_changes_nothing(make_table, planted, gpt) -> None:
@@ -159,9 +159,9 @@ def test_rows_given_twice_change_nothing(make_table, planted, gpt) -> None:
 def test_recent_windows_weigh_more_and_old_ones_stay(make_table) -> None:
     windows = [make_table({NORM: 1e-3 * (1 + w)}, window=w) for w in range(3)]
     calibration = calibrate(SampleTable.concat(windows), device="cpu")
-    found = calibration.operators([NORM])
-    assert 2e-3 < found.time_s[0] < 3e-3
-    assert found.sigma_log[0] > 0.2
+    estimates = calibration.operators([NORM])
+    assert 2e-3 < estimates.time_s[0] < 3e-3
+    assert estimates.sigma_log[0] > 0.2
     assert calibration.summary()["operators"][0]["num_rows"] == 3
 
 
@@ -173,8 +173,8 @@ def test_host_constant_is_the_mean_of_the_stages(make_table, planted) -> None:
             make_table({HOST: 4e-4}, stages=(1,)),
         ]
     )
-    found = calibrate(table, device="cpu").operators([HOST])
-    assert found.time_s[0] == pytest.approx(3e-4)
+    estimates = calibrate(table, device="cpu").operators([HOST])
+    assert estimates.time_s[0] == pytest.approx(3e-4)
 
 
 def test_no_operator_samples_says_what_to_record(make_table) -> None:

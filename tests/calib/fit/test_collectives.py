@@ -76,31 +76,31 @@ def test_one_wild_sample_does_not_pull_the_fit(fit, make_table, planted) -> None
     ],
 )
 def test_unsampled_groups_follow_from_the_ring(fit, call: CollectiveCall) -> None:
-    found = fit([_call(n) for n in SIZES]).collectives([call])
-    assert found.time_s[0] == pytest.approx(_true_s(call), rel=0.15)
-    assert found.sources == (Source.EXTRAPOLATED,)
+    result = fit([_call(n) for n in SIZES]).collectives([call])
+    assert result.time_s[0] == pytest.approx(_true_s(call), rel=0.15)
+    assert result.sources == (Source.EXTRAPOLATED,)
 
 
 def test_sizes_between_are_fitted_and_beyond_extrapolated(fit) -> None:
     calibration = fit([_call(n) for n in SIZES])
     calls = [_call(SIZES[2]), _call(3 << 20), _call(1 << 28), _call(1 << 34)]
-    found = calibration.collectives(calls)
-    assert found.sources == (
+    result = calibration.collectives(calls)
+    assert result.sources == (
         Source.MEASURED,
         Source.FITTED,
         Source.EXTRAPOLATED,
         Source.EXTRAPOLATED,
     )
-    assert found.time_s == pytest.approx([_true_s(c) for c in calls], rel=0.2)
-    assert np.all(np.diff(found.sigma_log) > 0)
+    assert result.time_s == pytest.approx([_true_s(c) for c in calls], rel=0.2)
+    assert np.all(np.diff(result.sigma_log) > 0)
 
 
 def test_one_size_alone_carries_its_neighbours(fit) -> None:
     """Every alpha-beta law through one point lies between all latency and all bandwidth."""
     known_s = _true_s(_call(1 << 20))
-    found = fit([_call(1 << 20)], noise=0.0).collectives([_call(1 << 19), _call(1 << 22)])
-    assert known_s / 2 <= found.time_s[0] <= known_s
-    assert known_s <= found.time_s[1] <= known_s * 4
+    result = fit([_call(1 << 20)], noise=0.0).collectives([_call(1 << 19), _call(1 << 22)])
+    assert known_s / 2 <= result.time_s[0] <= known_s
+    assert known_s <= result.time_s[1] <= known_s * 4
 
 
 def test_a_receive_is_the_other_end_of_a_send(fit) -> None:
@@ -110,23 +110,23 @@ def test_a_receive_is_the_other_end_of_a_send(fit) -> None:
         for kind in (Collective.SEND, Collective.RECV)
         for n in (2, 4)
     ]
-    found = calibration.collectives(calls)
-    assert set(found.sources) == {Source.MEASURED}
-    assert len(set(found.time_s.tolist())) == 1
+    result = calibration.collectives(calls)
+    assert set(result.sources) == {Source.MEASURED}
+    assert len(set(result.time_s.tolist())) == 1
 
 
 def test_nothing_sampled_is_a_wide_prior_and_one_rank_costs_nothing(fit) -> None:
-    found = fit([]).collectives([_call(1 << 20), _call(1 << 20, num_ranks=1)])
-    assert found.sources[0] is Source.PRIOR
-    assert found.sigma_log[0] >= 0.5
-    assert found.time_s[0] > 0
-    assert (found.time_s[1], found.sigma_log[1]) == (0.0, 0.0)
+    result = fit([]).collectives([_call(1 << 20), _call(1 << 20, num_ranks=1)])
+    assert result.sources[0] is Source.PRIOR
+    assert result.sigma_log[0] >= 0.5
+    assert result.time_s[0] > 0
+    assert (result.time_s[1], result.sigma_log[1]) == (0.0, 0.0)
 
 
 def test_a_bound_is_never_taken_for_a_measurement(fit) -> None:
-    found = fit([_call(1 << 20)], is_bound=True).collectives([_call(1 << 20)])
-    assert found.sources != (Source.MEASURED,)
-    assert found.sigma_log[0] > 0.05
+    result = fit([_call(1 << 20)], is_bound=True).collectives([_call(1 << 20)])
+    assert result.sources != (Source.MEASURED,)
+    assert result.sigma_log[0] > 0.05
 
 
 def test_transfers_never_get_faster_with_size(fit) -> None:
@@ -165,9 +165,9 @@ def test_a_curve_keeps_a_bend_that_no_law_has() -> None:
     bent = (2e-5 + POWERS / 1e11) * np.where(POWERS > 2**20, 1.0, 1.6)
     asked = np.sqrt(POWERS[1:] * POWERS[:-1])
     asked = asked[np.abs(np.log2(asked / 2**20)) > 1]
-    found = _one(group, bent).estimate(group, asked)
+    transfers = _one(group, bent).estimate(group, asked)
     true = (2e-5 + asked / 1e11) * np.where(asked > 2**20, 1.0, 1.6)
-    assert np.exp(found.log_time) == pytest.approx(true, rel=0.06)
+    assert np.exp(transfers.log_time) == pytest.approx(true, rel=0.06)
 
 
 def test_repeats_are_joined_by_their_median() -> None:
@@ -175,9 +175,9 @@ def test_repeats_are_joined_by_their_median() -> None:
     true = 2e-5 + POWERS / 1e11
     repeats = np.concatenate([0.99 * true, true, 9.0 * true])
     model = fit_transfers({group: _samples(np.tile(POWERS, 3), repeats)}, A100)
-    found = model.estimate(group, POWERS)
-    assert np.exp(found.log_time) == pytest.approx(true, rel=1e-3)
-    assert np.exp(found.log_time + found.half_width_log).min() > 0
+    transfers = model.estimate(group, POWERS)
+    assert np.exp(transfers.log_time) == pytest.approx(true, rel=1e-3)
+    assert np.exp(transfers.log_time + transfers.half_width_log).min() > 0
 
 
 def test_scattered_neighbours_are_smoothed() -> None:
@@ -187,9 +187,9 @@ def test_scattered_neighbours_are_smoothed() -> None:
     true = nbytes / 2e11
     slowed = np.where(rng.random(800) < 0.2, 3.0, 1.0) * np.exp(0.01 * rng.normal(size=800))
     model = fit_transfers({group: _samples(nbytes, true * slowed)}, A100)
-    found = model.estimate(group, nbytes)
-    assert np.median(np.abs(np.exp(found.log_time) / true - 1)) < 0.01
-    assert np.mean(np.abs(np.exp(found.log_time) / true - 1)) < 0.05
+    transfers = model.estimate(group, nbytes)
+    assert np.median(np.abs(np.exp(transfers.log_time) / true - 1)) < 0.01
+    assert np.mean(np.abs(np.exp(transfers.log_time) / true - 1)) < 0.05
 
 
 def test_the_same_rows_in_another_order_give_the_same_model() -> None:
@@ -212,9 +212,9 @@ def test_small_payloads_alone_are_continued_by_the_price_of_large_ones() -> None
     true = 2e-5 + 1.75 * POWERS / 230e9
     few = POWERS <= 2**16
     model = fit_transfers({group: _samples(POWERS[few], true[few])}, A100)
-    found = model.estimate(group, POWERS[-4:])
-    assert np.exp(found.log_time) == pytest.approx(true[-4:], rel=0.3)
-    assert np.all(found.half_width_log > 0.3)
+    transfers = model.estimate(group, POWERS[-4:])
+    assert np.exp(transfers.log_time) == pytest.approx(true[-4:], rel=0.3)
+    assert np.all(transfers.half_width_log > 0.3)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_small_payloads_alone_are_continued_by_the_price_of_large_ones() -> None
 def test_a_planted_ring_is_carried_exactly(seen: Group, wanted: Group) -> None:
     model = _one(seen, _ring_s(seen, POWERS, hop_s=3e-6, bus=2e10))
     asked = POWERS[6:-6]
-    found = np.exp(model.estimate(wanted, asked).log_time)
-    assert found == pytest.approx(_ring_s(wanted, asked, hop_s=3e-6, bus=2e10), rel=0.02)
+    values = np.exp(model.estimate(wanted, asked).log_time)
+    assert values == pytest.approx(_ring_s(wanted, asked, hop_s=3e-6, bus=2e10), rel=0.02)
 
 
 @pytest.mark.parametrize("seen", [2, 4])
@@ -242,10 +242,10 @@ def test_ranks_of_a_node_differ_by_their_steps_and_bytes(seen: int, way: Collect
         own_s = 0.4 * POWERS / num_ranks / 230e9
         return _ring_s(group, POWERS, hop_s=1e-6, bus=230e9) + own_s + jump_s
 
-    found = np.exp(
+    values = np.exp(
         _one(_group(way, seen), planted_s(seen)).estimate(_group(way, 8), POWERS).log_time
     )
-    assert found == pytest.approx(planted_s(8), rel=0.06)
+    assert values == pytest.approx(planted_s(8), rel=0.06)
 
 
 @pytest.mark.parametrize(("num_cards", "per_node"), [(8, 4), (8, 2), (1, 4)])
@@ -261,14 +261,14 @@ def test_rings_share_the_cards_in_use(num_cards: int, per_node: int) -> None:
     )
     prior = replace(A100, links=links)
     large = POWERS[-6:] * 64
-    known, found = {}, {}
+    known, result = {}, {}
     for held in (1, per_node):
         group = _group(Collective.ALL_GATHER, 4 * held, 4)
         bus = 20e9 * links.topology.cards_in_use(held)
         known[held] = group, _ring_s(group, large, hop_s=3e-6, bus=bus)
     model = fit_transfers({known[1][0]: _samples(large, known[1][1])}, prior)
-    found = np.exp(model.estimate(known[per_node][0], large).log_time)
-    assert found == pytest.approx(known[per_node][1], rel=0.06)
+    result = np.exp(model.estimate(known[per_node][0], large).log_time)
+    assert result == pytest.approx(known[per_node][1], rel=0.06)
     assert model.carrying.links is not None
     assert model.carrying.links.topology.origin("num_cards") is Origin.STATED
 
@@ -301,23 +301,25 @@ def test_peers_of_an_all_to_all_wait_for_their_turn() -> None:
     seen, wanted = _group(Collective.ALL_TO_ALL, 8, 2), _group(Collective.ALL_TO_ALL, 32, 8)
     model = _one(seen, 22.4e-6 + 4 * (5e-6 + POWERS / 8 / 20e9))
     asked = POWERS[4:-4]
-    found = np.exp(model.estimate(wanted, asked).log_time)
+    values = np.exp(model.estimate(wanted, asked).log_time)
     free_s = 22.4e-6 + 28 * (5e-6 + asked / 32 / 20e9)
-    assert found[:4] == pytest.approx(free_s[:4], rel=0.03)
-    assert np.all((found > 0.97 * free_s) & (found < np.exp(2 * CONGESTION_LOG) * 1.01 * free_s))
+    assert values[:4] == pytest.approx(free_s[:4], rel=0.03)
+    assert np.all((values > 0.97 * free_s) & (values < np.exp(2 * CONGESTION_LOG) * 1.01 * free_s))
 
 
 def test_links_inside_a_node_say_nothing_of_the_network() -> None:
     model = _one(_group(Collective.ALL_REDUCE, 8), 2e-5 + POWERS / 1e11)
-    found = model.estimate(_group(Collective.ALL_REDUCE, 32, 4), POWERS)
-    assert np.all(np.isinf(found.octaves))
-    assert np.all(found.half_width_log >= 1.0)
+    transfers = model.estimate(_group(Collective.ALL_REDUCE, 32, 4), POWERS)
+    assert np.all(np.isinf(transfers.octaves))
+    assert np.all(transfers.half_width_log >= 1.0)
 
 
 def test_before_any_sample_nccl_is_asked() -> None:
-    found = fit_transfers({}, A100).estimate(_group(Collective.ALL_REDUCE, 8), np.array([2.0**30]))
-    assert np.all(np.isinf(found.octaves))
-    assert np.exp(found.log_time[0]) == pytest.approx(1.75 * 2**30 / 230e9, rel=0.02)
+    transfers = fit_transfers({}, A100).estimate(
+        _group(Collective.ALL_REDUCE, 8), np.array([2.0**30])
+    )
+    assert np.all(np.isinf(transfers.octaves))
+    assert np.exp(transfers.log_time[0]) == pytest.approx(1.75 * 2**30 / 230e9, rel=0.02)
 
 
 def test_intervals_cover_planted_noise_and_widen_with_distance() -> None:
@@ -328,13 +330,13 @@ def test_intervals_cover_planted_noise_and_widen_with_distance() -> None:
     known = rng.random(300) < 0.5
     noisy = true * np.exp(0.08 * rng.normal(size=300))
     model = fit_transfers({group: _samples(nbytes[known], noisy[known])}, A100)
-    found = model.estimate(group, nbytes[~known])
-    inside = np.abs(found.log_time - np.log(noisy[~known])) <= found.half_width_log
+    transfers = model.estimate(group, nbytes[~known])
+    inside = np.abs(transfers.log_time - np.log(noisy[~known])) <= transfers.half_width_log
     assert 0.82 <= inside.mean() <= 0.98
     far = model.estimate(group, 2.0 ** np.arange(30, 36)).half_width_log
     assert np.all(np.diff(far) > 0)
     other = model.estimate(_group(Collective.ALL_REDUCE, 4), nbytes[~known])
-    assert np.median(other.half_width_log) > np.median(found.half_width_log)
+    assert np.median(other.half_width_log) > np.median(transfers.half_width_log)
 
 
 def test_nodes_follow_from_the_span_where_a_node_is_known() -> None:

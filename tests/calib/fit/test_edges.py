@@ -49,11 +49,11 @@ def test_order_of_repeats_does_not_decide_on_refusals():
     copied[:6] = forward.time_s[:6]
     backward = replace(backward, time_s=copied)
     order = rng.permutation(24)
-    found = [
+    results = [
         refuse({"a/forward": f, "a/backward": backward}, None)[1]
         for f in (forward, forward.take(order))
     ]
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("size", [0.3, 1.0, 3.0])

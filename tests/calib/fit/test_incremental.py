@@ -93,8 +93,8 @@ def test_error_on_later_windows_falls_with_every_window(make_table, truth, gpt) 
 
 
 def _answers(table: SampleTable, operators: Sequence[Operator]) -> list[list[float]]:
-    found = calibrate(table, device="cpu").operators(operators)
-    return [found.time_s.tolist(), found.sigma_log.tolist()]
+    estimates = calibrate(table, device="cpu").operators(operators)
+    return [estimates.time_s.tolist(), estimates.sigma_log.tolist()]
 
 
 def test_order_of_arrival_changes_not_one_bit(windows, make_table, truth, gpt) -> None:
@@ -122,7 +122,7 @@ def test_order_of_arrival_changes_not_one_bit(windows, make_table, truth, gpt) -
 def test_an_old_window_weighs_less_than_a_new_one(windows, gpt) -> None:
     measured = measured_operators(SampleTable.concat(windows))
     weights = [{measured[o].weight for o in _of_kinds(gpt(width))} for width in ARRIVALS]
-    assert all(len(found) == 1 for found in weights), "one window, one weight"
+    assert all(len(results) == 1 for results in weights), "one window, one weight"
     ages = [found.pop() for found in weights]
     assert np.all(np.diff(ages) > 0)
     assert ages[0] > 0, "never dropped"
@@ -149,8 +149,8 @@ def _drift(
         operators = _of_kinds(gpt(width))
         windows.append(_window(make_table, truth, operators, window=i, factor=factor))
         if i >= len(widths) - 3:
-            found = calibrate(SampleTable.concat(windows), device="cpu")
-            drifts.append(float(np.median(np.log1p(_errors(found, asked, truth)))))
+            calibration = calibrate(SampleTable.concat(windows), device="cpu")
+            drifts.append(float(np.median(np.log1p(_errors(calibration, asked, truth)))))
     return drifts
 
 

@@ -39,9 +39,9 @@ def test_ninety_percent_intervals_cover_planted_shapes(make_table, planted, nois
         held_out = {
             o: t for o, t in planted(512, seed=seed + 1000, noise=noise).items() if o.kind in KINDS
         }
-        found = calibrate(make_table(known), device="cpu").operators(list(held_out))
-        error = np.abs(np.log(found.time_s / np.array(list(held_out.values()))))
-        hits.append((error <= Z_90 * found.sigma_log).mean())
+        estimates = calibrate(make_table(known), device="cpu").operators(list(held_out))
+        error = np.abs(np.log(estimates.time_s / np.array(list(held_out.values()))))
+        hits.append((error <= Z_90 * estimates.sigma_log).mean())
     # Operators of one seed share its ceilings: count seeds as the independent draws.
     bound = 3 * math.sqrt(0.9 * 0.1 / NUM_SEEDS)
     assert np.mean(hits) >= 0.9 - bound

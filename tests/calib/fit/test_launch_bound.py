@@ -101,14 +101,14 @@ def test_other_shapes_take_no_less_than_the_host_and_may_be_the_devices(
     plain: SampleTable, launch_bound: Calibration
 ) -> None:
     others = [linear(512, 256), linear(512, 1024), norm(512, 1024), norm(1024, 512)]
-    found = launch_bound.operators(others)
-    assert found.time_s == pytest.approx(HOST_S, rel=1e-6)
+    estimates = launch_bound.operators(others)
+    assert estimates.time_s == pytest.approx(HOST_S, rel=1e-6)
     assert is_inside(launch_bound, others, [HOST_S] * 4)
     # Both kinds waited, so a third would with 3/4: else it is anywhere down to the device's time.
-    away = np.log(found.time_s / [device_s(o) for o in others])
-    assert (found.sigma_log > 0.7 * away * math.sqrt(1 / 4 / 3)).all()
+    away = np.log(estimates.time_s / [device_s(o) for o in others])
+    assert (estimates.sigma_log > 0.7 * away * math.sqrt(1 / 4 / 3)).all()
     as_rates = calibrate(plain, device=GPU).operators(others)
-    assert (found.sigma_log > as_rates.sigma_log).all()
+    assert (estimates.sigma_log > as_rates.sigma_log).all()
 
 
 def test_large_shapes_are_the_devices(plain: SampleTable, launch_bound: Calibration) -> None:
@@ -135,18 +135,18 @@ def test_but_the_device_is_no_slower(make_table: MakeTable) -> None:
     alone_s, wanted_s = open_.operators([sampled, asked]).time_s
     assert prior.pools == {}
     table = waited(make_table({sampled: 0.8 * float(alone_s)}))
-    found = calibrate(table, device=GPU).operators([asked])
-    assert found.time_s[0] == pytest.approx(0.8 * float(wanted_s), rel=1e-6)
+    estimates = calibrate(table, device=GPU).operators([asked])
+    assert estimates.time_s[0] == pytest.approx(0.8 * float(wanted_s), rel=1e-6)
 
 
 def test_kernels_of_a_traced_step_take_their_place(plain: SampleTable) -> None:
     """They are the device's, and narrow what launches leave open."""
     kernels = {o: device_s(o) for o in OWN}
-    found = calibrate(waited(plain, kernels=kernels), device=GPU)
-    assert found.operators(OWN).time_s == pytest.approx(HOST_S)
-    assert set(found.machine.pools) == {"linear_fc1/forward", "norm/forward"}
+    calibration = calibrate(waited(plain, kernels=kernels), device=GPU)
+    assert calibration.operators(OWN).time_s == pytest.approx(HOST_S)
+    assert set(calibration.machine.pools) == {"linear_fc1/forward", "norm/forward"}
     large = [linear(8192, 8192), norm(16384, 16384)]
-    assert is_inside(found, large, [device_s(o) for o in large])
+    assert is_inside(calibration, large, [device_s(o) for o in large])
 
 
 def test_gradients_that_were_traced_apart_are_one_backward_pass(make_table: MakeTable) -> None:
@@ -263,7 +263,7 @@ def test_a_device_that_was_busy_says_nothing_of_its_host(make_table: MakeTable) 
     ]})  # fmt: skip
     steps = fit_steps(live_times(calibrate(table, device=GPU), own))
     tiny = replace(own, model=replace(own.model, seq_length=8, max_position_embeddings=8))
-    (found,) = steps.estimates([tiny])
+    (estimate,) = steps.estimates([tiny])
     passes = own.model.num_layers * own.num_microbatches
-    assert found.high_s > passes * 2.5e-3
-    assert found.time_s > passes * 0.4e-3
+    assert estimate.high_s > passes * 2.5e-3
+    assert estimate.time_s > passes * 0.4e-3

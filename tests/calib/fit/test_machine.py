@@ -134,8 +134,8 @@ def test_an_operator_with_few_shapes_is_less_certain_than_one_with_many() -> Non
     widths = []
     for kind in (K.LINEAR_FC1, K.LINEAR_FC2):
         asked = batch(kind, P.FORWARD, groups[_name(kind)].batch.sizes[:2])
-        found = model.predict(_name(kind), asked)
-        widths.append(np.median(found.high - found.low))
+        prediction = model.predict(_name(kind), asked)
+        widths.append(np.median(prediction.high - prediction.low))
     assert widths[1] > 1.2 * widths[0]
 
 
@@ -143,12 +143,12 @@ def test_an_operator_with_few_shapes_is_less_certain_than_one_with_many() -> Non
 def test_a_product_that_was_never_measured_runs_like_the_others(number: int) -> None:
     model = _fitted(number)
     asked = batch(K.LINEAR_QKV, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 3))
-    found = model.predict_unmeasured(asked)
+    prediction = model.predict_unmeasured(asked)
     # Between the two products that were, which take 1 / 0.85 and 1 / 0.65.
-    bias = _median_error(found, asked, signed=True)
+    bias = _median_error(prediction, asked, signed=True)
     assert math.log(1 / 0.85) - 0.08 < bias < math.log(1 / 0.65) + 0.08
-    assert np.all(np.isinf(found.octaves))
-    assert np.all(found.high - found.low >= 2 * 1.645 * 0.499)
+    assert np.all(np.isinf(prediction.octaves))
+    assert np.all(prediction.high - prediction.low >= 2 * 1.645 * 0.499)
 
 
 @pytest.mark.parametrize("kind", [K.LINEAR_QKV, K.NORM, K.FLASH_ATTENTION])
@@ -161,22 +161,24 @@ def test_what_is_asked_for_beside_an_operator_changes_nothing(kind: K, number: i
     sizes = random_shapes(np.random.default_rng(5), 6, num_sizes, highest=512)
     widths = np.array([4.0, 2.0, 1.0, 2.0, 4.0, 2.0])
     together = replace(batch(kind, P.BACKWARD, sizes), element_nbytes=widths)
-    found = model.predict_unmeasured(together)
+    prediction = model.predict_unmeasured(together)
     for row in range(len(widths)):
         alone = model.predict_unmeasured(together.take(np.array([row])))
         for name in ("log_time", "low", "high"):
-            assert getattr(found, name)[row] == pytest.approx(getattr(alone, name)[0], abs=1e-12)
+            assert getattr(prediction, name)[row] == pytest.approx(
+                getattr(alone, name)[0], abs=1e-12
+            )
 
 
 def test_memory_traffic_that_was_never_measured_follows_the_ceilings() -> None:
     model = _fitted(24)
     asked = batch(K.ELEMENTWISE, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 2))
-    found = model.predict_unmeasured(asked)
+    prediction = model.predict_unmeasured(asked)
     read_and_written_s = 2 * 2 * asked.sizes.prod(axis=1) / (0.9 * MACHINE.bytes_per_s)
     large = read_and_written_s > 5e-5
-    error = found.log_time[large] - np.log(read_and_written_s[large])
+    error = prediction.log_time[large] - np.log(read_and_written_s[large])
     assert abs(np.median(error)) < 0.5
-    assert np.mean(np.abs(error) < (found.high - found.low)[large] / 2) > 0.9
+    assert np.mean(np.abs(error) < (prediction.high - prediction.low)[large] / 2) > 0.9
 
 
 HERE = PlantedMachine()
@@ -284,8 +286,8 @@ def test_ninety_percent_intervals_cover_planted_shapes(number: int) -> None:
         known = _groups(number, seed=seed, noise=0.06, kinds=kinds)
         model = fit_machine(known, device=A100)
         for name, asked in _groups(40, seed=1000 + seed, noise=0.06, kinds=kinds).items():
-            found, seen = model.predict(name, asked.batch), np.log(asked.time_s)
-            hits.append(np.mean((found.low <= seen) & (seen <= found.high)))
+            prediction, seen = model.predict(name, asked.batch), np.log(asked.time_s)
+            hits.append(np.mean((prediction.low <= seen) & (seen <= prediction.high)))
     # Rows of one operator share its model: of its forty about ten are independent.
     bound = 3 * math.sqrt(0.9 * 0.1 / (10 * len(hits)))
     assert 0.9 - bound <= np.mean(hits) <= 0.9 + bound
@@ -300,10 +302,10 @@ def test_intervals_of_a_moved_machine_hold_what_its_probes_hold(
     probes = _groups(number, seed=5, machine=there, noise=0.04)
     moved = transfer(here, device=H100, probes=probes)
     for name, of in _groups(200, seed=6, machine=there, noise=0.04).items():
-        found, seen = moved.predict(name, of.batch), np.log(of.time_s)
-        inside = np.mean((found.low <= seen) & (seen <= found.high))
+        prediction, seen = moved.predict(name, of.batch), np.log(of.time_s)
+        inside = np.mean((prediction.low <= seen) & (seen <= prediction.high))
         assert inside >= 0.75, name
-        assert np.median(np.abs(found.log_time - seen)) < 0.13
+        assert np.median(np.abs(prediction.log_time - seen)) < 0.13
 
 
 def test_without_probes_a_moved_machine_is_wider(here: MachineModel) -> None:
@@ -323,9 +325,9 @@ def test_nothing_is_faster_than_the_data_sheet() -> None:
     small = batch(K.LINEAR_FC1, P.FORWARD, np.exp2(rng.uniform(5, 9, (80, 3))).round())
     model = fit_machine({"linear_fc1/forward": fast.measure(small)}, device=A100)
     large = batch(K.LINEAR_FC1, P.FORWARD, np.exp2(rng.uniform(12, 15, (40, 3))).round())
-    found = model.predict("linear_fc1/forward", large)
+    prediction = model.predict("linear_fc1/forward", large)
     least_s = 2 * large.sizes.prod(axis=1) / 312e12
-    assert (np.exp(found.low) >= least_s * (1 - 1e-9)).all()
+    assert (np.exp(prediction.low) >= least_s * (1 - 1e-9)).all()
     norm = batch(K.NORM, P.FORWARD, np.full((1, 2), 2.0**18))
     moved_s = (2 * 2 * 2.0**36 - 2**28) / 2.0e12
     assert np.exp(model.predict_unmeasured(norm).low[0]) >= moved_s * (1 - 1e-9)

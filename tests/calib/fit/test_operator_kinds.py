@@ -28,8 +28,8 @@ def _counted(
     element_nbytes: int = HALF,
 ) -> tuple[float, float, float]:
     """Launches, FLOP and bytes."""
-    found = columns(batch(kind, phase, [shape], element_nbytes=element_nbytes), num_units)
-    launches, flop, nbytes = found.totals()[0].tolist()
+    result = columns(batch(kind, phase, [shape], element_nbytes=element_nbytes), num_units)
+    launches, flop, nbytes = result.totals()[0].tolist()
     return launches, flop, nbytes
 
 
@@ -91,8 +91,8 @@ def test_grouped_product_reads_every_expert_and_launches_each() -> None:
     moved = HALF * (tokens * (size_in + size_out) + experts * size_in * size_out)
     flop = 2 * tokens * size_in * size_out
     for phase, number in ((P.FORWARD, 1), (P.BACKWARD, 2)):
-        found = _counted(K.GROUPED_LINEAR, phase, shape)
-        assert found == (number * experts, number * flop, number * moved)
+        results = _counted(K.GROUPED_LINEAR, phase, shape)
+        assert results == (number * experts, number * flop, number * moved)
 
 
 def test_flash_attention_is_half_the_square_and_its_backward_two_and_a_half_times() -> None:
@@ -188,8 +188,8 @@ def test_embedding_backward_writes_the_table_too() -> None:
     tokens, hidden, vocab = shape = (1024, 512, 32000)
     gathered = _nbytes(K.EMBEDDING, P.FORWARD, shape)
     assert gathered == _nbytes(K.EMBEDDING, P.FORWARD, (tokens, hidden, 2 * vocab))
-    found = columns(batch(K.EMBEDDING, P.BACKWARD, [shape]), NUM_UNITS)
-    assert found.costs == (
+    result = columns(batch(K.EMBEDDING, P.BACKWARD, [shape]), NUM_UNITS)
+    assert result.costs == (
         WorkKind.LAUNCH,
         WorkKind.FLOP,
         WorkKind.BYTES,
@@ -197,8 +197,8 @@ def test_embedding_backward_writes_the_table_too() -> None:
         WorkKind.LAUNCH,
     )
     # A dense gradient is filled and read, and added into the fp32 buffer.
-    assert found.amounts[0, 3] == vocab * hidden * (2 * HALF + 2 * SINGLE)
-    assert found.amounts[0, 4] == 0
+    assert result.amounts[0, 3] == vocab * hidden * (2 * HALF + 2 * SINGLE)
+    assert result.amounts[0, 4] == 0
 
 
 def test_embedding_backward_sorts_many_ids_on_a_gpu() -> None:
@@ -225,12 +225,12 @@ def test_router_is_a_narrow_product() -> None:
 def test_experts_that_are_all_awake_read_all_their_weights() -> None:
     tokens, hidden, ffn, top, here, overall = shape = (65536, 1024, 512, 2, 4, 8)
     routed = tokens * top * here / overall
-    found = columns(batch(K.EXPERTS, P.FORWARD, [shape]))
-    assert found.costs[-1] is WorkKind.BYTES
+    result = columns(batch(K.EXPERTS, P.FORWARD, [shape]))
+    assert result.costs[-1] is WorkKind.BYTES
     # Gate, up and down projection of a gated network.
-    assert found.totals()[0, 1] == 3 * 2 * routed * hidden * ffn
-    assert found.amounts[0, -1] == pytest.approx(3 * HALF * here * hidden * ffn)
-    assert found.amounts[0, 2] == HALF * routed * (hidden + ffn + ffn + ffn + ffn + hidden)
+    assert result.totals()[0, 1] == 3 * 2 * routed * hidden * ffn
+    assert result.amounts[0, -1] == pytest.approx(3 * HALF * here * hidden * ffn)
+    assert result.amounts[0, 2] == HALF * routed * (hidden + ffn + ffn + ffn + ffn + hidden)
 
 
 @given(tokens=st.integers(1, 64), top=st.integers(1, 4), here=st.integers(1, 16))
@@ -292,10 +292,10 @@ def test_columns_begin_alike_and_add_up(
     drawn: tuple[K, P, tuple[int, ...]], element_nbytes: int
 ) -> None:
     kind, phase, shape = drawn
-    found = columns(batch(kind, phase, [shape], element_nbytes=element_nbytes), NUM_UNITS)
-    assert found.costs[:3] == (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
-    assert np.all(found.amounts >= 0) and np.all(np.isfinite(found.amounts))
-    assert found.totals().sum() == pytest.approx(found.amounts.sum())
+    result = columns(batch(kind, phase, [shape], element_nbytes=element_nbytes), NUM_UNITS)
+    assert result.costs[:3] == (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
+    assert np.all(result.amounts >= 0) and np.all(np.isfinite(result.amounts))
+    assert result.totals().sum() == pytest.approx(result.amounts.sum())
     again = columns(batch(kind, Phase.RECOMPUTE, [shape], element_nbytes=element_nbytes))
     if phase is Phase.FORWARD:
         bare = columns(batch(kind, phase, [shape], element_nbytes=element_nbytes))

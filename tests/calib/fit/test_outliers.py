@@ -69,8 +69,8 @@ def _same(one: Timed, other: Timed) -> bool:
 )
 def test_rows_that_can_be_true_pass(kind: K, seed: int, noise: float) -> None:
     groups = _pair(kind, seed=seed, noise=noise)
-    passed, found = refuse(groups, lambda _: PEAKS)
-    assert found == ()
+    passed, refusals = refuse(groups, lambda _: PEAKS)
+    assert refusals == ()
     assert set(passed) == set(groups)
     assert all(_same(passed[name], groups[name]) for name in groups)
 
@@ -136,8 +136,8 @@ def test_a_short_backward_of_what_moves_memory_is_possible() -> None:
 def test_numbers_that_were_copied_are_refused_in_both_phases(kind: K) -> None:
     groups, wrong = _pair(kind), np.arange(4, 16)
     groups[BACKWARD] = _spoilt(groups[BACKWARD], wrong, groups[FORWARD].time_s[wrong])
-    passed, found = refuse(groups, None)
-    assert {(r.name, r.reason, r.num_refused) for r in found} == {
+    passed, refusals = refuse(groups, None)
+    assert {(r.name, r.reason, r.num_refused) for r in refusals} == {
         (name, RefusalReason.COPIED_PHASE, 12) for name in groups
     }
     assert all(_same(passed[name], _without(groups[name], wrong)) for name in groups)
@@ -179,8 +179,8 @@ def test_every_kind_of_fault_is_counted_by_itself() -> None:
     backward = _spoilt(backward, copied, 1.001 * forward.time_s[copied])
     # A copy of one product's time is too fast for two where it ran above half of the peak.
     impossible = backward.time_s < _least_s(backward, number=2) / 1.03
-    passed, found = refuse({FORWARD: forward, BACKWARD: backward}, lambda _: PEAKS)
-    assert {(r.name, r.reason): r.num_refused for r in found} == {
+    passed, refusals = refuse({FORWARD: forward, BACKWARD: backward}, lambda _: PEAKS)
+    assert {(r.name, r.reason): r.num_refused for r in refusals} == {
         (FORWARD, RefusalReason.BELOW_ROOFLINE): 5,
         (BACKWARD, RefusalReason.BELOW_ROOFLINE): impossible.sum(),
         (BACKWARD, RefusalReason.SHORT_BACKWARD): 6,
@@ -200,11 +200,11 @@ def test_an_operator_that_is_wrong_throughout_is_doubtful_and_kept(reason: Refus
     else:
         factor = 0.4 if reason is RefusalReason.SHORT_BACKWARD else 1.0
         groups[BACKWARD] = replace(groups[BACKWARD], time_s=factor * forward.time_s)
-    passed, found = refuse(
+    passed, refusals = refuse(
         groups, (lambda _: PEAKS) if reason is RefusalReason.BELOW_ROOFLINE else None
     )
-    assert {r.reason for r in found} == {reason}
-    assert all(r.is_doubtful and r.num_refused == NUM_ROWS for r in found)
+    assert {r.reason for r in refusals} == {reason}
+    assert all(r.is_doubtful and r.num_refused == NUM_ROWS for r in refusals)
     assert all(_same(passed[name], groups[name]) for name in groups)
 
 

@@ -38,8 +38,8 @@ def _fit(samples: dict[str, Timed]) -> PoolModel:
 
 
 def _errors(pool: PoolModel, name: str, asked: Timed) -> np.ndarray:
-    found = pool.predict(name, asked.batch)
-    return np.abs(found.law + found.detail - np.log(MACHINE.time_s(asked.batch)))
+    residual = pool.predict(name, asked.batch)
+    return np.abs(residual.law + residual.detail - np.log(MACHINE.time_s(asked.batch)))
 
 
 @pytest.mark.parametrize(("number", "most"), [(6, 0.06), (10, 0.04), (24, 0.03), (80, 0.03)])
@@ -52,8 +52,8 @@ def test_the_law_carries_larger_shapes() -> None:
     """Of a machine that loads while it multiplies; one that does not is off by what that hides."""
     small, large = _linear(20, highest=2048), _linear(30, seed=1, lowest=4096, highest=16384)
     assert np.median(_errors(_fit({FC1: small}), FC1, large)) < 0.2
-    found = _fit({FC1: _beside(small)}).predict(FC1, large.batch)
-    error = found.law + found.detail - np.log(_beside(large).time_s)
+    residual = _fit({FC1: _beside(small)}).predict(FC1, large.batch)
+    error = residual.law + residual.detail - np.log(_beside(large).time_s)
     assert np.median(np.abs(error)) < 0.08
 
 
@@ -113,9 +113,9 @@ def test_octaves_count_doublings_outside_the_measured_range() -> None:
     rows = batch(K.NORM, P.FORWARD, [(512, 1024), (2048, 1024), (1024, 4096)])
     pool = _fit({"norm/forward": MACHINE.measure(rows)})
     asked = batch(K.NORM, P.FORWARD, [(1024, 2048), (512, 1024), (256, 2048), (1024, 32768)])
-    found = pool.predict("norm/forward", asked)
-    assert found.octaves == pytest.approx([0, 0, 1, 3], abs=1e-6)
-    assert found.sigma_log[3] > found.sigma_log[0]
+    residual = pool.predict("norm/forward", asked)
+    assert residual.octaves == pytest.approx([0, 0, 1, 3], abs=1e-6)
+    assert residual.sigma_log[3] > residual.sigma_log[0]
 
 
 @given(
@@ -127,8 +127,8 @@ def test_support_is_a_box(points: list[list[float]], asked: list[float]) -> None
     assert box.octaves_outside(np.array(points)) == pytest.approx(np.zeros(len(points)))
     low, high = np.min(points, axis=0), np.max(points, axis=0)
     nearest = np.clip(asked, low, high)
-    (found,) = box.octaves_outside(np.array([asked]))
-    assert found == pytest.approx(np.abs(np.array(asked) - nearest).max())
+    (result,) = box.octaves_outside(np.array([asked]))
+    assert result == pytest.approx(np.abs(np.array(asked) - nearest).max())
 
 
 def test_deviation_holds_planted_noise() -> None:
@@ -146,8 +146,8 @@ def test_left_out_residuals_are_as_large_as_errors_on_new_shapes(number: int) ->
     """Each shape is off by its own factor, which nothing but its own sample tells."""
     pool = _fit({FC1: _linear(number, noise=0.1)})
     asked = _linear(200, seed=1, noise=0.1)
-    found = pool.predict(FC1, asked.batch)
-    error = np.sqrt(np.mean((np.log(asked.time_s) - found.law - found.detail) ** 2))
+    residual = pool.predict(FC1, asked.batch)
+    error = np.sqrt(np.mean((np.log(asked.time_s) - residual.law - residual.detail) ** 2))
     left_out = pool.left_out[FC1]
     assert left_out.shape == (number,)
     sampling = 3 / np.sqrt(2 * number)

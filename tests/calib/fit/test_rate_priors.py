@@ -218,8 +218,10 @@ def test_a_device_without_sources_takes_those_of_another_and_doubts_them(device:
 
 
 def test_the_farther_the_generation_the_wider_the_doubt() -> None:
-    found = [rates_prior(d, OperatorKind.LOSS, Phase.FORWARD, 2) for d in ("A100", "H100", "B200")]
-    priors = [prior for prior in found if prior is not None]
+    results = [
+        rates_prior(d, OperatorKind.LOSS, Phase.FORWARD, 2) for d in ("A100", "H100", "B200")
+    ]
+    priors = [prior for prior in results if prior is not None]
     assert [prior.steps for prior in priors] == [0.0, 1.0, 2.0]
     assert len({prior.sources for prior in priors}) == 1
     doubts = [prior.sigma_log[2] for prior in priors]
@@ -274,13 +276,13 @@ def test_quantisation_of_the_input_is_taken_off_products_in_8_bits(builder: Modu
             "time_s": [alone_s[s] + 3e-12 * s[0] * s[1] for s in sizes],
         }
     )
-    found = builder.without_casts(table)
-    assert list(found.columns) == list(table.columns)
-    kept = [tuple(int(n) for n in shape.split("x")) for shape in found["shape"]]
+    result = builder.without_casts(table)
+    assert list(result.columns) == list(table.columns)
+    kept = [tuple(int(n) for n in shape.split("x")) for shape in result["shape"]]
     assert (8192, 8192, 65536) in kept and not {(8192, 8192, 32), (777, 1024, 8192)} & set(kept)
     wanted = np.array([alone_s[s] for s in kept])
     # The mirror has an input of 32 tokens of its own, which is all that is left.
-    assert found["time_s"].to_numpy() == pytest.approx(wanted, abs=1e-6)
+    assert result["time_s"].to_numpy() == pytest.approx(wanted, abs=1e-6)
 
 
 def flash(phase: Phase) -> ShapeBatch:

@@ -27,12 +27,12 @@ def _idle(blocks: int) -> float:
 
 @given(blocks=st.integers(1, 10**6), units=st.integers(1, 304))
 def test_idle_waves_count_the_units_of_the_last_wave(blocks: int, units: int) -> None:
-    (found,) = idle_waves(np.array([float(blocks)]), units)
+    (result,) = idle_waves(np.array([float(blocks)]), units)
     busy_frac = blocks / (math.ceil(blocks / units) * units)
-    assert found == pytest.approx(-math.log(busy_frac), abs=1e-9)
-    assert found >= -1e-9
+    assert result == pytest.approx(-math.log(busy_frac), abs=1e-9)
+    assert result >= -1e-9
     # A full wave and one block more leaves most idle: less than one wave in all.
-    assert found <= math.log1p((units - 1) / blocks) + 1e-9
+    assert result <= math.log1p((units - 1) / blocks) + 1e-9
 
 
 def test_whole_waves_leave_nothing_idle() -> None:
@@ -42,8 +42,8 @@ def test_whole_waves_leave_nothing_idle() -> None:
 @given(sizes=st.lists(st.integers(1, 2**20), min_size=2, max_size=2))
 def test_halvings_count_trailing_zeros(sizes: list[int]) -> None:
     expected = [len(f"{s:b}") - len(f"{s:b}".rstrip("0")) for s in sizes]
-    found = halvings(batch(K.NORM, P.FORWARD, [sizes]))
-    assert found.tolist() == [[min(e, 8) for e in expected]]
+    values = halvings(batch(K.NORM, P.FORWARD, [sizes]))
+    assert values.tolist() == [[min(e, 8) for e in expected]]
 
 
 @given(sizes=st.lists(st.integers(1, 2**16), min_size=3, max_size=3))
@@ -64,16 +64,16 @@ def test_nothing_but_a_gpu_has_waves(kind: K) -> None:
 
 def test_a_product_is_cut_into_the_tiles_of_its_result() -> None:
     # 1000 x 3000 results: 8 x 12 blocks of 128 x 256, 8 x 24 of 128 x 128.
-    found = trend(batch(K.LINEAR_FC1, P.FORWARD, [(1000, 640, 3000)]), UNITS)
-    assert found[0] == pytest.approx([_idle(8 * 12), _idle(8 * 24)])
+    values = trend(batch(K.LINEAR_FC1, P.FORWARD, [(1000, 640, 3000)]), UNITS)
+    assert values[0] == pytest.approx([_idle(8 * 12), _idle(8 * 24)])
 
 
 def test_backward_is_the_mean_of_its_two_products() -> None:
     # Gradients of the input (1000 x 640) and of the weight (640 x 3000).
-    found = trend(batch(K.LINEAR_FC1, P.BACKWARD, [(1000, 640, 3000)]), UNITS)
+    values = trend(batch(K.LINEAR_FC1, P.BACKWARD, [(1000, 640, 3000)]), UNITS)
     wide = (_idle(8 * 3) + _idle(5 * 12)) / 2
     square = (_idle(8 * 5) + _idle(5 * 24)) / 2
-    assert found[0] == pytest.approx([wide, square])
+    assert values[0] == pytest.approx([wide, square])
 
 
 def test_batches_of_products_fill_waves_together() -> None:

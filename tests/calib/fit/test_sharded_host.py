@@ -82,34 +82,34 @@ def described(table: SampleTable, config: RunConfig) -> SampleTable:
 
 
 def test_a_plain_optimizer_does_not_inherit_calls_on_shards(calibrated, truth) -> None:
-    found = calibrated(SHARDED)
+    result = calibrated(SHARDED)
     for parameters in (PARAMETERS // 2, 4 * PARAMETERS):
-        (time_s,) = found.operators([plain(parameters)]).time_s
+        (time_s,) = result.operators([plain(parameters)]).time_s
         # The law of launches and bytes with the machine's rates, which one width tells to a third.
         assert time_s == pytest.approx(truth([plain(parameters)])[0], rel=0.5)
 
 
 def test_the_same_calls_on_larger_shards_take_the_same_time(calibrated, truth) -> None:
-    found = calibrated(SHARDED)
-    both_s = found.operators([over_shards(PARAMETERS), over_shards(2 * PARAMETERS)]).time_s
+    result = calibrated(SHARDED)
+    both_s = result.operators([over_shards(PARAMETERS), over_shards(2 * PARAMETERS)]).time_s
     more_s = float(np.diff(truth([plain(PARAMETERS), plain(2 * PARAMETERS)]))[0])
     assert both_s[0] == pytest.approx(CALLS * CALL_S + truth([plain(PARAMETERS)])[0], rel=0.01)
     assert 0.4 * more_s < both_s[1] - both_s[0] < 2.5 * more_s
 
 
 def test_shards_that_nobody_measured_add_their_calls_widely(calibrated) -> None:
-    found = calibrated(PLAIN)
+    result = calibrated(PLAIN)
     plainly, sharded = (
-        found.operators([plain(PARAMETERS)]),
-        found.operators([over_shards(PARAMETERS)]),
+        result.operators([plain(PARAMETERS)]),
+        result.operators([over_shards(PARAMETERS)]),
     )
     assert sharded.time_s[0] > plainly.time_s[0]
     assert sharded.sigma_log[0] > 2 * plainly.sigma_log[0]
 
 
 def test_units_leave_the_host_of_a_pass_and_add_up_with_it(calibrated) -> None:
-    found = calibrated(SHARDED)
-    rest, unit = found.operators(
+    result = calibrated(SHARDED)
+    rest, unit = result.operators(
         [host(OperatorKind.HOST_MICROBATCH), host(OperatorKind.SHARD_UNIT)]
     ).time_s
     assert rest + NUM_UNITS * unit == pytest.approx(HOST_S + NUM_UNITS * UNIT_S, rel=1e-6)

@@ -53,8 +53,8 @@ def test_every_table_gives_a_finite_process(table: Table) -> None:
     assert np.all(np.isfinite(fitted.theta))
     assert np.all(np.abs(fitted.theta - START) < 30)
     mean, sigma = fitted.predict(inputs)
-    for found in (mean, sigma, fitted.left_out, fitted.left_out_sigma):
-        assert np.all(np.isfinite(found))
+    for result in (mean, sigma, fitted.left_out, fitted.left_out_sigma):
+        assert np.all(np.isfinite(result))
     assert np.all(sigma > 0)
     assert np.abs(mean).max() <= 2 * np.abs(values).max() + 1e-9
 
@@ -67,14 +67,18 @@ def test_the_gradient_is_that_of_differences(table: Table, seed: int) -> None:
     points = inputs.coordinates / max(float(np.abs(inputs.coordinates).max(initial=0)) / 3, 1e-9)
     trend = points if inputs.trend.shape[1] else inputs.trend
     usual = Inputs(coordinates=points, trend=trend, member=inputs.member)
-    found = ScalePosterior.of(usual, values / scale, np.maximum(weight, 0.1))
+    scale_posterior = ScalePosterior.of(usual, values / scale, np.maximum(weight, 0.1))
     theta = START + np.random.default_rng(seed).uniform(-0.5, 0.5, NUM_SCALES)
     step = 1e-4
     moved = [
-        (found.cost(theta + step * unit)[0] - found.cost(theta - step * unit)[0]) / (2 * step)
+        (
+            scale_posterior.cost(theta + step * unit)[0]
+            - scale_posterior.cost(theta - step * unit)[0]
+        )
+        / (2 * step)
         for unit in np.eye(NUM_SCALES)
     ]
-    value, slopes = found.cost(theta)
+    value, slopes = scale_posterior.cost(theta)
     assert slopes == pytest.approx(moved, rel=1e-5, abs=1e-6 * (1 + abs(value)))
 
 
@@ -82,9 +86,9 @@ def test_the_gradient_is_that_of_differences(table: Table, seed: int) -> None:
 @settings(max_examples=15)
 def test_no_start_finds_anything_better(table: Table) -> None:
     inputs, values, weight = table
-    found = ScalePosterior.of(inputs, values, weight)
-    best = found.cost(found.greatest())[0]
-    assert best <= found.cost(START)[0] + 1e-3 + 1e-6 * abs(best)
+    scale_posterior = ScalePosterior.of(inputs, values, weight)
+    best = scale_posterior.cost(scale_posterior.greatest())[0]
+    assert best <= scale_posterior.cost(START)[0] + 1e-3 + 1e-6 * abs(best)
 
 
 def test_a_singular_covariance_has_a_factor() -> None:
@@ -164,9 +168,9 @@ def test_curves_of_any_size_have_finite_constants(
     nbytes = 2.0 ** rng.integers(0, 40, number)
     log_time = np.log(size) + rng.normal(size=number)
     prior = Law(fixed_s=1e-5, byte_s=1e-10)
-    found = fit_law(np.ones(number), nbytes, log_time, np.ones(number), prior, sigma_log=sigma_log)
-    assert 0 < found.fixed_s < np.inf
-    assert 0 < found.byte_s < np.inf
+    law = fit_law(np.ones(number), nbytes, log_time, np.ones(number), prior, sigma_log=sigma_log)
+    assert 0 < law.fixed_s < np.inf
+    assert 0 < law.byte_s < np.inf
 
 
 def test_last_digits_choose_nothing() -> None:

@@ -36,8 +36,8 @@ def series(kind: str, number: int, random: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["steady", "wandering", "slowing", "jumping", "outliers"])
 def test_nine_of_ten_steps_lie_inside_whatever_the_level_does(kind: str) -> None:
     random = np.random.default_rng(11)
-    found = np.mean([coverage(series(kind, 600, random)) for _ in range(4)])
-    assert 0.85 <= found <= 0.95
+    value = np.mean([coverage(series(kind, 600, random)) for _ in range(4)])
+    assert 0.85 <= value <= 0.95
 
 
 def test_it_says_nothing_of_too_few_steps() -> None:

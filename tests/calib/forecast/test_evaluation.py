@@ -63,19 +63,19 @@ def ended(iteration: int = 100, **more: int) -> Ended:
 
 
 def test_errors_are_shares_of_what_was_left_and_of_the_whole() -> None:
-    found = evaluate([made(75, -10.0), made(20, 32.0)], ended())
-    first, last = found.errors
+    evaluation = evaluate([made(75, -10.0), made(20, 32.0)], ended())
+    first, last = evaluation.errors
     assert (first.iteration, first.of_total_frac, first.of_left_frac) == (20, 0.08, 0.1)
     assert (last.of_total_frac, last.of_left_frac) == (-0.025, -0.1)
     assert not first.is_inside and not first.is_beyond_p95
-    assert last.is_inside and found.total_s == TOTAL_S
+    assert last.is_inside and evaluation.total_s == TOTAL_S
     assert evaluate([made(75, -10.1)], ended()).errors[0].is_beyond_p95
 
 
 def test_settled_is_the_first_forecast_after_which_none_was_outside() -> None:
     errors = {10: 0.03, 20: 0.08, 30: -0.04, 40: 0.01, 50: 0.03, 60: 0.0, 70: -0.02}
-    found = evaluate([made(at, share * TOTAL_S) for at, share in errors.items()], ended())
-    five, two = found.settled
+    evaluation = evaluate([made(at, share * TOTAL_S) for at, share in errors.items()], ended())
+    five, two = evaluation.settled
     assert (five.first_iteration, five.stays_from_iteration) == (10, 30)
     assert (two.first_iteration, two.stays_from_iteration) == (40, 60)
     never = evaluate([made(10, 0.5 * TOTAL_S)], ended()).settled[0]
@@ -83,10 +83,10 @@ def test_settled_is_the_first_forecast_after_which_none_was_outside() -> None:
 
 
 def test_a_run_that_did_not_get_there_has_no_finish() -> None:
-    found = evaluate([made(20, 0.0)], ended(60, num_steps=10, num_inside={"0.9": 8}))
-    assert (found.is_complete, found.errors, found.first) == (False, (), None)
-    assert all(row.num == 0 for row in found.finish)
-    assert found.steps[2].observed_frac == 0.8
+    evaluation = evaluate([made(20, 0.0)], ended(60, num_steps=10, num_inside={"0.9": 8}))
+    assert (evaluation.is_complete, evaluation.errors, evaluation.first) == (False, (), None)
+    assert all(row.num == 0 for row in evaluation.finish)
+    assert evaluation.steps[2].observed_frac == 0.8
 
 
 def test_forecasts_after_the_last_step_foretell_nothing() -> None:

@@ -36,6 +36,6 @@ def test_nodes_integrate_the_mean():
 
 
 def test_failures_that_were_seen_outweigh_the_prior():
-    found = learned_mtbf_s(2_000, 2_000 * 1_000.0, prior_mtbf_s=1e6)
-    assert found == pytest.approx(1_500.0, rel=0.01)
+    value = learned_mtbf_s(2_000, 2_000 * 1_000.0, prior_mtbf_s=1e6)
+    assert value == pytest.approx(1_500.0, rel=0.01)
     assert learned_mtbf_s(0, 1e5, prior_mtbf_s=1e4) > 1e4

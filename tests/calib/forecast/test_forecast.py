@@ -37,16 +37,16 @@ def predict(times: NDArray[np.float64], *, left: int, **more: Any) -> Any:
 
 
 def test_constant_steps_are_counted_out() -> None:
-    found = predict(
+    result = predict(
         np.full(20, 2.0),
         left=1000,
         drift_frac=0.0,
         extras=[Extra(name="eval", num_left=4, time_s=10.0)],
     )
-    assert (found.steps_s, found.extras_s, found.remaining_s) == (2000.0, 40.0, 2040.0)
-    assert found.total_s == 2090.0
-    assert found.finish_p50_unix_s == found.finish_p95_unix_s == NOW + 2040.0
-    assert found.step_low_s == found.step_high_s == 2.0
+    assert (result.steps_s, result.extras_s, result.remaining_s) == (2000.0, 40.0, 2040.0)
+    assert result.total_s == 2090.0
+    assert result.finish_p50_unix_s == result.finish_p95_unix_s == NOW + 2040.0
+    assert result.step_low_s == result.step_high_s == 2.0
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5])
@@ -56,8 +56,8 @@ def test_intervals_of_the_remaining_time_cover_what_happens(rho: float) -> None:
     hits = 0
     for _ in range(400):
         times = 1 + related_noise(random, 560, sigma=0.05, related=rho)
-        found = predict(times[:60], left=500, drift_frac=0.0)
-        hits += found.remaining_low_s <= times[60:].sum() <= found.remaining_high_s
+        result = predict(times[:60], left=500, drift_frac=0.0)
+        hits += result.remaining_low_s <= times[60:].sum() <= result.remaining_high_s
     # 0.90 +- 3 standard errors of 400 draws, below it what few blocks cost under correlation.
     assert 0.82 <= hits / 400 <= 0.97
 
@@ -67,8 +67,8 @@ def test_the_interval_of_one_step_covers_single_steps() -> None:
     hits = total = 0
     for _ in range(100):
         times = 1 + 0.05 * random.standard_normal(50)
-        found = predict(times[:30], left=20)
-        inside = (times[30:] >= found.single_low_s) & (times[30:] <= found.single_high_s)
+        result = predict(times[:30], left=20)
+        inside = (times[30:] >= result.single_low_s) & (times[30:] <= result.single_high_s)
         hits, total = hits + int(inside.sum()), total + 20
     assert 0.87 <= hits / total <= 0.95
 
@@ -83,21 +83,21 @@ def test_positive_autocorrelation_widens_the_mean() -> None:
 
 @given(values=st.lists(st.floats(0.1, 10.0), min_size=2, max_size=60))
 def test_blocks_never_claim_more_than_independence(values: list[float]) -> None:
-    found = mean_estimate(values)
-    assert found.standard_error >= found.sd / np.sqrt(len(values)) * (1 - 1e-12)
-    assert found.mean == pytest.approx(np.mean(values))
-    assert found.degrees >= 1
+    estimate = mean_estimate(values)
+    assert estimate.standard_error >= estimate.sd / np.sqrt(len(values)) * (1 - 1e-12)
+    assert estimate.mean == pytest.approx(np.mean(values))
+    assert estimate.degrees >= 1
 
 
 def test_errors_of_evaluations_and_drift_are_added() -> None:
     times = np.full(20, 1.0)
-    found = predict(
+    result = predict(
         times,
         left=1000,
         drift_frac=0.02,
         extras=[Extra(name="eval", num_left=10, time_s=5.0, sigma_s=1.0)],
     )
-    (sigma_s,) = found.left.sigmas_s
+    (sigma_s,) = result.left.sigmas_s
     assert sigma_s == pytest.approx(np.hypot(20.0, 10.0) * 1.729 / 1.645, rel=1e-3)
 
 
@@ -105,17 +105,17 @@ def test_the_modelled_step_stands_in_before_the_first_steps(
     layout: Callable[..., RunConfig], planted: Callable[..., Any]
 ) -> None:
     estimate = estimate_step(layout(), planted())
-    found = predict(np.array([]), left=100, estimate=estimate)
-    assert not found.is_measured
-    assert found.step_time_s == estimate.time_s
-    assert found.step_low_s < estimate.time_s < found.step_high_s
+    result = predict(np.array([]), left=100, estimate=estimate)
+    assert not result.is_measured
+    assert result.step_time_s == estimate.time_s
+    assert result.step_low_s < estimate.time_s < result.step_high_s
     with pytest.raises(CalibrationError, match="1 measured steps and no modelled one"):
         predict(np.array([1.0]), left=100)
 
 
 def test_a_finished_run_ends_now() -> None:
-    found = predict(np.array([1.0, 1.1, 0.9]), left=0)
-    assert found.finish_p50_unix_s == found.finish_p95_unix_s == NOW
+    result = predict(np.array([1.0, 1.1, 0.9]), left=0)
+    assert result.finish_p50_unix_s == result.finish_p95_unix_s == NOW
 
 
 def test_json_has_its_schema_and_every_number() -> None:
@@ -126,18 +126,18 @@ def test_json_has_its_schema_and_every_number() -> None:
 
 def test_steps_of_other_batch_sizes_are_longer() -> None:
     loads = [StepLoad(num_left=10), StepLoad(num_left=30, time_ratio=2.0, sigma_log=0.1)]
-    found = predict(np.full(20, 1.0), left=40, drift_frac=0.0, loads=loads)
-    assert found.steps_s == 70.0
-    (sigma_s,) = found.left.sigmas_s
+    result = predict(np.full(20, 1.0), left=40, drift_frac=0.0, loads=loads)
+    assert result.steps_s == 70.0
+    (sigma_s,) = result.left.sigmas_s
     assert sigma_s == pytest.approx(0.1 * 60.0 * 1.729 / 1.645, rel=1e-3)
 
 
 def test_failures_are_expected_to_cost_their_share() -> None:
     failures = Failures(mtbf_s=500.0, restart_s=20.0, save_every_s=60.0)
-    found = predict(np.full(20, 1.0), left=1000, drift_frac=0.0, failures=failures)
-    assert found.failures_s == pytest.approx(2 * (20.0 + 30.0), rel=1e-3)
-    assert found.remaining_low_s >= 999.99
-    assert found.remaining_high_s > 1000.0 + 2 * 50.0
+    result = predict(np.full(20, 1.0), left=1000, drift_frac=0.0, failures=failures)
+    assert result.failures_s == pytest.approx(2 * (20.0 + 30.0), rel=1e-3)
+    assert result.remaining_low_s >= 999.99
+    assert result.remaining_high_s > 1000.0 + 2 * 50.0
 
 
 def test_the_drift_of_a_run_is_learned_from_its_blocks() -> None:
@@ -146,5 +146,5 @@ def test_the_drift_of_a_run_is_learned_from_its_blocks() -> None:
     level = np.repeat([0.95, 1.05, 0.95, 1.05, 0.95, 1.05], 333)
     assert learned_drift_frac(steady[:50], prior_frac=0.01) == 0.01
     assert learned_drift_frac(steady, prior_frac=0.01) < 0.009
-    found = learned_drift_frac(steady[:1998] * level, prior_frac=0.01)
-    assert found == pytest.approx(np.sqrt((8 * 0.01**2 + 5 * 0.0548**2) / 13), rel=0.1)
+    value = learned_drift_frac(steady[:1998] * level, prior_frac=0.01)
+    assert value == pytest.approx(np.sqrt((8 * 0.01**2 + 5 * 0.0548**2) / 13), rel=0.1)

@@ -88,26 +88,26 @@ def test_counts_are_those_of_the_training_loop(
     if done < total:
         num_evals += 2
         num_saves += not (saves and total % saves == 0)
-    found = remaining_schedule(
+    result = remaining_schedule(
         Cadence(eval_iters=1, eval_interval=evals, num_final_evals=2, save_interval=saves),
         levels,
         steps_done=done,
         steps_total=total,
         is_saving=True,
     )
-    assert found.num_steps == max(0, total - done)
-    assert (found.num_evals, found.num_saves) == (num_evals, num_saves)
+    assert result.num_steps == max(0, total - done)
+    assert (result.num_evals, result.num_saves) == (num_evals, num_saves)
 
 
 def test_nothing_is_saved_without_a_place():
-    found = remaining_schedule(
+    result = remaining_schedule(
         Cadence(save_interval=2),
         (BatchLevel(from_samples=0, global_batch_size=4),),
         steps_done=0,
         steps_total=10,
         is_saving=False,
     )
-    assert found.num_saves == 0
+    assert result.num_saves == 0
 
 
 def walked_schedule(pairs: list[tuple[int, int]], steps: int) -> list[int]:

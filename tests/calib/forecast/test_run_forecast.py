@@ -101,9 +101,9 @@ def test_once_all_has_been_seen_the_end_is_known(
         num_final_evals=2,
     )
     seen, end_s = walk(cadence, 16, stop=stop)
-    found = run_forecast(view(cadence), seen)
-    assert found.total_s == pytest.approx(end_s, rel=1e-9)
-    assert found.remaining_low_s <= end_s - seen.now_unix_s <= found.remaining_high_s
+    forecast = run_forecast(view(cadence), seen)
+    assert forecast.total_s == pytest.approx(end_s, rel=1e-9)
+    assert forecast.remaining_low_s <= end_s - seen.now_unix_s <= forecast.remaining_high_s
 
 
 def test_steps_of_sizes_to_come_are_modelled_with_an_error(
@@ -111,8 +111,8 @@ def test_steps_of_sizes_to_come_are_modelled_with_an_error(
 ) -> None:
     cadence = Cadence(train_iters=300, rampup_batch_size=(4, 4, 150), full_batch_size=16)
     seen, _ = walk(cadence, 16, stop=8)
-    found = run_forecast(view(cadence, size=4), seen)
-    (steps,) = found.parts
+    forecast = run_forecast(view(cadence, size=4), seen)
+    (steps,) = forecast.parts
     assert "batch 16 modelled" in steps.provenance
     flat, _ = walk(Cadence(train_iters=300), 16, stop=8)
     sure = run_forecast(view(Cadence(train_iters=300)), flat)
@@ -124,11 +124,11 @@ def test_two_sizes_give_those_between_and_beyond_by_a_line() -> None:
     sizes = {4: 0.5, 8: 0.7}
     seen = {size: time_s + 1e-4 * random.standard_normal(40) for size, time_s in sizes.items()}
     modelled = {s: BatchRatio(ratio=s / 8, sigma_log=0.3) for s in (4, 6, 8, 16)}
-    found = measured_ratios({s: v.tolist() for s, v in seen.items()}, 8, modelled)
-    assert found[4].ratio == pytest.approx(0.5 / 0.7, rel=1e-3)
-    assert found[6].ratio == pytest.approx(0.6 / 0.7, rel=5e-3)
-    assert found[16].ratio == pytest.approx(1.1 / 0.7, rel=5e-3)
-    assert "line" in found[16].provenance and found[4].provenance == "measured"
+    result = measured_ratios({s: v.tolist() for s, v in seen.items()}, 8, modelled)
+    assert result[4].ratio == pytest.approx(0.5 / 0.7, rel=1e-3)
+    assert result[6].ratio == pytest.approx(0.6 / 0.7, rel=5e-3)
+    assert result[16].ratio == pytest.approx(1.1 / 0.7, rel=5e-3)
+    assert "line" in result[16].provenance and result[4].provenance == "measured"
 
 
 def test_an_exit_interval_ends_the_run_before_its_last_step(
@@ -164,8 +164,8 @@ def test_energy_is_what_was_used_and_the_power_of_the_rest(
 ) -> None:
     cadence = Cadence(train_iters=300)
     seen, _ = walk(cadence, 16, stop=100)
-    found = run_forecast(view(cadence), replace(seen, energy_used_j=1e6, mean_power_w=500.0))
-    assert found.energy_j == pytest.approx(1e6 + 500.0 * found.remaining_s)
+    forecast = run_forecast(view(cadence), replace(seen, energy_used_j=1e6, mean_power_w=500.0))
+    assert forecast.energy_j == pytest.approx(1e6 + 500.0 * forecast.remaining_s)
 
 
 def test_collections_and_steps_after_saves_are_counted(view: Callable[..., ModelForecast]) -> None:
@@ -178,5 +178,5 @@ def test_collections_and_steps_after_saves_are_counted(view: Callable[..., Model
         irregular_times_s=(2.0,) * 10,
         num_regular=90,
     )
-    found = run_forecast(view(cadence), seen)
-    assert found.remaining_s == pytest.approx(200 + 20)
+    forecast = run_forecast(view(cadence), seen)
+    assert forecast.remaining_s == pytest.approx(200 + 20)

@@ -58,10 +58,12 @@ def test_a_published_run_has_the_mfu_that_it_states(
     fp8: Fp8Recipe, tokens_per_s: int, step_time_s: float, published_mfu: float
 ) -> None:
     """DGX Cloud benchmarks of Llama 3.1 70B on 64 H100 (llama3.1/README, v25.02)."""
-    found = throughput(layout(model=LLAMA_70B, samples=128, tp=4, pp=4, dp=4, fp8=fp8), step_time_s)
-    assert found.tokens_per_s == pytest.approx(tokens_per_s, rel=1e-3)
-    assert found.mfu_frac is not None
-    assert DGXC_FULL_SQUARE * found.mfu_frac == pytest.approx(published_mfu, rel=5e-3)
+    result = throughput(
+        layout(model=LLAMA_70B, samples=128, tp=4, pp=4, dp=4, fp8=fp8), step_time_s
+    )
+    assert result.tokens_per_s == pytest.approx(tokens_per_s, rel=1e-3)
+    assert result.mfu_frac is not None
+    assert DGXC_FULL_SQUARE * result.mfu_frac == pytest.approx(published_mfu, rel=5e-3)
 
 
 @pytest.mark.parametrize("degrees", [{}, {"dp": 2}, {"pp": 2}, {"tp": 2}, {"dp": 2, "pp": 2}])
@@ -69,12 +71,12 @@ def test_the_split_of_a_model_changes_nothing_but_the_number_of_gpus(
     degrees: dict[str, Any],
 ) -> None:
     whole, config = throughput(layout(), 0.01), layout(**degrees)
-    found, num_ranks = throughput(config, 0.01), config.parallelism.num_ranks
-    assert found.tokens_per_s == whole.tokens_per_s == 8 * SMALL.seq_length / 0.01
-    assert found.tokens_per_s_per_gpu == pytest.approx(whole.tokens_per_s / num_ranks)
-    assert found.mfu_frac == pytest.approx((whole.mfu_frac or 0.0) / num_ranks)
+    result, num_ranks = throughput(config, 0.01), config.parallelism.num_ranks
+    assert result.tokens_per_s == whole.tokens_per_s == 8 * SMALL.seq_length / 0.01
+    assert result.tokens_per_s_per_gpu == pytest.approx(whole.tokens_per_s / num_ranks)
+    assert result.mfu_frac == pytest.approx((whole.mfu_frac or 0.0) / num_ranks)
     slower = throughput(config, 0.02)
-    assert slower.flop_per_s_per_gpu == pytest.approx(found.flop_per_s_per_gpu / 2)
+    assert slower.flop_per_s_per_gpu == pytest.approx(result.flop_per_s_per_gpu / 2)
 
 
 def test_what_runs_again_is_in_hfu_alone() -> None:
@@ -116,19 +118,19 @@ def test_the_peak_is_the_dense_one(device: str, fp8: Fp8Recipe, tera: int) -> No
 
 @pytest.mark.parametrize("device", ["cpu", "Accelerator 9"])
 def test_without_a_data_sheet_there_is_no_mfu(device: str) -> None:
-    found = throughput(layout(device), 0.01)
-    assert found.mfu_frac is None
-    assert found.hfu_frac is None
-    assert found.tokens_per_s > 0
-    assert "MFU" not in found.text
+    result = throughput(layout(device), 0.01)
+    assert result.mfu_frac is None
+    assert result.hfu_frac is None
+    assert result.tokens_per_s > 0
+    assert "MFU" not in result.text
 
 
 @pytest.mark.parametrize("num_gpus", [1, 8])
 def test_gpu_hours_of_tokens_are_those_of_all_gpus(num_gpus: int) -> None:
     """1e9 tokens at 1e6 tokens/s take 1,000 s, on each of the GPUs."""
     config = layout(dp=num_gpus)
-    found = throughput(config, 8 * config.model.seq_length / 1e6)
-    assert found.gpu_hours_per_giga_token == pytest.approx(num_gpus * 1000 / 3600)
+    result = throughput(config, 8 * config.model.seq_length / 1e6)
+    assert result.gpu_hours_per_giga_token == pytest.approx(num_gpus * 1000 / 3600)
 
 
 @pytest.mark.parametrize("time_s", [0.0, -1.0, float("nan")])

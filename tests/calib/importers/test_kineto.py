@@ -101,9 +101,9 @@ def test_an_old_transfer_has_the_size_of_its_tensor_and_a_flag_for_its_group():
 
 
 def test_no_number_of_ranks_is_made_up():
-    found = tables(old_gather())
-    assert not len(found.collectives) and "no transfer with a size" in found.refusal
-    assert found.shares is not None and found.shares.num_transfers == 1
+    kineto_tables = tables(old_gather())
+    assert not len(kineto_tables.collectives) and "no transfer with a size" in kineto_tables.refusal
+    assert kineto_tables.shares is not None and kineto_tables.shares.num_transfers == 1
 
 
 def test_a_trace_with_nothing_for_us_says_what_it_lacks():
@@ -124,21 +124,21 @@ def real(request: pytest.FixtureRequest) -> tuple[str, KinetoTables]:
 
 @pytest.mark.slow
 def test_of_a_real_trace_every_kernel_that_was_launched_in_it_has_an_operator(real):
-    name, found = real
-    assert found.shares is not None, name
-    assert found.shares.inside_frac >= 0.99
-    assert found.refusal or len(found.operators) + len(found.collectives)
+    name, result = real
+    assert result.shares is not None, name
+    assert result.shares.inside_frac >= 0.99
+    assert result.refusal or len(result.operators) + len(result.collectives)
 
 
 @pytest.mark.slow
 def test_every_node_of_a_real_trace_has_its_operation_or_adds_gradients_up(real):
-    _, found = real
-    assert found.shares.num_linked + found.shares.num_accumulating == found.shares.num_nodes
+    _, result = real
+    assert result.shares.num_linked + result.shares.num_accumulating == result.shares.num_nodes
 
 
 @pytest.mark.slow
 def test_kernels_of_a_real_trace_sum_up_to_its_kernel_time(real):
-    _, found = real
-    assert found.kernels["time_s"].sum() == pytest.approx(found.shares.kernel_time_s)
-    recomputed = "recompute" in found.shares.phase_fracs
+    _, result = real
+    assert result.kernels["time_s"].sum() == pytest.approx(result.shares.kernel_time_s)
+    recomputed = "recompute" in result.shares.phase_fracs
     assert recomputed == ("recompute" in real[0])

@@ -62,22 +62,22 @@ def glued(line: str) -> str:
 def test_whatever_stands_before_a_line_the_table_is_the_same(
     written: Callable[[str], str],
 ) -> None:
-    found, problems = read([written(line) for line in LINES])
-    assert times_s(found) == TIMES_S and problems == []
-    assert set(found["num_ranks"]) == {2} and set(found["num_nodes"]) == {2}
-    assert set(found["collective"]) == {"all_reduce"}
-    assert set(found["device"]) == {"NVIDIA H100 80GB HBM3"}
+    frame, problems = read([written(line) for line in LINES])
+    assert times_s(frame) == TIMES_S and problems == []
+    assert set(frame["num_ranks"]) == {2} and set(frame["num_nodes"]) == {2}
+    assert set(frame["collective"]) == {"all_reduce"}
+    assert set(frame["device"]) == {"NVIDIA H100 80GB HBM3"}
 
 
 def test_a_test_may_name_itself_in_its_last_line() -> None:
-    found, _ = read([*LINES[1:], "# Collective test concluded: reduce_scatter_perf"])
-    assert set(found["collective"]) == {"reduce_scatter"}
+    frame, _ = read([*LINES[1:], "# Collective test concluded: reduce_scatter_perf"])
+    assert set(frame["collective"]) == {"reduce_scatter"}
 
 
 def test_the_last_line_of_one_test_names_no_other() -> None:
     named = [*LINES[1:], "# Collective test concluded: reduce_scatter_perf"]
-    found, problems = read([*named, *LINES[1:]], "all_gather.txt")
-    assert list(found["collective"]) == ["reduce_scatter"] * 2 + ["all_gather"] * 2
+    frame, problems = read([*named, *LINES[1:]], "all_gather.txt")
+    assert list(frame["collective"]) == ["reduce_scatter"] * 2 + ["all_gather"] * 2
     assert problems == []
 
 
@@ -96,8 +96,8 @@ def test_worlds_of_one_rank_send_nothing() -> None:
 
 def test_sizes_with_wrong_results_are_left_out_and_counted() -> None:
     wrong = LINES[9].replace("8.45      0", "8.45   4096")
-    found, (problem,) = read([*LINES[:9], wrong, *LINES[10:]])
-    assert list(times_s(found)) == [16777216] and "1 sizes with wrong results" in problem
+    frame, (problem,) = read([*LINES[:9], wrong, *LINES[10:]])
+    assert list(times_s(frame)) == [16777216] and "1 sizes with wrong results" in problem
 
 
 def test_wrong_results_of_no_known_size_refuse_the_test() -> None:
@@ -110,8 +110,8 @@ def test_wrong_results_of_no_known_size_refuse_the_test() -> None:
 
 def test_what_was_measured_before_a_failure_is_taken_and_named() -> None:
     end = "node0: Test NCCL failure common.cu:279 'unhandled system error'"
-    found, (problem,) = read([*LINES[:11], end])
-    assert times_s(found) == TIMES_S and "aborted" in problem
+    frame, (problem,) = read([*LINES[:11], end])
+    assert times_s(frame) == TIMES_S and "aborted" in problem
 
 
 def test_old_versions_say_the_largest_error_of_a_sum() -> None:

@@ -63,16 +63,16 @@ def stated(par: Parallelism, **cells: str) -> Parallelism:
 def test_what_replicas_share_is_as_it_is_stated(
     cells: dict[str, str], sharded: Sharding, engine: Engine
 ) -> None:
-    found = stated(Parallelism(dp=8), **cells)
-    assert (found.sharded, found.engine) == (sharded, engine)
+    layout = stated(Parallelism(dp=8), **cells)
+    assert (layout.sharded, layout.engine) == (sharded, engine)
 
 
 def test_fewer_ranks_than_replicas_are_copies() -> None:
     assert stated(Parallelism(dp=16), fsdp="4").num_optimizer_instances == 4
     # Ranks of context parallelism share as well, whichever way they are counted.
     for number in ("2", "8"):
-        found = stated(Parallelism(dp=2, cp=4), fsdp=number)
-        assert (found.sharded, found.num_optimizer_instances) == (Sharding.WEIGHTS, 1)
+        layout = stated(Parallelism(dp=2, cp=4), fsdp=number)
+        assert (layout.sharded, layout.num_optimizer_instances) == (Sharding.WEIGHTS, 1)
     assert not stated(Parallelism(dp=16), sharding="SHARD_GRAD_OP").regathers_weights
 
 
@@ -148,9 +148,9 @@ def test_own_rows_are_sharded_as_they_say_and_come_back_the_same() -> None:
 
 
 def test_columns_that_nothing_reads_are_named() -> None:
-    found = table(zero_stage=1, cluster_color="blue", num_zeros_in_grad_clip=None)
-    assert found.unused == ("cluster_color", "num_zeros_in_grad_clip")
-    assert len(found.rows) == 1
+    steps = table(zero_stage=1, cluster_color="blue", num_zeros_in_grad_clip=None)
+    assert steps.unused == ("cluster_color", "num_zeros_in_grad_clip")
+    assert len(steps.rows) == 1
     told = table(my_fsdp_mode="full").skipped
     assert [row.reason.split(" is")[0] for row in told] == ["my_fsdp_mode 'full'"]
     # As Megatron's command line spells them.

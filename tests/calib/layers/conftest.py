@@ -60,15 +60,15 @@ class ExpertProbe:
         limit.start()
         try:
             print(json.dumps([config.to_json(), rank]), file=process.stdin, flush=True)
-            found = next((line for line in process.stdout if line.startswith("RESULT")), "")
+            result = next((line for line in process.stdout if line.startswith("RESULT")), "")
         except BrokenPipeError:
-            found = ""
+            result = ""
         finally:
             limit.cancel()
-        if not found:
+        if not result:
             self.close()
-        assert found, self._errors.read_text()[-3000:]
-        return json.loads(found.removeprefix("RESULT"))
+        assert result, self._errors.read_text()[-3000:]
+        return json.loads(result.removeprefix("RESULT"))
 
     def close(self) -> None:
         if self._process is not None:
@@ -105,21 +105,21 @@ def assert_as_megatron(expert_probe: ExpertProbe) -> Callable[..., None]:
     """
 
     def check(config: RunConfig, rank: int, unseen: Iterable[tuple[Any, ...]] = ()) -> None:
-        found = expert_probe.ask(config, rank)
+        result = expert_probe.ask(config, rank)
         stage = position(config.parallelism, rank).stage
-        assert [t.numel for t in parameter_tensors(config, stage)] == found["parameters"]
+        assert [t.numel for t in parameter_tensors(config, stage)] == result["parameters"]
         generated = [[bucket.numel, bucket.is_expert] for bucket in buckets(config, stage)]
-        assert generated == found["buckets"]
-        for role, ranks in found["groups"].items():
+        assert generated == result["buckets"]
+        for role, ranks in result["groups"].items():
             assert list(group(config.parallelism, GroupRole(role), rank)) == ranks
         operators = _operators(config, stage)
         hidden = {key for key in operators if key[:3] in set(unseen)}
         assert len(hidden) == len(set(unseen))
-        recorded = {(*key[:2], tuple(key[2]), *key[3:]): n for *key, n in found["operators"]}
+        recorded = {(*key[:2], tuple(key[2]), *key[3:]): n for *key, n in result["operators"]}
         assert {key: n for key, n in operators.items() if key not in hidden} == recorded
         assert _calls(config, stage) == {
             tuple(call): count
-            for *call, count in found["calls"]
+            for *call, count in result["calls"]
             if call[1] not in NOT_GENERATED and call[2] > 1 and call[3] > CONTROL_NBYTES
         }
 

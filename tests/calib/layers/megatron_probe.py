@@ -138,9 +138,9 @@ def record(
     timers.remove()
     assert guard.num_faults == 0 and log is not None and log.num_dropped == 0
     return Counter(
-        (found.kind.value, found.phase.value, found.shape, found.element_nbytes)
-        for found in Attribution(log).records()
-        if isinstance(found, OperatorRecord)
+        (record.kind.value, record.phase.value, record.shape, record.element_nbytes)
+        for record in Attribution(log).records()
+        if isinstance(record, OperatorRecord)
     )
 
 

@@ -192,8 +192,8 @@ def case(
     if not probed:
         probed["asked"] = True
         asked = {name: (layout(**settings), rank) for name, (settings, rank) in CASES.items()}
-        found = run_probe(list(asked.values()))
-        probed |= {name: (*asked[name], found[i]) for i, name in enumerate(asked)}
+        results = run_probe(list(asked.values()))
+        probed |= {name: (*asked[name], results[i]) for i, name in enumerate(asked)}
     assert request.param in probed, "the probe did not end; its first failure says why"
     return probed[request.param]
 
@@ -218,29 +218,29 @@ Probed = tuple[RunConfig, int, dict[str, Any]]
 
 
 def test_parameters_and_buckets_are_those_of_megatron(case: Probed) -> None:
-    config, rank, found = case
+    config, rank, result = case
     stage = position(config.parallelism, rank).stage
     chunks = config.chunks_of(stage)
-    assert [[t.numel for t in parameter_tensors(config, c)] for c in chunks] == found["parameters"]
-    assert parameters(config, stage) == sum(map(sum, found["parameters"]))
-    assert [[bucket.numel for bucket in buckets(config, c)] for c in chunks] == found["buckets"]
+    assert [[t.numel for t in parameter_tensors(config, c)] for c in chunks] == result["parameters"]
+    assert parameters(config, stage) == sum(map(sum, result["parameters"]))
+    assert [[bucket.numel for bucket in buckets(config, c)] for c in chunks] == result["buckets"]
 
 
 def test_groups_are_those_of_megatron(case: Probed) -> None:
-    config, rank, found = case
-    for name, ranks in found["groups"].items():
+    config, rank, result = case
+    for name, ranks in result["groups"].items():
         assert list(group(config.parallelism, GroupRole(name), rank)) == ranks, name
 
 
 def test_collectives_are_those_of_megatron(case: Probed) -> None:
-    config, rank, found = case
+    config, rank, result = case
     stage = position(config.parallelism, rank).stage
     generated = {
         (call.collective.value, call.role, call.num_ranks, call.nbytes): count
         for call, count in step_collectives(config, stage=stage)
     }
     issued = Counter[tuple[Any, ...]]()
-    for kind, name, num_ranks, nbytes, count in found["calls"]:
+    for kind, name, num_ranks, nbytes, count in result["calls"]:
         role = role_of(name)
         if kind in ("send", "recv") and role is GroupRole.WORLD:
             # Between two stages, Megatron sends one way over the group of all ranks.
@@ -251,7 +251,7 @@ def test_collectives_are_those_of_megatron(case: Probed) -> None:
 
 
 def test_operators_are_those_that_the_hooks_record(case: Probed) -> None:
-    config, rank, found = case
+    config, rank, result = case
     work = stage_operators(config, position(config.parallelism, rank).stage)
     generated = {
         (operator.kind.value, operator.phase.value, operator.shape, operator.element_nbytes): count
@@ -261,6 +261,6 @@ def test_operators_are_those_that_the_hooks_record(case: Probed) -> None:
     }
     recorded = {
         (kind, phase, tuple(shape), nbytes): count
-        for kind, phase, shape, nbytes, count in found["operators"]
+        for kind, phase, shape, nbytes, count in result["operators"]
     }
     assert generated == recorded

@@ -163,8 +163,8 @@ def sizes(name: str, num_dense: int = 0) -> tuple[float, float]:
 def test_parameters_are_those_that_were_published(
     name: str, num_dense: int, total: float, active: float
 ) -> None:
-    found, passed = sizes(name, num_dense)
-    assert found == pytest.approx(total, rel=2e-3)
+    value, passed = sizes(name, num_dense)
+    assert value == pytest.approx(total, rel=2e-3)
     assert passed == pytest.approx(active, rel=2e-2)
 
 
@@ -214,7 +214,7 @@ def test_grouped_and_single_products_are_the_same_work(config: RunConfig) -> Non
     shaped = {}
     for is_grouped in (False, True):
         model = replace(config.model, experts=replace(experts, is_grouped=is_grouped))
-        found = block(replace(config, model=model), BlockKind.EXPERT_LAYER)
+        result = block(replace(config, model=model), BlockKind.EXPERT_LAYER)
         products = {
             OperatorKind.GROUPED_LINEAR,
             OperatorKind.LINEAR_FC1,
@@ -222,7 +222,7 @@ def test_grouped_and_single_products_are_the_same_work(config: RunConfig) -> Non
         }
         shaped[is_grouped] = sum(
             work(operator).flop * count
-            for operator, count in (*found.forward, *found.backward)
+            for operator, count in (*result.forward, *result.backward)
             if operator.kind in products
         )
     routed = routing(config)
@@ -294,8 +294,8 @@ def test_the_exchange_runs_beside_another_micro_batch_where_there_is_one(
     for config, beside in ((several, OtherPass.INPUTS), (one, OtherPass.NONE)):
         is_alone = config.num_microbatches == 1
         assert is_alone == (beside is OtherPass.NONE)
-        found = {use.other_pass for use in block(config, BlockKind.EXPERT_LAYER).uses}
-        assert found == {beside}
+        other_pass = {use.other_pass for use in block(config, BlockKind.EXPERT_LAYER).uses}
+        assert other_pass == {beside}
 
 
 @pytest.mark.parametrize(

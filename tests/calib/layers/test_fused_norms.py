@@ -88,10 +88,10 @@ def llama(**settings: Any) -> RunConfig:
 
 
 def counts(operators: Iterable[OperatorCount]) -> Counter[OperatorKind]:
-    found: Counter[OperatorKind] = Counter()
+    counts: Counter[OperatorKind] = Counter()
     for operator, count in operators:
-        found[operator.kind] += count
-    return found
+        counts[operator.kind] += count
+    return counts
 
 
 @pytest.mark.filterwarnings("ignore")  # of Megatron's own, about what is not installed
@@ -109,9 +109,9 @@ def test_h6_a_layer_has_the_norms_of_megatrons_spec(
     built = Counter(classes(spec))
     config = llama(qk_layernorm=qk_norm, **experts, **latent)
     kind = BlockKind.EXPERT_LAYER if experts else BlockKind.LAYER
-    found = counts(block(config, kind).forward)
-    assert found[OperatorKind.NORM] == built[Norm]
-    assert found[OperatorKind.FUSED_NORM] == built[NormLinear]
+    result = counts(block(config, kind).forward)
+    assert result[OperatorKind.NORM] == built[Norm]
+    assert result[OperatorKind.FUSED_NORM] == built[NormLinear]
 
 
 def test_h6_a_pass_of_a_dense_model_has_one_norm_of_its_own() -> None:
@@ -159,10 +159,10 @@ def test_h6_a_norm_runs_again_with_its_product(module: str, inside: int) -> None
     """Megatron checkpoints no norm that is none (``recompute_pre_mlp_layernorm``), and the whole
     MLP with what its first product holds."""
     modules = {"recompute_granularity": "selective", "recompute_modules": [module]}
-    found = block(llama(**modules), BlockKind.LAYER)
-    assert counts(found.recompute)[OperatorKind.FUSED_NORM] == inside
-    assert counts(found.recompute)[OperatorKind.NORM] == 0
-    assert found.num_checkpoints == (module != "layernorm")
+    result = block(llama(**modules), BlockKind.LAYER)
+    assert counts(result.recompute)[OperatorKind.FUSED_NORM] == inside
+    assert counts(result.recompute)[OperatorKind.NORM] == 0
+    assert result.num_checkpoints == (module != "layernorm")
 
 
 def test_h6_whole_layers_run_norms_again() -> None:

@@ -79,8 +79,8 @@ def test_up_projections_run_again_as_in_megatron(
 
 def test_core_attention_has_the_products_of_both_widths(llama: Callable[..., RunConfig]) -> None:
     config = llama(model={"latent_attention": replace(LATENT, v_head_dim=32)})
-    found = block(config, BlockKind.LAYER)
-    (core,) = [o for o, _ in found.forward if o.kind is OperatorKind.CORE_ATTENTION]
+    result = block(config, BlockKind.LAYER)
+    (core,) = [o for o, _ in result.forward if o.kind is OperatorKind.CORE_ATTENTION]
     micro, heads, seq = 2, 4, 32
     assert work(core).flop == 2 * micro * heads * seq**2 * ((16 + 8) + 32)
 
@@ -90,8 +90,8 @@ def test_a_layer_has_the_parameters_of_the_report(llama: Callable[..., RunConfig
     latent = LatentAttention(q_lora_rank=1536, kv_lora_rank=512)
     model = {"hidden_size": 7168, "num_attention_heads": 128, "num_query_groups": 128}
     config = llama(model={**model, "latent_attention": latent, "has_qk_norm": True})
-    found = sum(tensor.numel for tensor in block(config, BlockKind.LAYER).tensors)
+    number = sum(tensor.numel for tensor in block(config, BlockKind.LAYER).tensors)
     queries = 7168 * 1536 + 1536 + 1536 * 128 * (128 + 64)
     keys_values = 7168 * (512 + 64) + 512 + 512 * 128 * (128 + 128)
     output, feed_forward, norms = 128 * 128 * 7168, 3 * 7168 * 128, 2 * 7168
-    assert found == queries + keys_values + output + feed_forward + norms
+    assert number == queries + keys_values + output + feed_forward + norms

@@ -111,8 +111,8 @@ def arguments(given: dict[str, Any]) -> SimpleNamespace:
 
 @pytest.mark.parametrize(("given", "flop"), MEGATRON_FLOP)
 def test_a_sequence_has_the_flop_that_megatron_counts(given: dict[str, Any], flop: int) -> None:
-    found = model_flop_per_token(shape(given)) * given["seq_length"]
-    assert found == pytest.approx(flop, rel=EXACT)
+    result = model_flop_per_token(shape(given)) * given["seq_length"]
+    assert result == pytest.approx(flop, rel=EXACT)
 
 
 @pytest.mark.parametrize("given", [given for given, _ in MEGATRON_FLOP])
@@ -140,8 +140,8 @@ def test_megatron_itself_says_so_where_it_is_installed(given: dict[str, Any]) ->
 def test_published_rates_are_told_in_the_same_unit(
     name: str, seq_length: int, num_ahead: int, tokens_per_s: int, tera_flop_per_s: int
 ) -> None:
-    found = public_shape(name, seq_length=seq_length)
-    per_token = model_flop_per_token(replace(found, num_prediction_layers=num_ahead))
+    shape = public_shape(name, seq_length=seq_length)
+    per_token = model_flop_per_token(replace(shape, num_prediction_layers=num_ahead))
     assert tokens_per_s * per_token / 1e12 == pytest.approx(tera_flop_per_s, rel=5e-3)
 
 

@@ -96,7 +96,7 @@ def test_the_last_chunk_ends_with_norm_predictions_and_head(
     llama: Callable[..., RunConfig],
 ) -> None:
     config = llama(model=TWO, pp=2)
-    kinds = [found.kind for found, _ in chunk_blocks(config, 1)]
+    kinds = [block.kind for block, _ in chunk_blocks(config, 1)]
     assert kinds == [
         BlockKind.EMBEDDING_COPY,
         BlockKind.LAYER,

@@ -47,11 +47,11 @@ def test_a_rule_of_the_model_speaks_and_is_silent_after_its_remedy(
     name: str, planted: Planted
 ) -> None:
     words = CASES[name].words
-    found = flaws_of(words, planted)
-    assert name in found and found[name].gain is not None
-    after = remedied(words, found[name].remedy)
+    result = flaws_of(words, planted)
+    assert name in result and result[name].gain is not None
+    after = remedied(words, result[name].remedy)
     assert name not in flaws_of(after, planted)
-    layout = found[name].remedy.layout
+    layout = result[name].remedy.layout
     if layout is not None:
         assert launch_of(after).config == layout
 
@@ -117,14 +117,14 @@ def test_a_clean_launch_has_no_flaw_with_a_model_either(name: str, planted: Plan
 def test_evaluations_by_hand(planted: Planted) -> None:
     words = CASES["eval-interval"].words
     launch = launch_of(words)
-    found = flaws_of(words, planted)["eval-interval"]
+    flaw = flaws_of(words, planted)["eval-interval"]
     step_s = pricing_of(launch, planted).own.step_time_s
-    wanted = int(found.remedy.put[0][1])
-    assert found.gain is not None and found.gain.of_run
+    wanted = int(flaw.remedy.put[0][1])
+    assert flaw.gain is not None and flaw.gain.of_run
     expected = (step_s + EVAL_S / wanted) / (step_s + EVAL_S / 2) - 1
-    assert found.gain.time_frac == pytest.approx(expected)
+    assert flaw.gain.time_frac == pytest.approx(expected)
     assert EVAL_S / wanted / (step_s + EVAL_S / wanted) <= 0.02
-    assert found.gain.low_frac < expected < found.gain.high_frac < 0
+    assert flaw.gain.low_frac < expected < flaw.gain.high_frac < 0
 
 
 def test_saves_beside_training_are_spared(planted: Planted) -> None:
@@ -167,11 +167,11 @@ def test_without_a_time_between_failures_no_interval_of_saves_is_advised(planted
 
 def test_the_line_says_the_best_that_is_sure(planted: Planted) -> None:
     launch = launch_of([*CASES["eval-interval"].words, "--log-interval", "1"])
-    found = lint(launch, pricing_of(launch, planted))
-    assert found.best is not None and found.best.rule.name == "eval-interval"
-    more = len(found.flaws) - 1
-    assert found.line().startswith("launch: --eval-interval 2 with --eval-iters 10 · about ")
-    assert found.line().endswith(f" · forerun doctor DIR lists {more} more")
+    lint_result = lint(launch, pricing_of(launch, planted))
+    assert lint_result.best is not None and lint_result.best.rule.name == "eval-interval"
+    more = len(lint_result.flaws) - 1
+    assert lint_result.line().startswith("launch: --eval-interval 2 with --eval-iters 10 · about ")
+    assert lint_result.line().endswith(f" · forerun doctor DIR lists {more} more")
 
 
 def gain(time_frac: float, low_frac: float = 0.0, high_frac: float = 0.0) -> Gain:
@@ -205,8 +205,8 @@ def test_what_is_not_sure_or_too_little_is_no_line(found: Gain, is_told: bool) -
 
 
 def test_memory_that_is_saved_is_told() -> None:
-    found = replace(gain(-0.001, -0.01, 0.01), memory_nbytes=-(5 << 30), memory_frac=-0.2)
-    assert found.text == ("cannot tell (1.0 % more to 1.0 % less per step), 5.0 GiB less memory")
+    result = replace(gain(-0.001, -0.01, 0.01), memory_nbytes=-(5 << 30), memory_frac=-0.2)
+    assert result.text == ("cannot tell (1.0 % more to 1.0 % less per step), 5.0 GiB less memory")
 
 
 def test_a_measured_step_of_the_launch_is_where_gains_begin(planted: Planted) -> None:

@@ -60,19 +60,19 @@ def kept(config: RunConfig, num_layers: int) -> int:
     tokens = torch.randint(config.model.vocab_size, (batch, sequence))
     positions = torch.arange(sequence).expand(batch, -1)
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     held: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
+            result[storage.data_ptr()] = storage.nbytes()
             held.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(tokens, positions, None, labels=tokens)
-    return sum(found.values())
+    return sum(result.values())
 
 
 class FusedAttention(torch.nn.Module):
@@ -85,10 +85,10 @@ class FusedAttention(torch.nn.Module):
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
         """From (sequence, batch, head, width) to (sequence, batch, heads x width)."""
-        found = functional.scaled_dot_product_attention(
+        result = functional.scaled_dot_product_attention(
             *(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)), is_causal=True
         )
-        return found.permute(2, 0, 1, 3).flatten(2)
+        return result.permute(2, 0, 1, 3).flatten(2)
 
 
 def build(config: RunConfig, num_layers: int) -> GPTModel:

@@ -41,12 +41,12 @@ def main() -> None:
     states = (optimizer.state[weight] for weight in weights)
     moments = (state[name] for state in states for name in ("exp_avg", "exp_avg_sq"))
     grads = (weight.grad for weight in weights if weight.grad is not None)
-    found = {
+    result = {
         "weights_nbytes": held_nbytes(weights),
         "grads_nbytes": held_nbytes(grads),
         "optimizer_nbytes": held_nbytes(moments),
     }
-    print("RESULT" + json.dumps(found))
+    print("RESULT" + json.dumps(result))
 
 
 if __name__ == "__main__":

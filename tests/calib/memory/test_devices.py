@@ -16,8 +16,8 @@ SHEET_GB = {"h100": 80, "h200": 141, "b200": 180, "a100": 80, "a100-40": 40, "mi
 @pytest.mark.parametrize("short", SHORT_NAMES)
 def test_a_short_name_is_the_device_that_priors_know(short: str) -> None:
     device = known_device(short.upper())
-    found = device_prior(device.driver_name).name
-    assert found != UNKNOWN_DEVICE and short.startswith(found)
+    text = device_prior(device.driver_name).name
+    assert text != UNKNOWN_DEVICE and short.startswith(text)
     assert known_device(device.driver_name) == device
 
 

@@ -36,8 +36,8 @@ def test_shares_that_never_ran_out_are_all_but_certain(layout: Layout) -> None:
         estimate = memory(layout(dp=2, device=device))
         # Communicators are nothing beside a model of a usual size.
         large = replace(estimate, weights_nbytes=50 * 2**30)
-        found = fit_probability(large, round(large.total_nbytes / 0.80))
-        assert found > 1 - 3 / 454
+        value = fit_probability(large, round(large.total_nbytes / 0.80))
+        assert value > 1 - 3 / 454
 
 
 @given(share=st.floats(0.3, 1.5), more=st.floats(0, 0.5))

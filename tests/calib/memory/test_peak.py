@@ -51,7 +51,7 @@ def layer(config: RunConfig) -> LayerActivations:
 
 def held_by(config: RunConfig, stage: int) -> int:
     par = config.parallelism
-    found = in_flight(
+    result = in_flight(
         num_stages=par.pp,
         num_virtual_stages=par.vp,
         num_microbatches=config.num_microbatches,
@@ -59,7 +59,7 @@ def held_by(config: RunConfig, stage: int) -> int:
         schedule=par.schedule,
         stage=stage,
     )
-    return found.most
+    return result.most
 
 
 def statistics(config: RunConfig) -> float:
@@ -110,11 +110,11 @@ def test_full_recompute_keeps_inputs_and_one_layer_at_work(layout: Layout) -> No
     stage = 1
     held = held_by(full, stage)
     working = layer(full).recompute_working_nbytes
-    found = stage_memories(full)[stage].activations_nbytes
-    assert found == pytest.approx(held * 2 * 2 * SBH + working)
+    number = stage_memories(full)[stage].activations_nbytes
+    assert number == pytest.approx(held * 2 * 2 * SBH + working)
     assert working > layer(plain).kept_nbytes - 2 * SBH
     some = replace(full, recompute_num_layers=1)
-    assert found < stage_memories(some)[stage].activations_nbytes
+    assert number < stage_memories(some)[stage].activations_nbytes
     assert (
         stage_memories(some)[stage].activations_nbytes
         < stage_memories(plain)[stage].activations_nbytes
@@ -134,8 +134,8 @@ def test_state_per_parameter(
     layout: Layout, precision: Precision, dp: int, is_distributed: bool, nbytes: float
 ) -> None:
     config = layout(dp=dp, precision=precision, par={"is_optimizer_distributed": is_distributed})
-    found = memory(config)
-    state = found.weights_nbytes + found.grads_nbytes + found.optimizer_nbytes
+    result = memory(config)
+    state = result.weights_nbytes + result.grads_nbytes + result.optimizer_nbytes
     assert state == pytest.approx(nbytes * parameters(config, 0), rel=1e-6)
 
 
@@ -212,15 +212,15 @@ def test_shards_of_dense_and_expert_parameters(layout: Layout) -> None:
     one_expert = 32 * (64 + 1) * 2 + 64 * (32 + 1)
     expert = 4 * 2 * one_expert
     dense = 256 * 64 + 32 * 64 + 2 * 64 + 4 * (4 * 64 * 65 + 4 * 64 + 8 * (64 + 1))
-    found = memory(config)
-    assert found.weights_nbytes == 2 * (dense + expert)
-    assert found.grads_nbytes == 4 * (dense + expert)
-    assert found.optimizer_nbytes == 12 * dense // 16 + 12 * expert // 4
+    result = memory(config)
+    assert result.weights_nbytes == 2 * (dense + expert)
+    assert result.grads_nbytes == 4 * (dense + expert)
+    assert result.optimizer_nbytes == 12 * dense // 16 + 12 * expert // 4
     copies = replace(config.parallelism, num_optimizer_instances=2)
     twice = memory(replace(config, parallelism=copies)).optimizer_nbytes
-    assert twice == 2 * found.optimizer_nbytes
+    assert twice == 2 * result.optimizer_nbytes
     halved = memory(replace(config, reduces_grads_in_bf16=True)).grads_nbytes
-    assert halved == found.grads_nbytes // 2
+    assert halved == result.grads_nbytes // 2
 
 
 def test_latent_attention_has_the_parameters_of_megatrons_own_count(layout: Layout) -> None:
@@ -277,15 +277,15 @@ def test_eight_bit_products_keep_one_byte_and_two_copies_of_weights(layout: Layo
 
 def test_the_context_and_communicators_are_no_part_of_a_measured_peak(layout: Layout) -> None:
     config = layout(tp=2, dp=2, device="H100")
-    found = memory(config)
-    assert found.overhead_nbytes == CONTEXT_NBYTES + 2 * COMMUNICATOR_NBYTES
+    result = memory(config)
+    assert result.overhead_nbytes == CONTEXT_NBYTES + 2 * COMMUNICATOR_NBYTES
     assert memory(layout(tp=2)).overhead_nbytes == 0
     # Ranks that share an instance of the optimizer, and those that hold the same part of each.
     par = {"is_optimizer_distributed": True, "num_optimizer_instances": 2}
     copies = memory(layout(dp=8, device="H100", par=par)).overhead_nbytes
     assert copies == CONTEXT_NBYTES + 3 * COMMUNICATOR_NBYTES
-    offset = memory_offset(config, found.allocated_nbytes + 7)
-    assert memory(config, offset_nbytes=offset).allocated_nbytes == found.allocated_nbytes + 7
+    offset = memory_offset(config, result.allocated_nbytes + 7)
+    assert memory(config, offset_nbytes=offset).allocated_nbytes == result.allocated_nbytes + 7
 
 
 def test_an_offset_makes_the_own_layout_exact(layout: Layout) -> None:

@@ -29,8 +29,8 @@ def test_each_stage_of_zero_splits_what_it_says(
 ) -> None:
     """Rajbhandari et al. 2020, figure 1: 16 bytes there, 18 with Megatron's fp32 gradients."""
     par = {"is_optimizer_distributed": True, "sharding": sharding}
-    found = memory(layout(dp=4, precision=Precision.BF16, par=par))
-    state = found.weights_nbytes + found.grads_nbytes + found.optimizer_nbytes
+    result = memory(layout(dp=4, precision=Precision.BF16, par=par))
+    state = result.weights_nbytes + result.grads_nbytes + result.optimizer_nbytes
     assert state == pytest.approx(nbytes * parameters(layout(), 0), rel=1e-6)
 
 

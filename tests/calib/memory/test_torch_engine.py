@@ -51,8 +51,8 @@ def test_a_checkpoint_by_operator_keeps_every_second_product(layout: Layout) -> 
     saved = HIDDEN + HIDDEN + FFN + HIDDEN + HIDDEN
     lse = 4 * TOKENS * HEADS
     assert operators_nbytes(config) == 2 * TOKENS * saved + lse
-    found = layer_activations(config, has_experts=False)
-    assert found.kept_nbytes == 2 * TOKENS * (HIDDEN + saved) + lse
+    result = layer_activations(config, has_experts=False)
+    assert result.kept_nbytes == 2 * TOKENS * (HIDDEN + saved) + lse
     compiled = operators_nbytes(replace(config, is_compiled=True))
     assert operators_nbytes(config) - compiled == 2 * TOKENS * HIDDEN
     narrow = replace(config, fp8=Fp8Recipe.TENSORWISE)
@@ -110,12 +110,12 @@ def _bytes_held(torch: Any, run: Callable[[Any], Any], x: Any) -> int:
 
     kept = checkpoints.checkpoint(run, x, use_reentrant=False, context_fn=contexts)
     tensors = torch.utils._pytree.tree_leaves(list(modes[0].storage.values()))
-    found = {}
+    result = {}
     for one in (getattr(tensor, "val", tensor) for tensor in tensors):
         if isinstance(one, torch.Tensor) and one.is_floating_point():
-            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+            result[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
     assert kept.requires_grad
-    return sum(found.values())
+    return sum(result.values())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -197,9 +197,9 @@ def test_shards_of_an_8b_model_are_sixteen_bytes_of_each_parameter(ranks: int) -
         sharding=Sharding.WEIGHTS,
         engine=Engine.TORCH,
     )
-    found = memory(
+    result = memory(
         build(parallelism=par, batch=Batch(micro_batch_size=2, global_batch_size=2 * ranks))
     )
-    states = found.weights_nbytes + found.grads_nbytes + found.optimizer_nbytes
+    states = result.weights_nbytes + result.grads_nbytes + result.optimizer_nbytes
     assert states == pytest.approx(16 * 8.030261e9 / ranks, rel=1e-6)
-    assert found.logits_nbytes == 14 * 2 * 8192 * 128256
+    assert result.logits_nbytes == 14 * 2 * 8192 * 128256

@@ -53,7 +53,7 @@ def test_weights_of_every_stage_are_those_of_its_tensors(
     layout: Callable[..., RunConfig], name: str
 ) -> None:
     model = {"num_layers": 8, "num_query_groups": 4, **MODELS[name]}
-    found = 0
+    literal = 0
     for tp, pp, vp, ep in product((1, 2, 4), (1, 2, 4), (1, 2), (1, 2, 4)):
         par = {"vp": vp, "ep": ep, "is_sequence_parallel": tp > 1}
         try:
@@ -63,5 +63,5 @@ def test_weights_of_every_stage_are_those_of_its_tensors(
         for stage, memory in enumerate(stage_memories(config)):
             held = memory.weights_nbytes / config.precision.nbytes
             assert held == parameters(config, stage)
-            found += 1
-    assert found >= 20
+            literal += 1
+    assert literal >= 20

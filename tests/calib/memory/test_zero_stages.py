@@ -26,8 +26,8 @@ WORKSPACES = 2 * 32 * 2**20
 def staged(config: RunConfig, stage: int) -> RunConfig:
     """The layout as a table with a column ``zero_stage`` would give it."""
     par = replace(config.parallelism, engine=Engine.DEEPSPEED)
-    found = as_stated(par, lambda *names: str(stage) if "zero_stage" in names else "")
-    return replace(config, parallelism=found)
+    layout = as_stated(par, lambda *names: str(stage) if "zero_stage" in names else "")
+    return replace(config, parallelism=layout)
 
 
 def deepspeed(stage: int, ranks: int, micro: int = 16, **changes: Any) -> RunConfig:
@@ -57,8 +57,8 @@ def test_each_stage_has_the_closed_form_of_the_paper(
 ) -> None:
     """Rajbhandari et al. 2020, section 5, with K = 12: 4 psi + K psi / N, 2 psi + (2 + K) psi / N,
     (4 + K) psi / N."""
-    found = states(memory(deepspeed(stage, ranks)))
-    assert found == pytest.approx(PSI * (fixed + shared / ranks), rel=1e-5)
+    number = states(memory(deepspeed(stage, ranks)))
+    assert number == pytest.approx(PSI * (fixed + shared / ranks), rel=1e-5)
 
 
 def test_the_update_makes_gradients_in_fp32_as_the_estimator_of_deepspeed_says() -> None:
@@ -78,17 +78,17 @@ def test_the_update_makes_gradients_in_fp32_as_the_estimator_of_deepspeed_says()
 def test_shards_of_all_ranks_are_one_whole_and_no_stage_has_more(
     ranks: int, instances: int
 ) -> None:
-    found = []
+    results = []
     for stage in range(4):
         config = deepspeed(stage, ranks)
         copies = replace(config.parallelism, num_optimizer_instances=instances)
-        found.append(memory(replace(config, parallelism=copies)))
-    for before, after in pairwise(found):
+        results.append(memory(replace(config, parallelism=copies)))
+    for before, after in pairwise(results):
         assert after.weights_nbytes <= before.weights_nbytes
         assert after.grads_nbytes <= before.grads_nbytes
         assert after.optimizer_nbytes <= before.optimizer_nbytes
-    assert ranks * states(found[3]) == pytest.approx(16 * PSI * instances, rel=1e-5)
-    assert ranks * found[1].optimizer_nbytes == pytest.approx(12 * PSI * instances, rel=1e-5)
+    assert ranks * states(results[3]) == pytest.approx(16 * PSI * instances, rel=1e-5)
+    assert ranks * results[1].optimizer_nbytes == pytest.approx(12 * PSI * instances, rel=1e-5)
 
 
 def test_buckets_are_as_large_as_deepspeed_makes_them() -> None:

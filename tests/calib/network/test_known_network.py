@@ -90,25 +90,25 @@ def test_a_quarter_of_the_cards_is_four_times_the_time() -> None:
 
 def test_a_slot_bounds_its_card() -> None:
     node = replace(NODE, card_pcie_bytes_per_s=31.5e9)
-    found = links_of(seen_network(node, network_prior(H100)))
-    assert found.network_bytes_per_s == pytest.approx(0.9 * 31.5e9)
+    link_class = links_of(seen_network(node, network_prior(H100)))
+    assert link_class.network_bytes_per_s == pytest.approx(0.9 * 31.5e9)
 
 
 def test_sockets_are_slow_and_open() -> None:
     node = replace(NODE, num_cards=1, card_bytes_per_s=12.5e9, wire="socket")
-    found = links_of(seen_network(node, network_prior(H100)))
-    assert found.network_bytes_per_s < 5e9
-    assert found.topology.origin("card_bytes_per_s") is Origin.PRIOR
+    link_class = links_of(seen_network(node, network_prior(H100)))
+    assert link_class.network_bytes_per_s < 5e9
+    assert link_class.topology.origin("card_bytes_per_s") is Origin.PRIOR
     slow = links_of(seen_network(replace(node, card_bytes_per_s=1.25e9), network_prior(H100)))
     assert slow.network_bytes_per_s == pytest.approx(0.9 * 1.25e9)
 
 
 def test_what_is_stated_goes_before_what_is_seen() -> None:
     cluster = Cluster(seen=(NODE,), stated=StatedNodes(num_cards=4, card_bytes_per_s=20e9))
-    found = links_of(known_network(H100, cluster))
-    assert (found.topology.num_cards, found.network_bytes_per_s) == (4, 20e9)
-    assert found.topology.origin("num_cards") is Origin.STATED
-    assert found.topology.origin("num_gpus") is Origin.SEEN
+    link_class = links_of(known_network(H100, cluster))
+    assert (link_class.topology.num_cards, link_class.network_bytes_per_s) == (4, 20e9)
+    assert link_class.topology.origin("num_cards") is Origin.STATED
+    assert link_class.topology.origin("num_gpus") is Origin.SEEN
 
 
 def told(**variables: str) -> NetworkPrior:
@@ -187,9 +187,9 @@ def test_one_slow_ring_does_not_take_cards_away_that_were_seen() -> None:
 def test_much_that_was_measured_goes_before_what_was_seen() -> None:
     """Ten cards were shown, of which two carry: four rings of other ranks a node all say so."""
     measured = dict([ring(2 * k, 2, 45e9 * min(k, 8) / 4 if k > 3 else 45e9) for k in (1, 2, 4, 8)])
-    found = fit_transfers(measured, known_network(H100, Cluster(seen=(NODE,)))).carrying
-    assert links_of(found).topology.num_cards < 8
-    assert links_of(found).topology.origin("num_cards") is Origin.MEASURED
+    network_prior = fit_transfers(measured, known_network(H100, Cluster(seen=(NODE,)))).carrying
+    assert links_of(network_prior).topology.num_cards < 8
+    assert links_of(network_prior).topology.origin("num_cards") is Origin.MEASURED
 
 
 def test_the_line_says_where_each_figure_comes_from() -> None:

@@ -62,8 +62,8 @@ def test_large_payloads_take_the_bytes_of_the_busiest_link(nodes: int) -> None:
     for collective, passes in ring.items():
         nbytes = 1024 * GIB
         least = passes * (ranks - 1) / ranks * nbytes / bus
-        found = tuner_time_s(_group(collective, ranks, nodes), nbytes, LINK)
-        assert found == pytest.approx(least, rel=0.01)
+        values = tuner_time_s(_group(collective, ranks, nodes), nbytes, LINK)
+        assert values == pytest.approx(least, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_the_cheapest_pair_is_taken_and_nothing_is_free(
         return
     nbytes = np.array([2.0**log_nbytes])
     costs = tuner_costs(_group(collective, ranks, nodes), nbytes, LINK).values()
-    found = tuner_time_s(_group(collective, ranks, nodes), nbytes, LINK)[0]
-    assert found == min(float(cost.time_s(nbytes)[0]) for cost in costs)
-    assert found > 3e-6
+    result = tuner_time_s(_group(collective, ranks, nodes), nbytes, LINK)[0]
+    assert result == min(float(cost.time_s(nbytes)[0]) for cost in costs)
+    assert result > 3e-6
 
 
 @given(

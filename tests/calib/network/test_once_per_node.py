@@ -47,8 +47,8 @@ def test_copies_or_cards_bound_it(copy_rate: float, nodes: int) -> None:
     times = _time_s(seen, copy_rate, 45e9)
     samples = Samples(nbytes=_payload(seen, TOKENS), time_s=times, weight=np.ones(len(TOKENS)))
     model = fit_transfers({seen: samples}, H100)
-    found = np.exp(model.estimate(wanted, _payload(wanted, TOKENS)).log_time)
-    assert found == pytest.approx(_time_s(wanted, copy_rate, 45e9), rel=0.15)
+    values = np.exp(model.estimate(wanted, _payload(wanted, TOKENS)).log_time)
+    assert values == pytest.approx(_time_s(wanted, copy_rate, 45e9), rel=0.15)
 
 
 def test_a_token_goes_to_fewer_nodes_than_ranks() -> None:
@@ -63,9 +63,9 @@ def test_where_no_exchange_was_measured_one_rank_of_each_node_swaps() -> None:
     group = _group(2)
     plain = Group(collective=Collective.ALL_TO_ALL, num_ranks=2, num_nodes=2)
     model = fit_transfers({}, H100)
-    found = model.estimate(group, _payload(group, TOKENS)).log_time
+    values = model.estimate(group, _payload(group, TOKENS)).log_time
     as_plain = model.estimate(plain, 2.0 * TOKENS * NBYTES).log_time
-    assert found == pytest.approx(as_plain, abs=5e-3)
+    assert values == pytest.approx(as_plain, abs=5e-3)
     assert as_all_to_all(group)[0] == plain
 
 

@@ -34,8 +34,8 @@ def test_a_pair_with_a_bridge_tells_of_pcie_beyond_it() -> None:
     assert prior.links.topology.joint is Joint.BRIDGE
     pair = _group(Collective.ALL_REDUCE, 2)
     model = fit_transfers({pair: _samples(30e-6 + NBYTES / 190e9)}, prior)
-    found = model.estimate(_group(Collective.ALL_REDUCE, 4), np.array([2.0**28]))
-    assert 2.0**28 / np.exp(found.log_time[0]) == pytest.approx(15.8e9, rel=0.15)
+    transfers = model.estimate(_group(Collective.ALL_REDUCE, 4), np.array([2.0**28]))
+    assert 2.0**28 / np.exp(transfers.log_time[0]) == pytest.approx(15.8e9, rel=0.15)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -88,11 +88,11 @@ def test_where_nothing_was_measured_another_machine_says_half_of_what_it_differs
     alone = fit_transfers({}, prior)
     model = replace(alone, like=fit_transfers(there, A100))
     for group, width in ((pair, 1.0), (eight, 2.0)):
-        found = model.estimate(group, NBYTES)
+        transfers = model.estimate(group, NBYTES)
         expected = TunedTime(group=group, links=prior.links)(NBYTES)
-        assert np.exp(found.log_time) == pytest.approx(2.0 * expected, rel=0.01)
-        assert found.half_width_log == pytest.approx(width, rel=0.1)
-        assert np.isfinite(found.octaves).all() and (found.octaves > 0).all()
+        assert np.exp(transfers.log_time) == pytest.approx(2.0 * expected, rel=0.01)
+        assert transfers.half_width_log == pytest.approx(width, rel=0.1)
+        assert np.isfinite(transfers.octaves).all() and (transfers.octaves > 0).all()
     far_only = replace(alone, like=fit_transfers({eight: there[eight]}, A100))
     assert (far_only.estimate(pair, NBYTES).octaves == np.inf).all()
     cpu = replace(fit_transfers({}, network_prior("cpu")), like=fit_transfers(there, A100))

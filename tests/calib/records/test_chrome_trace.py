@@ -27,8 +27,8 @@ def event(category: str, name: str, **more: object) -> dict:
     ],
 )
 def test_old_names_of_categories_are_those_of_today(old, new):
-    (found,) = from_chrome([event(old, "x")])
-    assert found.category == new
+    (trace_event,) = from_chrome([event(old, "x")])
+    assert trace_event.category == new
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ def test_what_is_damaged_is_not_told(damaged: object) -> None:
 
 
 def test_a_newer_version_may_tell_more() -> None:
-    found = Cluster.from_json({"seen": [{"num_gpus": 8, "num_lasers": 2}]})
-    assert found.node == SeenNode(num_gpus=8)
+    cluster = Cluster.from_json({"seen": [{"num_gpus": 8, "num_lasers": 2}]})
+    assert cluster.node == SeenNode(num_gpus=8)
 
 
 def test_parts_of_ranks_are_put_together() -> None:

@@ -17,14 +17,14 @@ SPANS = {3: HostSpan(begin_ns=1000, end_ns=2000), 6: HostSpan(begin_ns=3000, end
 
 
 def entry(number: int, name: str, created_ns: int, duration_ms: float | None) -> dict:
-    found = {
+    result = {
         "record_id": number,
         "process_group": list(GROUP),
         "profiling_name": name,
         "time_created_ns": created_ns,
         "state": "completed",
     }
-    return found if duration_ms is None else {**found, "duration_ms": duration_ms}
+    return result if duration_ms is None else {**result, "duration_ms": duration_ms}
 
 
 def dump(*entries: dict) -> str:
@@ -62,9 +62,9 @@ def test_planted_durations_come_back_in_order_of_calling():
     records = [record(3, 0), record(3, 1), record(6, 0)]
     entries = [entry(2, NAME, 1600, 0.25), entry(0, NAME, 900, 9.0), entry(1, NAME, 1500, 0.5),
                entry(3, NAME, 2500, 9.0), entry(4, NAME, 3500, 0.125)]  # fmt: skip
-    found = amended(records, *entries)
-    assert [r.duration_ns for r in found] == [500_000, 250_000, 125_000]
-    assert not any(r.is_bound for r in found)
+    result = amended(records, *entries)
+    assert [r.duration_ns for r in result] == [500_000, 250_000, 125_000]
+    assert not any(r.is_bound for r in result)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def test_messages_are_matched_by_the_place_of_their_peer():
         record(3, 0, collective=Collective.SEND, peer=9),
         record(3, 0, collective=Collective.RECV, peer=9),
     ]
-    found = amended(
+    records = amended(
         sends, entry(1, "nccl:send 0->1", 1500, 0.5), entry(2, "nccl:recv 0<-1", 1501, 0.25)
     )
-    assert [r.duration_ns for r in found] == [500_000, 250_000]
+    assert [r.duration_ns for r in records] == [500_000, 250_000]
 
 
 def test_synchronous_calls_and_all_else_stay_as_they_are():
     phase = PhaseRecord(step=3, window=0, name="p", microbatch=0, start_ns=0, duration_ns=1)
     records = [phase, record(3, 0, is_async=False, is_bound=False), phase, record(6, 0), phase]
-    found = amended(records, entry(1, NAME, 1500, 0.5), entry(2, NAME, 3500, 0.5))
-    assert found[:3] == records[:3]
-    assert (found[3].duration_ns, found[4]) == (500_000, phase)
+    result = amended(records, entry(1, NAME, 1500, 0.5), entry(2, NAME, 3500, 0.5))
+    assert result[:3] == records[:3]
+    assert (result[3].duration_ns, result[4]) == (500_000, phase)
 
 
 @pytest.mark.parametrize("text", ["no json", '{"entries": [{"record_id": 1}]}', "[]"])

@@ -19,16 +19,16 @@ def test_a_time_is_read_back_to_the_second(moment: datetime) -> None:
 
 def test_every_object_inside_is_looked_through_and_nothing_else_changes() -> None:
     value = {"a_unix_s": 0, "in": ({"b_unix_s": 60.0},), "c_unix_s": [0.0, 1.0], "n": 5}
-    found = with_iso_times(value)
-    assert found["a_iso"] == "1970-01-01T00:00:00Z"
-    assert found["in"] == [{"b_unix_s": 60.0, "b_iso": "1970-01-01T00:01:00Z"}]
-    assert found["c_iso"] == ["1970-01-01T00:00:00Z", "1970-01-01T00:00:01Z"]
-    assert {name: found[name] for name in ("a_unix_s", "c_unix_s", "n")} == {
+    result = with_iso_times(value)
+    assert result["a_iso"] == "1970-01-01T00:00:00Z"
+    assert result["in"] == [{"b_unix_s": 60.0, "b_iso": "1970-01-01T00:01:00Z"}]
+    assert result["c_iso"] == ["1970-01-01T00:00:00Z", "1970-01-01T00:00:01Z"]
+    assert {name: result[name] for name in ("a_unix_s", "c_unix_s", "n")} == {
         "a_unix_s": 0,
         "c_unix_s": [0.0, 1.0],
         "n": 5,
     }
-    assert with_iso_times(found) == found
+    assert with_iso_times(result) == result
 
 
 @pytest.mark.parametrize("no_time", [None, True, "now", float("inf"), 1e300])

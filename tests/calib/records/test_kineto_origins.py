@@ -90,8 +90,8 @@ def checkpointed() -> Trace:
 
 
 def test_a_checkpoint_runs_forward_inside_backward_and_nodes_find_their_operation():
-    found = {o.kernel.name: (o.phase, o.operator) for o in checkpointed().origins()}
-    assert found == {
+    result = {o.kernel.name: (o.phase, o.operator) for o in checkpointed().origins()}
+    assert result == {
         "conv": (Phase.FORWARD, "aten::conv2d"),
         "count": (Phase.FORWARD, "aten::add_"),
         "relu": (Phase.FORWARD, "aten::relu"),
@@ -111,9 +111,9 @@ def test_a_reentrant_checkpoint_has_nodes_inside_its_node():
             trace.launch("mm again", ENGINE)
         with trace.inside(f"{NODE}MmBackward0", ENGINE, **sequence(9, 2)):
             trace.launch("mm back", ENGINE)
-    found = {o.kernel.name: (o.phase, o.operator) for o in trace.origins()}
-    assert found["mm again"] == (Phase.RECOMPUTE, "aten::mm")
-    assert found["mm back"] == (Phase.BACKWARD, "aten::mm")
+    result = {o.kernel.name: (o.phase, o.operator) for o in trace.origins()}
+    assert result["mm again"] == (Phase.RECOMPUTE, "aten::mm")
+    assert result["mm back"] == (Phase.BACKWARD, "aten::mm")
 
 
 def test_ranges_of_the_user_tell_the_optimizer_from_the_passes():
@@ -128,8 +128,8 @@ def test_ranges_of_the_user_tell_the_optimizer_from_the_passes():
         trace.launch("sort")
     with trace.inside(f"{NODE}torch::autograd::AccumulateGrad", ENGINE):
         trace.launch("add", ENGINE)
-    found = {o.kernel.name: (o.phase, o.operator) for o in trace.origins()}
-    assert found == {
+    result = {o.kernel.name: (o.phase, o.operator) for o in trace.origins()}
+    assert result == {
         "foreach": (Phase.STEP, "Optimizer.step#Adam.step"),
         "fused adam": (Phase.STEP, "Optimizer.step#Adam.step"),
         "embedding": (Phase.FORWARD, "aten::embedding"),
@@ -178,8 +178,8 @@ def test_a_transfer_is_named_by_what_is_around_it_else_by_its_kernel(kernel, aro
                 trace.launch(kernel)
         else:
             trace.launch(kernel)
-    (found,) = trace.origins()
-    assert found.collective is expected
+    (kernel_origin,) = trace.origins()
+    assert kernel_origin.collective is expected
 
 
 def test_a_product_inside_a_range_of_transfers_is_none():

@@ -118,8 +118,8 @@ def test_a_summary_has_medians_of_what_each_step_took() -> None:
         ):
             sums[step].add(record)
     step_ns = {3: 1000, 5: 1010, 7: 2000, 11: 1}
-    found = summarise(2, step_ns, sums, memory_peak_nbytes=9)
-    assert found == RankRecord(
+    rank_record = summarise(2, step_ns, sums, memory_peak_nbytes=9)
+    assert rank_record == RankRecord(
         window=2,
         num_steps=3,
         step_ns=1010,
@@ -165,8 +165,8 @@ def test_own_files_win_over_received_ones_and_summaries_are_joined(tmp_path: Pat
     assert run_ids(tmp_path) == ("r",)
     run = read_run(tmp_path)
     steps = {
-        rank: [record.step for record in found if isinstance(record, StepRecord)]
-        for rank, found in run.records.items()
+        rank: [record.step for record in records if isinstance(record, StepRecord)]
+        for rank, records in run.records.items()
     }
     assert steps == {0: [1], 8: [2, 3]}
     peaks = {rank: [s.memory_peak_nbytes for s in found] for rank, found in run.summaries.items()}

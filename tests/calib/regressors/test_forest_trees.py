@@ -56,15 +56,15 @@ def test_boosted_trees_predict_the_same_from_what_is_kept_of_them() -> None:
 def test_forest_returns_its_samples_and_means_of_equal_shapes_by_weight() -> None:
     features = np.array([[0.0], [1.0], [1.0], [2.0]])
     values, weight = np.array([0.5, 0.0, 1.0, 0.7]), np.array([1.0, 1.0, 3.0, 1.0])
-    found = fit_forest(features, values, weight).predict(features[[0, 1, 3]])
-    assert found == pytest.approx([0.5, 0.75, 0.7])
+    result = fit_forest(features, values, weight).predict(features[[0, 1, 3]])
+    assert result == pytest.approx([0.5, 0.75, 0.7])
 
 
 def test_forest_never_leaves_the_range_of_its_samples() -> None:
     features = _grid(40)
     values = _steps(features)
-    found = fit_forest(features, values, np.ones(40)).predict(10 * _grid(50, seed=1) - 40)
-    assert values.min() - 1e-9 <= found.min() <= found.max() <= values.max() + 1e-9
+    result = fit_forest(features, values, np.ones(40)).predict(10 * _grid(50, seed=1) - 40)
+    assert values.min() - 1e-9 <= result.min() <= result.max() <= values.max() + 1e-9
 
 
 def test_forest_is_deterministic() -> None:
@@ -144,5 +144,5 @@ def test_samples_of_little_weight_hardly_count(kind: str) -> None:
     shape = np.repeat(np.arange(80), 2)
     for heavy, expected in ((0, 0.0), (1, 1.0)):
         weight = np.where(values == heavy, 1.0, 0.05)
-        found = fit_trees(features, values, weight, shape).predict(features)
-        assert np.median(found) == pytest.approx(expected, abs=0.1)
+        result = fit_trees(features, values, weight, shape).predict(features)
+        assert np.median(result) == pytest.approx(expected, abs=0.1)

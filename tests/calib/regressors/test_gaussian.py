@@ -135,9 +135,9 @@ def test_a_wild_sample_loses_its_weight() -> None:
     wild[4] += 1.0
     fitted = fit_gaussian(_inputs(points), wild, np.ones(30))
     at = points[4:5]
-    (found,), _ = fitted.predict(_inputs(at))
+    (result,), _ = fitted.predict(_inputs(at))
     (naive,) = np.atleast_1d(_reference(fitted, points, wild, np.ones(30)).predict(at))
-    error = abs(found - _smooth(at)[0])
+    error = abs(result - _smooth(at)[0])
     others, _ = fitted.predict(_inputs(np.delete(points, 4, axis=0)))
     assert np.median(np.abs(others - np.delete(_smooth(points), 4))) < 0.03
     assert error < 0.15

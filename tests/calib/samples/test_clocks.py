@@ -181,7 +181,7 @@ def test_the_line_that_made_the_intervals_is_among_those_that_fit(
     middle = at_s.mean()
     truth = offset_s + drift_frac * (at_s - middle)
     below, above = np.array(widths).T
-    found = fit_line(Moments(at_s=at_s, low_s=truth - below, high_s=truth + above), middle)
-    assert found.is_reached and found.num_dropped == 0
-    assert found.low_s - 1e-8 <= offset_s <= found.high_s + 1e-8
-    assert found.high_s - found.low_s <= 2e-3
+    line = fit_line(Moments(at_s=at_s, low_s=truth - below, high_s=truth + above), middle)
+    assert line.is_reached and line.num_dropped == 0
+    assert line.low_s - 1e-8 <= offset_s <= line.high_s + 1e-8
+    assert line.high_s - line.low_s <= 2e-3

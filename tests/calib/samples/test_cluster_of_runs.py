@@ -35,8 +35,8 @@ def test_a_header_of_another_version_is_read() -> None:
     value = to_dict(own)
     assert from_dict(value) == own
     older = {name: told for name, told in value.items() if name != "cluster"}
-    found = from_dict(older)
-    assert isinstance(found, Header) and found.cluster == {}
+    record = from_dict(older)
+    assert isinstance(record, Header) and record.cluster == {}
     newer = parse_header(
         '{"type": "header", "schema": 1, "run_id": "r", "rank": 0, "world_size": 1, "device": "",'
         ' "created_by": "", "started_unix_s": 1.0, "cluster": {"lasers": 3}, "more": []}'
@@ -46,9 +46,9 @@ def test_a_header_of_another_version_is_read() -> None:
 
 def test_the_table_holds_what_was_seen(config: RunConfig) -> None:
     cluster = Cluster(seen=(HOST,), stated=StatedNodes(num_cards=2))
-    found = table(config, "NVIDIA H100 80GB HBM3", cluster)
-    assert found.cluster() == cluster
-    assert found.config().parallelism.ranks_per_node == 4
+    result = table(config, "NVIDIA H100 80GB HBM3", cluster)
+    assert result.cluster() == cluster
+    assert result.config().parallelism.ranks_per_node == 4
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_a_layout_counts_domains_as_nodes(
     config: RunConfig, fabric: str, domain: int | None, per_node: int
 ) -> None:
     cluster = Cluster(seen=(replace(HOST, fabric=fabric),), stated=StatedNodes(domain=domain))
-    found = table(config, "NVIDIA GB200", cluster)
-    assert found.config().parallelism.ranks_per_node == per_node
+    result = table(config, "NVIDIA GB200", cluster)
+    assert result.config().parallelism.ranks_per_node == per_node
 
 
 def test_what_is_said_later_goes_before(config: RunConfig) -> None:

@@ -52,9 +52,9 @@ def widths(found: Controls, kinds: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_planted_deviations_come_back() -> None:
-    found = controls_of(planted(400, 3)[0], KEYS)
-    assert found.of_shapes_log == pytest.approx(SHAPES_LOG, rel=0.1)
-    assert found.of_keys_log == pytest.approx(math.hypot(KINDS_LOG, SHAPES_LOG), rel=0.1)
+    controls = controls_of(planted(400, 3)[0], KEYS)
+    assert controls.of_shapes_log == pytest.approx(SHAPES_LOG, rel=0.1)
+    assert controls.of_keys_log == pytest.approx(math.hypot(KINDS_LOG, SHAPES_LOG), rel=0.1)
 
 
 @pytest.mark.parametrize(("num_kinds", "num_shapes"), [(200, 2), (200, 4), (24, 2)])
@@ -64,20 +64,20 @@ def test_other_shapes_lie_within_the_width(num_kinds: int, num_shapes: int) -> N
     for seed in range(12):
         pairs, places = planted(num_kinds, num_shapes, seed=seed)
         rng = np.random.default_rng(1000 + seed)
-        found = controls_of(pairs, KEYS)
-        center, width = widths(found, list(places))
+        controls = controls_of(pairs, KEYS)
+        center, width = widths(controls, list(places))
         truth = np.array(list(places.values())) + rng.normal(0.0, SHAPES_LOG, num_kinds)
         errors.append((truth - center) / width)
         fresh = rng.normal(0.0, KINDS_LOG, 50) + rng.normal(0.0, SHAPES_LOG, 50)
-        center, width = widths(found, [f"new{i}" for i in range(50)])
+        center, width = widths(controls, [f"new{i}" for i in range(50)])
         others.append((fresh - center) / width)
     assert np.std(np.concatenate(errors)) == pytest.approx(1.0, abs=0.15)
     assert 0.75 < np.std(np.concatenate(others)) < 1.15
 
 
 def test_without_a_second_shape_shapes_may_differ_as_much_as_kinds() -> None:
-    found = controls_of(planted(20, 1)[0], KEYS)
-    assert found.of_shapes_log == found.of_keys_log > KINDS_LOG / 2
+    controls = controls_of(planted(20, 1)[0], KEYS)
+    assert controls.of_shapes_log == controls.of_keys_log > KINDS_LOG / 2
 
 
 @given(ratio=st.floats(0.01, 100.0))
@@ -172,16 +172,16 @@ def test_the_width_is_that_of_the_estimate(run: RunRecords) -> None:
     on_device = with_probes(run, H100)
     kinds_log = math.sqrt((math.log(1.25) ** 2 + (math.log(4.0) / 3.0) ** 2) / 2.0)
     expected = math.hypot(REPEAT_LOG, kinds_log * math.sqrt(2.0))
-    found = sigma_log(on_device, OperatorKind.LINEAR_FC1, WIDE)
-    assert found == pytest.approx(expected, rel=1e-3)
+    value = sigma_log(on_device, OperatorKind.LINEAR_FC1, WIDE)
+    assert value == pytest.approx(expected, rel=1e-3)
     bare = sigma_log(on_device, OperatorKind.NORM, (64, 64))
     assert bare == pytest.approx(math.hypot(REPEAT_LOG, kinds_log), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_on_a_cpu_the_kernels_are_the_same(run: RunRecords) -> None:
-    found = sigma_log(with_probes(run, "cpu"), OperatorKind.LINEAR_FC1, WIDE)
-    assert found == pytest.approx(REPEAT_LOG, rel=1e-3)
+    value = sigma_log(with_probes(run, "cpu"), OperatorKind.LINEAR_FC1, WIDE)
+    assert value == pytest.approx(REPEAT_LOG, rel=1e-3)
 
 
 def test_a_machine_that_was_probed_without_a_run_is_as_sure_as_its_repeats(
@@ -192,8 +192,8 @@ def test_a_machine_that_was_probed_without_a_run_is_as_sure_as_its_repeats(
         rank: tuple(r for r in held if getattr(r, "is_probe", False))
         for rank, held in alone.records.items()
     }
-    found = sigma_log(replace(alone, records=probes), OperatorKind.LINEAR_FC1, WIDE)
-    assert found == pytest.approx(REPEAT_LOG, rel=1e-3)
+    value = sigma_log(replace(alone, records=probes), OperatorKind.LINEAR_FC1, WIDE)
+    assert value == pytest.approx(REPEAT_LOG, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -203,5 +203,5 @@ def test_transfers_without_a_control_are_as_wide_as_the_prior(run: RunRecords) -
     call = CollectiveCall(
         collective=Collective.ALL_REDUCE, role=GroupRole.DP, num_ranks=2, nbytes=1 << 12
     )
-    (found,) = calibrate(table, device=H100).collectives([call]).sigma_log
-    assert found == pytest.approx(math.hypot(REPEAT_LOG, math.log(4.0) / 3.0), rel=1e-3)
+    (result,) = calibrate(table, device=H100).collectives([call]).sigma_log
+    assert result == pytest.approx(math.hypot(REPEAT_LOG, math.log(4.0) / 3.0), rel=1e-3)

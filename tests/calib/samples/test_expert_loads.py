@@ -28,7 +28,7 @@ def config(ep: int, dp: int = 4) -> RunConfig:
 
 def events(rows: np.ndarray, ep: int, *, is_grouped: bool = False) -> pd.DataFrame:
     """Where ``rows[group, step, layer, expert]`` arrive in each group of ``ep`` ranks."""
-    found = []
+    results = []
     for (group, step, layer, expert), arrived in np.ndenumerate(rows):
         held = EXPERTS // ep
         place = {
@@ -41,14 +41,14 @@ def events(rows: np.ndarray, ep: int, *, is_grouped: bool = False) -> pd.DataFra
             "phase": "forward",
             "start_ns": 1000 * layer + 10 * expert,
         }
-        found.append(place | {"kind": "router", "shape": "64x32x8", "start_ns": 0})
+        results.append(place | {"kind": "router", "shape": "64x32x8", "start_ns": 0})
         if not is_grouped:
-            found.append(place | {"kind": "linear_fc1", "shape": f"{arrived}x32x128"})
+            results.append(place | {"kind": "linear_fc1", "shape": f"{arrived}x32x128"})
         elif expert % held == 0:
             whole = rows[group, step, layer, expert : expert + held].sum()
-            found.append(place | {"kind": "grouped_linear", "shape": f"{held}x{whole}x32x128"})
+            results.append(place | {"kind": "grouped_linear", "shape": f"{held}x{whole}x32x128"})
     # Records come in any order.
-    return pd.DataFrame(found).sample(frac=1.0, random_state=0)
+    return pd.DataFrame(results).sample(frac=1.0, random_state=0)
 
 
 def transfers(num_groups: int, ep: int) -> pd.DataFrame:

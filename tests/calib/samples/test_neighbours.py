@@ -38,8 +38,8 @@ def samples(seed: int, *, disturbed: float = 0.2, num_steps: int = 1, kind: str 
 
 
 def by_rows(frame: pd.DataFrame) -> pd.Series:
-    found = frame.set_index(frame["shape"].str.partition("x")[0].astype(int))["time_s"]
-    return found.sort_index()
+    result = frame.set_index(frame["shape"].str.partition("x")[0].astype(int))["time_s"]
+    return result.sort_index()
 
 
 @pytest.mark.parametrize("seed", range(5))

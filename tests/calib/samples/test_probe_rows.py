@@ -120,9 +120,9 @@ def test_live_times_win_and_probes_are_named(run: RunRecords) -> None:
         Operator(kind=OperatorKind.LINEAR_FC1, phase=Phase.FORWARD, shape=s, element_nbytes=4)
         for s in (OWN, WIDE)
     )
-    found = calibration.operators([own, wide])
-    assert found.sources == (Source.MEASURED, Source.PROBED)
-    assert found.time_s[0] == pytest.approx(LIVE_NS / 1e9)
+    estimates = calibration.operators([own, wide])
+    assert estimates.sources == (Source.MEASURED, Source.PROBED)
+    assert estimates.time_s[0] == pytest.approx(LIVE_NS / 1e9)
     call = CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2, nbytes=4096)
     assert calibration.collectives([call]).sources == (Source.PROBED,)
 

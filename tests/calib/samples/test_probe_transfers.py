@@ -49,22 +49,22 @@ def probed(run: RunRecords, disturbed_ns: int, *, device: str = "cpu", live: boo
     """Three of five repeats lie where something else ran for a while."""
     more: dict[int, tuple[Record, ...]] = {}
     for rank in (0, 1):
-        found = [
+        collective_records = [
             transfer(rank, number, ALONE_NS + disturbed_ns * (number < 3)) for number in range(5)
         ]
-        found += [
+        collective_records += [
             transfer(rank, 10 + number, CONTROL_NS + disturbed_ns * (number < 3), nbytes=OWN_NBYTES)
             for number in range(5)
         ]
         if live:
             steps = {r.step for r in run.records[rank] if isinstance(r, CollectiveRecord)}
-            found += [
+            collective_records += [
                 replace(
                     transfer(rank, 20 + place, LIVE_NS, nbytes=OWN_NBYTES, live=True), step=step
                 )
                 for place, step in enumerate(sorted(steps))
             ]
-        more[rank] = tuple(found)
+        more[rank] = tuple(collective_records)
     records = {rank: (*held, *more.get(rank, ())) for rank, held in run.records.items()}
     headers = {rank: replace(held, device=device) for rank, held in run.headers.items()}
     return build_table(replace(run, records=records, headers=headers))
@@ -72,8 +72,8 @@ def probed(run: RunRecords, disturbed_ns: int, *, device: str = "cpu", live: boo
 
 def time_s(table: SampleTable, nbytes: int) -> float:
     rows = table.collectives
-    (found,) = rows[rows["is_probe"] & (rows["nbytes"] == nbytes)]["time_s"]
-    return found
+    (result,) = rows[rows["is_probe"] & (rows["nbytes"] == nbytes)]["time_s"]
+    return result
 
 
 @pytest.mark.parametrize("disturbed_ns", [0, 15_000_000])

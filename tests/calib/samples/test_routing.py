@@ -13,7 +13,7 @@ LAYERS, PASSES, RANKS = 2, 5, 4
 
 def events(rows: np.ndarray, *, is_grouped: bool = False) -> pd.DataFrame:
     """Operator events where ``rows[rank, layer, pass]`` arrive at two experts of each rank."""
-    found = []
+    results = []
     for (rank, layer, number), arrived in np.ndenumerate(rows):
         place = {"window": 0, "step": number, "microbatch": 0, "layer": layer, "rank": rank}
         half = int(arrived) // 2
@@ -22,10 +22,10 @@ def events(rows: np.ndarray, *, is_grouped: bool = False) -> pd.DataFrame:
             shapes += [("grouped_linear", f"2x{arrived}x32x128")] * 2
         else:
             shapes += [("linear_fc1", f"{n}x32x128") for n in (half, int(arrived) - half)]
-        found += [place | {"kind": k, "shape": s, "phase": "forward"} for k, s in shapes]
-        found += [place | {"kind": k, "shape": s, "phase": "backward"} for k, s in shapes]
+        results += [place | {"kind": k, "shape": s, "phase": "forward"} for k, s in shapes]
+        results += [place | {"kind": k, "shape": s, "phase": "backward"} for k, s in shapes]
     dense = {"window": 0, "step": 0, "microbatch": 0, "layer": 9, "rank": 0, "phase": "forward"}
-    return pd.DataFrame([*found, dense | {"kind": "linear_fc1", "shape": "999x32x128"}])
+    return pd.DataFrame([*results, dense | {"kind": "linear_fc1", "shape": "999x32x128"}])
 
 
 def transfers(*groups: str) -> pd.DataFrame:
@@ -41,9 +41,9 @@ def transfers(*groups: str) -> pd.DataFrame:
 def test_rows_are_summed_and_the_busiest_is_taken_pass_by_pass(is_grouped):
     rng = np.random.default_rng(3)
     rows = rng.integers(0, 100, (RANKS, LAYERS, PASSES))
-    found = routing_rows(events(rows, is_grouped=is_grouped), transfers("0,1", "2,3"), None)
-    assert len(found) == RANKS * LAYERS
-    for row in found.to_dict("records"):
+    frame = routing_rows(events(rows, is_grouped=is_grouped), transfers("0,1", "2,3"), None)
+    assert len(frame) == RANKS * LAYERS
+    for row in frame.to_dict("records"):
         rank, layer = row["rank"], row["layer"]
         pair = rows[[rank - rank % 2, rank - rank % 2 + 1], layer]
         assert row["num_rows"] == rows[rank, layer].sum()
@@ -54,9 +54,9 @@ def test_rows_are_summed_and_the_busiest_is_taken_pass_by_pass(is_grouped):
 def test_busiest_by_turns_costs_as_much_as_always_the_same():
     turns = np.zeros((2, 1, 4), int)
     turns[[0, 1, 0, 1], 0, range(4)] = 60
-    found = routing_rows(events(turns), transfers("0,1"), None)
-    assert found["num_rows"].tolist() == [120, 120]
-    assert (found["num_most"] / found["num_rows"]).tolist() == [2.0, 2.0]
+    frame = routing_rows(events(turns), transfers("0,1"), None)
+    assert frame["num_rows"].tolist() == [120, 120]
+    assert (frame["num_most"] / frame["num_rows"]).tolist() == [2.0, 2.0]
 
 
 def test_a_pass_that_a_rank_lacks_compares_nothing():

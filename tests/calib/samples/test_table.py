@@ -35,7 +35,7 @@ def run(write_run) -> RunRecords:
 
 
 def _with(run: RunRecords, change) -> RunRecords:
-    records = {rank: tuple(change(rank, r) for r in found) for rank, found in run.records.items()}
+    records = {rank: tuple(change(rank, r) for r in result) for rank, result in run.records.items()}
     return replace(run, records=records)
 
 
@@ -195,8 +195,8 @@ def test_everything_later_commands_need_is_in_the_table(run: RunRecords, config)
 def test_a_run_that_stopped_early_gives_a_table_without_samples(run: RunRecords) -> None:
     for kept in ((), (StepRecord,), (StepRecord, OperatorRecord), (StepRecord, PhaseRecord)):
         records = {
-            rank: tuple(r for r in found if isinstance(r, kept))
-            for rank, found in run.records.items()
+            rank: tuple(r for r in result if isinstance(r, kept))
+            for rank, result in run.records.items()
         }
         table = build_table(replace(run, records=records))
         assert len(table.runs) == 2

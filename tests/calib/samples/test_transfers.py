@@ -94,8 +94,8 @@ def buckets(known: dict[int, tuple[bool, ...]]) -> pd.DataFrame:
 def test_m6_a_bucket_behind_others_takes_the_time_from_their_end_on() -> None:
     """Up to 13 ms of 4 before: the time from the call on."""
     matched = match_ranks(buckets({0: (True,) * 5, 1: (True,) * 5}), is_queued=True)
-    found = matched.groupby("sequence")["transfer_s"].first()
-    assert found.tolist() == pytest.approx([ms / 1e3 for ms in BUCKETS_MS])
+    series = matched.groupby("sequence")["transfer_s"].first()
+    assert series.tolist() == pytest.approx([ms / 1e3 for ms in BUCKETS_MS])
     before = match_ranks(buckets({0: (True,) * 5, 1: (True,) * 5}))
     assert before["time_s"].tolist() == matched["time_s"].tolist()
     assert before.groupby("sequence")["transfer_s"].first().max() > 0.009
@@ -104,14 +104,14 @@ def test_m6_a_bucket_behind_others_takes_the_time_from_their_end_on() -> None:
 def test_m6_behind_an_unknown_end_nothing_is_taken_off() -> None:
     known = {0: (True, False, True, True, True), 1: (False,) * 5}
     matched = match_ranks(buckets(known), is_queued=True)
-    found = matched.groupby("sequence")["transfer_s"].first()
+    series = matched.groupby("sequence")["transfer_s"].first()
     assert (
         matched.groupby("sequence")["is_unsure"].first().tolist()
         == [False] * 2 + [True] + [False] * 2
     )
     # Behind the first alone: the second's end is not known.
-    assert found.tolist()[2:] == pytest.approx([0.008, 0.002, 0.004])
-    assert (found >= np.array(BUCKETS_MS) / 1e3 - 1e-9).all()
+    assert series.tolist()[2:] == pytest.approx([0.008, 0.002, 0.004])
+    assert (series >= np.array(BUCKETS_MS) / 1e3 - 1e-9).all()
 
 
 def test_m6_what_ends_out_of_order_is_no_queue() -> None:

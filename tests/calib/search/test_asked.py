@@ -37,5 +37,5 @@ def test_every_layout_that_is_allowed_counts_once(
     every = every_layout(config, num_ranks)
     for text in ASKED:
         keep = Keep.parse(text)
-        found = num_variants(cells_of(config, num_ranks, keep), keep)
-        assert found == sum(map(keep.allows, every)), text
+        number = num_variants(cells_of(config, num_ranks, keep), keep)
+        assert number == sum(map(keep.allows, every)), text

@@ -80,13 +80,15 @@ def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, Room]:
 )
 def test_bounds_and_every_layout_give_the_same_twenty(seed: int) -> None:
     config, steps, num_ranks, room = some_run(seed)
-    found = best_layouts(config, steps, num_ranks, room=room)
+    search_result = best_layouts(config, steps, num_ranks, room=room)
     expected = best_of_every(config, steps, num_ranks, room, 20)
-    assert [one.time_s for one in found.best] == pytest.approx([s for s, _ in expected], rel=1e-8)
+    assert [one.time_s for one in search_result.best] == pytest.approx(
+        [s for s, _ in expected], rel=1e-8
+    )
     rows = [row(layout) for _, layout in expected]
-    assert {row(one.config) for one in found.best[:-1]} <= set(rows)
-    assert found.proof.is_proven
-    assert found.proof.tally.num_layouts == len(every_layout(config, num_ranks))
+    assert {row(one.config) for one in search_result.best[:-1]} <= set(rows)
+    assert search_result.proof.is_proven
+    assert search_result.proof.tally.num_layouts == len(every_layout(config, num_ranks))
 
 
 @pytest.mark.parametrize("seed", range(8, 12))
@@ -125,8 +127,8 @@ def test_a_measured_step_is_found_where_no_bound_holds(
     modelled = steps_of(planted()).median_times([quick])[0]
     known = [KnownStep(config=quick, time_s=float(modelled) / 3)]
     steps = fit_steps(steps_of(planted()).base, known)
-    found = best_layouts(config, steps, 4)
-    assert found.best[0].config == quick
+    search_result = best_layouts(config, steps, 4)
+    assert search_result.best[0].config == quick
 
 
 def stopped(seed: int) -> Found:
@@ -141,16 +143,16 @@ def stopped(seed: int) -> Found:
 def test_what_is_stopped_says_how_far_from_proven() -> None:
     """Before its second round, of a run whose first proves nothing yet."""
     seed = next(seed for seed in range(20) if 0 < stopped(seed).proof.gap_frac < 1)
-    found, (config, steps, num_ranks, _) = stopped(seed), some_run(seed)
+    search_result, (config, steps, num_ranks, _) = stopped(seed), some_run(seed)
     whole = best_layouts(config, steps, num_ranks, effort=Effort(top=1))
-    assert whole.proof.is_proven and not found.proof.is_proven
-    assert found.best[0].time_s * (1 - found.proof.gap_frac) <= whole.best[0].time_s
+    assert whole.proof.is_proven and not search_result.proof.is_proven
+    assert search_result.best[0].time_s * (1 - search_result.proof.gap_frac) <= whole.best[0].time_s
 
 
 def test_only_what_is_kept_is_found(layout: Layout, planted: Callable[..., Any]) -> None:
     keep = Keep.parse("tp=2,recompute=full")
-    found = best_layouts(layout(dp=4), steps_of(planted()), 4, keep=keep)
-    assert found.best and all(keep.allows(one.config) for one in found.best)
+    search_result = best_layouts(layout(dp=4), steps_of(planted()), 4, keep=keep)
+    assert search_result.best and all(keep.allows(one.config) for one in search_result.best)
     free = best_layouts(layout(dp=4), steps_of(planted()), 4)
     assert any(not keep.allows(one.config) for one in free.best)
 
@@ -161,26 +163,28 @@ def test_only_what_is_kept_is_found(layout: Layout, planted: Callable[..., Any])
 def test_what_is_kept_is_the_best_of_all_that_is_asked_for(text: str) -> None:
     config, steps, num_ranks, room = some_run(1)
     keep = Keep.parse(text)
-    found = best_layouts(config, steps, num_ranks, room=room, keep=keep)
+    search_result = best_layouts(config, steps, num_ranks, room=room, keep=keep)
     expected = best_of_every(config, steps, num_ranks, room, TOP, keep)
-    assert [one.time_s for one in found.best] == pytest.approx([s for s, _ in expected], rel=1e-8)
-    assert all(keep.allows(one.config) for one in found.best) and expected
+    assert [one.time_s for one in search_result.best] == pytest.approx(
+        [s for s, _ in expected], rel=1e-8
+    )
+    assert all(keep.allows(one.config) for one in search_result.best) and expected
 
 
 @pytest.mark.parametrize("text", ["recompute=none", "sharding=none", "sp=on"])
 def test_what_does_not_fit_was_asked_for_too(text: str) -> None:
     config, steps, num_ranks, _ = some_run(1)
     keep = Keep.parse(text)
-    found = best_layouts(config, steps, num_ranks, room=Room(capacity_nbytes=1), keep=keep)
-    assert found.best == () and len(found.lacking) == NUM_LACKING
-    assert all(keep.allows(one) for one in found.lacking)
+    search_result = best_layouts(config, steps, num_ranks, room=Room(capacity_nbytes=1), keep=keep)
+    assert search_result.best == () and len(search_result.lacking) == NUM_LACKING
+    assert all(keep.allows(one) for one in search_result.lacking)
 
 
 def test_where_nothing_can_be_nothing_is_found() -> None:
     config, steps, num_ranks, _ = some_run(1)
-    found = best_layouts(config, steps, num_ranks, keep=Keep.parse("tp=3"))
-    assert found.layouts == () and found.proof.is_proven
-    assert (found.proof.num_cells, found.proof.tally.num_layouts) == (0, 0)
+    search_result = best_layouts(config, steps, num_ranks, keep=Keep.parse("tp=3"))
+    assert search_result.layouts == () and search_result.proof.is_proven
+    assert (search_result.proof.num_cells, search_result.proof.tally.num_layouts) == (0, 0)
     tight = best_layouts(config, steps, num_ranks, room=Room(capacity_nbytes=1))
     assert tight.best == () and tight.proof.is_proven
     assert tight.proof.tally.over_memory == tight.proof.tally.num_layouts > 0

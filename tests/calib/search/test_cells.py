@@ -51,9 +51,9 @@ def test_every_cell_runs_the_same_batch_on_the_ranks(
     layout: Layout, num_ranks: int, samples: int
 ) -> None:
     cells = cells_of(layout(samples=samples, micro=1, device=GPU), num_ranks)
-    found = [cells.layout(place) for place in range(len(cells))]
-    assert len(set(found)) == len(found)
-    for config, number in zip(found, cells.num_microbatches.tolist(), strict=True):
+    configs = [cells.layout(place) for place in range(len(cells))]
+    assert len(set(configs)) == len(configs)
+    for config, number in zip(configs, cells.num_microbatches.tolist(), strict=True):
         par = config.parallelism
         assert par.num_ranks == num_ranks and config.recompute is Recompute.NONE
         assert number * config.batch.micro_batch_size * par.dp == samples
@@ -85,9 +85,9 @@ def test_no_split_of_experts_is_missing(layout: Layout) -> None:
     degrees = dict.fromkeys(("tp", "pp", "dp", "ep", "etp"), (1, 2, 4, 8))
     expected = set(accepted(make, **degrees, micro=range(1, 17)))
     config = layout(dp=8, model={"experts": EXPERTS})
-    found = {one for one in even(cells_of(config, 8)) if one.parallelism.vp == 1}
-    assert found == expected
-    pairs = {(one.parallelism.ep, one.parallelism.expert_tp) for one in found}
+    configs = {one for one in even(cells_of(config, 8)) if one.parallelism.vp == 1}
+    assert configs == expected
+    pairs = {(one.parallelism.ep, one.parallelism.expert_tp) for one in configs}
     assert pairs == {*itertools.product((1, 2, 4), (1, 2, 4))} - {(4, 4)}
 
 
@@ -99,12 +99,12 @@ def test_nothing_runs_over_more_context_on_a_cpu(layout: Layout) -> None:
 
 def test_layers_that_do_not_split_evenly_still_have_pipelines(layout: Layout) -> None:
     config = layout(dp=4, model={"num_layers": 7})
-    found = {one.parallelism.chunk_layers for one in cells_of(config, 4).plain_layouts()}
-    assert {(), (4, 3), (2, 2, 2, 1)} <= found
-    assert all(sum(one) == 7 for one in found if one)
+    results = {one.parallelism.chunk_layers for one in cells_of(config, 4).plain_layouts()}
+    assert {(), (4, 3), (2, 2, 2, 1)} <= results
+    assert all(sum(one) == 7 for one in results if one)
     alone = layout(dp=4, model={"num_layers": 7}, framework="torchtitan 0.2")
-    found = {one.parallelism.chunk_layers for one in cells_of(alone, 4).plain_layouts()}
-    assert found == {(), (4, 3), (2, 2, 2, 1)}
+    results = {one.parallelism.chunk_layers for one in cells_of(alone, 4).plain_layouts()}
+    assert results == {(), (4, 3), (2, 2, 2, 1)}
 
 
 def test_two_stages_are_interleaved_only_where_messages_overlap(layout: Layout) -> None:
@@ -120,13 +120,13 @@ def test_settings_are_kept_where_they_apply(layout: Layout) -> None:
     """A schedule of its own goes with virtual stages, transfers beside tp with a split sequence."""
     par = {"is_sequence_parallel": True, "overlaps_tp": True, "schedule": Schedule.ZERO_BUBBLE_H1}
     config = layout(tp=2, pp=2, samples=32, par=par, model={"num_layers": 8})
-    found = [one.parallelism for one in cells_of(config, 4).plain_layouts()]
-    assert {one.is_sequence_parallel for one in found if one.tp > 1} == {False, True}
-    for one in found:
+    layouts = [one.parallelism for one in cells_of(config, 4).plain_layouts()]
+    assert {one.is_sequence_parallel for one in layouts if one.tp > 1} == {False, True}
+    for one in layouts:
         assert one.overlaps_tp == one.is_sequence_parallel
         wanted = Schedule.ZERO_BUBBLE_H1 if one.vp == 1 else Schedule.ONE_F_ONE_B
         assert one.schedule is wanted
-    assert {one.vp for one in found} == {1, 2, 4}
+    assert {one.vp for one in layouts} == {1, 2, 4}
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_only_what_is_kept_is_split(layout: Layout) -> None:
     whole = cells_of(config, 8).plain_layouts()
     for text in ("tp=2|4", "cp=2", "pp=2,dp=4", "mbs=2", "vpp=2", "sp=on", "tp=4,sp=off"):
         keep = Keep.parse(text)
-        found = cells_of(config, 8, keep).plain_layouts()
-        assert found == [one for one in whole if keep.allows(one)] != []
+        configs = cells_of(config, 8, keep).plain_layouts()
+        assert configs == [one for one in whole if keep.allows(one)] != []
 
 
 def test_rows_are_found_again_by_their_columns(layout: Layout) -> None:
@@ -215,6 +215,6 @@ def test_pipelines_of_deepspeed_shard_the_optimizer_alone(
         is_optimizer_distributed=True,
         sharding=sharding,
     )
-    found = cells_of(replace(plain, parallelism=par), 4).plain_layouts()
+    configs = cells_of(replace(plain, parallelism=par), 4).plain_layouts()
     is_deep = sharding is not Sharding.OPTIMIZER
-    assert any(one.parallelism.pp > 1 for one in found) is not is_deep
+    assert any(one.parallelism.pp > 1 for one in configs) is not is_deep

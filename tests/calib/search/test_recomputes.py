@@ -52,16 +52,16 @@ def models(layout: Layout) -> dict[str, RunConfig]:
 
 
 def test_a_dense_model_has_every_set_of_its_modules(layout: Layout) -> None:
-    found = recomputed(layout())
+    configs = recomputed(layout())
     names = ("core_attn", "layernorm", "mlp")
     sets = {frozenset(chosen) for n in (1, 2, 3) for chosen in combinations(names, n)}
-    selective = [one for one in found if one.recompute is Recompute.SELECTIVE]
+    selective = [one for one in configs if one.recompute is Recompute.SELECTIVE]
     assert {frozenset(one.recompute_modules or ("core_attn",)) for one in selective} == sets
-    assert [one.recompute_num_layers for one in found if one.recompute is Recompute.FULL] == [
+    assert [one.recompute_num_layers for one in configs if one.recompute is Recompute.FULL] == [
         *(1, 2, 3),
         0,
     ]
-    assert len(set(found)) == len(found) == 1 + 7 + 4
+    assert len(set(configs)) == len(configs) == 1 + 7 + 4
 
 
 def test_more_that_is_computed_again_never_needs_more_memory(layout: Layout) -> None:
@@ -94,14 +94,14 @@ def _modules(config: RunConfig) -> tuple[str, ...]:
 def test_modules_are_those_of_the_model(
     layout: Layout, name: str, there: set[str], missing: set[str]
 ) -> None:
-    found = {m for one in recomputed(models(layout)[name]) for m in _modules(one)}
-    assert there <= found and not missing & found
+    names = {m for one in recomputed(models(layout)[name]) for m in _modules(one)}
+    assert there <= names and not missing & names
 
 
 def test_delayed_scaling_runs_no_norm_twice(layout: Layout) -> None:
     config = replace(layout(model={"experts": EXPERTS}), fp8=Fp8Recipe.DELAYED)
-    found = {m for one in recomputed(config) for m in _modules(one)}
-    assert not found & {"layernorm", "moe_act"}
+    results = {m for one in recomputed(config) for m in _modules(one)}
+    assert not results & {"layernorm", "moe_act"}
 
 
 def test_words(layout: Layout) -> None:
@@ -123,7 +123,7 @@ def test_megatron_takes_every_choice(layout: Layout) -> None:
 def case(config: RunConfig) -> dict[str, Any]:
     """Fields of ``TransformerConfig``."""
     model, values = config.model, layout_values(config)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "latent": model.latent_attention is not None,
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -131,7 +131,7 @@ def case(config: RunConfig) -> dict[str, Any]:
         **{name: value for name, value in values.items() if name.startswith("recompute")},
     }
     if model.experts is not None:
-        found |= {
+        result |= {
             "num_moe_experts": model.experts.num_experts,
             "moe_grouped_gemm": model.experts.is_grouped,
             "moe_shared_expert_intermediate_size": model.experts.shared_ffn_hidden_size,
@@ -139,4 +139,4 @@ def case(config: RunConfig) -> dict[str, Any]:
             "moe_shared_expert_overlap": model.experts.overlaps_shared,
             "add_bias_linear": False,
         }
-    return found
+    return result

@@ -100,13 +100,13 @@ def test_instances_are_those_that_divide_replicas_of_experts_too(megatron: RunCo
     experts = Experts(num_experts=16, ffn_hidden_size=32)
     config = replace(megatron, model=replace(megatron.model, experts=experts))
     for ep, expected in ((8, {1, 2}), (16, {1})):
-        found = kept(with_par(config, ep=ep))
-        assert {one.parallelism.num_optimizer_instances for one in found} == expected
+        configs = kept(with_par(config, ep=ep))
+        assert {one.parallelism.num_optimizer_instances for one in configs} == expected
 
 
 def test_a_share_with_the_host_is_kept_as_it_is(megatron: RunConfig) -> None:
-    found = kept(replace(megatron, optimizer_offload_frac=0.5))
-    assert {one.optimizer_offload_frac for one in found} == {0.0, 0.5, 1.0}
+    configs = kept(replace(megatron, optimizer_offload_frac=0.5))
+    assert {one.optimizer_offload_frac for one in configs} == {0.0, 0.5, 1.0}
     full = replace(megatron, precision=Precision.FP32, optimizer_offload_frac=0.5)
     assert {one.optimizer_offload_frac for one in kept(full)} == {0.0}
 
@@ -114,17 +114,17 @@ def test_a_share_with_the_host_is_kept_as_it_is(megatron: RunConfig) -> None:
 def test_states_of_a_width_of_their_own_are_the_distributed_optimizers(
     megatron: RunConfig,
 ) -> None:
-    found = kept(replace(megatron, optimizer_state_nbytes=6))
-    assert found and all(one.parallelism.is_optimizer_distributed for one in found)
+    configs = kept(replace(megatron, optimizer_state_nbytes=6))
+    assert configs and all(one.parallelism.is_optimizer_distributed for one in configs)
 
 
 def test_nothing_overlaps_on_a_cpu_but_what_did(layout: Layout) -> None:
     for is_on in (False, True):
         par = dict.fromkeys(BESIDE, is_on) | {"is_optimizer_distributed": True}
-        found = kept(layout(dp=4, par=par))
-        assert [layout_label(one) for one in found] == ["DP4 mbs2", "DP4 ZeRO1 mbs2"]
-        assert [one.parallelism.overlaps_grad_reduce for one in found] == [is_on, is_on]
-        assert [one.parallelism.overlaps_param_gather for one in found] == [False, is_on]
+        configs = kept(layout(dp=4, par=par))
+        assert [layout_label(one) for one in configs] == ["DP4 mbs2", "DP4 ZeRO1 mbs2"]
+        assert [one.parallelism.overlaps_grad_reduce for one in configs] == [is_on, is_on]
+        assert [one.parallelism.overlaps_param_gather for one in configs] == [False, is_on]
 
 
 def test_one_way_where_nothing_is_replicated_or_all_is_sharded(
@@ -192,10 +192,10 @@ def test_splits_have_every_layer_and_fewer_at_the_ends_alone(layout: Layout) -> 
         if pp > num_layers:
             continue
         config = layout(model={"num_layers": num_layers})
-        found = splits(config, pp)
-        assert len(set(found)) == len(found)
-        assert (found[0] == ()) is (num_layers % pp == 0)
-        for one in found[1:]:
+        results = splits(config, pp)
+        assert len(set(results)) == len(results)
+        assert (results[0] == ()) is (num_layers % pp == 0)
+        for one in results[1:]:
             assert len(one) == pp and sum(one) == num_layers and len(set(one)) > 1
             first, *middle, last = one
             assert len(set(middle)) <= 1 and min(one) >= 0
@@ -205,8 +205,8 @@ def test_splits_have_every_layer_and_fewer_at_the_ends_alone(layout: Layout) -> 
 
 def test_splits_of_two_stages_move_layers_from_one_to_the_other(layout: Layout) -> None:
     config = layout(pp=2, model={"num_layers": 8})
-    found = {one for one in splits(config, 2) if one}
-    assert {(5, 3), (3, 5)} <= found and all(max(one) - min(one) <= 3 for one in found)
+    results = {one for one in splits(config, 2) if one}
+    assert {(5, 3), (3, 5)} <= results and all(max(one) - min(one) <= 3 for one in results)
 
 
 def test_the_running_split_stays(layout: Layout) -> None:

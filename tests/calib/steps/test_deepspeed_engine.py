@@ -39,14 +39,14 @@ def test_ranks_of_a_tp_group_share_a_message(configs: dict[Engine, RunConfig]) -
 def test_zero_sums_whole_gradients_and_gathers_parameters(
     configs: dict[Engine, RunConfig],
 ) -> None:
-    found = {}
+    result = {}
     for engine, config in configs.items():
         of_dp = [u for u in collective_uses(config, stage=0) if u.call.role is GroupRole.DP]
-        found[engine] = {(u.call.collective, u.placement) for u in of_dp}
+        result[engine] = {(u.call.collective, u.placement) for u in of_dp}
     gather = (Collective.ALL_GATHER, Placement.PARAM_GATHER)
     reduce = Placement.GRAD_REDUCE
-    assert found[Engine.MEGATRON] == {(Collective.REDUCE_SCATTER, reduce), gather}
-    assert found[Engine.DEEPSPEED] == {(Collective.ALL_REDUCE, reduce), gather}
+    assert result[Engine.MEGATRON] == {(Collective.REDUCE_SCATTER, reduce), gather}
+    assert result[Engine.DEEPSPEED] == {(Collective.ALL_REDUCE, reduce), gather}
 
 
 def test_nothing_hides_behind_a_product(configs: dict[Engine, RunConfig]) -> None:

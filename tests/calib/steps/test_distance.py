@@ -51,9 +51,9 @@ def deviations(one: RunConfig, without: tuple[str, ...] = ()) -> dict[str, float
 
 def products(device: str, kind: OperatorKind = OperatorKind.LINEAR) -> RatePrior:
     """Rates of products in 16 bits."""
-    found = rates_prior(device, kind, Phase.FORWARD, 2)
-    assert found is not None
-    return found
+    rate_prior = rates_prior(device, kind, Phase.FORWARD, 2)
+    assert rate_prior is not None
+    return rate_prior
 
 
 @pytest.mark.parametrize("device", ["H100", "B200", "V100"])
@@ -130,8 +130,8 @@ def test_odd_vocabularies_cost_more_where_only_older_instructions_take_them() ->
     """Hopper's ``mma.sync`` reaches 62.9 % of its peak (Luo et al. 2024), A100's all of it."""
 
     def centre(device: str) -> float:
-        found = {scale.name: scale for scale in scales(machine_times(config(device)).conditions)}
-        return found["misaligned"].log_center
+        result = {scale.name: scale for scale in scales(machine_times(config(device)).conditions)}
+        return result["misaligned"].log_center
 
     assert centre(H100) - centre("A100") == pytest.approx(-math.log(0.629))
     assert centre("B200") == centre(H100) and centre("V100") == centre("A100")

@@ -60,9 +60,9 @@ def test_without_a_pipeline_the_step_is_the_sum_of_its_parts_on_a_cpu(
     layout: Layout, planted: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
     config, estimator = layout(**settings), planted()
-    found = estimate_step(config, estimator)
-    assert found.time_s == pytest.approx(stage_seconds(config, estimator, 0), rel=REL)
-    assert found.parts_s[Part.BUBBLE] == pytest.approx(0, abs=REL)
+    result = estimate_step(config, estimator)
+    assert result.time_s == pytest.approx(stage_seconds(config, estimator, 0), rel=REL)
+    assert result.parts_s[Part.BUBBLE] == pytest.approx(0, abs=REL)
 
 
 def test_an_even_pipeline_follows_the_closed_form(
@@ -95,11 +95,11 @@ def test_an_even_pipeline_follows_the_closed_form(
 def test_the_parts_of_the_critical_stage_add_up(
     layout: Layout, planted: Callable[..., Any], chosen: dict[str, Any]
 ) -> None:
-    found = estimate_step(layout(**chosen), planted())
-    assert sum(found.parts_s.values()) == pytest.approx(found.time_s, rel=REL)
-    assert min(found.parts_s.values()) >= 0
-    assert found.low_s < found.time_s < found.high_s
-    assert sum(found.source_frac.values()) == pytest.approx(1)
+    result = estimate_step(layout(**chosen), planted())
+    assert sum(result.parts_s.values()) == pytest.approx(result.time_s, rel=REL)
+    assert min(result.parts_s.values()) >= 0
+    assert result.low_s < result.time_s < result.high_s
+    assert sum(result.source_frac.values()) == pytest.approx(1)
 
 
 @settings(
@@ -135,12 +135,14 @@ def test_errors_add_up_within_a_family_and_in_quadrature_across(
     """One sigma for all: each family moves the log by its share of the time, nearly."""
     sigma = 1e-4
     estimator = planted(sigma_log=sigma, transfer_sigma_log=sigma)
-    found = estimate_step(layout(tp=2, dp=2), estimator)
-    families = of_families(found)
+    result = estimate_step(layout(tp=2, dp=2), estimator)
+    families = of_families(result)
     assert sum(families.values()) == pytest.approx(sigma, rel=1e-3)
-    squares = sum(log**2 for log in found.error_log.values()) + found.own_sigma_log**2
-    assert found.sigma_log == pytest.approx(math.sqrt(squares), rel=REL)
-    assert found.high_s == pytest.approx(found.time_s * math.exp(Z_90 * found.sigma_log), rel=REL)
+    squares = sum(log**2 for log in result.error_log.values()) + result.own_sigma_log**2
+    assert result.sigma_log == pytest.approx(math.sqrt(squares), rel=REL)
+    assert result.high_s == pytest.approx(
+        result.time_s * math.exp(Z_90 * result.sigma_log), rel=REL
+    )
     assert {"linear", "attention", "memory", "host", "tp", "dp"} <= set(families)
 
 
@@ -150,7 +152,7 @@ def test_the_stated_error_is_what_simulated_errors_give(
 ) -> None:
     """Monte Carlo over shared errors of the families, on a pipeline with transfers."""
     config = layout(tp=2, pp=4)
-    found = estimate_step(config, planted())
+    result = estimate_step(config, planted())
     random = np.random.default_rng(4)
     logs = []
     for _ in range(300):
@@ -161,8 +163,8 @@ def test_the_stated_error_is_what_simulated_errors_give(
             latency_s=1e-5 * math.exp(0.1 * draw[1]),
             bytes_per_s=1e9 * math.exp(-0.1 * draw[1]),
         )
-        logs.append(math.log(estimate_step(config, noisy).time_s / found.time_s))
-    families = of_families(found)
+        logs.append(math.log(estimate_step(config, noisy).time_s / result.time_s))
+    families = of_families(result)
     operators = sum(
         families.get(n, 0.0) for n in ("linear", "attention", "memory", "host", "optimizer")
     )
@@ -177,12 +179,12 @@ def test_many_layouts_share_two_calls_and_equal_single_ones(
     estimator = planted()
     many = estimate_many(configs, estimator)
     assert estimator.num_calls == 2
-    for config, found in zip(configs, many, strict=True):
+    for config, result in zip(configs, many, strict=True):
         alone = estimate_step(config, planted())
-        assert found.config == config
-        assert found.time_s == pytest.approx(alone.time_s, rel=REL)
-        assert found.sigma_log == pytest.approx(alone.sigma_log, rel=REL)
-        assert dict(found.parts_s) == pytest.approx(dict(alone.parts_s), rel=REL, abs=1e-12)
+        assert result.config == config
+        assert result.time_s == pytest.approx(alone.time_s, rel=REL)
+        assert result.sigma_log == pytest.approx(alone.sigma_log, rel=REL)
+        assert dict(result.parts_s) == pytest.approx(dict(alone.parts_s), rel=REL, abs=1e-12)
 
 
 def test_nothing_hides_on_a_cpu_but_on_a_device(
@@ -204,8 +206,8 @@ def test_nothing_hides_on_a_cpu_but_on_a_device(
 def test_exposed_time_is_the_last_bucket_where_the_rest_fits(
     number: int, contention: float, expected: float
 ) -> None:
-    found = exposed(number, 2.0, 100.0, contention)
-    assert found == pytest.approx(expected)
+    value = exposed(number, 2.0, 100.0, contention)
+    assert value == pytest.approx(expected)
 
 
 def test_side_by_side_six_seconds_of_transfers_cost_contention_more() -> None:
@@ -231,12 +233,12 @@ def exposed(number: int, each: float, work: float, contention: float) -> float:
 
 
 def test_sources_are_shares_of_time(layout: Layout, planted: Callable[..., Any]) -> None:
-    found: StepEstimate = estimate_step(layout(tp=2), planted(source=Source.MEASURED))
-    assert found.source_frac[Source.MEASURED] == pytest.approx(1)
-    names = {c.name for c in found.contributions}
+    result: StepEstimate = estimate_step(layout(tp=2), planted(source=Source.MEASURED))
+    assert result.source_frac[Source.MEASURED] == pytest.approx(1)
+    names = {c.name for c in result.contributions}
     assert {"linear_qkv", "all_reduce:tp", "optimizer"} <= names
-    total = sum(c.time_s for c in found.contributions)
-    assert total == pytest.approx(found.time_s, rel=REL)
+    total = sum(c.time_s for c in result.contributions)
+    assert total == pytest.approx(result.time_s, rel=REL)
 
 
 @pytest.mark.parametrize("vp", [2, 4])
@@ -267,9 +269,9 @@ def test_interleaving_divides_the_bubble(
 def test_the_gather_ahead_is_placed_before_the_first_forward(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
-    found = estimate_step(layout(dp=2, par=OVERLAP, device=GPU), planted())
-    first = min(span.start_s for span in found.spans if span.kind is TaskKind.FORWARD)
+    result = estimate_step(layout(dp=2, par=OVERLAP, device=GPU), planted())
+    first = min(span.start_s for span in result.spans if span.kind is TaskKind.FORWARD)
     gather = [
-        u for u in collective_uses(found.config, stage=0) if u.placement is Placement.PARAM_GATHER
+        u for u in collective_uses(result.config, stage=0) if u.placement is Placement.PARAM_GATHER
     ]
     assert first == pytest.approx(sum(planted().collective_s(u.call) for u in gather))

@@ -77,10 +77,10 @@ def test_wider_graphs_are_never_slower_and_a_whole_one_leaves_the_work() -> None
     assert all(after < before for before, after in itertools.pairwise(times))
     # Nothing of the host is left: a host of any speed gives the same.
     whole = graphs[-1]
-    found = FittedSteps(base=BASE).estimate(whole)
-    assert found.parts_s[Part.HOST] == 0.0
+    estimate = FittedSteps(base=BASE).estimate(whole)
+    assert estimate.parts_s[Part.HOST] == 0.0
     names = {f"scale {name}" for name in (HOST_MICROBATCH, HOST_STEP, "floor")}
-    assert all(abs(found.error_log.get(name, 0.0)) < 1e-6 for name in names)
+    assert all(abs(estimate.error_log.get(name, 0.0)) < 1e-6 for name in names)
 
 
 def test_what_a_graph_replays() -> None:
@@ -150,13 +150,13 @@ def test_an_exchange_beside_another_micro_batch_hides_behind_half_of_both_passes
         return 2e-3 if item.phase is Phase.BACKWARD else 1e-3
 
     times_s = np.array([[time_s(item)] for item in compiled.items])
-    (found,) = evaluate(compiled, times_s, contention=1.0)
+    (group_times,) = evaluate(compiled, times_s, contention=1.0)
     # A layer has two products: 2 ms forwards and 4 ms backwards, half of that weights' gradients.
     window_s = 0.5 * (2e-3 + (4e-3 if delays else 2e-3))
     # There and back in each pass.
     exposed_s = 2 * max(0.0, 2 * transfer_s - window_s)
     layers, m = beside.model.num_layers, beside.num_microbatches
-    assert found.parts_s(0)[Part.EP] == pytest.approx(layers * m * exposed_s)
+    assert group_times.parts_s(0)[Part.EP] == pytest.approx(layers * m * exposed_s)
 
 
 def test_imbalance_costs_products_and_exchange() -> None:
@@ -202,7 +202,7 @@ def test_messages_between_nodes_that_nobody_sampled_are_wider() -> None:
     asked = layout(4, 4)
     inside, across = layout(2, 16), layout(2, 8)
     name = "pp across nodes, never sampled"
-    found = fit_steps(BASE, [KnownStep(config=inside, time_s=seconds(inside))]).estimate(asked)
-    assert found.error_log[name] > 0
+    estimate = fit_steps(BASE, [KnownStep(config=inside, time_s=seconds(inside))]).estimate(asked)
+    assert estimate.error_log[name] > 0
     assert width([inside], asked) > width([across], asked)
     assert width([inside], inside) < width([inside], asked)

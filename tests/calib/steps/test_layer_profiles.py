@@ -70,13 +70,13 @@ def row(
 def passes_s(asked: StepRow, times: LayerTimes, kind: BlockKind) -> tuple[float, float, float]:
     """Forward, backward and recomputation of a block with its transfers."""
     compiled = compile_layouts([asked.config])
-    found = compiled.sums.times(
+    block_times = compiled.sums.times(
         times.estimates(compiled.items).time_s[:, None], contention=1.3, is_host_only=False
     )
     place = next(i for i, block in enumerate(compiled.blocks) if block.kind is kind)
-    again = found.recompute_s[place, 0]
-    backward = found.backward_pass_s[place, 0] - again
-    return found.forward_pass_s[place, 0], backward, again
+    again = block_times.recompute_s[place, 0]
+    backward = block_times.backward_pass_s[place, 0] - again
+    return block_times.forward_pass_s[place, 0], backward, again
 
 
 def times_of(asked: StepRow) -> LayerTimes:
@@ -109,7 +109,7 @@ def test_a_layer_that_was_not_profiled_follows_its_work() -> None:
 def test_machines_do_not_share_times_and_their_names_tell_the_network() -> None:
     near, far = row(dp=8, machine="GH-96 NDR"), row(dp=8, machine="GH-96 (4x, Slingshot-11)")
     assert times_key(near) != times_key(far)
-    found = []
+    results = []
     for asked in (near, far):
         compiled = compile_layouts([asked.config])
         times_s = row_times(asked).estimates(compiled.items).time_s
@@ -118,6 +118,6 @@ def test_machines_do_not_share_times_and_their_names_tell_the_network() -> None:
             for i, item in enumerate(compiled.items)
             if isinstance(item, CollectiveCall) and item.role is GroupRole.DP
         ]
-        found.append(times_s[reduce])
+        results.append(times_s[reduce])
     # Gradients cross the network at 400 and at 200 Gb/s.
-    assert found[1] == pytest.approx(2 * found[0], rel=0.1)
+    assert results[1] == pytest.approx(2 * results[0], rel=0.1)

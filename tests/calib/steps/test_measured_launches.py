@@ -139,11 +139,11 @@ def test_the_floor_is_the_measured_launch_of_a_layer(tmp_path: Path) -> None:
     forward = table.operators[table.operators["phase"] == "forward"]
     assert forward["host_s"].to_numpy() == pytest.approx(HOST_NS[Phase.FORWARD] / 1e9, rel=0.001)
     assert forward["host_spread_log"].to_numpy() == pytest.approx(1.4826 * 0.04, rel=0.05)
-    found = centers(table)
+    result = centers(table)
     passes_s = layer_s(Phase.FORWARD), layer_s(Phase.BACKWARD)
-    assert found[FLOOR][0] == pytest.approx(math.log(passes_s[0]), abs=0.005)
-    assert found[FLOOR_RATIO][0] == pytest.approx(math.log(passes_s[1] / passes_s[0]), abs=0.005)
-    assert HOST_SCATTER_LOG <= found[FLOOR][1] < HOST_SCATTER_LOG + 0.03
+    assert result[FLOOR][0] == pytest.approx(math.log(passes_s[0]), abs=0.005)
+    assert result[FLOOR_RATIO][0] == pytest.approx(math.log(passes_s[1] / passes_s[0]), abs=0.005)
+    assert HOST_SCATTER_LOG <= result[FLOOR][1] < HOST_SCATTER_LOG + 0.03
 
 
 def test_operators_without_a_time_widen_it(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_without_times_of_the_host_all_is_as_it_was(tmp_path: Path) -> None:
     older = table.samples.drop(columns=["host_s", "host_spread_log"])
     again = replace(table, samples=normalise("samples", older))
     assert again.equals(table) and again.sha256 == table.sha256
-    found = centers(table)
-    assert found[FLOOR][1] == 0.6 and found[FLOOR_RATIO] == (math.log(1.6), 0.15)
+    result = centers(table)
+    assert result[FLOOR][1] == 0.6 and result[FLOOR_RATIO] == (math.log(1.6), 0.15)
 
 
 @pytest.mark.slow

@@ -37,10 +37,10 @@ def times(fp8: Fp8Recipe) -> dict[tuple[OperatorKind, Phase], float]:
         device="NVIDIA B200",
     )
     compiled = compile_layouts([config])
-    found = base_estimates(compiled, prior_times("NVIDIA B200", is_attention_fused=True))
+    estimates = base_estimates(compiled, prior_times("NVIDIA B200", is_attention_fused=True))
     return {
         (item.kind, item.phase): float(time_s)
-        for item, time_s in zip(compiled.items, found.time_s, strict=True)
+        for item, time_s in zip(compiled.items, estimates.time_s, strict=True)
         if isinstance(item, Operator)
     }
 

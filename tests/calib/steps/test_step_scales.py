@@ -87,8 +87,8 @@ def planted(rows: Sequence[StepRow], compute: float, tp: float) -> list[StepRow]
             times_s[place] = item.shape[0] * 40 / BASE.conditions.bytes_per_s
         else:
             times_s[place] *= compute
-    found = step_times(compiled, evaluate(compiled, times_s[:, None], contention=1.3))[:, 0]
-    return [replace(r, measured_s=float(t)) for r, t in zip(rows, found, strict=True)]
+    values = step_times(compiled, evaluate(compiled, times_s[:, None], contention=1.3))[:, 0]
+    return [replace(r, measured_s=float(t)) for r, t in zip(rows, values, strict=True)]
 
 
 def fitted(train: Sequence[StepRow]) -> FittedSteps:
@@ -109,17 +109,17 @@ def moved(rows: Sequence[StepRow], cells: Mapping[Effect, float]) -> list[StepRo
 
 
 def errors(train: Sequence[StepRow], test: Sequence[StepRow]) -> np.ndarray:
-    found = fitted(train).predict(configs(test))
-    return np.log(found.time_s / [r.measured_s for r in test])
+    predictions = fitted(train).predict(configs(test))
+    return np.log(predictions.time_s / [r.measured_s for r in test])
 
 
 def held_by_six(rows: Sequence[StepRow], generator: np.random.Generator) -> list[bool]:
     """Whether each interval holds its row, six random ones of them known."""
     chosen = generator.permutation(len(rows))
     train, test = [rows[i] for i in chosen[:6]], [rows[i] for i in chosen[6:]]
-    found = fitted(train).predict(configs(test))
+    predictions = fitted(train).predict(configs(test))
     measured = np.array([r.measured_s for r in test])
-    return ((found.low_s <= measured) & (measured <= found.high_s)).tolist()
+    return ((predictions.low_s <= measured) & (measured <= predictions.high_s)).tolist()
 
 
 @pytest.mark.parametrize(("compute", "tp"), [(0.8, 1.6), (1.3, 0.8)])
@@ -133,13 +133,13 @@ def test_planted_factors_are_found_from_a_few_steps(compute: float, tp: float) -
 
 
 def test_without_rows_the_prior_speaks_and_its_interval_is_wide() -> None:
-    found = fitted([]).predict(configs(ROWS))
+    predictions = fitted([]).predict(configs(ROWS))
     layouts = layouts_of(configs(ROWS), BASE)
     center = np.zeros((len(layouts.constants), 1))
-    assert np.log(found.time_s) == pytest.approx(layouts.log_time(center)[:, 0])
-    assert (found.high_s > 1.2 * found.time_s).all()
+    assert np.log(predictions.time_s) == pytest.approx(layouts.log_time(center)[:, 0])
+    assert (predictions.high_s > 1.2 * predictions.time_s).all()
     known = fitted(planted(ROWS, 1.0, 1.0)).predict(configs(ROWS))
-    assert (known.high_s / known.low_s < found.high_s / found.low_s).all()
+    assert (known.high_s / known.low_s < predictions.high_s / predictions.low_s).all()
 
 
 class Instant:
@@ -159,9 +159,9 @@ class Instant:
 def test_on_an_instant_device_a_layer_takes_what_its_launches_take() -> None:
     """Closed form: each more layer is a floor forwards and 1.6 floors backwards."""
     few, many = (row(layers=n, hidden=128, micro=1, m=4) for n in (2, 6))
-    found = fit_steps(Instant()).predict(configs([few, many])).time_s
+    values = fit_steps(Instant()).predict(configs([few, many])).time_s
     optimizer_s = 4 * 12 * 128**2 * 40 / BASE.conditions.bytes_per_s
-    each = (found[1] - found[0] - optimizer_s) / (4 * 4)
+    each = (values[1] - values[0] - optimizer_s) / (4 * 4)
     assert each == pytest.approx(0.4e-3 * 2.6, rel=1e-3)
 
 
@@ -179,9 +179,9 @@ def test_steps_grow_with_the_nodes_by_what_a_series_shows() -> None:
         replace(r, measured_s=float(t * 1.03**n))
         for r, t, n in zip(series, flat, doublings, strict=True)
     ]
-    found = fitted(measured[:4]).predict(configs(series))
+    predictions = fitted(measured[:4]).predict(configs(series))
     before = fitted(measured[:1]).predict(configs(series))
-    assert abs(found.time_s[-1] / measured[-1].measured_s - 1) < 0.06
+    assert abs(predictions.time_s[-1] / measured[-1].measured_s - 1) < 0.06
     assert before.time_s[-1] < 0.92 * measured[-1].measured_s
     alone = layouts_of(configs([rows[0]]), BASE)
     assert alone.doublings.tolist() == [[0.0]]

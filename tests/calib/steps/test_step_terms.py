@@ -39,8 +39,8 @@ SAME = {
 
 
 def only(steps: FittedSteps, config: RunConfig) -> StepTerms:
-    (found,) = steps.by_term([config])
-    return found
+    (terms,) = steps.by_term([config])
+    return terms
 
 
 def error_sums(found: StepTerms) -> dict[str, float]:
@@ -59,22 +59,22 @@ def test_terms_add_up_to_the_step_and_their_errors_to_its_error(
     layout: Layout, planted: Callable[..., Any], chosen: dict[str, Any], is_told: bool
 ) -> None:
     told = (layout(device=chosen["device"]), 0.5) if is_told else ()
-    found = only(steps_of(planted(), *told), layout(**chosen))
-    step = found.estimate
-    assert sum(found.terms_s.values()) == pytest.approx(step.time_s, rel=REL)
+    terms = only(steps_of(planted(), *told), layout(**chosen))
+    step = terms.estimate
+    assert sum(terms.terms_s.values()) == pytest.approx(step.time_s, rel=REL)
     assert (
         min(
-            time_s for t, time_s in found.terms_s.items() if t not in (Term.NODES, Term.UNEXPLAINED)
+            time_s for t, time_s in terms.terms_s.items() if t not in (Term.NODES, Term.UNEXPLAINED)
         )
         >= 0
     )
     of_step = {name: step.time_s * error for name, error in step.error_log.items()}
-    sums = error_sums(found)
+    sums = error_sums(terms)
     assert sums.keys() >= of_step.keys()
     for name, error in sums.items():
         assert error == pytest.approx(of_step.get(name, 0.0), abs=1e-9 * step.time_s)
-    for term, shares in found.source_frac.items():
-        if found.terms_s[term] > 0 and term is not Term.LAUNCHES:
+    for term, shares in terms.source_frac.items():
+        if terms.terms_s[term] > 0 and term is not Term.LAUNCHES:
             assert sum(shares.values()) == pytest.approx(1.0), term
 
 
@@ -86,14 +86,14 @@ def test_terms_are_the_parts_with_work_told_apart(
     layout: Layout, planted: Callable[..., Any], chosen: dict[str, Any]
 ) -> None:
     """Parts hold what is beside the terms, each in its share."""
-    found = only(steps_of(planted()), layout(**chosen))
+    result = only(steps_of(planted()), layout(**chosen))
     plain_s = sum(
-        t for term, t in found.terms_s.items() if term not in (Term.NODES, Term.UNEXPLAINED)
+        t for term, t in result.terms_s.items() if term not in (Term.NODES, Term.UNEXPLAINED)
     )
-    scale = found.estimate.time_s / plain_s
+    scale = result.estimate.time_s / plain_s
     for parts, terms in SAME.items():
-        part_s = sum(found.estimate.parts_s[part] for part in parts)
-        assert scale * sum(found.terms_s[t] for t in terms) == pytest.approx(
+        part_s = sum(result.estimate.parts_s[part] for part in parts)
+        assert scale * sum(result.terms_s[t] for t in terms) == pytest.approx(
             part_s, rel=1e-9, abs=1e-12
         )
 
@@ -102,7 +102,7 @@ def test_work_is_that_of_its_operators_summed_by_hand(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     config, estimator = layout(tp=2, recompute=Recompute.SELECTIVE), planted()
-    found = only(steps_of(estimator), config)
+    terms = only(steps_of(estimator), config)
     work = stage_operators(config, 0)
     sums = dict.fromkeys(Term, 0.0)
     for operator, count in (*work.forward, *work.backward, *work.recompute):
@@ -112,8 +112,8 @@ def test_work_is_that_of_its_operators_summed_by_hand(
             sums[Term.TP] += use.count * estimator.collective_s(use.call)
     for term in (*WORK, Term.RECOMPUTE):
         expected = config.num_microbatches * sums[term]
-        assert found.terms_s[term] == pytest.approx(expected, rel=REL), term
-    assert found.terms_s[Term.ATTENTION] > 0 < found.terms_s[Term.RECOMPUTE]
+        assert terms.terms_s[term] == pytest.approx(expected, rel=REL), term
+    assert terms.terms_s[Term.ATTENTION] > 0 < terms.terms_s[Term.RECOMPUTE]
 
 
 @pytest.mark.parametrize(("pp", "samples"), [(2, 8), (4, 16), (4, 64)])
@@ -126,20 +126,20 @@ def test_the_bubble_follows_its_closed_form(
     free = dict.fromkeys((*edges, *after), 0.0)
     estimator = planted(kinds=free, latency_s=0.0, bytes_per_s=math.inf)
     config = layout(pp=pp, samples=samples)
-    found = only(steps_of(estimator), config).terms_s
-    work_s = sum(found[term] for term in (*WORK, Term.HOST))
+    result = only(steps_of(estimator), config).terms_s
+    work_s = sum(result[term] for term in (*WORK, Term.HOST))
     expected = (pp - 1) / config.num_microbatches
-    assert found[Term.BUBBLE] / work_s == pytest.approx(expected, rel=1e-6)
-    assert found[Term.PP] == pytest.approx(0.0, abs=1e-9)
+    assert result[Term.BUBBLE] / work_s == pytest.approx(expected, rel=1e-6)
+    assert result[Term.PP] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_an_error_of_transfers_is_in_their_term_alone(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     """On a host nothing hides: a tenth more of each is a tenth more of the term."""
-    found = only(steps_of(planted(transfer_sigma_log=0.1)), layout(tp=2))
-    moved = {term: errors.get("family tp", 0.0) for term, errors in found.error_s.items()}
-    expected = 0.1 * ERROR_INFLATION * found.terms_s[Term.TP]
+    terms = only(steps_of(planted(transfer_sigma_log=0.1)), layout(tp=2))
+    moved = {term: errors.get("family tp", 0.0) for term, errors in terms.error_s.items()}
+    expected = 0.1 * ERROR_INFLATION * terms.terms_s[Term.TP]
     assert moved.pop(Term.TP) == pytest.approx(expected, rel=1e-3)
     # What is left are second orders of the slope.
     assert max(map(abs, moved.values())) < 1e-3 * expected
@@ -150,7 +150,7 @@ def test_the_stated_errors_of_terms_are_what_simulated_errors_give(
 ) -> None:
     """Monte Carlo over shared errors of all operators and of all transfers, on a pipeline."""
     config = layout(tp=2, pp=4)
-    found = only(steps_of(planted()), config)
+    terms = only(steps_of(planted()), config)
     random = np.random.default_rng(4)
     drawn: dict[Term, list[float]] = {term: [] for term in Term}
     for _ in range(200):
@@ -164,7 +164,7 @@ def test_the_stated_errors_of_terms_are_what_simulated_errors_give(
         for term, time_s in only(steps_of(noisy), config).terms_s.items():
             drawn[term].append(time_s)
     for term in (Term.ATTENTION, Term.MLP, Term.TP, Term.PP, Term.BUBBLE):
-        errors = found.error_s[term]
+        errors = terms.error_s[term]
         of = {name.removeprefix("family "): error for name, error in errors.items()}
         work_s = sum(of.get(n, 0.0) for n in ("linear", "attention", "memory", "host"))
         moved_s = sum(of.get(n, 0.0) for n in ("tp", "pp", "embedding"))
@@ -177,11 +177,11 @@ def test_of_a_measured_layout_the_step_is_known_and_its_terms_are_not(
 ) -> None:
     config = layout(tp=2)
     alone_s = only(steps_of(planted()), config).estimate.time_s
-    found = only(steps_of(planted(), config, 1.1 * alone_s), config)
-    assert found.estimate.time_s == pytest.approx(1.1 * alone_s, rel=1e-3)
-    assert all(abs(error) < 1e-9 for error in error_sums(found).values())
-    assert sum(error**2 for error in found.error_s[Term.ATTENTION].values()) > 0
-    assert found.source_frac[Term.UNEXPLAINED] == {Source.MEASURED: 1.0}
+    terms = only(steps_of(planted(), config, 1.1 * alone_s), config)
+    assert terms.estimate.time_s == pytest.approx(1.1 * alone_s, rel=1e-3)
+    assert all(abs(error) < 1e-9 for error in error_sums(terms).values())
+    assert sum(error**2 for error in terms.error_s[Term.ATTENTION].values()) > 0
+    assert terms.source_frac[Term.UNEXPLAINED] == {Source.MEASURED: 1.0}
 
 
 def test_small_layers_wait_for_launches_unless_a_graph_replays_them(layout: Layout) -> None:
@@ -191,9 +191,9 @@ def test_small_layers_wait_for_launches_unless_a_graph_replays_them(layout: Layo
     large = layout(device="A100", model={**shape, "seq_length": 2048})
     replayed = replace(small, uses_cuda_graphs=True, cuda_graph_scope=("full_iteration",))
     steps = fit_steps(prior_times("A100", is_attention_fused=True))
-    found = [only(steps, config).terms_s for config in (small, large, replayed)]
+    mappings = [only(steps, config).terms_s for config in (small, large, replayed)]
     of_small, of_large, of_replayed = (
-        one[Term.LAUNCHES] / sum(one[term] for term in WORK) for one in found
+        one[Term.LAUNCHES] / sum(one[term] for term in WORK) for one in mappings
     )
     assert of_small > 0.3
     assert of_large < 0.01
@@ -206,10 +206,10 @@ def test_what_was_never_sampled_across_nodes_widens_the_messages_and_what_waits_
     base = prior_times("A100", is_attention_fused=True)
     near = layout(tp=2, device="A100", par={"ranks_per_node": 2})
     far = replace(near, parallelism=replace(near.parallelism, pp=4))
-    found = only(fit_steps(base, [KnownStep(config=near, time_s=1.0)]), far)
+    terms = only(fit_steps(base, [KnownStep(config=near, time_s=1.0)]), far)
     unseen = "pp across nodes, never sampled"
-    total_s = found.estimate.time_s * found.estimate.error_log[unseen]
-    moved = {term: errors.get(unseen, 0.0) for term, errors in found.error_s.items()}
+    total_s = terms.estimate.time_s * terms.estimate.error_log[unseen]
+    moved = {term: errors.get(unseen, 0.0) for term, errors in terms.error_s.items()}
     assert moved[Term.PP] + moved[Term.BUBBLE] == pytest.approx(total_s, rel=0.05)
     assert moved[Term.ATTENTION] == pytest.approx(0.0, abs=1e-6 * total_s)
 

@@ -91,17 +91,17 @@ def test_a_measured_product_takes_its_time_by_any_role(planted: FittedTimes) -> 
 
 
 def test_a_product_between_measured_ones_follows_their_rate(planted: FittedTimes) -> None:
-    (found,) = planted.times_s([asked(Kind.LINEAR_FC2, Phase.FORWARD, 2048, 6144, 6144)])
-    assert found == pytest.approx(2 * 2048 * 6144**2 / RATE, rel=0.1)
+    (result,) = planted.times_s([asked(Kind.LINEAR_FC2, Phase.FORWARD, 2048, 6144, 6144)])
+    assert result == pytest.approx(2 * 2048 * 6144**2 / RATE, rel=0.1)
 
 
 def test_what_no_table_has_moves_the_bytes_of_fused_kernels(planted: FittedTimes) -> None:
     norm = asked(Kind.NORM, Phase.FORWARD, 4096, 4096)
-    (found,) = planted.times_s([norm])
-    assert found == pytest.approx(law_time_s(norm, device_prior(DEVICE)), rel=1e-9)
+    (result,) = planted.times_s([norm])
+    assert result == pytest.approx(law_time_s(norm, device_prior(DEVICE)), rel=1e-9)
     unfused = prior_times(DEVICE, is_attention_fused=False)
     (chained,) = unfused.times_s([norm])
-    assert chained != pytest.approx(found, rel=1e-3)
+    assert chained != pytest.approx(result, rel=1e-3)
 
 
 def test_two_products_of_attention_are_told_by_their_sizes() -> None:
@@ -117,15 +117,15 @@ def test_two_products_of_attention_are_told_by_their_sizes() -> None:
         ("dropout", Kind.ELEMENTWISE, forward, "131072x2048", 20e-5),
     ]
     times = table_times([operators(rows)], device=DEVICE, is_attention_fused=False)
-    (found,) = times.times_s([asked(Kind.CORE_ATTENTION, forward, 2, 32, 32, 1024, 128)])
-    assert found == pytest.approx((1 + 2 + 3 + 0.5) * 1e-4, rel=1e-9)
+    (result,) = times.times_s([asked(Kind.CORE_ATTENTION, forward, 2, 32, 32, 1024, 128)])
+    assert result == pytest.approx((1 + 2 + 3 + 0.5) * 1e-4, rel=1e-9)
 
 
 def test_a_layer_has_two_of_the_additions_that_tables_time() -> None:
     rows = [("res_add", Kind.RESIDUAL, Phase.FORWARD, f"{n}x1024", n * 1e-8) for n in (1000, 2000)]
     times = table_times([operators(rows)], device=DEVICE, is_attention_fused=False)
-    (found,) = times.times_s([asked(Kind.RESIDUAL, Phase.FORWARD, 1000, 1024)])
-    assert found == pytest.approx(2 * 1e-5, rel=1e-9)
+    (result,) = times.times_s([asked(Kind.RESIDUAL, Phase.FORWARD, 1000, 1024)])
+    assert result == pytest.approx(2 * 1e-5, rel=1e-9)
 
 
 def test_other_devices_and_flagged_rows_do_not_count() -> None:
@@ -133,8 +133,8 @@ def test_other_devices_and_flagged_rows_do_not_count() -> None:
     other = other.assign(device="H100", time_s=1.0)
     bad = bad.assign(flag="copied", time_s=2.0)
     tables = operator_tables([good, other, bad], device=DEVICE)
-    (found,) = tables.times_s([asked(Kind.LINEAR, Phase.FORWARD, 2048, 2048, 2048)])
-    assert found == pytest.approx(2 * 2048**3 / RATE)
+    (result,) = tables.times_s([asked(Kind.LINEAR, Phase.FORWARD, 2048, 2048, 2048)])
+    assert result == pytest.approx(2 * 2048**3 / RATE)
     assert not tables.has(Kind.LINEAR, Phase.BACKWARD)
 
 
@@ -161,8 +161,8 @@ def test_transfers_follow_the_fabric_with_most_samples() -> None:
     model = transfer_tables([pd.concat([transfers(), slow, flagged])], device=DEVICE)
     group = Group(collective=Collective.ALL_GATHER, num_ranks=4)
     nbytes = np.array([3e6, 2e8])
-    found = np.exp(model.estimate(group, nbytes).log_time)
-    assert found == pytest.approx(20e-6 + nbytes / 150e9, rel=0.05)
+    values = np.exp(model.estimate(group, nbytes).log_time)
+    assert values == pytest.approx(20e-6 + nbytes / 150e9, rel=0.05)
     used = transfer_tables([flagged], device=DEVICE, is_flagged_used=True)
     assert np.exp(used.estimate(group, nbytes).log_time) == pytest.approx([1.0, 1.0], rel=0.1)
 

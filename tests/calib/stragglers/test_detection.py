@@ -91,8 +91,8 @@ def test_who_was_slow_and_is_not_any_more_is_not_named() -> None:
     was = recorded(layout, draw, slower_in=range(7), **few)
     assert find_stragglers(was, WORK_S).slow == ()
     became = recorded(layout, draw, slower_in={7}, **few)
-    (found,) = find_stragglers(became, WORK_S).slow
-    assert found.ranks == (1,) and found.excess_s == pytest.approx(0.3 * PASSES_S, rel=0.1)
+    (straggler,) = find_stragglers(became, WORK_S).slow
+    assert straggler.ranks == (1,) and straggler.excess_s == pytest.approx(0.3 * PASSES_S, rel=0.1)
 
 
 def test_a_rank_that_the_newest_window_lacks_is_left_out() -> None:
@@ -119,19 +119,19 @@ def test_what_the_planted_rank_costs_is_what_the_step_gains_without_it(name: str
     layout, excess = LAYOUTS[name], 0.2
     draw = np.random.default_rng(1)
     table = recorded(layout, draw, sigma_log=0.002, num_steps=20, slower={1: excess})
-    (found,) = find_stragglers(table, WORK_S).slow
-    assert (found.ranks, found.kind) == ((1,), StragglerKind.COMPUTE)
-    assert found.excess_s == pytest.approx(excess * PASSES_S, rel=0.05)
+    (straggler,) = find_stragglers(table, WORK_S).slow
+    assert (straggler.ranks, straggler.kind) == ((1,), StragglerKind.COMPUTE)
+    assert straggler.excess_s == pytest.approx(excess * PASSES_S, rel=0.05)
     # In warm-up and cool-down a slow first stage hides in the slack of the others.
     hidden = 1.0 if layout.pp == 1 else 1 - (layout.pp - 1) / NUM_MICROBATCHES
-    assert hidden * 0.95 <= found.cost_s / (excess * PASSES_S) <= 1.05
-    assert found.low_s <= found.cost_s <= found.high_s
+    assert hidden * 0.95 <= straggler.cost_s / (excess * PASSES_S) <= 1.05
+    assert straggler.low_s <= straggler.cost_s <= straggler.high_s
 
 
 def test_a_rank_that_only_waits_for_the_origin_is_not_blamed() -> None:
     table = recorded(LAYOUTS["pp2 dp2"], np.random.default_rng(3), sigma_log=0.01, slower={2: 0.3})
-    (found,) = find_stragglers(table, WORK_S).slow
-    assert (found.ranks, found.stage) == ((2,), 1)
+    (straggler,) = find_stragglers(table, WORK_S).slow
+    assert (straggler.ranks, straggler.stage) == ((2,), 1)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_a_rank_that_only_waits_for_the_origin_is_not_blamed() -> None:
 def test_the_kind_is_where_the_time_goes(part: str, kind: StragglerKind) -> None:
     draw = np.random.default_rng(4)
     table = recorded(LAYOUTS["dp4"], draw, sigma_log=0.01, slower={3: 0.2}, part=part)
-    (found,) = find_stragglers(table, WORK_S).slow
-    assert (found.ranks, found.kind) == ((3,), kind)
+    (straggler,) = find_stragglers(table, WORK_S).slow
+    assert (straggler.ranks, straggler.kind) == ((3,), kind)
 
 
 def test_all_ranks_of_a_node_are_a_host_and_cost_what_they_cost_together() -> None:
@@ -168,8 +168,8 @@ def test_a_slow_host_of_a_rack_is_a_host() -> None:
     table = recorded(layout, draw, sigma_log=0.005, slower={4: 0.2, 5: 0.2})
     cluster = Cluster(seen=(SeenNode(num_ranks=8, num_local_ranks=2),))
     seen = replace(table, runs=table.runs.assign(cluster=json.dumps(cluster.to_json())))
-    for found, kind in ((table, StragglerKind.COMPUTE), (seen, StragglerKind.HOST)):
-        slow = find_stragglers(found, WORK_S).slow
+    for result, kind in ((table, StragglerKind.COMPUTE), (seen, StragglerKind.HOST)):
+        slow = find_stragglers(result, WORK_S).slow
         assert {one.ranks: one.kind for one in slow} == {(4,): kind, (5,): kind}
 
 
@@ -180,10 +180,10 @@ def test_one_of_16384_ranks_is_found_by_summaries_alone() -> None:
         find_stragglers(summarised(layout, draw, sigma_log=0.01, slower=slower), WORK_S)
         for slower in ({9001: 0.1}, {})
     )
-    (found,) = planted.slow
-    assert found.ranks == (9001,) and found.stage == 9001 // (4 * 1024)
-    assert found.excess_s == pytest.approx(0.1 * PASSES_S, rel=0.4)
-    assert 0 < found.cost_s <= found.excess_s
+    (straggler,) = planted.slow
+    assert straggler.ranks == (9001,) and straggler.stage == 9001 // (4 * 1024)
+    assert straggler.excess_s == pytest.approx(0.1 * PASSES_S, rel=0.4)
+    assert 0 < straggler.cost_s <= straggler.excess_s
     assert steady.slow == () and steady.reason == "no rank stands out in 1 sample of each rank"
     assert steady.num_ranks == layout.num_ranks
 
@@ -211,10 +211,10 @@ def test_a_group_with_a_slow_link_is_named_once_and_its_exposed_part_is_the_cost
     layout = Parallelism(tp=2, dp=4)
     steady = recorded(layout, np.random.default_rng(8), sigma_log=0.001)
     table = table_of(layout, links=pd.DataFrame(rows), phases=steady.phases, steps=steady.steps)
-    (found,) = find_stragglers(table, WORK_S).slow
-    assert (found.ranks, found.role, found.kind) == ((4, 5), "tp", StragglerKind.LINK)
-    assert found.excess_s == pytest.approx(32 * 1e-3)
-    assert found.cost_s == pytest.approx(32 * 0.5e-3)
+    (straggler,) = find_stragglers(table, WORK_S).slow
+    assert (straggler.ranks, straggler.role, straggler.kind) == ((4, 5), "tp", StragglerKind.LINK)
+    assert straggler.excess_s == pytest.approx(32 * 1e-3)
+    assert straggler.cost_s == pytest.approx(32 * 0.5e-3)
     line = waiting_report(table, WORK_S).line
     assert line == (
         "slow: tp group of ranks 4, 5 · each step 16.00 ms longer (1.7 %) · cause: link"
@@ -232,19 +232,19 @@ def test_a_slow_stage_costs_what_the_event_driven_pipeline_says(
     )
     share = np.ones((2, stages))
     share[1, slow_stage] = 1.3
-    found = step_floor_s(3.0 * microbatches * share, np.zeros((2, stages)), layout)
+    values = step_floor_s(3.0 * microbatches * share, np.zeros((2, stages)), layout)
     costs = pipeline_costs(share.T, 2 * share.T)
     wanted = [max(EventDriven(pipeline, costs, column).end_s) for column in (0, 1)]
-    assert found == pytest.approx(wanted)
+    assert values == pytest.approx(wanted)
     # The first stage's delay is partly absorbed: the later ones have slack in the warm-up.
-    assert found[1] - found[0] == pytest.approx(gain)
+    assert values[1] - values[0] == pytest.approx(gain)
 
 
 def test_the_excess_is_over_the_median_of_the_others() -> None:
     values = np.random.default_rng(9).normal(size=(3, 11))
     stages = np.array([0, 0, 1, 0, 1, 1, 1, 0, 2, 0, 1])
-    found = excess_s(values, stages)
+    result = excess_s(values, stages)
     for place, stage in enumerate(stages):
         others = [p for p in np.flatnonzero(stages == stage) if p != place]
         wanted = values[:, place] - np.median(values[:, others], axis=1) if others else np.zeros(3)
-        assert found[:, place] == pytest.approx(wanted)
+        assert result[:, place] == pytest.approx(wanted)

@@ -60,10 +60,10 @@ def test_layouts_share_their_blocks_and_keep_their_order(
 def test_columns_are_alternatives_of_their_own(layout: Layout, planted: Callable[..., Any]) -> None:
     compiled, factors = compile_layouts(many(layout)), np.array([1.0, 2.0, 0.5])
     times_s = np.random.default_rng(0).uniform(1e-5, 1e-3, len(compiled.items))
-    found = step_times(
+    values = step_times(
         compiled, evaluate(compiled, times_s[:, np.newaxis] * factors, contention=1.3)
     )
-    assert found == pytest.approx(found[:, :1] * factors, rel=REL)
+    assert values == pytest.approx(values[:, :1] * factors, rel=REL)
 
 
 def test_every_item_that_is_slower_slows_the_step_or_nothing(
@@ -75,8 +75,8 @@ def test_every_item_that_is_slower_slows_the_step_or_nothing(
     times_s = np.full(len(compiled.items), 1e-3)
     slower = times_s[:, np.newaxis] + 1e-3 * np.eye(len(times_s))
     base = step_times(compiled, evaluate(compiled, times_s[:, np.newaxis], contention=1.0))
-    found = step_times(compiled, evaluate(compiled, slower, contention=1.0))
-    assert np.all(found >= base * (1 - REL))
+    values = step_times(compiled, evaluate(compiled, slower, contention=1.0))
+    assert np.all(values >= base * (1 - REL))
 
 
 def test_expert_layers_are_blocks_of_their_own(layout: Layout, planted: Callable[..., Any]) -> None:
@@ -96,9 +96,9 @@ def test_cpu_and_accelerator_do_not_mix(layout: Layout) -> None:
 def test_a_transfer_beside_work_is_never_slower_than_after_it(
     transfer: float, work: float, contention: float
 ) -> None:
-    found = float(beyond(np.array([transfer]), np.array([work]), contention)[0])
-    assert max(0.0, transfer - work) * (1 - REL) <= found + 1e-12
-    assert found <= transfer * (1 + REL)
+    value = float(beyond(np.array([transfer]), np.array([work]), contention)[0])
+    assert max(0.0, transfer - work) * (1 - REL) <= value + 1e-12
+    assert value <= transfer * (1 + REL)
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
@@ -117,9 +117,9 @@ def test_long_pipelines_of_even_stages_continue_exactly(data: st.DataObject) -> 
     )
     pipeline = Pipeline(num_stages=stages, num_microbatches=number, num_virtual_stages=vp)
     exact = simulate(costs, pipeline)
-    found = simulate_long([(costs, pipeline)])[0]
-    assert found.makespan_s == pytest.approx(exact.makespan_s, rel=0.02)
-    assert found.compute_s == pytest.approx(exact.compute_s, rel=REL)
+    simulation = simulate_long([(costs, pipeline)])[0]
+    assert simulation.makespan_s == pytest.approx(exact.makespan_s, rel=0.02)
+    assert simulation.compute_s == pytest.approx(exact.compute_s, rel=REL)
 
 
 def test_equal_pipelines_side_by_side_are_those_alone() -> None:
@@ -130,8 +130,8 @@ def test_equal_pipelines_side_by_side_are_those_alone() -> None:
         (pipeline_costs(rng.random((4, n)), 2 + rng.random((4, n)), weight_gradient_s=0.5), shape)
         for n, shape in ((1, pipeline), (3, other), (2, pipeline))
     ]
-    for (costs, shape), found in zip(runs, simulate_each(runs), strict=True):
-        assert found.end_s == pytest.approx(simulate(costs, shape).end_s, rel=REL)
+    for (costs, shape), simulation in zip(runs, simulate_each(runs), strict=True):
+        assert simulation.end_s == pytest.approx(simulate(costs, shape).end_s, rel=REL)
 
 
 def step_of(config: RunConfig, times_s: Callable[[Item], float]) -> float:
@@ -174,11 +174,11 @@ def test_layers_in_16_bits_beside_such_in_8_are_those_at_either_end(
     narrow = layout(fp8=Fp8Recipe.TENSORWISE, **common)
     wide = replace(narrow, wide_layers=(1, 2))
     for stage, num_wide in enumerate((1, 0, 0, 2)):
-        found = {True: 0, False: 0}
+        result = {True: 0, False: 0}
         for operator, count in stage_operators(wide, stage).forward:
             if operator.kind is OperatorKind.LINEAR_FC1:
-                found[operator.is_wide] += count
-        assert found == {True: num_wide, False: 2 - num_wide}
+                result[operator.is_wide] += count
+        assert result == {True: num_wide, False: 2 - num_wide}
     # Of products as small as these the casts take more than 8 bits save.
     ends_s = sorted(median_times([one], planted())[0] for one in (layout(**common), narrow))
     assert ends_s[0] < median_times([wide], planted())[0] < ends_s[1]

@@ -50,8 +50,8 @@ def test_a_forward_pass_is_that_of_two_streams(num: int, gather_s: float, pass_s
     )
     own = zero + pass_s
     each = own + shards.exposed(Placement.FORWARD, own)
-    found = num * each + shards.edge(Placement.FORWARD, own)
-    assert found.item() == pytest.approx(forward_s(num, gather_s, pass_s), rel=1e-9)
+    values = num * each + shards.edge(Placement.FORWARD, own)
+    assert values.item() == pytest.approx(forward_s(num, gather_s, pass_s), rel=1e-9)
 
 
 @given(
@@ -73,11 +73,11 @@ def test_gradients_of_chunks_hide_behind_the_turns_that_follow(
     number, pass_s = np.array([float(chunks * buckets)]), np.array([float(chunks)])
     window_s = window_time(pass_s, number, chunks, turn)
     total_s = np.array([chunks * buckets * reduce_s])
-    found = exposed_time(total_s, np.array([reduce_s]), window_s, 1.0).item()
+    value = exposed_time(total_s, np.array([reduce_s]), window_s, 1.0).item()
     # Short transfers wait for the buckets to fill, which the law leaves out.
-    assert found <= sent - done + 1e-9
+    assert value <= sent - done + 1e-9
     if reduce_s * buckets >= turn or chunks == 1 == buckets:
-        assert found == pytest.approx(sent - done, rel=1e-9)
+        assert value == pytest.approx(sent - done, rel=1e-9)
 
 
 def step_s(config: RunConfig, transfer_s: float, contention: float = 1.0) -> tuple[float, float]:

@@ -32,8 +32,8 @@ def letters(pipeline: Pipeline, stage: int) -> str:
 
 
 def test_the_last_stage_alternates() -> None:
-    found = passes(stage_program(Pipeline(num_stages=4, num_microbatches=3), 3))
-    assert found == [
+    result = passes(stage_program(Pipeline(num_stages=4, num_microbatches=3), 3))
+    assert result == [
         Pass(kind, 3, index) for index in range(3) for kind in (TaskKind.FORWARD, TaskKind.BACKWARD)
     ]
 
@@ -45,11 +45,11 @@ def test_the_first_stage_warms_up_and_cools_down() -> None:
 def test_interleaved_chunks_take_turns_as_in_the_paper() -> None:
     """Narayanan et al. (SC 2021), figure 4: 4 devices, 2 chunks, 8 micro-batches, last device."""
     pipeline = Pipeline(num_stages=4, num_microbatches=8, num_virtual_stages=2)
-    found = passes(stage_program(pipeline, 3))
-    forward = [(t.chunk // 4, t.microbatch) for t in found if t.kind is TaskKind.FORWARD]
+    result = passes(stage_program(pipeline, 3))
+    forward = [(t.chunk // 4, t.microbatch) for t in result if t.kind is TaskKind.FORWARD]
     first, second = range(4), range(4, 8)
     assert forward == [(chunk, i) for group in (first, second) for chunk in (0, 1) for i in group]
-    backward = [(t.chunk // 4, t.microbatch) for t in found if t.kind is TaskKind.BACKWARD]
+    backward = [(t.chunk // 4, t.microbatch) for t in result if t.kind is TaskKind.BACKWARD]
     assert backward == [(chunk, i) for group in (first, second) for chunk in (1, 0) for i in group]
     assert letters(pipeline, 3) == "ffff" + "fb" * 12 + "bbbb"
 
@@ -67,11 +67,11 @@ def test_zero_bubble_schedules_of_the_paper() -> None:
 @given(pipeline=pipelines(), data=st.data())
 def test_every_pass_runs_once(pipeline: Pipeline, data: st.DataObject) -> None:
     stage = data.draw(st.integers(0, pipeline.num_stages - 1))
-    found = Counter(passes(stage_program(pipeline, stage)))
+    counts = Counter(passes(stage_program(pipeline, stage)))
     kinds = [TaskKind.FORWARD, TaskKind.BACKWARD]
     if pipeline.splits_backward:
         kinds[1:] = [TaskKind.INPUT_GRADIENT, TaskKind.WEIGHT_GRADIENT]
-    assert found == Counter(
+    assert counts == Counter(
         Pass(kind, chunk, index)
         for kind in kinds
         for chunk in range(stage, pipeline.num_chunks, pipeline.num_stages)

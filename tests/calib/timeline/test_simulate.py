@@ -78,11 +78,11 @@ def test_two_stages_with_transfers_match_a_hand_count() -> None:
     stage 1: f1 9-11, b1 11-14; both: g1 14-15; stage 0: b1 15-18.
     """
     costs = pipeline_costs([2.0, 2.0], [3.0, 3.0], activation_s=1.0, gradient_s=1.0)
-    found = simulate(costs, 2)
-    assert found.end_s[:, 0].tolist() == [18.0, 15.0]
-    assert found.transfer_s[:, 0].tolist() == [3.0, 3.0]
-    assert found.compute_s[:, 0].tolist() == [10.0, 10.0]
-    assert idle_s(found)[:, 0].tolist() == [5.0, 5.0]
+    simulation = simulate(costs, 2)
+    assert simulation.end_s[:, 0].tolist() == [18.0, 15.0]
+    assert simulation.transfer_s[:, 0].tolist() == [3.0, 3.0]
+    assert simulation.compute_s[:, 0].tolist() == [10.0, 10.0]
+    assert idle_s(simulation)[:, 0].tolist() == [5.0, 5.0]
 
 
 def test_a_slow_stage_sets_the_pace() -> None:
@@ -129,15 +129,15 @@ def test_makespan_is_bounded_by_chain_by_busiest_stage_and_by_the_sum(
     pipeline: Pipeline, data: st.DataObject
 ) -> None:
     costs = data.draw(costs_of(pipeline))
-    found = simulate(costs, pipeline)
-    makespan, m = found.makespan_s[0], pipeline.num_microbatches
+    simulation = simulate(costs, pipeline)
+    makespan, m = simulation.makespan_s[0], pipeline.num_microbatches
     down = costs.forward_s.sum() + costs.activation_s.sum()
     backward = costs.backward_s - (costs.weight_gradient_s if pipeline.splits_backward else 0.0)
     up = backward.sum() + costs.gradient_s.sum()
     assert makespan >= (down + up) * (1 - REL)
-    assert np.all(idle_s(found) >= -REL * makespan)
-    assert np.all(found.end_s >= costs.start_s)
-    every = found.compute_s.sum() + m * (
+    assert np.all(idle_s(simulation) >= -REL * makespan)
+    assert np.all(simulation.end_s >= costs.start_s)
+    every = simulation.compute_s.sum() + m * (
         costs.activation_s.sum() + costs.gradient_s.sum() + costs.both_s.sum()
     )
     assert makespan <= costs.start_s.max() + every * (1 + REL)
@@ -147,11 +147,11 @@ def test_makespan_is_bounded_by_chain_by_busiest_stage_and_by_the_sum(
 @given(pipeline=pipelines(), data=st.data())
 def test_work_is_conserved(pipeline: Pipeline, data: st.DataObject) -> None:
     costs = data.draw(costs_of(pipeline))
-    found = simulate(costs, pipeline).compute_s[:, 0]
+    values = simulate(costs, pipeline).compute_s[:, 0]
     passes = costs.forward_s + costs.backward_s
     for stage in range(pipeline.num_stages):
         expected = pipeline.num_microbatches * passes[stage :: pipeline.num_stages, 0].sum()
-        assert found[stage] == pytest.approx(expected, rel=REL)
+        assert values[stage] == pytest.approx(expected, rel=REL)
 
 
 @settings(max_examples=60)

@@ -29,24 +29,24 @@ def test_spans_are_known_up_to_a_quarter_of_the_nodes() -> None:
     table = planted_collectives(1, 2, 4, 8, 16)
     nodes = table["num_nodes"].to_numpy()
     splits = transfer_splits(table, "leave_span", [0, 1])
-    found = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits]
+    results = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits]
     # Nothing of the network is known where only one node is: 4 from 1 is left out.
-    assert found == [({1, 2}, {8}), ({1, 2, 4}, {16})]
+    assert results == [({1, 2}, {8}), ({1, 2, 4}, {16})]
 
 
 def test_machines_of_one_node_leave_out_the_most_ranks() -> None:
     parts = [planted_collectives(1), planted_collectives(2).assign(num_nodes=1)]
     table = pd.concat(parts, ignore_index=True)
-    (found,) = transfer_splits(table, "leave_span", [0])
-    assert set(table.loc[found.train, "num_ranks"]) == {4}
-    assert set(table.loc[found.test, "num_ranks"]) == {8}
+    (split,) = transfer_splits(table, "leave_span", [0])
+    assert set(table.loc[split.train, "num_ranks"]) == {4}
+    assert set(table.loc[split.test, "num_ranks"]) == {8}
     assert not list(transfer_splits(planted_collectives(1), "leave_span", [0]))
 
 
 @pytest.mark.parametrize(("protocol", "bar"), [("random", 0.04), ("leave_span", 0.05)])
 def test_a_planted_machine_is_found_again(protocol: str, bar: float) -> None:
-    found = score_collectives(planted_collectives(2, 8), protocol, range(3))
-    (_, figures) = score_rows(found, "t")
+    frame = score_collectives(planted_collectives(2, 8), protocol, range(3))
+    (_, figures) = score_rows(frame, "t")
     names = [figures[name] for name in ("table", "protocol", "group")]
     assert names == ["t", protocol, "all_gather"]
     assert figures["mape_frac"] < bar and figures["coverage_90_frac"] > 0.8
@@ -56,8 +56,8 @@ def test_flagged_rows_are_neither_fitted_nor_scored() -> None:
     table = planted_collectives(2)
     wrong = table.assign(time_s=100 * table["time_s"], flag="broken")
     both = pd.concat([table, wrong], ignore_index=True)
-    clean, found = (score_collectives(t, "random", [0]) for t in (table, both))
-    pd.testing.assert_frame_equal(clean, found)
+    clean, frame = (score_collectives(t, "random", [0]) for t in (table, both))
+    pd.testing.assert_frame_equal(clean, frame)
 
 
 def test_machines_do_not_learn_from_each_other() -> None:

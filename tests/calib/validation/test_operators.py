@@ -47,8 +47,8 @@ def test_phases_of_a_shape_fall_on_one_side_whatever_their_order(planted: pd.Dat
 
 def test_each_degree_is_left_out_once_and_no_seed_changes_that(planted: pd.DataFrame) -> None:
     method = Method()
-    found = score_operators(planted, "leave_tp", range(5), fit=method.fit)
-    assert len(found) == len(planted)
+    frame = score_operators(planted, "leave_tp", range(5), fit=method.fit)
+    assert len(frame) == len(planted)
     assert len(method.models) == planted["device"].nunique() * planted["tp"].nunique()
 
 
@@ -67,16 +67,16 @@ def test_flagged_rows_are_neither_fitted_nor_scored(planted: pd.DataFrame) -> No
         time_s=planted["time_s"].where(planted.index % 3 > 0, 1.0),
         flag=["bad" if i % 3 == 0 else "" for i in planted.index],
     )
-    found = score_operators(bad, "random", [0], fit=Method().fit)
-    assert all(r["mape_frac"] < 1e-9 for r in score_rows(found, "t"))
+    frame = score_operators(bad, "random", [0], fit=Method().fit)
+    assert all(r["mape_frac"] < 1e-9 for r in score_rows(frame, "t"))
 
 
 def test_big_groups_are_capped(planted: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "MAX_ROWS", 10)
     method = Method()
-    found = score_operators(planted, "random", [0], fit=method.fit)
+    frame = score_operators(planted, "random", [0], fit=method.fit)
     assert {len(sizes) for model in method.models for sizes in model.seen.values()} == {10}
-    assert set(found.groupby("group").size()) == {10 * planted["device"].nunique()}
+    assert set(frame.groupby("group").size()) == {10 * planted["device"].nunique()}
 
 
 def test_few_rows_carry_no_protocol(planted: pd.DataFrame) -> None:

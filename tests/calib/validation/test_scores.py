@@ -27,12 +27,12 @@ def scored(
 
 
 def test_figures_are_relative_to_what_was_measured() -> None:
-    found = figures(scored("g", [1.0, 1.0, 1.0, 1.0], [1.05, 0.95, 1.2, 0.9]))
-    assert found["mape_frac"] == pytest.approx((0.05 + 0.05 + 0.2 + 0.1) / 4)
-    assert found["median_ape_frac"] == pytest.approx(0.075)
-    assert found["bias_frac"] == pytest.approx(0.025)
-    assert found["coverage_90_frac"] == 0.5
-    assert found["interval_width_frac"] == pytest.approx(0.1)
+    result = figures(scored("g", [1.0, 1.0, 1.0, 1.0], [1.05, 0.95, 1.2, 0.9]))
+    assert result["mape_frac"] == pytest.approx((0.05 + 0.05 + 0.2 + 0.1) / 4)
+    assert result["median_ape_frac"] == pytest.approx(0.075)
+    assert result["bias_frac"] == pytest.approx(0.025)
+    assert result["coverage_90_frac"] == 0.5
+    assert result["interval_width_frac"] == pytest.approx(0.1)
 
 
 def test_all_weighs_groups_not_rows() -> None:

@@ -39,8 +39,8 @@ class Told:
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
         assert all(math.isnan(r.measured_s) and r.measured_memory_nbytes is None for r in rows)
-        found = np.array([self.times[r.row_id] for r in rows])
-        return StepPredictions(time_s=found, low_s=0.9 * found, high_s=1.2 * found)
+        values = np.array([self.times[r.row_id] for r in rows])
+        return StepPredictions(time_s=values, low_s=0.9 * values, high_s=1.2 * values)
 
 
 def scored(rows: Sequence[StepRow], predicted: Sequence[float]) -> pd.DataFrame:
@@ -113,11 +113,11 @@ def test_memory_is_offset_by_the_calibration_rows() -> None:
 
 def test_abstaining_is_counted_not_scored() -> None:
     rows = ranked([1.0, 2.0, 3.0, 4.0])
-    found = scored(rows, [1.1, math.nan, 3.3, 4.4])
-    (whole, _) = step_results(found, "t")
+    frame = scored(rows, [1.1, math.nan, 3.3, 4.4])
+    (whole, _) = step_results(frame, "t")
     assert (whole["n"], whole["num_abstained"]) == (4, 1)
     assert whole["mape_frac"] == pytest.approx(0.1) and whole["kendall_tau"] is None
-    told = step_rows(found, "t")
+    told = step_rows(frame, "t")
     assert told[1]["predicted_s"] is None and told[0]["predicted_s"] == pytest.approx(1.1)
 
 
@@ -127,8 +127,8 @@ def test_no_rows_have_no_worst() -> None:
 
 def test_worst_rows_are_named_with_sign_and_layout() -> None:
     rows = ranked([1.0, 2.0, 3.0, 4.0])
-    found = worst_rows(scored(rows, [1.1, 1.0, 3.0, 6.0]))[:2]
-    assert [(r["row_id"], r["error_frac"]) for r in found] == [("r1", -0.5), ("r3", 0.5)]
+    results = worst_rows(scored(rows, [1.1, 1.0, 3.0, 6.0]))[:2]
+    assert [(r["row_id"], r["error_frac"]) for r in results] == [("r1", -0.5), ("r3", 0.5)]
     assert layout_text(row(layout(2, 4, 1, 4), 1.0)) == "tp2 pp4 mb4x16"
 
 

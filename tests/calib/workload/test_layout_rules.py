@@ -125,7 +125,7 @@ def test_values_that_megatron_does_not_know(words: str, text: str) -> None:
 
 def test_gathering_context_is_spelled_as_transformer_engine_has_it() -> None:
     for spelling in ("all_gather", "allgather"):
-        found = apply_options(layout(cp=2), ["--cp-comm-type", spelling])
-        assert found.parallelism.context_comm is ContextComm.ALL_GATHER
-        written = options(found)
+        config = apply_options(layout(cp=2), ["--cp-comm-type", spelling])
+        assert config.parallelism.context_comm is ContextComm.ALL_GATHER
+        written = options(config)
         assert written[written.index("--cp-comm-type") + 1] == "all_gather"

@@ -108,5 +108,5 @@ def generators(par: Parallelism) -> dict[GroupRole, tuple[Any, str]]:
 
 
 def holding(groups: list[list[int]], rank: int) -> tuple[int, ...]:
-    (found,) = (ranks for ranks in groups if rank in ranks)
-    return tuple(found)
+    (results,) = (ranks for ranks in groups if rank in ranks)
+    return tuple(results)

@@ -52,27 +52,27 @@ def test_a_layout_splits_the_products_without_loss(
 
 
 def test_backward_holds_the_same_work_as_forward(layout: Layout) -> None:
-    found = stage_operators(layout(tp=2, pp=2), 1)
-    forward = [(operator.kind, operator.shape, count) for operator, count in found.forward]
-    backward = [(operator.kind, operator.shape, count) for operator, count in found.backward]
+    result = stage_operators(layout(tp=2, pp=2), 1)
+    forward = [(operator.kind, operator.shape, count) for operator, count in result.forward]
+    backward = [(operator.kind, operator.shape, count) for operator, count in result.backward]
     assert forward == backward
-    assert {operator.phase for operator, _ in found.backward} == {Phase.BACKWARD}
+    assert {operator.phase for operator, _ in result.backward} == {Phase.BACKWARD}
 
 
 def test_full_recompute_repeats_the_covered_layers(layout: Layout) -> None:
     config = layout(pp=2, recompute=Recompute.FULL, recompute_num_layers=1)
-    found = stage_operators(config, 0)
+    result = stage_operators(config, 0)
     assert recomputed_layers(config) == 1
     once = linear_flop(stage_operators(layout(pp=2), 0).forward)
-    assert linear_flop(found.recompute) * 2 == once
-    kinds = {operator.kind for operator, _ in found.recompute}
+    assert linear_flop(result.recompute) * 2 == once
+    kinds = {operator.kind for operator, _ in result.recompute}
     assert OperatorKind.EMBEDDING not in kinds
-    assert {operator.phase for operator, _ in found.recompute} == {Phase.RECOMPUTE}
+    assert {operator.phase for operator, _ in result.recompute} == {Phase.RECOMPUTE}
 
 
 def test_selective_recompute_is_attention_alone(layout: Layout) -> None:
-    found = stage_operators(layout(recompute=Recompute.SELECTIVE), 0)
-    assert [(o.kind, count) for o, count in found.recompute] == [(OperatorKind.CORE_ATTENTION, 4)]
+    result = stage_operators(layout(recompute=Recompute.SELECTIVE), 0)
+    assert [(o.kind, count) for o, count in result.recompute] == [(OperatorKind.CORE_ATTENTION, 4)]
     assert recomputed_layers(layout(recompute=Recompute.SELECTIVE)) == 0
 
 

@@ -63,10 +63,10 @@ def core() -> Any:
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_a_layout_reads_as_megatron_reads_it(core: Any, text: str) -> None:
     chunks = core.Layout.parse_str_to_list(text)
-    found = parse_layout(text)
-    assert found.chunk_layers == tuple(c.count(core.LayerType.decoder) for c in chunks)
-    assert found.num_prediction_layers == sum(c.count(core.LayerType.mtp) for c in chunks)
-    assert parse_layout(chunks) == parse_layout(core.Layout(text, 1).input_data) == found
+    layout = parse_layout(text)
+    assert layout.chunk_layers == tuple(c.count(core.LayerType.decoder) for c in chunks)
+    assert layout.num_prediction_layers == sum(c.count(core.LayerType.mtp) for c in chunks)
+    assert parse_layout(chunks) == parse_layout(core.Layout(text, 1).input_data) == layout
 
 
 @needs_megatron
@@ -80,9 +80,9 @@ def test_a_written_layout_means_the_same_to_megatron(
     decoders = [chunk.count(core.LayerType.decoder) for (chunk,) in layout.layout]
     assert decoders == layers
     layout.validate_layer_layout(sum(layers), predicted)
-    found = parse_layout(text)
-    assert found.chunk_layers == tuple(layers) and found.is_plain
-    assert found.num_prediction_layers == predicted
+    result = parse_layout(text)
+    assert result.chunk_layers == tuple(layers) and result.is_plain
+    assert result.num_prediction_layers == predicted
 
 
 @contextlib.contextmanager
@@ -142,14 +142,14 @@ def test_layers_of_each_chunk_are_megatrons(
         counts_loss=counts[1],
     )
     try:
-        found = split_layers(split)
+        results = split_layers(split)
     except ConfigError:
         # Where the sums agree megatron-core refuses too, or builds another number of layers.
         with contextlib.suppress(AssertionError):
             assert sum(layers_by_megatron(core, split)) != num_layers
         return
-    assert found == layers_by_megatron(core, split)
-    assert sum(found) == num_layers
+    assert results == layers_by_megatron(core, split)
+    assert sum(results) == num_layers
 
 
 def test_virtual_stages_count_embedding_and_loss() -> None:

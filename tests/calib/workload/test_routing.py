@@ -27,10 +27,10 @@ def test_the_mean_is_that_of_all_choices(num_groups: int, group_size: int) -> No
     for num_chosen in range(1, members + 1):
         choices = list(combinations(range(members), num_chosen))
         groups = sum(len({member // group_size for member in choice}) for choice in choices)
-        found = expected_distinct(
+        value = expected_distinct(
             num_groups=num_groups, num_chosen=num_chosen, group_size=group_size
         )
-        assert found == pytest.approx(groups / len(choices))
+        assert value == pytest.approx(groups / len(choices))
 
 
 def test_nothing_chosen_goes_nowhere() -> None:
@@ -55,8 +55,8 @@ def counted(*num_ranks: int, **more: Any) -> Experts:
 @pytest.mark.parametrize("at", [4, 8])
 @pytest.mark.parametrize("to", [2, 4, 8, 16, 32, 64])
 def test_what_was_counted_is_carried_to_other_numbers_of_ranks(at: int, to: int) -> None:
-    found = imbalance(counted(at), to)
-    assert found - 1.0 == pytest.approx(drawn(to) - 1.0, rel=0.1)
+    value = imbalance(counted(at), to)
+    assert value - 1.0 == pytest.approx(drawn(to) - 1.0, rel=0.1)
 
 
 def test_where_it_was_counted_it_is_that() -> None:

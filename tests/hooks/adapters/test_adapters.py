@@ -49,10 +49,10 @@ def watched(kind: str, directory: Path) -> str:
 
 
 def losses(output: str) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for name, bits in re.findall(r"LOSSES (\S+) (\S+)", output):
-        found.setdefault(name, set()).add(bits)
-    return found
+        result.setdefault(name, set()).add(bits)
+    return result
 
 
 def of(run: RunRecords, kind: type) -> list:
@@ -144,8 +144,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 @pytest.mark.slow
 def test_a_trainer_is_recorded_and_loses_no_bit(trained: tuple[str, Path]) -> None:
     output, directory = trained
-    found = losses(output)
-    assert found["watched"] == found["bare"]
+    result = losses(output)
+    assert result["watched"] == result["bare"]
     run = read_run(directory / "out")
     check_steps(run, first=0)
     assert script.EVALUATED in flagged(run, StepFlag.EVALUATED)
@@ -190,8 +190,8 @@ def test_metrics_join_the_rows_of_the_trainers_own_run(trained: tuple[str, Path]
 def test_lightning_is_recorded_and_loses_no_bit(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     output = watched("lightning", tmp_path)
-    found = losses(output)
-    assert found["watched"] == found["bare"]
+    result = losses(output)
+    assert result["watched"] == result["bare"]
     run = read_run(tmp_path / "out")
     check_steps(run, first=0)
     assert script.EVALUATED in flagged(run, StepFlag.EVALUATED)

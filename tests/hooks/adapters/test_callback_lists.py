@@ -133,11 +133,11 @@ def trained(kind: str, directory: Path, *own: Any) -> list[list[str]]:
     """What the list holds before, during and after training; each time all of it is copied."""
     if importlib.util.find_spec(PACKAGES[kind]) is None:
         pytest.skip(f"{PACKAGES[kind]} is not installed")
-    found: list[list[str]] = []
+    results: list[list[str]] = []
 
     def look(known: Any) -> None:
         check_stand_ins()
-        found.append(names(known))
+        results.append(names(known))
         for one in copies(known):
             assert len(one) == len(known)
 
@@ -145,7 +145,7 @@ def trained(kind: str, directory: Path, *own: Any) -> list[list[str]]:
     look(listed())
     train()
     look(listed())
-    return found
+    return results
 
 
 def listen(kind: str, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,9 +187,9 @@ def test_a_callback_of_the_users_watches_in_our_place(
     monkeypatch.setattr(callbacks.WatchedTraining, "begin", note)
     listen(kind, session, monkeypatch)
     own = OWN[kind](directory=tmp_path / "unused", **OPTIONS)
-    found = trained(kind, tmp_path, own)
+    results = trained(kind, tmp_path, own)
     assert [one for one in begun if one is not own] == [] and len(begun) == 1
-    assert all(known.count("ForerunCallback") == 1 for known in found)
+    assert all(known.count("ForerunCallback") == 1 for known in results)
     assert steps_in(tmp_path / "out") == list(range(STEPS))
 
 
@@ -300,15 +300,15 @@ def test_a_manager_of_bridges_holds_what_it_does_without_us(
         manager.add(own)
     held, active = copy.deepcopy(manager._callbacks), set(manager._active_events)
     bridge.wait_for(session)
-    found = module.pretrain(None if given == "nothing" else manager, object())
+    result = module.pretrain(None if given == "nothing" else manager, object())
     assert [name for name, _ in told] == list(module.EVENTS)  # each once
     assert all(one is own for _, one in told) is (given == "own")
-    assert given == "nothing" or found is manager
-    assert {name: len(calls) for name, calls in found._callbacks.items()} == {
+    assert given == "nothing" or result is manager
+    assert {name: len(calls) for name, calls in result._callbacks.items()} == {
         name: len(calls) for name, calls in held.items()
     }
-    assert found._active_events == active
-    assert not any(found.has_callbacks(name) for name in module.EVENTS) or given == "own"
+    assert result._active_events == active
+    assert not any(result.has_callbacks(name) for name in module.EVENTS) or given == "own"
 
 
 def test_nothing_is_written_on_a_trainer_of_torchtitan(
@@ -388,9 +388,9 @@ def test_of_a_graphed_trainer_of_torchtitan_steps_are_kept_and_the_reason_is_sai
         gradient_accumulation_steps=2,
     )
     training = torchtitan._Training(lambda: None)  # type: ignore[arg-type, return-value]
-    found = training.find(trainer)
+    search_result = training.find(trainer)
     training.end()
-    assert found.known.cadence.train_iters == 7 and found.models == (model,)
+    assert search_result.known.cadence.train_iters == 7 and search_result.models == (model,)
     assert find_regions([model]).names == (
         "inside a CUDA graph: forward and backward of each micro-batch, step time only",
     )

@@ -42,10 +42,10 @@ def test_order_losses_and_random_state_are_those_without_us(
     tmp_path: Path, kind: str, own: tuple[str, ...]
 ) -> None:
     """The models, optimizers, loaders and data die as well, and torch's methods are back."""
-    found, _ = watched(tmp_path / "watched", kind, *own)
+    results, _ = watched(tmp_path / "watched", kind, *own)
     bare, _ = launch(tmp_path / "bare", kind)
-    assert len(found) == 2 and found == bare
-    assert all(line.endswith(" 0 0") for line in found)
+    assert len(results) == 2 and results == bare
+    assert all(line.endswith(" 0 0") for line in results)
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 
 def told(output: str, kind: str) -> str:
-    found = re.search(rf"TOLD {kind} (.*)", output)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"TOLD {kind} (.*)", output)
+    assert match is not None
+    return match[1]
 
 
 def calls(run: RunRecords, rank: int) -> list[CollectiveRecord]:
@@ -82,13 +82,13 @@ def test_buckets_of_ddp_are_those_that_it_has_built(trained: tuple[str, Path]) -
     assert len(sizes) > 1
     run = read_run(trained[1] / "ddp")
     for rank in range(4):
-        found = calls(run, rank)
-        assert {(c.collective, c.role, c.ranks) for c in found} == {
+        collective_records = calls(run, rank)
+        assert {(c.collective, c.role, c.ranks) for c in collective_records} == {
             (Collective.ALL_REDUCE, GroupRole.DP, (0, 1, 2, 3))
         }
-        for step in {c.step for c in found}:
-            assert [c.nbytes for c in found if c.step == step] == sizes
-            assert [c.is_bound for c in found if c.step == step] == [
+        for step in {c.step for c in collective_records}:
+            assert [c.nbytes for c in collective_records if c.step == step] == sizes
+            assert [c.is_bound for c in collective_records if c.step == step] == [
                 *[True] * (len(sizes) - 1),
                 False,
             ]

@@ -72,9 +72,9 @@ def test_functions_that_save_are_pickled_and_compared_as_without_us(session: Ses
         assert torch.save is SAVERS[0] and dcp.save is SAVERS[2]
 
     train(session, 8, look)
-    found = {name.partition(".")[2] for name in places[-1]}
+    names = {name.partition(".")[2] for name in places[-1]}
     below = {"serialization._save", "serialization._legacy_save"}
-    assert below < found and "distributed.checkpoint.state_dict_saver._save_state_dict" in found
+    assert below < names and "distributed.checkpoint.state_dict_saver._save_state_dict" in names
     assert check_stand_ins() == set()
 
 
@@ -187,14 +187,14 @@ def test_megatrons_functions_agree_at_all_their_places(
     loop.attach_saving(saving)
     loop._attach_optimizers()
     try:
-        found = check_stand_ins()
+        result = check_stand_ins()
         homes = {
             "megatron.core.dist_checkpointing",
             "megatron.core.dist_checkpointing.serialization",
         }
-        assert {f"{home}.save" for home in homes} <= found
+        assert {f"{home}.save" for home in homes} <= result
         assert package.get_forward_backward_func is schedules.get_forward_backward_func
-        assert "megatron.core.optimizer.optimizer.FP32Optimizer.step" in found
+        assert "megatron.core.optimizer.optimizer.FP32Optimizer.step" in result
     finally:
         loop._patches.remove()
     assert check_stand_ins() == set()

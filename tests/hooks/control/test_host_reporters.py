@@ -96,6 +96,6 @@ def test_who_reports_to_the_trainjob(
 
 def test_the_companion_has_what_kubeflow_tells_a_pod() -> None:
     given = {**KUBEFLOW, "RANK": "0", "SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "r"}
-    found = companion_environment(given)
-    assert found.items() >= {**KUBEFLOW, "SLURM_JOB_ID": "7"}.items()
-    assert "RANK" not in found and "TORCHELASTIC_RUN_ID" not in found
+    result = companion_environment(given)
+    assert result.items() >= {**KUBEFLOW, "SLURM_JOB_ID": "7"}.items()
+    assert "RANK" not in result and "TORCHELASTIC_RUN_ID" not in result

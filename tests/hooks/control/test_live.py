@@ -222,9 +222,9 @@ def test_the_companion_is_told_what_it_needs_over_a_descriptor(tmp_path: Path) -
     told = companion_settings(settings(tmp_path), has_host_wandb=True)
     path = tmp_path / "told"
     path.write_text(json.dumps(encode(replace(told, launch_id=LAUNCH))))
-    found = _told([SETTINGS_FD, str(os.open(path, os.O_RDONLY))])
-    assert found == replace(told, launch_id=LAUNCH)
-    assert found.settings.directory == tmp_path and found.has_host_wandb
+    result = _told([SETTINGS_FD, str(os.open(path, os.O_RDONLY))])
+    assert result == replace(told, launch_id=LAUNCH)
+    assert result.settings.directory == tmp_path and result.has_host_wandb
 
 
 ECHO = "import sys; open(sys.argv[1] + '/events', 'w').write(sys.stdin.read())"

@@ -30,5 +30,5 @@ NUM_EXAMPLES = int(os.environ.get("FORERUN_DRAWN_LOOPS", "20"))
 @given(acts())
 def test_a_drawn_loop_is_what_it_was_without_us(drawn: list[Act]) -> None:
     with tempfile.TemporaryDirectory() as home:
-        found = found_in_process(drawn, Path(home))
-    assert not found, "\n".join(found)
+        result = found_in_process(drawn, Path(home))
+    assert not result, "\n".join(result)

@@ -49,8 +49,8 @@ ALL = [
 def check(pair: Pair, case: Case) -> None:
     bare, watched = pair.outcomes()
     assert bare.exits == (0,) * case.num_ranks, pair.said[0][-3000:]
-    found = differences(bare, watched)
-    assert not found, "\n".join([*found, pair.said[1][-2500:]])
+    result = differences(bare, watched)
+    assert not result, "\n".join([*result, pair.said[1][-2500:]])
     assert "fault" not in pair.said[1], pair.said[1][-2500:]
     missing = missing_records(pair.records, case)
     assert not missing, "\n".join([*missing, pair.said[1][-2500:]])

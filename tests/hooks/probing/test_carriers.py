@@ -44,19 +44,19 @@ def test_groups_are_known_by_their_ranks_where_nothing_names_them() -> None:
         # Of two stages the embeddings' group has the same ranks.
         (GroupRole.PP, (1, 5), pp),
     ):
-        found = find_carrier(role, ranks, roles)
-        assert found is not None and found.group is group
+        carrier = find_carrier(role, ranks, roles)
+        assert carrier is not None and carrier.group is group
     assert find_carrier(GroupRole.DP, (4, 5, 6), roles) is None
 
 
 def test_a_name_says_more_than_ranks() -> None:
     own = dist.new_group([4, 5])
     named = dist.new_group([4, 5], group_desc="TENSOR_MODEL_PARALLEL_GROUP")
-    found = find_carrier(GroupRole.TP, (4, 5), GroupRoles(None, LAYOUT))
-    assert found is not None and found.group is named
+    carrier = find_carrier(GroupRole.TP, (4, 5), GroupRoles(None, LAYOUT))
+    assert carrier is not None and carrier.group is named
     told = GroupRoles({own.group_name: GroupRole.CP}, LAYOUT)
-    found = find_carrier(GroupRole.CP, (4, 5), told)
-    assert found is not None and found.group is own
+    carrier = find_carrier(GroupRole.CP, (4, 5), told)
+    assert carrier is not None and carrier.group is own
 
 
 @pytest.fixture

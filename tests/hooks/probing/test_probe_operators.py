@@ -121,13 +121,13 @@ def test_the_loss_is_cross_entropy_and_its_gradient() -> None:
     targets = torch.arange(12).reshape(6, 2) % 11
     mine = probe_kernels.VocabularyLoss.apply(logits, targets)
     weights = ramp((6, 2), torch.float32, CPU)
-    (found,) = torch.autograd.grad(mine, logits, weights)
+    (tensor,) = torch.autograd.grad(mine, logits, weights)
     flat = torch.nn.functional.cross_entropy(
         logits.view(12, 11), targets.view(12), reduction="none"
     )
     (expected,) = torch.autograd.grad(flat.view(6, 2), logits, weights)
     assert torch.allclose(mine, flat.view(6, 2), atol=1e-6)
-    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.allclose(tensor, expected, atol=1e-6)
 
 
 class _Seen(TorchDispatchMode):

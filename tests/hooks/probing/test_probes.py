@@ -109,7 +109,7 @@ def test_both_ranks_probe_shapes_and_transfers_of_other_layouts(
     for rank in (0, 1):
         assert len({r.shape for r in probes(run, rank, OperatorRecord)}) > 5
     transfers = [probes(run, rank, CollectiveRecord) for rank in (0, 1)]
-    keys = [[(r.role, r.nbytes, r.sequence, r.step) for r in found] for found in transfers]
+    keys = [[(r.role, r.nbytes, r.sequence, r.step) for r in results] for results in transfers]
     assert keys[0] == keys[1] and len(keys[0]) > 5
     roles = {r.role for r in transfers[0]}
     assert GroupRole.TP in roles
@@ -212,12 +212,12 @@ def test_forerun_probe_measures_a_machine_that_then_answers(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
-    found = json.loads(done.stdout)
-    for row in found["collectives"]:
+    result = json.loads(done.stdout)
+    for row in result["collectives"]:
         factor = 1.0 if row["collective"] in ("all_reduce", "send") else 0.5
         assert row["bus_bytes_per_s"] == pytest.approx(factor * row["nbytes"] / row["time_s"])
-    assert {row["collective"] for row in found["collectives"]} >= {"all_reduce", "send"}
-    assert {row["kind"] for row in found["operators"]} >= {"embedding", "norm", "linear_qkv"}
+    assert {row["collective"] for row in result["collectives"]} >= {"all_reduce", "send"}
+    assert {row["kind"] for row in result["operators"]} >= {"embedding", "norm", "linear_qkv"}
     from forerun.launch.cli import ExitCode, main
 
     assert main(["plan", str(tmp_path), "--json"]) == ExitCode.ANSWER

@@ -78,11 +78,11 @@ def test_a_restart_by_the_same_agent_has_the_same_name_and_another_launch_has_no
 def test_alone_the_name_is_there_at_once_and_without_a_group_soon(tmp_path: Path) -> None:
     def identity(world_size: int) -> LaunchIdentity:
         rank = RankInfo(rank=0, world_size=world_size, local_rank=0, local_world_size=1, run_id="r")
-        found = LaunchIdentity(
+        launch_identity = LaunchIdentity(
             Settings(rank=rank, directory=tmp_path), {"FORERUN_LAUNCH_ID": "ours"}
         )
-        found.begin(is_needed=True)
-        return found
+        launch_identity.begin(is_needed=True)
+        return launch_identity
 
     alone = identity(1)
     alone.poll()

@@ -63,8 +63,8 @@ def test_the_words_before_a_program_are_the_launcher_s(
 def test_what_is_noted_is_masked_and_says_nodes_and_host(tmp_path: Path) -> None:
     asked = settings(tmp_path, "t.py", "--lr", "1", "--hub-token", "abc")
     environ = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_TOKEN": "abc"}
-    found = launch_of(asked, environ, (*TORCHRUN, "t.py"), {"megatron.bridge": object()})
-    assert found == Launch(
+    launch = launch_of(asked, environ, (*TORCHRUN, "t.py"), {"megatron.bridge": object()})
+    assert launch == Launch(
         argv=("t.py", "--lr", "1", "--hub-token", "***"),
         launcher=TORCHRUN,
         folder=str(Path.cwd()),

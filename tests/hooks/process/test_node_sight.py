@@ -219,8 +219,8 @@ def test_what_joins_gpus_is_told_by_their_links(
     num_gpus: int, peers: list[str], joint: str
 ) -> None:
     driver = Driver(num_gpus=num_gpus, peers=peers)
-    found = see_links(lambda _: driver)
-    assert (found.num_gpus, found.joint) == (num_gpus, joint)
+    links = see_links(lambda _: driver)
+    assert (links.num_gpus, links.joint) == (num_gpus, joint)
     assert driver.num_open == 0
 
 
@@ -231,8 +231,8 @@ def test_instances_of_a_gpu_are_not_joined_by_pcie(mode: int, joint: str) -> Non
             current._obj.value, pending._obj.value = mode, 1
             return 0
 
-    found = see_links(lambda _: Parted(num_gpus=8, peers=[]))
-    assert (found.num_gpus, found.joint) == (8, joint)
+    links = see_links(lambda _: Parted(num_gpus=8, peers=[]))
+    assert (links.num_gpus, links.joint) == (8, joint)
 
 
 def test_a_domain_of_hosts_has_a_name() -> None:

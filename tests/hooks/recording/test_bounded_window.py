@@ -97,10 +97,10 @@ def test_a_watcher_sends_its_summary_alone() -> None:
 
 def test_a_member_of_a_shared_group_keeps_that_groups_collectives_alone() -> None:
     rank = next(rank for rank, part in PLAN.parts.items() if part is Recorded.GROUPS)
-    found = rows(closed(rank, num_microbatches=4).message)
-    assert {row["role"] for row in of(found, "collective")} == {"dp"}
-    assert not of(found, "phase") and not of(found, "operator")
-    assert Counter(row["step"] for row in of(found, "collective")) == dict.fromkeys(HOOKED, 8)
+    results = rows(closed(rank, num_microbatches=4).message)
+    assert {row["role"] for row in of(results, "collective")} == {"dp"}
+    assert not of(results, "phase") and not of(results, "operator")
+    assert Counter(row["step"] for row in of(results, "collective")) == dict.fromkeys(HOOKED, 8)
 
 
 def test_what_little_room_keeps_more_room_keeps_as_well() -> None:
@@ -108,15 +108,15 @@ def test_what_little_room_keeps_more_room_keeps_as_well() -> None:
     for room in (2, 5, 9, 14, 28, 56):
         packer = Packer(room << 10)
         window = WindowRecords()
-        found = played(16383, num_microbatches=16, num_layers=2)
-        logs = {(log.step - 3) // 2: log for _, log in found}
+        results = played(16383, num_microbatches=16, num_layers=2)
+        logs = {(log.step - 3) // 2: log for _, log in results}
         order = in_keeping_order(logs)
         details = (StepDetail(window.of(logs[n]), logs[n].samples) for n in order)
         pack_steps(packer, details, len(order))
-        found = rows(packer.line())
+        results = rows(packer.line())
         kept.append(
-            {(r["step"], r["role"], r["sequence"]) for r in of(found, "collective")}
-            | {(r["step"], r["name"], r["microbatch"]) for r in of(found, "phase")}
+            {(r["step"], r["role"], r["sequence"]) for r in of(results, "collective")}
+            | {(r["step"], r["name"], r["microbatch"]) for r in of(results, "phase")}
         )
     assert all(small <= large for small, large in pairwise(kept))
     assert len({len(found) for found in kept}) >= 4
@@ -128,22 +128,22 @@ def test_kept_calls_stand_for_all_calls() -> None:
     whole = [json.loads(line) for line in detail.lines(0)]
     counts = Counter((r["collective"], r["role"]) for r in of(whole, "collective"))
     for level in range(1, detail.max_level + 1):
-        found = [json.loads(line) for line in detail.lines(level)]
-        assert of(found, "phase") == of(whole, "phase")
+        results = [json.loads(line) for line in detail.lines(level)]
+        assert of(results, "phase") == of(whole, "phase")
         weights: Counter[tuple[str, str]] = Counter()
-        for row in of(found, "collective"):
+        for row in of(results, "collective"):
             weights[row["collective"], row["role"]] += row["stands_for"]
         assert weights == counts
-    assert len(of(found, "collective")) < len(of(whole, "collective"))
+    assert len(of(results, "collective")) < len(of(whole, "collective"))
 
 
 def test_steps_that_are_no_measurement_take_no_room() -> None:
     flagged = frozenset({3, 19, 11})
-    found = rows(closed(16383, num_microbatches=8, flagged=flagged).message)
-    steps_kept = {row["step"] for row in of(found, "phase")}
+    results = rows(closed(16383, num_microbatches=8, flagged=flagged).message)
+    steps_kept = {row["step"] for row in of(results, "phase")}
     assert len(steps_kept) >= 3 and not steps_kept & flagged
-    assert of(found, "window")[0]["num_left_out"] == 7 - len(steps_kept)
-    assert of(found, "rank")[0]["num_steps"] == 7
+    assert of(results, "window")[0]["num_left_out"] == 7 - len(steps_kept)
+    assert of(results, "rank")[0]["num_steps"] == 7
 
 
 def test_windows_of_a_long_run_share_the_file_and_the_last_ones_still_close() -> None:
@@ -182,7 +182,7 @@ def test_a_step_that_makes_no_sense_costs_no_other() -> None:
         records.logs.append(log)
     records.logs[0].marks.pop()
     end = WindowRecord(window=0, first_step=3, last_step=22, num_faults=0, num_dropped=0)
-    found = rows(bounded.close(records, end, (), header=line_of(rank.header())).message)
+    results = rows(bounded.close(records, end, (), header=line_of(rank.header())).message)
     assert len(faults) == 1
-    assert of(found, "rank")[0]["num_steps"] == 9
-    assert {row["step"] for row in of(found, "phase")} == set(HOOKED) - {3}
+    assert of(results, "rank")[0]["num_steps"] == 9
+    assert {row["step"] for row in of(results, "phase")} == set(HOOKED) - {3}

@@ -58,12 +58,12 @@ def server() -> Iterator[TCPStore]:
 
 def words(folder: Path) -> dict[int, list[str]]:
     """What the collector has written, by rank."""
-    found: dict[int, list[str]] = {}
+    result: dict[int, list[str]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for line in unpacked(path.read_text().splitlines(keepends=True)):
             row = json.loads(line)
-            found.setdefault(row["rank"], []).append(row["word"])
-    return found
+            result.setdefault(row["rank"], []).append(row["word"])
+    return result
 
 
 @pytest.mark.slow  # a connection for each rank: seconds where names are slow to look up

@@ -44,10 +44,10 @@ def timed(number: int) -> str:
     # A build for CUDA keeps gloo's calls apart from those of NCCL.
     dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None) or find_dump()
     assert dump is not None
-    found = json.loads(dump())
-    for entry in found["entries"][-number:]:
+    result = json.loads(dump())
+    for entry in result["entries"][-number:]:
         entry["duration_ms"] = DURATION_MS
-    return json.dumps(found)
+    return json.dumps(result)
 
 
 def step(flight: FlightRecorder, number: int) -> StepLog:

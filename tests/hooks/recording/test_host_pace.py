@@ -60,8 +60,8 @@ class Planted(Play):
         """Whether each one that has a host's time has the planted one."""
         return all(
             abs(r.host_ns - self.planted_ns(site)) <= NEAR_NS
-            for site, found in operators(records, Phase.FORWARD).items()
-            for r in found
+            for site, result in operators(records, Phase.FORWARD).items()
+            for r in result
             if r.host_ns
         )
 
@@ -74,14 +74,14 @@ class Planted(Play):
 @contextmanager
 def step_of(play: Planted) -> Iterator[list[OperatorRecord]]:
     """The records of a step, without those of a pass behind it that has more in flight."""
-    found: list[OperatorRecord] = []
+    operator_records: list[OperatorRecord] = []
     with play.step() as play.log:
-        yield found
+        yield operator_records
         num_spans = len(play.log.span_sites)
         play.log.samples, play.log.is_sampling = (), True
         play.forward(40)
     late = len(play.log.span_sites) - num_spans
-    found += play.found()[:-late]
+    operator_records += play.found()[:-late]
 
 
 def test_beside_a_busy_device_operators_have_the_planted_host_times() -> None:
@@ -167,8 +167,8 @@ def test_backward_passes_have_them_where_little_is_in_flight(is_read: bool) -> N
             play.clock.synchronize()
         with play.phase(BACKWARD):
             play.backward(play.log)
-    found = operators(records, Phase.BACKWARD)[LINEAR]
-    for record in found:
+    result = operators(records, Phase.BACKWARD)[LINEAR]
+    for record in result:
         assert abs(record.host_ns - play.planted_ns(LINEAR) * is_read) <= NEAR_NS
 
 
@@ -178,9 +178,9 @@ def test_a_backward_pass_behind_a_short_forward_pass_has_them_at_once() -> None:
         play.forward(5)
         with play.phase(BACKWARD):
             play.backward(play.log)
-    found = operators(records, Phase.BACKWARD)[LINEAR]
-    assert len(found) == 15
-    assert all(abs(r.host_ns - play.planted_ns(LINEAR)) <= NEAR_NS for r in found)
+    result = operators(records, Phase.BACKWARD)[LINEAR]
+    assert len(result) == 15
+    assert all(abs(r.host_ns - play.planted_ns(LINEAR)) <= NEAR_NS for r in result)
 
 
 def test_marks_without_an_event_leave_no_time_around_them() -> None:

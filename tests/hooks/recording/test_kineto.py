@@ -160,8 +160,8 @@ def test_h2_a_norm_inside_a_linear_goes_back_with_the_inputs_gradient():
     inputs = [r.duration_ns for r in fc1 if r.phase is Phase.INPUT_GRADIENT]
     of_weights = [r.duration_ns for r in fc1 if r.phase is Phase.WEIGHT_GRADIENT]
     assert [len(inputs), len(of_weights)] == [2, 2]
-    for found, product, norm in zip(inputs, into, norms, strict=True):
-        assert found >= product + norm
+    for number, product, norm in zip(inputs, into, norms, strict=True):
+        assert number >= product + norm
     assert all(found >= product for found, product in zip(of_weights, weights, strict=True))
 
 
@@ -200,8 +200,8 @@ def test_gradients_that_were_put_off_are_not_called_a_whole_backward_pass():
         (OperatorKind.LINEAR_FC2, Phase.INPUT_GRADIENT),
         (OperatorKind.LINEAR_FC1, Phase.INPUT_GRADIENT),
     ]
-    for found, product in zip(linears, products[:4], strict=True):
-        assert found.duration_ns >= product
+    for trace_record, product in zip(linears, products[:4], strict=True):
+        assert trace_record.duration_ns >= product
 
 
 def test_a_long_step_is_traced_from_its_last_but_one_micro_batch_on():
@@ -367,7 +367,7 @@ def test_m2_the_users_own_traces_are_what_they_are_without_us(tmp_path):
         folder = tmp_path / choice.value
         loop, session = Loop(), Session(settings(folder, choice))
         before = threading.enumerate()
-        found = []
+        results = []
         for step in range(12):
             if step == 0:
                 session.describe(loop.host)
@@ -378,11 +378,11 @@ def test_m2_the_users_own_traces_are_what_they_are_without_us(tmp_path):
                 session.end_step()
             if own is not None:
                 names = sorted(e.name() for e in own.profiler.kineto_results.events())
-                found.append([name for name in names if name.startswith("aten::")])
+                results.append([name for name in names if name.startswith("aten::")])
         session.finish()
         assert session.guard.num_faults == 0
         assert threading.enumerate() == before
-        return found
+        return results
 
     counted = dict(KinetoStepTracker._step_dict)
     with_us = kept(TraceChoice.ON)

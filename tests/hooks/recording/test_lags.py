@@ -42,7 +42,7 @@ def played(costs: Costs, *, backward: Costs | None = None, num_layers: int = 20)
 
 
 def share(records: Sequence[Record], phase: Phase = Phase.FORWARD) -> float:
-    mine = [r for found in operators(records, phase).values() for r in found]
+    mine = [r for result in operators(records, phase).values() for r in result]
     return sum(r.host_bound_ns for r in mine) / sum(r.duration_ns for r in mine)
 
 
@@ -56,8 +56,8 @@ COMPUTE_BOUND = Costs(call_s=5e-6, kernel_s=200e-6)
 def test_times_of_a_launch_bound_step_are_the_hosts_and_say_so(costs: Costs) -> None:
     play = played(costs)
     assert share(play.records) > 0.99
-    for site, found in operators(play.records, Phase.FORWARD).items():
-        total_ns = sum(r.duration_ns for r in found)
+    for site, result in operators(play.records, Phase.FORWARD).items():
+        total_ns = sum(r.duration_ns for r in result)
         true_ns = play.host_s[site, Phase.FORWARD] * 1e9
         assert abs(total_ns - true_ns) <= NEAR_FRAC * true_ns + NEAR_NS
 
@@ -67,8 +67,8 @@ def test_a_compute_bound_step_is_none_and_its_times_are_the_kernels() -> None:
     for costs in (COMPUTE_BOUND, hooks):
         play = played(costs)
         assert share(play.records) == 0.0
-        for site, found in operators(play.records, Phase.FORWARD).items():
-            total_ns, true_ns = sum(r.duration_ns for r in found), play.busy_s[site, Phase.FORWARD]
+        for site, result in operators(play.records, Phase.FORWARD).items():
+            total_ns, true_ns = sum(r.duration_ns for r in result), play.busy_s[site, Phase.FORWARD]
             # The first call of the step is waited for.
             assert abs(total_ns - true_ns * 1e9) <= 30_000
         phase = next(r for r in play.records if isinstance(r, PhaseRecord))
@@ -106,10 +106,10 @@ def test_time_of_our_hooks_is_no_operators(before_s: float, after_s: float) -> N
     costs = replace(LAUNCH_BOUND, before_mark_s=before_s, after_end_s=after_s)
     hooked, bare = played(costs, backward=costs), played(LAUNCH_BOUND, backward=LAUNCH_BOUND)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        for site, found in operators(hooked.records, phase).items():
+        for site, result in operators(hooked.records, phase).items():
             true = operators(bare.records, phase)[site]
             # The first begins before anything is queued.
-            for record, without in zip(found[1:], true[1:], strict=True):
+            for record, without in zip(result[1:], true[1:], strict=True):
                 apart_ns = abs(record.duration_ns - without.duration_ns)
                 assert apart_ns <= NEAR_FRAC * without.duration_ns + NEAR_NS
     planted_ns = 5 * 20 * (2 * before_s + after_s) * 1e9
@@ -162,8 +162,8 @@ def test_waiting_for_a_transfer_is_no_waiting_for_the_host() -> None:
         play.operator(LINEAR, 2)
         play.operator(LINEAR, 2)
         assert not lags_of(log)  # nothing has been read yet
-    found = operators(list(Attribution(log).records()), Phase.FORWARD)[LINEAR]
-    assert [r.host_bound_ns > 0 for r in found] == [True, True, True, False, False]
+    result = operators(list(Attribution(log).records()), Phase.FORWARD)[LINEAR]
+    assert [r.host_bound_ns > 0 for r in result] == [True, True, True, False, False]
     lags = lags_of(log)
     assert max(lags) == pytest.approx(0.05e9, rel=0.02)
 
@@ -178,8 +178,8 @@ def test_marks_without_a_time_have_no_lag() -> None:
         play.operator(LINEAR, 2)
     lags = lags_of(log)
     assert [lag == NO_TIME for lag in lags] == [mark == NO_TIME for mark in log.marks]
-    found = operators(list(Attribution(log).records()), Phase.FORWARD)[LINEAR]
-    assert len(found) == 2 and all(r.host_bound_ns == r.duration_ns for r in found)
+    result = operators(list(Attribution(log).records()), Phase.FORWARD)[LINEAR]
+    assert len(result) == 2 and all(r.host_bound_ns == r.duration_ns for r in result)
 
 
 @example([(1, 5e-4), (3, 3e-4)], [2.57e-4, 2.9e-4])  # the share of both together falls
@@ -201,10 +201,10 @@ def test_waiting_is_within_each_operator_and_rises_with_the_hosts_cost(
                 play.operator(LINEAR, num_calls)
                 play.clock.synchronize()
         records = list(Attribution(log).records())
-        found = operators(records, Phase.FORWARD)[LINEAR]
-        assert all(0 <= record.host_bound_ns <= record.duration_ns for record in found)
+        result = operators(records, Phase.FORWARD)[LINEAR]
+        assert all(0 <= record.host_bound_ns <= record.duration_ns for record in result)
         assert 0.0 <= share(records) <= 1.0
-        waited.append([record.host_bound_ns for record in found])
+        waited.append([record.host_bound_ns for record in result])
     for before, after in pairwise(waited):
         # Times are whole nanoseconds, and events have half a microsecond.
         assert all(b >= a - 1_000 for a, b in zip(before, after, strict=True))

@@ -76,16 +76,18 @@ def table(device: str) -> dict[int, tuple[float, bool]]:
     )
     rows = build_live_table(run).samples
     rows = rows[rows["kind"] == "reduce_scatter"]
-    found = zip(rows["nbytes"], rows["time_s"], rows["is_bound"], strict=True)
-    return {nbytes // 2**20: (time_s * 1e3, bool(bound)) for nbytes, time_s, bound in found}
+    result = zip(rows["nbytes"], rows["time_s"], rows["is_bound"], strict=True)
+    return {nbytes // 2**20: (time_s * 1e3, bool(bound)) for nbytes, time_s, bound in result}
 
 
 @pytest.mark.slow
 def test_m6_overlapped_buckets_take_what_the_device_was_charged() -> None:
     """The last is waited for 12 ms, of which it ran 3: it had queued behind five."""
-    found = table("cuda")
-    assert not any(is_bound for _, is_bound in found.values())
-    assert {n: ms for n, (ms, _) in found.items()} == pytest.approx(BUCKETS_MS, rel=0.03, abs=0.002)
+    result = table("cuda")
+    assert not any(is_bound for _, is_bound in result.values())
+    assert {n: ms for n, (ms, _) in result.items()} == pytest.approx(
+        BUCKETS_MS, rel=0.03, abs=0.002
+    )
 
 
 def test_m6_on_a_host_transfers_run_side_by_side_and_nothing_is_taken_off() -> None:

@@ -113,13 +113,13 @@ def _stopwatch() -> DeviceStopwatch:
 
 def charged(device: Timeline) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Kernels of the step by name of the module and pass, in the order of launching."""
-    truth, found = device.truth, defaultdict(list)
+    truth, result = device.truth, defaultdict(list)
     calls = truth.rows("calls")
     for row in truth.rows("kernels"):
         if row["step"] == 0 and row["call"] >= 0:
             name = truth.modules[calls[row["call"]]["module"]]["name"]
-            found[name, row["phase"]].append(row)
-    return found
+            result[name, row["phase"]].append(row)
+    return result
 
 
 def span_ns(rows: list[dict[str, Any]]) -> float:
@@ -142,11 +142,11 @@ def test_h2_hooks_find_both_passes_of_one_node(
     for layer in range(3):
         for name in ("linear_fc1", "linear_fc2"):
             for phase in (Phase.FORWARD, Phase.BACKWARD):
-                (found,) = (
+                (operator_record,) = (
                     r for r in records if (r.layer, r.kind.value, r.phase) == (layer, name, phase)
                 )
                 rows = truth[f"0.layers.{layer}.{name}", phase.value]
-                assert is_near(found.duration_ns, span_ns(rows)), (layer, name, phase)
+                assert is_near(operator_record.duration_ns, span_ns(rows)), (layer, name, phase)
 
 
 @pytest.mark.parametrize("name", ["linear_fc1", "linear_fc2"])
@@ -186,11 +186,13 @@ def test_h3_products_on_several_streams_take_the_time_of_their_union(
     for place, name in enumerate(("linear_fc1", "linear_fc2")):
         for phase in (Phase.FORWARD, Phase.BACKWARD):
             rows = [row for row in truth[f"0.{name}", phase.value] if row["flop"]]
-            found = [
+            operator_records = [
                 r for r in records if r.kind is OperatorKind.GROUPED_LINEAR and r.phase is phase
             ]
-            found = found if phase is Phase.FORWARD else found[::-1]
-            assert is_near(found[place].duration_ns, span_ns(rows))
+            operator_records = (
+                operator_records if phase is Phase.FORWARD else operator_records[::-1]
+            )
+            assert is_near(operator_records[place].duration_ns, span_ns(rows))
             work = work_of(node_events("_GroupedLinear", rows, at_ns=1000, number=7))
             assert is_near(busy_ns(work), span_ns(rows))
             if num_streams > 1:

@@ -197,13 +197,13 @@ def trace(*more: Event) -> TracedStep:
 
 
 def test_kernels_go_to_the_operator_that_launched_them():
-    found = [r for r in trace().records(lambda _: None) if isinstance(r, TraceRecord)]
-    assert [(r.phase, r.duration_ns, r.num_kernels) for r in found] == [
+    trace_records = [r for r in trace().records(lambda _: None) if isinstance(r, TraceRecord)]
+    assert [(r.phase, r.duration_ns, r.num_kernels) for r in trace_records] == [
         (Phase.FORWARD, 40, 1),
         (Phase.INPUT_GRADIENT, 41, 1),
         (Phase.WEIGHT_GRADIENT, 59, 3),
     ]
-    assert {(r.step, r.layer, r.shape) for r in found} == {(5, 3, (TOKENS, IN, OUT))}
+    assert {(r.step, r.layer, r.shape) for r in trace_records} == {(5, 3, (TOKENS, IN, OUT))}
 
 
 def test_transfers_take_the_time_of_their_kernels_in_order():
@@ -352,9 +352,11 @@ class OldEvent(Event):
 
 def test_a_torch_without_metadata_json_tells_groups_by_extra_meta():
     def old(number: int, lasts_ns: int) -> Event:
-        found = OldEvent("ncclDevKernel_ReduceScatter", 90_000 + number, lasts_ns, "kernel", number)
-        found.meta = message("_reduce_scatter_base")
-        return found
+        old_event = OldEvent(
+            "ncclDevKernel_ReduceScatter", 90_000 + number, lasts_ns, "kernel", number
+        )
+        old_event.meta = message("_reduce_scatter_base")
+        return old_event
 
     traced = trace(old(7, 60), launch(7, 9_500), old(8, 70), launch(8, 11_500))
     calls = [r for r in traced.records(lambda _: None) if isinstance(r, CollectiveRecord)]
@@ -486,12 +488,12 @@ def test_reductions_of_amax_are_transfers_and_in_no_operator():
         *(launch(4, 8600, 30), kernel(UPDATE, 3, 4, 30)),
         has_amax=True,
     )
-    found = traced.records(lambda _: None)
-    assert [(r.phase, r.duration_ns) for r in found if isinstance(r, TraceRecord)] == [
+    records = traced.records(lambda _: None)
+    assert [(r.phase, r.duration_ns) for r in records if isinstance(r, TraceRecord)] == [
         (Phase.INPUT_GRADIENT, 40),
         (Phase.WEIGHT_GRADIENT, 53),
     ]
-    (reduced,) = (r for r in found if isinstance(r, CollectiveRecord))
+    (reduced,) = (r for r in records if isinstance(r, CollectiveRecord))
     assert (reduced.collective, reduced.role) == (Collective.ALL_REDUCE, GroupRole.OTHER)
     assert (reduced.nbytes, reduced.duration_ns) == (36, 900)
 
@@ -518,8 +520,8 @@ def late(node: str, at_ns: int, *, count: int = 2) -> TracedStep:
 def test_gradients_that_were_put_off_are_the_linears_own(at_ns):
     """Below Megatron's node, with an operator open or none: no operator's or that one's before."""
     traced = late(LATE, at_ns)
-    found = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
-    assert [(r.phase, r.duration_ns, r.num_kernels) for r in found] == [
+    trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    assert [(r.phase, r.duration_ns, r.num_kernels) for r in trace_records] == [
         (Phase.FORWARD, 81, 2),
         (Phase.INPUT_GRADIENT, 101, 2),
         (Phase.WEIGHT_GRADIENT, 121, 2),
@@ -530,8 +532,8 @@ def test_gradients_that_were_put_off_are_the_linears_own(at_ns):
 def test_gradients_that_a_users_loop_puts_off_are_left_out_and_said():
     """Their order is the user's.  The input's gradient was a whole backward pass before."""
     traced = late("backward_dw", 8500)
-    found = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
-    assert [(r.phase, r.duration_ns) for r in found] == [
+    trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    assert [(r.phase, r.duration_ns) for r in trace_records] == [
         (Phase.FORWARD, 81),
         (Phase.INPUT_GRADIENT, 101),
     ]
@@ -540,19 +542,22 @@ def test_gradients_that_a_users_loop_puts_off_are_left_out_and_said():
 
 def test_other_products_than_were_put_off_are_left_out_and_their_share_is_said():
     traced = late(LATE, 7200, count=3)
-    found = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
-    assert [(r.phase, r.duration_ns) for r in found] == [(Phase.FORWARD, 81), (Phase.BACKWARD, 101)]
+    trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    assert [(r.phase, r.duration_ns) for r in trace_records] == [
+        (Phase.FORWARD, 81),
+        (Phase.BACKWARD, 101),
+    ]
     share = 100 * (60 + 61 + 62) / (81 + 101 + 60 + 61 + 62)
     assert traced.remark == f"{share:.0f} % of the time of kernels in passes belongs to no operator"
 
 
 def test_the_share_that_belongs_to_no_operator_is_in_the_coverage():
-    found: list[Any] = []
+    results: list[Any] = []
 
     def put(record: Any) -> bool:
-        found.append(record)
+        results.append(record)
         return True
 
     Tracing(TraceChoice.ON, Guard(), put)._read(late("backward_dw", 8500))
-    notes = [r.name for r in found if isinstance(r, CoverageRecord)]
+    notes = [r.name for r in results if isinstance(r, CoverageRecord)]
     assert notes == ["trace", "trace: 40 % of the time of kernels in passes belongs to no operator"]

@@ -66,10 +66,10 @@ def passes(is_host: bool = True) -> StepLog:
 
 
 def records(log: StepLog, flight: FlightWindow) -> tuple[list[CollectiveRecord], list[PhaseRecord]]:
-    found = [*WindowRecords(flight=flight).of(log)]
+    records = [*WindowRecords(flight=flight).of(log)]
     return (
-        [r for r in found if isinstance(r, CollectiveRecord)],
-        [r for r in found if isinstance(r, PhaseRecord)],
+        [r for r in records if isinstance(r, CollectiveRecord)],
+        [r for r in records if isinstance(r, PhaseRecord)],
     )
 
 

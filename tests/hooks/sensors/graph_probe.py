@@ -84,11 +84,11 @@ def probe(settings: dict[str, Any]) -> dict[str, Any]:
     reach = untraceable([block], places)
     paths = {path(names, owner, name): reach.why(owner, name) for owner, name, _ in places}
     hooks = ModuleHooks([block], Recorder(HostStopwatch()), Guard())
-    with called(layer, names) as found:
+    with called(layer, names) as result:
         layer(hidden_states=hidden, attention_mask=None)
     return {
         "places": paths,
-        "called": sorted(set(found) & set(paths)),
+        "called": sorted(set(result) & set(paths)),
         "num_sites": len(hooks.sites),
         "names": find_regions([block]).names,
     }
@@ -150,15 +150,15 @@ def path(names: dict[int, str], owner: Any, name: str) -> str:
 @contextmanager
 def called(layer: Any, names: dict[int, str]) -> Iterator[list[str]]:
     """Which modules, and methods of a dispatcher, are called inside the block."""
-    found: list[str] = []
-    handle = register_module_forward_pre_hook(lambda m, _: found.append(names.get(id(m), "?")))
+    results: list[str] = []
+    handle = register_module_forward_pre_hook(lambda m, _: results.append(names.get(id(m), "?")))
     dispatcher = getattr(layer.mlp, "token_dispatcher", None)
     kept = {}
     for name in dispatch_methods(dispatcher) if dispatcher is not None else ():
         kept[name] = getattr(type(dispatcher), name)
-        setattr(type(dispatcher), name, noting(kept[name], found, f"dispatcher.{name}"))
+        setattr(type(dispatcher), name, noting(kept[name], results, f"dispatcher.{name}"))
     try:
-        yield found
+        yield results
     finally:
         handle.remove()
         for name, method in kept.items():

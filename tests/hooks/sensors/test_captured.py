@@ -74,11 +74,11 @@ def test_a_graph_of_a_part_hides_what_it_holds_and_no_more(
     for layer in model.layers:
         by_engine(layer, field, scope)
     hooks = hooks_of(model)
-    found = Counter(hooks.unseen)
-    assert {name for name in found if name.endswith(":captured")} == {
+    counts = Counter(hooks.unseen)
+    assert {name for name in counts if name.endswith(":captured")} == {
         f"{kind}:captured" for kind in hidden
     }
-    assert found["residual:partly captured"] == 2
+    assert counts["residual:partly captured"] == 2
     assert len(hooks.sites) + len(hooks.unseen) == len(hooks_of(Model()).sites)
     kept = Counter(site.kind for site in hooks.sites)
     assert kept[K.LINEAR_FC1] == (0 if "linear_fc1" in hidden else 2)
@@ -100,8 +100,8 @@ def test_in_core_0_12_the_norm_before_the_mlp_belongs_to_the_attention(model: Mo
 
     model.layers[0] = Older(1)
     by_engine(model.layers[0], "cuda_graph_scope", "attn")
-    found = Counter(hooks_of(model).unseen)
-    assert found["norm:captured"] == 2 and found["linear_fc1:captured"] == 0
+    counts = Counter(hooks_of(model).unseen)
+    assert counts["norm:captured"] == 2 and counts["linear_fc1:captured"] == 0
 
 
 def test_an_engine_s_graph_of_another_part_hides_nothing(model: Model) -> None:
@@ -128,10 +128,10 @@ def test_a_layer_of_experts_goes_back_to_its_whole_graph(model: Model, is_partly
     for name in ("", "_router", "_postprocess"):
         setattr(layer, f"cudagraph_manager{name}", nn.Identity())
     layer.use_partial_cudagraphs = is_partly
-    found = Counter(hooks_of(model).unseen)
-    assert found["linear_fc1:captured"] == (not is_partly)
-    assert found["residual:partly captured"] == is_partly
-    assert found["norm:captured"] == (1 if is_partly else 2)
+    counts = Counter(hooks_of(model).unseen)
+    assert counts["linear_fc1:captured"] == (not is_partly)
+    assert counts["residual:partly captured"] == is_partly
+    assert counts["norm:captured"] == (1 if is_partly else 2)
 
 
 @pytest.mark.parametrize("how", ["full_iteration", "told"])

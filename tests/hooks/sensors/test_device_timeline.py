@@ -83,9 +83,9 @@ def test_streams_overlap_and_wait_for_each_other(device: Timeline) -> None:
     busy(1)
     torch.cuda.current_stream().wait_stream(side)
     busy(1)
-    found = kernels(device)
-    on_side = [row for row in found if row["stream"] == side.line.number]
-    before, after = [row for row in found if row["stream"] == 0]
+    results = kernels(device)
+    on_side = [row for row in results if row["stream"] == side.line.number]
+    before, after = [row for row in results if row["stream"] == 0]
     assert before["begin_s"] < on_side[0]["end_s"]
     assert after["begin_s"] == pytest.approx(on_side[-1]["end_s"])
     (stall,) = device.truth.rows("stalls")
@@ -298,13 +298,13 @@ def test_recomputation_is_told_apart(device: Timeline, reentrant: bool) -> None:
 
 
 def test_charges_are_the_same_in_each_run() -> None:
-    found = []
+    results = []
     for _ in range(2):
         with installed() as device:
             torch.manual_seed(0)
             _Layers()(torch.ones(64, 64)).sum().backward()
-            found.append(device.truth.tables["kernels"])
-    assert found[0] == found[1]
+            results.append(device.truth.tables["kernels"])
+    assert results[0] == results[1]
 
 
 @pytest.fixture

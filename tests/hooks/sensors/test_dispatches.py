@@ -146,11 +146,11 @@ class Seen:
     gradient: torch.Tensor
 
     def own_ns(self, kind: K) -> dict[str, int]:
-        found: dict[str, int] = defaultdict(int)
+        result: dict[str, int] = defaultdict(int)
         for one in self.records:
             if isinstance(one, OperatorRecord) and one.kind is kind:
-                found[one.phase.value] += one.duration_ns
-        return found
+                result[one.phase.value] += one.duration_ns
+        return result
 
     @property
     def transfers(self) -> list[CollectiveRecord]:

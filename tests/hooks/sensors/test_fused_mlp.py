@@ -70,8 +70,8 @@ def seen(mlp: nn.Module) -> tuple[dict[K, tuple[int, ...]], tuple[str, ...]]:
     recorder.close()
     hooks.remove()
     assert guard.num_faults == 0
-    found: list[Any] = [r for r in Attribution(log).records() if isinstance(r, OperatorRecord)]
-    return {r.kind: r.shape for r in found}, hooks.unseen
+    results: list[Any] = [r for r in Attribution(log).records() if isinstance(r, OperatorRecord)]
+    return {r.kind: r.shape for r in results}, hooks.unseen
 
 
 @pytest.mark.parametrize("kind", [TEFusedMLP, TEGroupedMLP])

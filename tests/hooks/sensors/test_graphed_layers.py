@@ -70,35 +70,35 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_what_a_replay_calls_is_recorded_and_nothing_else(
     answers: list[dict[str, Any]], number: int
 ) -> None:
-    found, reasons = answers[number], answers[number]["places"]
+    result, reasons = answers[number], answers[number]["places"]
     recorded = {path for path, why in reasons.items() if why is None}
     around = {path for path, why in reasons.items() if why == "partly captured"}
-    assert set(found["called"]) - around == recorded
-    assert around <= {""} and found["num_sites"] == len(recorded)
+    assert set(result["called"]) - around == recorded
+    assert around <= {""} and result["num_sites"] == len(recorded)
     # Of shared experts that overlap, upstream calls the products alone.
     assert (reasons.get("mlp.shared_experts") == "overlapped") == (CASES[number][2] is OVERLAPPED)
-    assert bool(found["names"]) == (len(recorded) < len(reasons))
+    assert bool(result["names"]) == (len(recorded) < len(reasons))
 
 
 def test_an_engine_s_graph_of_attention_leaves_the_mlp(answers: list[dict[str, Any]]) -> None:
-    found = answers[CASES.index((ENGINE, ["attn"], {}))]
-    assert set(found["called"]) == {
+    result = answers[CASES.index((ENGINE, ["attn"], {}))]
+    assert set(result["called"]) == {
         "pre_mlp_layernorm",
         "mlp",
         "mlp.linear_fc1",
         "mlp.linear_fc2",
     }
-    assert found["places"][""] == "partly captured"
-    assert found["names"] == [
+    assert result["places"][""] == "partly captured"
+    assert result["names"] == [
         "inside a CUDA graph (transformer_engine): attn of 1 layer, "
         "whose residual is not seen either"
     ]
 
 
 def test_a_residual_that_runs_around_graphs_is_not_recorded(answers: list[dict[str, Any]]) -> None:
-    found = answers[CASES.index((LOCAL, ["moe_router"], PARTIAL))]
-    assert "" in found["called"] and found["places"][""] == "partly captured"
-    hidden = {path for path, why in found["places"].items() if why == "captured"}
+    result = answers[CASES.index((LOCAL, ["moe_router"], PARTIAL))]
+    assert "" in result["called"] and result["places"][""] == "partly captured"
+    hidden = {path for path, why in result["places"].items() if why == "captured"}
     assert hidden == {
         "pre_mlp_layernorm",
         "mlp.router",

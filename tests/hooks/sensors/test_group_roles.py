@@ -45,8 +45,8 @@ def roles_seen(roles: GroupRoles, *groups: dist.ProcessGroup) -> list[GroupRole]
     recorder.close()
     hooks.remove()
     assert guard.num_faults == 0
-    found = [r for r in Attribution(log).records() if isinstance(r, CollectiveRecord)]
-    return [record.role for record in found]
+    collective_records = [r for r in Attribution(log).records() if isinstance(r, CollectiveRecord)]
+    return [record.role for record in collective_records]
 
 
 @pytest.mark.usefixtures("world")

@@ -151,9 +151,9 @@ def sparse_llama() -> nn.Module:
 def test_the_experts_of_transformers_are_no_residual(tokens: torch.Tensor) -> None:
     records = records_of(sparse_llama(), tokens)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        found = counted(records, phase)
+        counts = counted(records, phase)
         parts = (K.ROUTER, K.EXPERTS, K.ELEMENTWISE, K.ACTIVATION, K.LINEAR_FC2, K.RESIDUAL)
-        assert [found[kind] for kind in parts] == [1, 1, 1, 1, 1, 2]
+        assert [counts[kind] for kind in parts] == [1, 1, 1, 1, 1, 2]
     shapes = {(r.kind, r.shape) for r in records if r.layer == 1}
     assert shapes >= {
         (K.ROUTER, (TOKENS, HIDDEN, EXPERTS)),

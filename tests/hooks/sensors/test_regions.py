@@ -45,9 +45,9 @@ def stack(num_layers: int, **config: object) -> nn.Sequential:
 
 
 def test_an_eager_model_has_no_region():
-    found = find_regions([stack(2), stack(1, cuda_graph_impl="none", enable_cuda_graph=False)])
-    assert found.names == ()
-    assert (found.warmup_steps, found.is_graphed) == (0, False)
+    regions = find_regions([stack(2), stack(1, cuda_graph_impl="none", enable_cuda_graph=False)])
+    assert regions.names == ()
+    assert (regions.warmup_steps, regions.is_graphed) == (0, False)
 
 
 def test_compiled_modules_are_counted_at_their_outermost():
@@ -103,9 +103,9 @@ def test_a_compiled_model_is_one_region():
     ],
 )
 def test_graphs_of_each_release_are_named(config, expected):
-    found = find_regions([graphed(stack(2, cuda_graph_warmup_steps=4, **config))])
-    assert found.names == (expected,)
-    assert found.is_graphed and found.warmup_steps == 6
+    regions = find_regions([graphed(stack(2, cuda_graph_warmup_steps=4, **config))])
+    assert regions.names == (expected,)
+    assert regions.is_graphed and regions.warmup_steps == 6
 
 
 @pytest.mark.parametrize(

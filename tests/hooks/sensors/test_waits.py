@@ -40,11 +40,11 @@ def test_no_moment_counts_twice_and_none_without_a_transfer(
     ordered = sorted(moments)
     stalls = [pair for place, pair in enumerate(pairwise(ordered)) if place % 2 == 0]
     times = {n: transfer(min(span), max(span)) for n, span in enumerate(spans)}
-    found = exposures(stalls, times)
-    for number, exposed_ns in found.items():
+    result = exposures(stalls, times)
+    for number, exposed_ns in result.items():
         inside = sum(
             max(0, min(end, times[number].end_ns) - max(begin, times[number].issue_ns))
             for begin, end in stalls
         )
         assert 0 < exposed_ns <= inside
-    assert sum(found.values()) <= sum(end - begin for begin, end in stalls)
+    assert sum(result.values()) <= sum(end - begin for begin, end in stalls)

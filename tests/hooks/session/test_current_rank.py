@@ -41,6 +41,6 @@ def test_ranks_of_a_node_by_launcher(
 ) -> None:
     for name, value in environ.items():
         sixth_of_eight.setenv(name, value)
-    found = attach.current_rank()
-    assert (found.rank, found.world_size) == (5, 8)
-    assert (found.local_rank, found.local_world_size) == (local_rank, local_world_size)
+    rank_info = attach.current_rank()
+    assert (rank_info.rank, rank_info.world_size) == (5, 8)
+    assert (rank_info.local_rank, rank_info.local_world_size) == (local_rank, local_world_size)

@@ -113,8 +113,8 @@ def test_a_loop_that_looks_one_batch_ahead_has_the_same_length(watch: DataWatch)
 
 def test_a_loader_that_evaluates_is_not_the_one_that_trains(watch: DataWatch) -> None:
     other = DataLoader(Rows(7))
-    found = train(watch, DataLoader(Rows(30)), 3, before=other)
-    assert found.steps == 10
+    seen_data = train(watch, DataLoader(Rows(30)), 3, before=other)
+    assert seen_data.steps == 10
 
 
 @pytest.mark.parametrize("kind", [Stream, SizedStream])
@@ -122,8 +122,8 @@ def test_a_stream_has_no_length_until_a_pass_over_it_has_ended(
     watch: DataWatch, kind: type[Stream]
 ) -> None:
     loader = DataLoader(kind(30), batch_size=2)
-    found = train(watch, loader, 1)
-    assert (found.length, found.steps) == (DataLength.NONE, 0)
+    seen_data = train(watch, loader, 1)
+    assert (seen_data.length, seen_data.steps) == (DataLength.NONE, 0)
     # torch's loader remembers that it was asked, and then warns of later batches.
     assert loader._IterableDataset_len_called is None
     assert sum(1 for _ in loader) == 15
@@ -189,12 +189,12 @@ def test_workers_that_draw_ahead_change_no_length(
         Rows(rows), batch_size=2, shuffle=shuffle, num_workers=2, persistent_workers=keeps
     )
     for _ in range(2 if keeps else 1):
-        found = []
+        results = []
         for _ in loader:
             watch.end_step()
-            found.append(watch.seen())
-        assert {(one.length, one.steps) for one in found} == {(DataLength.KNOWN, len(loader))}
-        assert len({one.end for one in found}) == 1  # the same at each step of a pass
+            results.append(watch.seen())
+        assert {(one.length, one.steps) for one in results} == {(DataLength.KNOWN, len(loader))}
+        assert len({one.end for one in results}) == 1  # the same at each step of a pass
 
 
 @pytest.mark.parametrize("data", [[1, 2, 3, 4, 5], torch.arange(5), TensorDataset(torch.ones(5))])
@@ -225,16 +225,16 @@ class Bare(RandomSampler):
 def test_samplers_of_the_users_are_not_asked() -> None:
     def drawn(watch: DataWatch | None) -> tuple[list[Any], list[int]]:
         torch.manual_seed(7)
-        data, found = Rows(24), []
+        data, results = Rows(24), []
         own = Bare.__new__(Bare)
         loaders = DataLoader(data, batch_sampler=Bucket()), DataLoader(data, 4, sampler=own)
         for loader, _ in itertools.product(loaders, range(2)):
             for batch in loader:
-                found.append(batch.flatten().tolist())
+                results.append(batch.flatten().tolist())
                 if watch is not None:
                     watch.end_step()
                     lengths.append(watch.seen().steps)
-        return found, torch.get_rng_state().tolist()
+        return results, torch.get_rng_state().tolist()
 
     lengths: list[int] = []
     bare, guard = drawn(None), Guard()
@@ -285,12 +285,12 @@ def test_batches_and_random_state_are_those_of_the_bare_loader() -> None:
         torch.manual_seed(5)
         data = Rows(50)
         loader = DataLoader(data, batch_size=4, sampler=RandomSampler(data))
-        found = []
+        results = []
         for batch in loader:
-            found.append(batch.flatten().tolist())
+            results.append(batch.flatten().tolist())
             if watch is not None:
                 watch.end_step()
-        return found, torch.get_rng_state().tolist()
+        return results, torch.get_rng_state().tolist()
 
     bare = drawn(None)
     watch = DataWatch(Guard())

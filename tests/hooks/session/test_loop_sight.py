@@ -52,8 +52,8 @@ def test_tokens_and_length_are_those_of_the_loop(tmp_path: Path, told: int | Non
 
 
 def test_samples_that_are_no_tokens_are_counted(tmp_path: Path) -> None:
-    found = train(tmp_path, nn.Linear(SEQ, 1), torch.randn(ROWS, SEQ))
-    assert (found.samples, found.tokens) == (BATCH * ACCUMULATED, 0)
+    loop_record = train(tmp_path, nn.Linear(SEQ, 1), torch.randn(ROWS, SEQ))
+    assert (loop_record.samples, loop_record.tokens) == (BATCH * ACCUMULATED, 0)
 
 
 def test_a_loop_that_ends_before_its_length_shows_tells_what_it_has(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_a_loop_that_ends_before_its_length_shows_tells_what_it_has(tmp_path: Pa
             model(torch.ones(3, 2)).sum().backward()
             optimizer.step()
             run.step()
-    found = read_run(tmp_path).loops[0]
-    assert found == LoopRecord(num_steps=9, grad_nbytes=4 * 3)  # nobody showed a batch
+    loop_record = read_run(tmp_path).loops[0]
+    assert loop_record == LoopRecord(num_steps=9, grad_nbytes=4 * 3)  # nobody showed a batch
 
 
 @pytest.mark.skipif(tiny_llama is None, reason="transformers is not installed")

@@ -41,8 +41,8 @@ def launch(kind: str, directory: Path, *own: str) -> dict[str, dict[str, Any]]:
     place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
     words = (script.__file__, kind, directory, *own)
     done = Launch(directory, *words, MASTER_ADDR="localhost", **place).end_well()
-    found = map(json.loads, re.findall(r"LEFT (.+)", done.stdout))
-    return {left["kind"]: left for left in found}
+    result = map(json.loads, re.findall(r"LEFT (.+)", done.stdout))
+    return {left["kind"]: left for left in result}
 
 
 @cache

@@ -51,8 +51,8 @@ def test_a_drift_is_said_kept_and_asked_about_and_its_recovery_as_well(tmp_path:
     times = noisy(300)
     times[100:200] *= 1.2
     told.watching.begin()
-    found = [drift for row in rows(times) if (drift := told.watching.add(row)) is not None]
-    assert [drift.since_iteration for drift in found] == pytest.approx([101, 201], abs=2)
+    drifts = [drift for row in rows(times) if (drift := told.watching.add(row)) is not None]
+    assert [drift.since_iteration for drift in drifts] == pytest.approx([101, 201], abs=2)
     assert told.lines[0].startswith("drift: a step takes 0.")
     assert " more than before (0.5" in told.lines[0]
     assert told.lines[1].startswith("recovered: a step takes 0.")

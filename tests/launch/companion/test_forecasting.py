@@ -47,12 +47,12 @@ def row(iteration: int, time_s: float = 0.2, *flags: str) -> LoggedStep:
 
 @pytest.fixture(scope="module")
 def answer() -> Answer:
-    found = analyse(build_table(read_run(GOLDEN)), Request(now_unix_s=BEGIN_S, last_step=11))
-    cadence = replace(found.known.config.cadence, train_iters=1000)
-    config = replace(found.known.config, cadence=cadence)
-    view = replace(found.known.model_forecast, config=config)
-    modelled = replace(found.known, config=config, model_forecast=view)
-    return replace(found, end=RunEnd(steps_total=1000), modelled=modelled)
+    answer = analyse(build_table(read_run(GOLDEN)), Request(now_unix_s=BEGIN_S, last_step=11))
+    cadence = replace(answer.known.config.cadence, train_iters=1000)
+    config = replace(answer.known.config, cadence=cadence)
+    view = replace(answer.known.model_forecast, config=config)
+    modelled = replace(answer.known, config=config, model_forecast=view)
+    return replace(answer, end=RunEnd(steps_total=1000), modelled=modelled)
 
 
 def test_what_is_irregular_is_kept_apart() -> None:
@@ -62,12 +62,12 @@ def test_what_is_irregular_is_kept_apart() -> None:
     run.add(row(41, 0.9, "collected"), BEGIN_S + 41)
     run.add(row(42, 5.0, "warmup", "collected"), BEGIN_S + 42)
     run.add_bracket({"name": "eval", "time_s": 3.0})
-    found = run.request(Request(now_unix_s=0.0), BEGIN_S + 99)
-    assert found.step_numbers == tuple(range(1, 41))
-    assert found.irregular_times_s == (0.9,) and found.num_regular == 40
-    assert found.eval_times_s == (3.0,)
+    request = run.request(Request(now_unix_s=0.0), BEGIN_S + 99)
+    assert request.step_numbers == tuple(range(1, 41))
+    assert request.irregular_times_s == (0.9,) and request.num_regular == 40
+    assert request.eval_times_s == (3.0,)
     # Events may have waited: the forecast starts where the last step ended.
-    assert (found.now_unix_s, found.last_step) == (BEGIN_S + 42, 42)
+    assert (request.now_unix_s, request.last_step) == (BEGIN_S + 42, 42)
 
 
 def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
@@ -78,9 +78,9 @@ def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
         assert made.due(answer.end, run, asked, BEGIN_S + AGAIN_AFTER_S) is None
         run.add(row(iteration), BEGIN_S + iteration)
     assert made.due(answer.end, run, asked, BEGIN_S + 0.5 * AGAIN_AFTER_S) is None
-    found = made.due(answer.end, run, asked, BEGIN_S + AGAIN_AFTER_S)
-    assert found is not None
-    assert renewed(answer, found).forecast.remaining_s == pytest.approx(
+    request = made.due(answer.end, run, asked, BEGIN_S + AGAIN_AFTER_S)
+    assert request is not None
+    assert renewed(answer, request).forecast.remaining_s == pytest.approx(
         0.2 * (1000 - run.last_iteration), rel=1e-6
     )
     assert made.due(answer.end, run, asked, BEGIN_S + 1e6) is None
@@ -180,10 +180,10 @@ def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) 
     now_s = BEGIN_S + jump_s + AGAIN_AFTER_S
     request = made.due(answer.end, run, Request(now_unix_s=0.0), now_s)
     assert request is not None
-    found = renewed(answer, request).forecast
-    assert found.remaining_s > 0.0
+    forecast = renewed(answer, request).forecast
+    assert forecast.remaining_s > 0.0
     left_s = 0.2 * (1000 - run.last_iteration)
-    assert found.finish_p50_unix_s - now_s == pytest.approx(left_s, rel=0.2)
+    assert forecast.finish_p50_unix_s - now_s == pytest.approx(left_s, rel=0.2)
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def newest(home: Path) -> Path:
 def figures(value: object) -> list[float]:
     """Every number of an answer."""
     if isinstance(value, dict):
-        return [found for held in value.values() for found in figures(held)]
+        return [result for held in value.values() for result in figures(held)]
     if isinstance(value, list):
         return [found for held in value for found in figures(held)]
     return [float(value)] if isinstance(value, (int, float)) else []

@@ -61,9 +61,9 @@ def test_samples_of_the_same_layout_join(
 ) -> None:
     copy_as(tmp_path, "first", 0.0, change)
     copy_as(tmp_path, "resumed", 1000.0, nothing)
-    own, found = joined(tmp_path)
-    assert len(found.samples) == times * len(own.samples)
-    assert found.run_id == "resumed" and found.steps.equals(own.steps)
+    own, table = joined(tmp_path)
+    assert len(table.samples) == times * len(own.samples)
+    assert table.run_id == "resumed" and table.steps.equals(own.steps)
 
 
 def two_stages(config: Any) -> None:
@@ -89,9 +89,9 @@ def test_steps_of_earlier_layouts_are_evidence(
     copy_as(tmp_path, "first", 0.0, change)
     copy_as(tmp_path, "resumed", 1000.0, nothing)
     own = build_table(read_run(tmp_path, "resumed"))
-    found = Earlier(tmp_path).steps(own)
-    assert [one.site for one in found] == site
-    for one in found:
+    known_steps = Earlier(tmp_path).steps(own)
+    assert [one.site for one in known_steps] == site
+    for one in known_steps:
         assert one.time_s == pytest.approx(measured_step_s(own))
         assert one.sigma_log > measured_sigma_log(own)
 
@@ -142,5 +142,5 @@ def test_later_and_damaged_runs_are_left_out(tmp_path: Path) -> None:
     copy_as(tmp_path, "later", 2000.0, nothing)
     (tmp_path / "records" / "broken").mkdir()
     (tmp_path / "records" / "broken" / "rank-00000.jsonl").write_text("{", encoding="utf-8")
-    own, found = joined(tmp_path)
-    assert found.samples.equals(own.samples)
+    own, table = joined(tmp_path)
+    assert table.samples.equals(own.samples)

@@ -26,12 +26,12 @@ def test_its_memory_is_that_of_its_device(device: str, is_known: bool, tmp_path:
     import_table(table, tmp_path)
     capacity_nbytes = open_machine(tmp_path, machine=MACHINE).memory_capacity_nbytes
     assert (capacity_nbytes is not None) is is_known
-    found = load(tmp_path, machine=MACHINE).plan(keep={"tp": 4, "mbs": 1})
-    verdicts = {one.verdict for one in found.candidates}
+    plan_answer = load(tmp_path, machine=MACHINE).plan(keep={"tp": 4, "mbs": 1})
+    verdicts = {one.verdict for one in plan_answer.candidates}
     assert (Verdict.UNKNOWN in verdicts) is not is_known
     if capacity_nbytes is not None:
         assert capacity_nbytes == pytest.approx(BOARD_NBYTES, rel=0.01)
-        assert found.candidates[0].memory.total_nbytes < BOARD_NBYTES
+        assert plan_answer.candidates[0].memory.total_nbytes < BOARD_NBYTES
 
 
 def test_what_a_table_says_of_sharding_is_read_or_told(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_what_a_table_says_of_sharding_is_read_or_told(tmp_path: Path) -> None:
     plain.assign(zero_stage=[1, 3], colour="blue").to_csv(table, index=False)
     written = import_table(table, tmp_path)
     assert written.left_out == ("the column colour, which nothing reads",)
-    found = [row.config.parallelism.sharded for row in read_imported(tmp_path).steps]
-    assert found == [Sharding.OPTIMIZER, Sharding.WEIGHTS]
+    shardings = [row.config.parallelism.sharded for row in read_imported(tmp_path).steps]
+    assert shardings == [Sharding.OPTIMIZER, Sharding.WEIGHTS]
     plain.assign(shard_mode=["", "full"]).to_csv(table, index=False)
     told = import_table(table, tmp_path).left_out
     assert [text.partition(": ")[2].partition(" is")[0] for text in told[:1]] == [

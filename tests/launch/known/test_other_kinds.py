@@ -64,13 +64,13 @@ def span(machine: Machine, config: RunConfig) -> tuple[float, float, float]:
 def test_published_steps_lie_in_the_interval_that_a_cpu_run_answers_with(tmp_path: Path) -> None:
     copy_as(tmp_path, "run", "cpu")
     machine = open_machine(tmp_path, device=H100)
-    found = machine.steps.predict([row.config for row in published()])
+    predictions = machine.steps.predict([row.config for row in published()])
     measured_s = np.array([row.measured_s for row in published()])
-    is_inside = (found.low_s <= measured_s) & (measured_s <= found.high_s)
+    is_inside = (predictions.low_s <= measured_s) & (measured_s <= predictions.high_s)
     assert is_inside.mean() >= NINE_IN_TEN
     first = published()[0]
     assert (first.measured_s, first.config.parallelism.num_ranks) == (14.72, 64)
-    assert is_inside[0] and found.high_s[0] < 2 * found.low_s[0]
+    assert is_inside[0] and predictions.high_s[0] < 2 * predictions.low_s[0]
 
 
 def test_the_answer_is_that_of_the_data_sheet_alone(tmp_path: Path) -> None:
@@ -94,11 +94,11 @@ def test_no_factor_on_what_was_measured_changes_the_answer(
 ) -> None:
     copy_as(tmp_path, "run", here)
     table = build_table(read_run(tmp_path, "run"))
-    found = []
+    results = []
     for factor in (0.01, 1.0, 100.0):
         machine = opened(tmp_path / str(factor), times_as(table, factor), there)
-        found.append((*span(machine, machine.own), machine.memory_offset_nbytes))
-    assert found[0] == found[1] == found[2]
+        results.append((*span(machine, machine.own), machine.memory_offset_nbytes))
+    assert results[0] == results[1] == results[2]
 
 
 def test_a_gpu_run_still_carries_over_to_another(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ def predicted(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, objec
     layout = ("--gpus", "16", "--micro-batch-size", "1", "--json")
     assert main(["predict", *argv, *layout]) == ExitCode.ANSWER
     out = capsys.readouterr().out
-    found: dict[str, object] = json.loads(out)
-    return found
+    result: dict[str, object] = json.loads(out)
+    return result
 
 
 @pytest.mark.slow
@@ -47,11 +47,11 @@ def test_a_rack_joins_hosts(tmp_path: Path) -> None:
     times = {}
     for domain in (72, 2):
         said = StatedNodes(domain=domain, num_gpus=2)
-        found = open_machine(tmp_path, device=GB200, stated=said)
-        wide = replace(found.own.parallelism, dp=16)
-        batch = replace(found.own.batch, micro_batch_size=1)
+        machine = open_machine(tmp_path, device=GB200, stated=said)
+        wide = replace(machine.own.parallelism, dp=16)
+        batch = replace(machine.own.batch, micro_batch_size=1)
         assert wide.ranks_per_node == domain
-        step = found.steps.estimate(replace(found.own, parallelism=wide, batch=batch))
+        step = machine.steps.estimate(replace(machine.own, parallelism=wide, batch=batch))
         times[domain] = step.time_s
     assert times[2] > times[72]
     assert open_machine(tmp_path, device=GB200).own.parallelism.ranks_per_node == 72
@@ -123,9 +123,9 @@ def test_what_the_run_saw_is_priced_and_told(
         ("stated", node, StatedNodes(num_gpus=2, num_cards=2, card_bytes_per_s=50e9)),
     ):
         look(tmp_path, seen, said)
-        found = predicted(capsys, str(tmp_path))
-        times[name] = float(str(found["step_time_s"]))
-        figures = found["network"]
+        result = predicted(capsys, str(tmp_path))
+        times[name] = float(str(result["step_time_s"]))
+        figures = result["network"]
         assert isinstance(figures, dict)
         if name != "usual":
             origin = "seen" if name == "slow" else "stated"

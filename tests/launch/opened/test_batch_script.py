@@ -112,7 +112,7 @@ def test_what_cannot_be_written_is_one_line(
 def test_no_other_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "go.sbatch"
     path.write_text("mine")
-    found = unmeasured("H100", command=LINE).predict(tokens="1B")
+    prediction = unmeasured("H100", command=LINE).predict(tokens="1B")
     with pytest.raises(forerun.ForerunError, match="give another --sbatch"):
-        found.write_sbatch(path)
+        prediction.write_sbatch(path)
     assert path.read_text() == "mine"

@@ -106,9 +106,9 @@ def alike(row: StepRow, others: list[StepRow]) -> list[StepRow]:
     if len(sized) >= 3:
         return sized
     for number in (3, 2, 1):
-        found = [one for one in others if traits(one)[:number] == traits(row)[:number]]
-        if len(found) >= 3:
-            return found
+        step_rows = [one for one in others if traits(one)[:number] == traits(row)[:number]]
+        if len(step_rows) >= 3:
+            return step_rows
     assert traits(row)[0] == "gh200"  # the one device with fewer; its peak is that of an H100
     return [one for one in others if (*traits(one)[:2],) in {("gh200", 16), ("h100", 16)}]
 
@@ -209,9 +209,9 @@ def pairs() -> list[tuple[StepRow, StepRow, str]]:
 def asked(home: Path, capsys: Out, *words: str) -> dict[str, Any]:
     """The answer of the verb for programs, which its schema describes."""
     assert main(["normal", str(home), "--json", *words]) == ExitCode.ANSWER
-    found = json.loads(capsys.readouterr().out)
-    check(found, SCHEMA)
-    return found
+    result = json.loads(capsys.readouterr().out)
+    check(result, SCHEMA)
+    return result
 
 
 @pytest.mark.parametrize("row", drawn(), ids=lambda row: row.row_id[-40:])
@@ -223,10 +223,10 @@ def test_a_published_run_that_is_left_out_has_its_true_place(
     assert main(["import", "steps", str(table), "--out", str(tmp_path)]) == ExitCode.ANSWER
     capsys.readouterr()
     monkeypatch.setattr(placed, "published_rows", lambda: tuple(others_of(row)))
-    found = asked(tmp_path, capsys)
-    assert found["slower_frac"] == pytest.approx(percent_slower(row), abs=1e-9)
-    assert found["flop_per_s_per_gpu"] == pytest.approx(rate(row), rel=1e-3)
-    assert len(found["near"]) == 3 and all("recipes" not in r["source"] for r in found["near"])
+    result = asked(tmp_path, capsys)
+    assert result["slower_frac"] == pytest.approx(percent_slower(row), abs=1e-9)
+    assert result["flop_per_s_per_gpu"] == pytest.approx(rate(row), rel=1e-3)
+    assert len(result["near"]) == 3 and all("recipes" not in r["source"] for r in result["near"])
 
 
 def test_the_run_itself_is_none_of_the_published_ones(tmp_path: Path, capsys: Out) -> None:
@@ -244,17 +244,19 @@ def first_of(near: Sequence[NearRow]) -> str:
 @pytest.mark.slow
 def test_the_setting_that_a_run_was_made_with_is_named_first() -> None:
     """At least 7 of 10; each is told against the published run that it was made of."""
-    found = [(near_rows(run, machine_of(run), ROWS, {}), row, name) for row, run, name in planted()]
-    assert len(found) == 10
-    right = [one[0].row_id == row.row_id and first_of(one) == n for one, row, n in found]
+    results = [
+        (near_rows(run, machine_of(run), ROWS, {}), row, name) for row, run, name in planted()
+    ]
+    assert len(results) == 10
+    right = [one[0].row_id == row.row_id and first_of(one) == n for one, row, n in results]
     assert sum(right) >= 7, right
 
 
 def test_the_setting_that_two_published_runs_differ_in_is_named_first() -> None:
     """And where they lie 10 % apart or more the model says which is faster."""
-    found = [(near_rows(one, machine_of(one), [other], {}), name) for one, other, name in pairs()]
-    assert sum(first_of(one) == name for one, name in found) >= 7
-    apart = [one[0] for one, _ in found if abs(one[0].rate_frac) >= 0.1]
+    results = [(near_rows(one, machine_of(one), [other], {}), name) for one, other, name in pairs()]
+    assert sum(first_of(one) == name for one, name in results) >= 7
+    apart = [one[0] for one, _ in results if abs(one[0].rate_frac) >= 0.1]
     assert apart and all(one.rate_frac * one.modelled_frac > 0 for one in apart)
 
 
@@ -285,9 +287,9 @@ def test_a_group_is_told_beside_what_is_published_of_its_kind() -> None:
     samples = normalise("samples", pd.DataFrame([own, small, {**own, "num_ranks": 3}]))
     runs = run.runs.assign(device="NVIDIA H100 80GB HBM3")
     table: SampleTable = replace(run, samples=samples, runs=runs)
-    (found,) = bus_rates(table, read_frame(FOLDER / "bus_bandwidths.csv")).to_dict("records")
-    assert found["bytes_per_s"] == pytest.approx(412e9)
-    assert found["low_bytes_per_s"] == 341e9 and found["high_bytes_per_s"] == 482e9
+    (result,) = bus_rates(table, read_frame(FOLDER / "bus_bandwidths.csv")).to_dict("records")
+    assert result["bytes_per_s"] == pytest.approx(412e9)
+    assert result["low_bytes_per_s"] == 341e9 and result["high_bytes_per_s"] == 482e9
 
 
 @pytest.mark.slow
@@ -296,9 +298,9 @@ def test_a_recorded_run_is_placed_among_devices_of_its_peak(tmp_path: Path, caps
     records = shutil.copytree(golden_copy("cpu_dp2") / "records", tmp_path / "records")
     for path in records.rglob("rank-*.jsonl"):
         path.write_text(path.read_text().replace('"cpu"', '"NVIDIA H200"'))
-    found = asked(tmp_path, capsys)
-    assert found["run_id"] == "golden-run" and found["alike"] == "GPUs with the peak of H200"
-    assert found["groups"] == []
+    result = asked(tmp_path, capsys)
+    assert result["run_id"] == "golden-run" and result["alike"] == "GPUs with the peak of H200"
+    assert result["groups"] == []
     main(["report", str(tmp_path)])
     lines = [line for line in capsys.readouterr().out.splitlines() if " normal? " in line]
-    assert len(lines) == 1 and found["sentence"] in lines[0]
+    assert len(lines) == 1 and result["sentence"] in lines[0]

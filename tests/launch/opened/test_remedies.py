@@ -35,25 +35,25 @@ def asked(capsys: Out, line: str, *words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("line", [_7B, _70B])
 def test_each_remedy_fits_and_takes_as_long_as_it_says(line: str, capsys: Out) -> None:
-    found = asked(capsys, line, "--device", "H100")
-    assert found["verdict"] == "does not fit" and found["largest_micro_batch"] is None
-    changed = [one for one in found["remedies"] if "--device" not in one["options"]]
+    result = asked(capsys, line, "--device", "H100")
+    assert result["verdict"] == "does not fit" and result["largest_micro_batch"] is None
+    changed = [one for one in result["remedies"] if "--device" not in one["options"]]
     assert len(changed) == 2 and changed[0]["slower_frac"] <= changed[1]["slower_frac"]
-    for one in found["remedies"]:
+    for one in result["remedies"]:
         device = [] if "--device" in one["options"] else ["--device", "H100"]
         again = asked(capsys, line, *device, *one["options"])
         assert again["verdict"] == "fits" and again["label"] == one["label"]
         assert again["memory"]["total_nbytes"] == one["total_nbytes"]
         assert again["step_time_s"] == pytest.approx(one["step_time_s"])
-        slower = again["step_time_s"] / found["step_time_s"] - 1
+        slower = again["step_time_s"] / result["step_time_s"] - 1
         assert slower == pytest.approx(one["slower_frac"])
 
 
 def test_the_largest_micro_batch_fits_and_twice_as_much_does_not(capsys: Out) -> None:
     base = ("--device", "H100", "--zero", "1", "--recompute", "full")
-    found = asked(capsys, _7B, *base)
-    assert not found["remedies"]
-    name, size = found["largest_micro_batch"]["options"]
+    result = asked(capsys, _7B, *base)
+    assert not result["remedies"]
+    name, size = result["largest_micro_batch"]["options"]
     assert name == "--mbs" and int(size) > 1
     fitting = asked(capsys, _7B, *base, "--mbs", size)
     assert fitting["verdict"] != "does not fit"

@@ -48,21 +48,21 @@ def as_read(answer: Told) -> object:
 
 
 def test_predict_says_what_the_verb_says(run: Run, home: Path, capsys: Out) -> None:
-    found = said(capsys, "predict", home, "--tp", "2", "--mbs", "4", "--swiglu")
-    assert as_read(run.predict({"swiglu": True}, tp=2, mbs=4)) == found
-    assert as_read(run.predict(["--swiglu", "--mbs=4"], tp=2)) == found
+    value = said(capsys, "predict", home, "--tp", "2", "--mbs", "4", "--swiglu")
+    assert as_read(run.predict({"swiglu": True}, tp=2, mbs=4)) == value
+    assert as_read(run.predict(["--swiglu", "--mbs=4"], tp=2)) == value
     long = {"tensor_model_parallel_size": 2, "--micro-batch-size": 4, "swiglu": True}
-    assert as_read(run.predict(long)) == found
+    assert as_read(run.predict(long)) == value
 
 
 def test_plan_says_what_the_verb_says(run: Run, home: Path, capsys: Out) -> None:
     assert as_read(run.plan()) == said(capsys, "plan", home)
     words = ["--gpus", "2..8", "--gbs", "xGPUS", "--top", "2", "--keep", "tp=1|2"]
-    found = run.plan(gpus=[2, 4, 8], global_batch_size="xGPUS", top=2, keep={"tp": (1, 2)})
-    assert as_read(found) == said(capsys, "plan", home, *words)
+    plan_answer = run.plan(gpus=[2, 4, 8], global_batch_size="xGPUS", top=2, keep={"tp": (1, 2)})
+    assert as_read(plan_answer) == said(capsys, "plan", home, *words)
     words = ["--device", "H100,B200", "--price-per-gpu-hour", "2,4", "--top", "1"]
-    found = run.plan(device=["H100", "B200"], price_per_gpu_hour=[2, 4], top=1)
-    assert as_read(found) == said(capsys, "plan", home, *words)
+    plan_answer = run.plan(device=["H100", "B200"], price_per_gpu_hour=[2, 4], top=1)
+    assert as_read(plan_answer) == said(capsys, "plan", home, *words)
 
 
 def test_explain_and_report_say_what_the_verbs_say(run: Run, home: Path, capsys: Out) -> None:
@@ -82,8 +82,8 @@ def test_explain_and_report_say_what_the_verbs_say(run: Run, home: Path, capsys:
 
 def test_another_device_is_asked_as_the_verbs_ask(home: Path, capsys: Out) -> None:
     other = forerun.load(home, device="H100")
-    found = said(capsys, "predict", home, "--tp", "2", "--device", "H100")
-    assert as_read(other.predict(tp=2)) == found
+    value = said(capsys, "predict", home, "--tp", "2", "--device", "H100")
+    assert as_read(other.predict(tp=2)) == value
     assert other.plan(top=1).plans[0].device == "NVIDIA H100 80GB HBM3"
 
 
@@ -127,9 +127,9 @@ def test_an_answer_is_frozen(run: Run) -> None:
 
 
 def test_a_row_is_a_command_of_the_same_words(run: Run, home: Path, capsys: Out) -> None:
-    found = said(capsys, "plan", home, "--show", "2")
-    assert isinstance(found, dict) and found.pop("script") is None
-    assert as_read(run.plan().command(2)) == found
+    value = said(capsys, "plan", home, "--show", "2")
+    assert isinstance(value, dict) and value.pop("script") is None
+    assert as_read(run.plan().command(2)) == value
     with pytest.raises(forerun.ForerunError, match="99 is not a row"):
         run.plan().command(99)
 

@@ -101,10 +101,10 @@ def test_steps_of_the_companion_lead_and_records_fill_in(home: Path) -> None:
 @pytest.mark.slow
 def test_a_file_of_steps_is_bounded_and_of_one_run(tmp_path: Path) -> None:
     seen(tmp_path, 45_000)
-    found = read_steps(tmp_path, RUN)
-    assert found is not None and 10_000 <= len(found) <= 20_000
-    gaps = np.diff(found["iteration"])
-    assert gaps.min() == gaps.max() and found["is_disturbed"].sum() <= 1
+    frame = read_steps(tmp_path, RUN)
+    assert frame is not None and 10_000 <= len(frame) <= 20_000
+    gaps = np.diff(frame["iteration"])
+    assert gaps.min() == gaps.max() and frame["is_disturbed"].sum() <= 1
     assert (tmp_path / STEPS).stat().st_size < 2**20
     assert read_steps(tmp_path, "another") is None
     (tmp_path / STEPS).write_bytes(b"PAR1 torn")
@@ -147,13 +147,17 @@ def test_its_forecast_is_what_it_said_last(plain: Path) -> None:
         "gpu_hours": None,
     }
     (plain / "forecast.json").write_text(json.dumps(value))
-    found = forerun.load(plain).forecast
-    assert (found.steps_left, found.remaining_s, found.gpu_hours) == (10, 20.0, None)
-    assert found.finish_p50.timestamp() == BEGIN_S + 20.0
-    assert " ".join(repr(found).split()).startswith(
+    run_forecast = forerun.load(plain).forecast
+    assert (run_forecast.steps_left, run_forecast.remaining_s, run_forecast.gpu_hours) == (
+        10,
+        20.0,
+        None,
+    )
+    assert run_forecast.finish_p50.timestamp() == BEGIN_S + 20.0
+    assert " ".join(repr(run_forecast).split()).startswith(
         "ends Tue 14 Nov 2023 22:13 UTC (by Tue 14 Nov 2023 22:13 UTC with 95 %) · 20.000 s left"
     )
-    assert math.isclose(found.to_json()["step_time_s"], 2.0)
+    assert math.isclose(run_forecast.to_json()["step_time_s"], 2.0)
     (plain / "forecast.json").write_text(json.dumps({**value, "remaining_s": "soon"}))
     with pytest.raises(forerun.ForerunError, match="has no readable remaining_s"):
         _ = forerun.load(plain).forecast

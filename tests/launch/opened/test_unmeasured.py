@@ -88,23 +88,23 @@ def assert_modelled(nearest: str, steps: FittedSteps) -> None:
 
 
 def test_the_step_is_that_of_the_devices_data_sheet_and_says_so(nowhere: Path, capsys: Out) -> None:
-    found = answer(capsys, "predict", "--device", "H100", line=LINE)
+    result = answer(capsys, "predict", "--device", "H100", line=LINE)
     config = config_from_command(LINE).config
     machine = device_machine(type(config).from_json({**config.to_json(), "device": H100}))
     (expected,) = machine.steps.estimates([machine.own])
-    assert found["step_time_s"] == pytest.approx(expected.time_s, rel=1e-9)
-    basis, _, nearest = found["basis"].partition("; ")
+    assert result["step_time_s"] == pytest.approx(expected.time_s, rel=1e-9)
+    basis, _, nearest = result["basis"].partition("; ")
     assert basis == f"from published measurements of {H100}, no run of yours"
     assert_modelled(nearest, machine.steps)
     assert main(["predict", "--device", "H100", "--", *LINE]) == ExitCode.ANSWER
-    assert found["basis"] in " ".join(capsys.readouterr().out.split())
+    assert result["basis"] in " ".join(capsys.readouterr().out.split())
     assert not [*nowhere.iterdir()]
 
 
 def test_a_published_step_lies_in_the_interval(capsys: Out) -> None:
-    found = answer(capsys, "predict", "--device", "H100", line=QWEN3_30B)
-    assert found["low_s"] < 42.21 < found["high_s"]
-    assert found["verdict"] != "does not fit"
+    result = answer(capsys, "predict", "--device", "H100", line=QWEN3_30B)
+    assert result["low_s"] < 42.21 < result["high_s"]
+    assert result["verdict"] != "does not fit"
 
 
 @pytest.mark.parametrize(("device", "is_one"), [("GB200", True), ("GB300", True), ("H100", False)])
@@ -134,23 +134,23 @@ def test_layouts_are_planned_for_a_model_of_hugging_face(nowhere: Path, capsys: 
     file.write_text(json.dumps(LLAMA_70B))
     words = ["--gpus", "32", "--config", str(file), "--global-batch-size", "256"]
     words += ["--seq-length", "8192"]
-    found = answer(capsys, "plan", "--device", "H100", *words)
-    assert found["num_ranks"] == 32 and found["global_batch_size"] == 256
-    assert found["config"]["model"]["seq_length"] == 8192
-    assert found["own"]["verdict"] == "does not fit", "data parallelism alone"
-    assert found["best"] is not None and found["candidates"][0]["num_ranks"] == 32
+    result = answer(capsys, "plan", "--device", "H100", *words)
+    assert result["num_ranks"] == 32 and result["global_batch_size"] == 256
+    assert result["config"]["model"]["seq_length"] == 8192
+    assert result["own"]["verdict"] == "does not fit", "data parallelism alone"
+    assert result["best"] is not None and result["candidates"][0]["num_ranks"] == 32
     assert main(["plan", "--device", "H100", *words]) == ExitCode.ANSWER
     out = capsys.readouterr().out
-    assert found["basis"] in " ".join(out.split()) and "(as described)" in out
-    offered = next(row for row in found["candidates"] if row["label"] == found["best"])
+    assert result["basis"] in " ".join(out.split()) and "(as described)" in out
+    offered = next(row for row in result["candidates"] if row["label"] == result["best"])
     assert offered["verdict"] == "fits" and "converter" not in out
     assert not [*nowhere.iterdir()]
 
 
 def test_several_devices_stand_beside_each_other(capsys: Out) -> None:
-    found = answer(capsys, "plan", "--device", "H100,H200", "--gpus", "16", line=LINE)
-    assert [one["device"] for one in found["plans"]] == [H100, "NVIDIA H200"]
-    assert all(one["device"] in one["basis"] for one in found["plans"])
+    result = answer(capsys, "plan", "--device", "H100,H200", "--gpus", "16", line=LINE)
+    assert [one["device"] for one in result["plans"]] == [H100, "NVIDIA H200"]
+    assert all(one["device"] in one["basis"] for one in result["plans"])
 
 
 def test_a_checkpoint_is_no_directory_of_a_run(nowhere: Path) -> None:

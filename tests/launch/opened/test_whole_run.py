@@ -43,21 +43,21 @@ def asked(capsys: Out, *words: str, line: list[str] | None = None) -> dict[str, 
 
 def test_steps_time_hours_and_cost_are_closed_forms(capsys: Out) -> None:
     words = ("predict", "--device", "H100", "--tokens", "300B", "--price-per-gpu-hour", "2.5")
-    found = asked(capsys, *words)
-    run = found["whole_run"]
+    result = asked(capsys, *words)
+    run = result["whole_run"]
     steps = math.ceil(300e9 / STEP_TOKENS)
     assert run["num_steps"] == steps and run["num_tokens"] == steps * STEP_TOKENS
-    assert run["duration_s"] == pytest.approx(steps * found["step_time_s"])
-    assert run["low_s"] == pytest.approx(steps * found["low_s"])
-    assert run["high_s"] == pytest.approx(steps * found["high_s"])
+    assert run["duration_s"] == pytest.approx(steps * result["step_time_s"])
+    assert run["low_s"] == pytest.approx(steps * result["low_s"])
+    assert run["high_s"] == pytest.approx(steps * result["high_s"])
     assert run["gpu_hours"] == pytest.approx(16 * run["duration_s"] / 3600)
     assert run["cost"] == pytest.approx(2.5 * run["gpu_hours"])
 
 
 def test_the_length_may_be_that_of_the_line(capsys: Out) -> None:
     words = ("predict", "--device", "H100", "--price-per-gpu-hour", "1")
-    found = asked(capsys, *words, line=[*LINE, "--train-samples", "640"])
-    assert found["whole_run"]["num_steps"] == 10
+    result = asked(capsys, *words, line=[*LINE, "--train-samples", "640"])
+    assert result["whole_run"]["num_steps"] == 10
     assert asked(capsys, *words[:3])["whole_run"] is None
     assert main([*words, "--", *LINE]) == ExitCode.USAGE
     assert "give --tokens such as 1T" in capsys.readouterr().err
@@ -93,8 +93,8 @@ def test_a_plan_has_the_run_of_its_fastest(capsys: Out) -> None:
 
 def test_a_calibrated_run_is_asked_by_the_same_words(capsys: Out) -> None:
     words = ("predict", str(GOLDEN), "--tokens", "1M", "--tp", "2")
-    found = asked(capsys, *words, line=[])
-    assert found["whole_run"]["num_steps"] > 0
+    result = asked(capsys, *words, line=[])
+    assert result["whole_run"]["num_steps"] > 0
     assert main([*words]) == ExitCode.ANSWER
     text = capsys.readouterr().out
     lines = text.splitlines()[:-1]  # the last one are options, to be pasted

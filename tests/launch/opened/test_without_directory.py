@@ -59,18 +59,18 @@ def test_a_directory_or_a_device_is_needed(words: dict[str, str]) -> None:
 
 
 def test_a_plan_is_a_table(plan: PlanAnswer) -> None:
-    found = plan.to_frame()
+    frame = plan.to_frame()
     shown = (plan.running, *plan.candidates[:5])
-    assert list(found["row"]) == [0, 1, 2, 3, 4, 5] and found.columns.is_unique
-    assert list(found["label"]) == [one.label for one in shown]
-    assert list(found["step_time_s"]) == [one.step_time_s for one in shown]
-    assert list(found["total_nbytes"]) == [one.memory.total_nbytes for one in shown]
-    assert {"tokens_per_s", "low_s", "high_s", "verdict", "device", "tp"} <= {*found.columns}
+    assert list(frame["row"]) == [0, 1, 2, 3, 4, 5] and frame.columns.is_unique
+    assert list(frame["label"]) == [one.label for one in shown]
+    assert list(frame["step_time_s"]) == [one.step_time_s for one in shown]
+    assert list(frame["total_nbytes"]) == [one.memory.total_nbytes for one in shown]
+    assert {"tokens_per_s", "low_s", "high_s", "verdict", "device", "tp"} <= {*frame.columns}
 
 
 def test_several_plans_are_one_table(run: Run) -> None:
-    found = run.plan(gpus=[8, 16], top=1).to_frame()
-    assert list(found["num_ranks"][found["row"] == 1]) == [8, 16]
+    frame = run.plan(gpus=[8, 16], top=1).to_frame()
+    assert list(frame["num_ranks"][frame["row"] == 1]) == [8, 16]
 
 
 @pytest.mark.slow
@@ -86,8 +86,8 @@ def test_a_plan_shows_itself_in_a_screen_and_a_layout_in_a_line(run: Run, plan: 
 
 def test_a_chart_has_a_point_for_each_layout(plan: PlanAnswer) -> None:
     pytest.importorskip("matplotlib").use("Agg")
-    found = plan.to_frame()
-    fitting = found[found["verdict"] != "does not fit"]
+    frame = plan.to_frame()
+    fitting = frame[frame["verdict"] != "does not fit"]
     axes = plan.plot()
     assert [one.get_text() for one in axes.get_yticklabels()] == list(fitting["label"])
     assert plan.plot(axes) is axes

@@ -47,10 +47,10 @@ def own() -> RunConfig:
 def test_arguments_as_yaml(tmp_path: Path, own: RunConfig) -> None:
     file = tmp_path / "model_config.yaml"
     file.write_text(ARGUMENTS + "  --surprise: 1\n")
-    found = read_config(file, own)
-    assert found.unknown == ("--surprise",)
-    assert (found.config.model.num_layers, found.config.model.is_gated) == (4, True)
-    assert found.config.parallelism.num_ranks == own.parallelism.num_ranks == 2
+    description = read_config(file, own)
+    assert description.unknown == ("--surprise",)
+    assert (description.config.model.num_layers, description.config.model.is_gated) == (4, True)
+    assert description.config.parallelism.num_ranks == own.parallelism.num_ranks == 2
     assert read_config(file, own, num_ranks=8).config.parallelism.dp == 8
 
 
@@ -77,10 +77,10 @@ def test_the_dtype_of_config_json_is_megatrons_flag(
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**LLAMA, **said}))
-    found = read_config(file, own)
-    bare = replace(found.config, precision=own.precision, reduces_grads_in_bf16=False)
-    assert found.config == apply_options(bare, [flag] if flag else [])
-    assert not found.notes
+    description = read_config(file, own)
+    bare = replace(description.config, precision=own.precision, reduces_grads_in_bf16=False)
+    assert description.config == apply_options(bare, [flag] if flag else [])
+    assert not description.notes
 
 
 @pytest.mark.parametrize("said", [{}, {"torch_dtype": None}, {"dtype": "float32"}])
@@ -90,9 +90,9 @@ def test_where_config_json_leaves_it_open_the_precision_is_told(
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**LLAMA, **said}))
     running = apply_options(own, ["--bf16"])
-    found = read_config(file, running)
-    assert found.config.precision is running.precision is Precision.BF16
-    (told,) = found.notes
+    description = read_config(file, running)
+    assert description.config.precision is running.precision is Precision.BF16
+    (told,) = description.notes
     assert "bf16" in told and ("float32" in told) is bool(said.get("dtype"))
 
 
@@ -121,10 +121,10 @@ def test_a_model_of_hugging_face_takes_the_place_of_ours(tmp_path: Path, own: Ru
     file = tmp_path / "config.json"
     model = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 6, "n_positions": 128}
     file.write_text(json.dumps({**model, "vocab_size": 1000}))
-    found = read_config(file, own).config
-    assert (found.model.num_layers, found.model.vocab_size) == (6, 1024)
-    assert found.model.seq_length == own.model.seq_length
-    assert found.parallelism == own.parallelism
+    config = read_config(file, own).config
+    assert (config.model.num_layers, config.model.vocab_size) == (6, 1024)
+    assert config.model.seq_length == own.model.seq_length
+    assert config.parallelism == own.parallelism
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,10 @@ def test_arguments_of_a_checkpoint(tmp_path: Path, own: RunConfig) -> None:
     state = {"args": Namespace(**args), "model": {"weight": torch.ones(3)}, "iteration": 10}
     torch.save(state, directory / "common.pt")
     for path in (directory, directory / "common.pt"):
-        found = read_config(path, own)
-        assert found.config.parallelism.dp == 4
-        assert found.config.precision.value == "bf16"
-        assert found.config.attention.value == ("unfused" if len(args) == 12 else "auto")
+        description = read_config(path, own)
+        assert description.config.parallelism.dp == 4
+        assert description.config.precision.value == "bf16"
+        assert description.config.attention.value == ("unfused" if len(args) == 12 else "auto")
 
 
 class Malicious:

@@ -75,12 +75,12 @@ def test_nothing_asked_is_the_run_itself() -> None:
 def test_what_is_asked_changes_the_run_that_layouts_are_made_of() -> None:
     asked = question(*["--gbs", "12", "--seq-length", "64", "--gpus-per-node", "4"])
     ramped = replace(RUN, cadence=Cadence(full_batch_size=64))
-    found = asked.asked_of(ramped, 8)
-    assert found.model.seq_length == found.model.max_position_embeddings == 64
-    assert found.parallelism.ranks_per_node == 4
+    config = asked.asked_of(ramped, 8)
+    assert config.model.seq_length == config.model.max_position_embeddings == 64
+    assert config.parallelism.ranks_per_node == 4
     # 12 samples over 8 replicas of 4: four replicas of three.
-    assert (found.parallelism.dp, found.batch.micro_batch_size) == (4, 1)
-    assert found.batch.global_batch_size == found.cadence.full_batch_size == 12
+    assert (config.parallelism.dp, config.batch.micro_batch_size) == (4, 1)
+    assert config.batch.global_batch_size == config.cadence.full_batch_size == 12
 
 
 def test_devices_have_prices_of_their_own_or_one() -> None:

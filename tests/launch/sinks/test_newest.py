@@ -120,9 +120,9 @@ def test_a_server_of_another_authority_gets_no_token(tmp_path: Path) -> None:
 
 def test_numbers_stay_within_kubeflows_bounds() -> None:
     values = {"progress_frac": 1.0, "eta_h": 1e9, "unix_s": 0.0, "n" * 90: 1.0}
-    found = status({**values, **{f"value{i}": 0.5 for i in range(300)}})["trainerStatus"]
-    assert found["progressPercentage"] == 100
-    assert found["estimatedRemainingSeconds"] == 2**31 - 1
-    assert len(found["metrics"]) == 256
-    assert max(len(metric["name"]) for metric in found["metrics"]) == 64
-    assert found["lastUpdatedTime"] == "1970-01-01T00:00:00Z"
+    result = status({**values, **{f"value{i}": 0.5 for i in range(300)}})["trainerStatus"]
+    assert result["progressPercentage"] == 100
+    assert result["estimatedRemainingSeconds"] == 2**31 - 1
+    assert len(result["metrics"]) == 256
+    assert max(len(metric["name"]) for metric in result["metrics"]) == 64
+    assert result["lastUpdatedTime"] == "1970-01-01T00:00:00Z"

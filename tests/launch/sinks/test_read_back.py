@@ -69,10 +69,10 @@ class Read:
     @property
     def last(self) -> dict[str, float]:
         """W&B: the newest of each value."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for _, row in sorted(self.values.items()):
-            found |= row
-        return found
+            result |= row
+        return result
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_wandb_draws_ours_over_our_steps_and_has_numbers_and_files(read: Read) -
     (ours,) = [metric for metric in metrics if metric.glob_name]
     assert (ours.glob_name, ours.step_metric) == ("calib/*", "calib/iteration")
     artifacts = [record.artifact for record in records if record.HasField("artifact")]
-    (report,) = [found for found in artifacts if found.type == "forerun"]
+    (report,) = [result for result in artifacts if result.type == "forerun"]
     names = {entry.path for entry in report.manifest.contents}
     assert names == {"report.html", "timeline.json.gz"}
     tables = {path.name.split("_")[0]: json.loads(path.read_text())
@@ -184,7 +184,7 @@ def test_tensorboard_reads_the_same_at_the_same_steps_and_times(read: Read) -> N
     from tensorboard.util.tensor_util import make_ndarray
 
     (path,) = (read.told.settings.directory / "tensorboard" / "golden-run").iterdir()
-    found: dict[int, dict[str, float]] = {}
+    result: dict[int, dict[str, float]] = {}
     for event in LegacyEventFileLoader(str(path)).Load():
         for value in event.summary.value:
             name = value.tag.removeprefix("calib/")
@@ -194,14 +194,14 @@ def test_tensorboard_reads_the_same_at_the_same_steps_and_times(read: Read) -> N
             number = value.simple_value
             if value.HasField("tensor"):
                 number = make_ndarray(value.tensor).item()
-            found.setdefault(event.step, {})[name] = number
+            result.setdefault(event.step, {})[name] = number
     without = ("unix_s", "iteration")
     for step, row in read.values.items():
         ours = {name: row[name] for name in row if name not in without}
-        assert found[step].keys() == ours.keys()
+        assert result[step].keys() == ours.keys()
         for name, number in ours.items():
             is_precise = name.endswith("unix_s")
-            assert found[step][name] == pytest.approx(number, rel=0.0 if is_precise else 1e-6)
+            assert result[step][name] == pytest.approx(number, rel=0.0 if is_precise else 1e-6)
 
 
 def test_tensorboard_shows_scalars_and_tables(read: Read) -> None:
@@ -275,18 +275,18 @@ def await_end(directory: Path) -> None:
 
 def keys_of(directory: Path) -> dict[str, set[str]]:
     """What an offline run holds: names in rows, in the summary, and types of artifacts."""
-    found: dict[str, set[str]] = {"rows": set(), "summary": set(), "artifacts": set()}
+    result: dict[str, set[str]] = {"rows": set(), "summary": set(), "artifacts": set()}
     for record in wandb_file.records(directory):
         kind = record.WhichOneof("record_type")
         if kind == "history":
-            found["rows"] |= {i.key or ".".join(i.nested_key) for i in record.history.item}
+            result["rows"] |= {i.key or ".".join(i.nested_key) for i in record.history.item}
         elif kind == "summary":
-            found["summary"] |= {i.key or i.nested_key[0] for i in record.summary.update}
+            result["summary"] |= {i.key or i.nested_key[0] for i in record.summary.update}
         elif kind == "artifact" and record.artifact.type == "forerun":
-            found["artifacts"] |= {entry.path for entry in record.artifact.manifest.contents}
-    names = {name for name in found["rows"] if name.startswith("calib/")}
-    ours = {name for name in found["summary"] if name.startswith("calib/")}
-    return found | {"rows": names, "summary": ours}
+            result["artifacts"] |= {entry.path for entry in record.artifact.manifest.contents}
+    names = {name for name in result["rows"] if name.startswith("calib/")}
+    ours = {name for name in result["summary"] if name.startswith("calib/")}
+    return result | {"rows": names, "summary": ours}
 
 
 def test_the_hosts_run_has_all_that_ours_has(

@@ -58,11 +58,11 @@ def test_values_of_every_kind_come_back() -> None:
         ("a", 1): (True, None, 0.1, math.inf, -math.inf, 2**53 + 1),
         Phase.FORWARD: (np.arange(6.0).reshape(2, 3), np.array([], dtype=np.int64)),
     }
-    found = of_file({"value": value, "twice": (base, base)})
-    assert found["value"]["a", 1] == value["a", 1]
-    array, empty = found["value"][Phase.FORWARD]
+    result = of_file({"value": value, "twice": (base, base)})
+    assert result["value"]["a", 1] == value["a", 1]
+    array, empty = result["value"][Phase.FORWARD]
     assert np.array_equal(array, np.arange(6.0).reshape(2, 3)) and empty.dtype == np.int64
-    assert found["twice"][0] is found["twice"][1]
+    assert result["twice"][0] is result["twice"][1]
 
 
 @pytest.mark.parametrize("value", [lambda: 0, Path("x"), np.array([object()]), np.array(["a"])])

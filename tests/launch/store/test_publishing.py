@@ -82,8 +82,8 @@ def test_a_claim_that_nobody_lives_for_is_taken_over(
     claim(tmp_path, other, **values)
     ours = publisher(tmp_path)
     assert ours.begin(NOW) == "" and ours.is_owner
-    found = json.loads((tmp_path / OWNER).read_text())
-    assert (found["launch_id"], found["pid"], found["unix_s"]) == ("ours", os.getpid(), NOW)
+    result = json.loads((tmp_path / OWNER).read_text())
+    assert (result["launch_id"], result["pid"], result["unix_s"]) == ("ours", os.getpid(), NOW)
 
 
 def test_a_fresh_claim_of_another_machine_counts(tmp_path: Path, other: int) -> None:
@@ -173,8 +173,8 @@ def test_a_restart_of_the_same_launch_takes_over_and_the_run_before_knows(tmp_pa
     assert not before.is_newest() and before.publish() == "" and not before.is_owner
     assert (tmp_path / "report.html").read_text() == "of r2"
     assert json.loads((tmp_path / OWNER).read_text())["run_id"] == "r2"
-    found = json.loads((tmp_path / "runs" / "ours" / "launch.json").read_text())
-    assert found == {"schema": 1, "launch_id": "ours", "run_ids": ["r1", "r2"]}
+    result = json.loads((tmp_path / "runs" / "ours" / "launch.json").read_text())
+    assert result == {"schema": 1, "launch_id": "ours", "run_ids": ["r1", "r2"]}
 
 
 def test_what_only_the_launch_before_has_does_not_stay_among_ours(tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ JOB = {"SLURM_JOB_ID": "4711"}
 def test_all_tasks_of_a_step_make_one_id_and_launches_of_a_shell_each_their_own() -> None:
     step = {**JOB, "SLURM_STEP_ID": "3", "SLURM_RESTART_COUNT": "2"}
     assert launch_id(step) == launch_id({**step, "SLURM_PROCID": "1"}) == "slurm-4711-2-3"
-    found = {launch_id(environ) for environ in (JOB, JOB, {}, {}, {**JOB, "SLURM_STEP_ID": ""})}
-    assert len(found) == 5 and all(map(is_launch_id, found))
+    results = {launch_id(environ) for environ in (JOB, JOB, {}, {}, {**JOB, "SLURM_STEP_ID": ""})}
+    assert len(results) == 5 and all(map(is_launch_id, results))
 
 
 def test_a_job_that_submits_the_next_one_does_not_give_it_its_own_id() -> None:

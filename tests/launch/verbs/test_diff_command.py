@@ -49,8 +49,8 @@ def test_text_names_the_verdict_the_rank_and_the_terms(homes: dict[str, str], ca
 def test_columns_add_up(homes: dict[str, str], capsys: Out) -> None:
     main(["diff", homes["one"], homes["slow"]])
     cell = r" +([-+]?[\d.]+)"
-    found = re.findall(rf"^(\S.*?){cell}{cell}{cell}", capsys.readouterr().out, re.MULTILINE)
-    rows = [(name.strip(), [*map(float, cells)]) for name, *cells in found]
+    results = re.findall(rf"^(\S.*?){cell}{cell}{cell}", capsys.readouterr().out, re.MULTILINE)
+    rows = [(name.strip(), [*map(float, cells)]) for name, *cells in results]
     names = [name for name, _ in rows]
     *terms, (_, step) = rows[: names.index("step") + 1]
     for place, total in enumerate(step):

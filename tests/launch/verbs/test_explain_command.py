@@ -48,9 +48,9 @@ def test_lines_fit_a_terminal_and_columns_add_up(
     rows = []
     number = r" +([-+]?[\d.]+)"
     for line in lines[start + 2 :]:
-        found = re.match(rf"\S.*?{number * (1 if len(words) == 1 else 3)}(?: |$)", line)
-        assert found, line
-        rows.append([*map(float, found.groups())])
+        match = re.match(rf"\S.*?{number * (1 if len(words) == 1 else 3)}(?: |$)", line)
+        assert match, line
+        rows.append([*map(float, match.groups())])
         if line.startswith("step"):
             break
     *terms, step = rows

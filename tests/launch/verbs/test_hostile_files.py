@@ -84,9 +84,9 @@ def test_a_command_with_an_absurd_size_says_one_line(
 
 
 def rank_file(lines: list[str]) -> RankFile:
-    found = RankFile("rank-0.jsonl")
-    found.take(lines)
-    return found
+    rank_file = RankFile("rank-0.jsonl")
+    rank_file.take(lines)
+    return rank_file
 
 
 @FUZZ
@@ -96,8 +96,8 @@ def test_records_are_read_or_named(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(lines) - 1))
         lines[place] = data.draw(damaged(lines[place]))
-    found = rank_file(lines)
-    assert found.problems or found.header is not None
+    result = rank_file(lines)
+    assert result.problems or result.header is not None
     SummaryFile("summaries.jsonl").take(lines)
 
 
@@ -126,10 +126,10 @@ def test_packed_lines_that_unfold_without_end_are_bounded() -> None:
         text = base64.b64encode(zlib.compress(data)).decode()
         return '{"type": "packed", "data": "' + text + '"}\n'
 
-    found = rank_file([LINES[0], *([packed(b" " * (64 << 20))] * 10)])
-    assert any("not read" in problem for problem in found.problems)
-    found = rank_file([LINES[0], packed(b"\n" * (2 << 20))])
-    assert len(found.problems) == 1 and not found.records
+    result = rank_file([LINES[0], *([packed(b" " * (64 << 20))] * 10)])
+    assert any("not read" in problem for problem in result.problems)
+    result = rank_file([LINES[0], packed(b"\n" * (2 << 20))])
+    assert len(result.problems) == 1 and not result.records
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -45,9 +45,9 @@ def test_another_command_is_asked_over_its_calibration(capsys: Out) -> None:
     said["vocab_size"] = said.pop("padded_vocab_size")
     words = [word for name, behind in as_options(said) for word in (name, *behind)]
     command = ["torchrun", "--nproc-per-node", "2", "t.py", *words, "--log-interval", "1"]
-    found = rules(answer(capsys, str(GOLDEN), "--", *command))
-    assert found == rules(answer(capsys, str(GOLDEN)))  # a CPU is not held up by a report
-    assert "overlap-grad-reduce" not in found
+    result = rules(answer(capsys, str(GOLDEN), "--", *command))
+    assert result == rules(answer(capsys, str(GOLDEN)))  # a CPU is not held up by a report
+    assert "overlap-grad-reduce" not in result
 
 
 def test_words_alone_have_no_number(capsys: Out) -> None:
@@ -58,8 +58,8 @@ def test_words_alone_have_no_number(capsys: Out) -> None:
 
 
 def test_a_device_answers_by_its_data_sheet(capsys: Out) -> None:
-    found = rules(answer(capsys, "--device", "H100", "--", *WORSE))
-    gain = found["overlap-param-gather"]["gain"]
+    result = rules(answer(capsys, "--device", "H100", "--", *WORSE))
+    gain = result["overlap-param-gather"]["gain"]
     assert -1 < gain["low_frac"] < gain["time_frac"] < 0
     assert gain["low_frac"] < gain["time_frac"] < gain["high_frac"]
 

@@ -100,9 +100,9 @@ def test_report_has_the_answer_as_text_and_as_json(
     assert main(["report", str(told)]) == ExitCode.ANSWER
     assert "tokens/s" in capsys.readouterr().out
     assert main(["report", str(told), "--json"]) == ExitCode.ANSWER
-    found = json.loads(capsys.readouterr().out)
-    assert found["forecast"]["steps_left"] == NUM_STEPS - WINDOW_END
-    assert found["decision"]["groups"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["forecast"]["steps_left"] == NUM_STEPS - WINDOW_END
+    assert result["decision"]["groups"]
 
 
 def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def test_one_device_and_number_is_one_plan_and_several_are_many(capsys: Out) -> 
     assert one["num_ranks"] == 4 and "plans" not in one
     several = answer(capsys, "plan", *["--gpus", "2..8", "--gbs", "xGPUS", "--top", "2"])
     plans = several["plans"]
-    assert [found["num_ranks"] for found in plans] == [2, 4, 8]
+    assert [result["num_ranks"] for result in plans] == [2, 4, 8]
     batches = [found["global_batch_size"] for found in plans]
     assert batches == [batches[0], 2 * batches[0], 4 * batches[0]]
     assert all(c["num_ranks"] == p["num_ranks"] for p in plans for c in p["candidates"])
@@ -59,11 +59,11 @@ def test_one_device_and_number_is_one_plan_and_several_are_many(capsys: Out) -> 
 @pytest.mark.slow
 def test_devices_stand_beside_each_other(capsys: Out) -> None:
     words = ("--device", "H100,B200", "--price-per-gpu-hour", "2,4")
-    found = answer(capsys, "plan", *words)["plans"]
-    assert [one["device"] for one in found] == ["NVIDIA H100 80GB HBM3", "NVIDIA B200"]
+    result = answer(capsys, "plan", *words)["plans"]
+    assert [one["device"] for one in result] == ["NVIDIA H100 80GB HBM3", "NVIDIA B200"]
     # What nothing was measured on has the memory of its kind.
-    assert [one["memory_capacity_nbytes"] >> 30 for one in found] == [79, 179]
-    for one, price in zip(found, (2.0, 4.0), strict=True):
+    assert [one["memory_capacity_nbytes"] >> 30 for one in result] == [79, 179]
+    for one, price in zip(result, (2.0, 4.0), strict=True):
         hours = one["gpu_hours_per_giga_token"]
         assert one["cost_per_giga_token"] == pytest.approx(price * hours, rel=1e-9)
 
@@ -97,9 +97,9 @@ RATIOS = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
 def test_a_step_is_compared_with_one_that_does_the_same_work_alone(
     words: tuple[str, ...], is_comparable: bool, capsys: Out
 ) -> None:
-    found = answer(capsys, "predict", *words)
-    assert [found[name] is not None for name in RATIOS] == [is_comparable] * len(RATIOS)
-    check(found, json.loads(ANSWERS.read_text()))
+    result = answer(capsys, "predict", *words)
+    assert [result[name] is not None for name in RATIOS] == [is_comparable] * len(RATIOS)
+    check(result, json.loads(ANSWERS.read_text()))
     assert main(["predict", str(GOLDEN), *words]) == ExitCode.ANSWER
     out = capsys.readouterr().out
     assert ("against the running layout" in out) is is_comparable
@@ -119,11 +119,11 @@ def test_a_step_is_compared_with_one_that_does_the_same_work_alone(
 def test_rows_of_other_work_have_no_percentage(
     words: tuple[str, ...], is_comparable: bool, capsys: Out
 ) -> None:
-    found = answer(capsys, "plan", *words)
-    rows = [found["own"], *found["candidates"]]
+    result = answer(capsys, "plan", *words)
+    rows = [result["own"], *result["candidates"]]
     assert len(rows) > 1
     assert {row[name] is not None for row in rows for name in RATIOS} == {is_comparable}
-    check(found, json.loads(ANSWERS.read_text()))
+    check(result, json.loads(ANSWERS.read_text()))
     assert main(["plan", str(GOLDEN), *words]) == ExitCode.ANSWER
     out = capsys.readouterr().out
     table, _, rest = out.partition("rests on")
@@ -131,7 +131,7 @@ def test_rows_of_other_work_have_no_percentage(
     # Of two layouts that do not run, neither is faster than the other one.
     assert is_comparable or ("faster" not in rest and "(running)" not in out)
     # What stands first fits, and nothing that fits is before it.
-    times = [c["step_time_s"] for c in found["candidates"] if c["verdict"] == "fits"]
+    times = [c["step_time_s"] for c in result["candidates"] if c["verdict"] == "fits"]
     assert is_comparable or times == sorted(times)
 
 
@@ -150,12 +150,12 @@ def test_a_model_that_was_never_saved_needs_no_converter(tmp_path: Path, capsys:
 
 
 def test_hours_of_gpus_for_tokens_are_those_of_the_best_step(capsys: Out) -> None:
-    found = answer(capsys, "plan", "--gpus", "4", "--price-per-gpu-hour", "3")
-    config = found["config"]
-    best_s = min(c["step_time_s"] for c in found["candidates"])
+    result = answer(capsys, "plan", "--gpus", "4", "--price-per-gpu-hour", "3")
+    config = result["config"]
+    best_s = min(c["step_time_s"] for c in result["candidates"])
     tokens = config["batch"]["global_batch_size"] * config["model"]["seq_length"]
     hours = 4 * best_s * 1e9 / tokens / 3600
-    assert found["gpu_hours_per_giga_token"] == pytest.approx(hours, rel=1e-9)
+    assert result["gpu_hours_per_giga_token"] == pytest.approx(hours, rel=1e-9)
 
 
 def test_the_cheapest_number_of_gpus_is_told_in_full(capsys: Out) -> None:
@@ -180,8 +180,8 @@ def test_a_number_that_nothing_runs_on_does_not_hide_the_others(capsys: Out) -> 
 
 
 def test_only_what_is_kept_is_listed(capsys: Out) -> None:
-    found = answer(capsys, "plan", "--gpus", "4", "--keep", "tp=2,recompute=none|full")
-    candidates = found["candidates"]
+    result = answer(capsys, "plan", "--gpus", "4", "--keep", "tp=2,recompute=none|full")
+    candidates = result["candidates"]
     assert candidates
     assert {(c["tp"], c["recompute"]) for c in candidates} <= {(2, "none"), (2, "full")}
 
@@ -189,8 +189,8 @@ def test_only_what_is_kept_is_listed(capsys: Out) -> None:
 @pytest.mark.slow
 def test_why_tells_what_is_in_the_way(capsys: Out) -> None:
     assert answer(capsys, "plan")["why"] is None
-    found = answer(capsys, "plan", "--why", "tp=64")["why"]
-    assert found["num_layouts"] == 0 and "do not split over tp 64" in found["text"]
+    result = answer(capsys, "plan", "--why", "tp=64")["why"]
+    assert result["num_layouts"] == 0 and "do not split over tp 64" in result["text"]
     slower = answer(capsys, "plan", "--gpus", "4", "--why", "pp=2")["why"]
     assert slower["num_layouts"] > 0 and slower["best"] is not None
 
@@ -214,9 +214,9 @@ def test_what_cannot_be_is_one_line(words: str, told: str, capsys: Out) -> None:
 
 @pytest.mark.slow
 def test_several_numbers_of_gpus_are_a_curve(capsys: Out) -> None:
-    found = answer(capsys, "plan", *["--gpus", "8,2,4", "--device", "H100,B200", "--top", "1"])
-    assert [one["device"] for one in found["scaling"]] == [NAMES["H100"], NAMES["B200"]]
-    for one in found["scaling"]:
+    result = answer(capsys, "plan", *["--gpus", "8,2,4", "--device", "H100,B200", "--top", "1"])
+    assert [one["device"] for one in result["scaling"]] == [NAMES["H100"], NAMES["B200"]]
+    for one in result["scaling"]:
         assert [point["num_ranks"] for point in one["points"]] == [2, 4, 8]
         assert one["points"][0]["efficiency_frac"] == 1.0
         rates = [point["layout"]["throughput"]["tokens_per_s"] for point in one["points"]]
@@ -238,13 +238,13 @@ def test_the_rest_of_a_run_that_goes_on_is_told_in_each_layout(capsys: Out, tmp_
     (home / "forecast.json").write_text(json.dumps(said))
     words = ["plan", str(home), "--price-per-gpu-hour", "3"]
     assert main([*words, "--json"]) == ExitCode.ANSWER
-    found = json.loads(capsys.readouterr().out)
-    check(found, json.loads(ANSWERS.read_text()))
-    own = found["own"]["rest"]
+    result = json.loads(capsys.readouterr().out)
+    check(result, json.loads(ANSWERS.read_text()))
+    own = result["own"]["rest"]
     assert own["remaining_s"] == pytest.approx(7200)
     assert own["gpu_hours"] == pytest.approx(4) and own["cost"] == pytest.approx(12)
     assert own["finish_unix_s"] == pytest.approx(1.7e9 + 7200)
-    for one in found["candidates"]:
+    for one in result["candidates"]:
         restart_s = one["rest"]["remaining_s"] - 7200 * (1 + one["time_frac"])
         assert restart_s == pytest.approx(600)
     assert main(words) == ExitCode.ANSWER

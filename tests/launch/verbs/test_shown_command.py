@@ -46,8 +46,8 @@ def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 def row_of(home: Path, label: str, capsys: pytest.CaptureFixture[str]) -> int:
-    found = json.loads(told(capsys, home, "--json", "--top", 100))
-    return 1 + [one["label"] for one in found["candidates"]].index(label)
+    result = json.loads(told(capsys, home, "--json", "--top", 100))
+    return 1 + [one["label"] for one in result["candidates"]].index(label)
 
 
 def test_row_0_is_the_run_as_it_was_launched(

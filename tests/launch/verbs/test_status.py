@@ -59,20 +59,27 @@ def launch(home: Path, name: str = "one", **status: Any) -> Path:
 
 
 def only(home: Path, now_unix_s: float = NOW) -> RunStatus:
-    (found,), problems = run_statuses(home, now_unix_s)
+    (run_status,), problems = run_statuses(home, now_unix_s)
     assert not problems
-    return found
+    return run_status
 
 
 def test_a_live_run_says_where_it_is_and_when_it_ends(tmp_path: Path) -> None:
     launch(tmp_path)
-    found = only(tmp_path)
-    assert (found.state, found.iteration, found.steps_total) == (State.LIVE, 70, 200)
-    assert (found.step_time_s, found.step_low_s, found.step_high_s) == (1.1, 1.0, 1.3)
-    assert (found.finish_p50_unix_s, found.finish_p95_unix_s) == (NOW + 130.0, NOW + 150.0)
-    assert (found.decision, found.reason, found.age_s) == ("continue", "near", 2.0)
+    run_status = only(tmp_path)
+    assert (run_status.state, run_status.iteration, run_status.steps_total) == (State.LIVE, 70, 200)
+    assert (run_status.step_time_s, run_status.step_low_s, run_status.step_high_s) == (
+        1.1,
+        1.0,
+        1.3,
+    )
+    assert (run_status.finish_p50_unix_s, run_status.finish_p95_unix_s) == (
+        NOW + 130.0,
+        NOW + 150.0,
+    )
+    assert (run_status.decision, run_status.reason, run_status.age_s) == ("continue", "near", 2.0)
     words = ("step 70 of 200 (35 %)", "decision: go on", "heard 2 s ago")
-    assert all(text in status_line(found).split(" · ") for text in words)
+    assert all(text in status_line(run_status).split(" · ") for text in words)
 
 
 @pytest.mark.parametrize(
@@ -91,17 +98,17 @@ def test_a_live_run_says_where_it_is_and_when_it_ends(tmp_path: Path) -> None:
 )
 def test_what_has_become_of_a_run(said: dict[str, Any], state: State, tmp_path: Path) -> None:
     launch(tmp_path, **said)
-    found = only(tmp_path)
-    assert found.state is state
-    assert (found.finish_p50_unix_s is not None) == (state is State.LIVE)
+    run_status = only(tmp_path)
+    assert run_status.state is state
+    assert (run_status.finish_p50_unix_s is not None) == (state is State.LIVE)
 
 
 def test_a_run_that_was_told_to_stop_is_stopped(tmp_path: Path, capsys: Out) -> None:
     folder = launch(tmp_path, phase="gone")
     put(folder, "stop.json", {"reason": "TP2 ends sooner", "rule": "restart"})
     put(folder, "decision.json", {**DECISION, "action": "stop"})
-    found = only(tmp_path)
-    assert (found.state, found.reason) == (State.STOPPED, "TP2 ends sooner")
+    run_status = only(tmp_path)
+    assert (run_status.state, run_status.reason) == (State.STOPPED, "TP2 ends sooner")
     assert main(["status", str(tmp_path)]) == ExitCode.THRESHOLD
 
 
@@ -116,9 +123,9 @@ def test_files_of_an_earlier_run_of_a_launch_say_nothing(tmp_path: Path) -> None
     folder = launch(tmp_path)
     for name, value in (("forecast.json", FORECAST), ("decision.json", DECISION)):
         put(folder, name, value, run_id="r0")
-    found = only(tmp_path)
-    assert (found.iteration, found.steps_total) == (70, None)
-    assert (found.finish_p50_unix_s, found.decision) == (None, None)
+    run_status = only(tmp_path)
+    assert (run_status.iteration, run_status.steps_total) == (70, None)
+    assert (run_status.finish_p50_unix_s, run_status.decision) == (None, None)
 
 
 def test_each_launch_is_a_line_and_one_can_be_named(tmp_path: Path, capsys: Out) -> None:
@@ -129,10 +136,10 @@ def test_each_launch_is_a_line_and_one_can_be_named(tmp_path: Path, capsys: Out)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" · ")[0] for line in lines] == ["one: ended", "two: live"]
     for name in ("one", "r0"):
-        (found,), _ = run_statuses(tmp_path, NOW, name)
-        assert found.launch_id == "one"
-    (found,), _ = run_statuses(tmp_path / "runs" / "two", NOW)
-    assert found.launch_id == "two"
+        (run_status,), _ = run_statuses(tmp_path, NOW, name)
+        assert run_status.launch_id == "one"
+    (run_status,), _ = run_statuses(tmp_path / "runs" / "two", NOW)
+    assert run_status.launch_id == "two"
     assert main(["status", str(tmp_path), "--run-id", "three"]) == ExitCode.NO_DATA
     assert "no run three" in capsys.readouterr().err
 
@@ -231,5 +238,5 @@ def test_a_launch_that_has_only_its_folder_is_not_lost_yet(
     folder = tmp_path / "runs" / "one"
     put(folder, "launch.json", {"run_ids": ["r1"]})
     os.utime(folder / "launch.json", (NOW - age_s, NOW - age_s))
-    (found,), problems = run_statuses(tmp_path, NOW)
-    assert (found.state, found.iteration, problems) == (state, None, [])
+    (run_status,), problems = run_statuses(tmp_path, NOW)
+    assert (run_status.state, run_status.iteration, problems) == (state, None, [])

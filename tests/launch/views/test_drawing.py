@@ -107,8 +107,8 @@ def test_moments_lie_inside_and_have_texts_that_differ(low: float, span: float, 
 
 @given(finite, finite, st.floats(0, 1))
 def test_a_scale_is_linear(begin: float, end: float, share: float) -> None:
-    found = Scale(low=2.0, high=4.0, begin=begin, end=end)(2.0 + 2.0 * share)
-    assert found == pytest.approx(begin + share * (end - begin), rel=1e-9, abs=1e-3)
+    value = Scale(low=2.0, high=4.0, begin=begin, end=end)(2.0 + 2.0 * share)
+    assert value == pytest.approx(begin + share * (end - begin), rel=1e-9, abs=1e-3)
 
 
 @given(
@@ -124,9 +124,9 @@ def test_bars_stay_in_their_frame(rows: list[tuple[str, float]], width: int) -> 
         return
     assert drawing is not None
     root = ElementTree.fromstring(drawing.alone())
-    found = [r for r in root.iter(f"{SVG}rect") if "%" not in r.get("width", "")]
-    assert len(found) == len(rows)
-    for bar in found:
+    results = [r for r in root.iter(f"{SVG}rect") if "%" not in r.get("width", "")]
+    assert len(results) == len(rows)
+    for bar in results:
         right = float(bar.get("x", "0")) + float(bar.get("width", "0"))
         assert 0 <= float(bar.get("x", "0")) <= right <= width
 
@@ -173,8 +173,10 @@ def test_labels_do_not_cover_one_another() -> None:
 
 def texts(drawing: Drawing) -> list[tuple[str, float, float]]:
     root = ElementTree.fromstring(drawing.alone())
-    found = root.iter(f"{SVG}text")
-    return [(one.text or "", float(one.get("x", "0")), float(one.get("y", "0"))) for one in found]
+    generator = root.iter(f"{SVG}text")
+    return [
+        (one.text or "", float(one.get("x", "0")), float(one.get("y", "0"))) for one in generator
+    ]
 
 
 def test_rows_of_a_legend_push_down_what_is_below() -> None:

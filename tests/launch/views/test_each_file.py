@@ -44,8 +44,8 @@ def answered() -> tuple[SampleTable, Request, Answer]:
 
 
 def written(directory: Path) -> set[str]:
-    found = (path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix() for path in found}
+    generator = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix() for path in generator}
 
 
 @pytest.mark.slow

@@ -111,15 +111,15 @@ def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path
     assert left() is None
     said = {"run_id": "one", "remaining_s": 100.0, "now_unix_s": 5.0}
     (tmp_path / "forecast.json").write_text(json.dumps(said))
-    found = left()
-    assert found is not None
-    assert (found.remaining_s, found.step_time_s, found.price_per_gpu_hour) == (100.0, 0.5, None)
+    result = left()
+    assert result is not None
+    assert (result.remaining_s, result.step_time_s, result.price_per_gpu_hour) == (100.0, 0.5, None)
     asked = {"run_id": "one", "price_per_gpu_hour": 2.5, "restart_cost_s": 30.0}
     (tmp_path / "request.json").write_text(json.dumps(asked))
-    found, given = left(), left(price_per_gpu_hour=4.0)
-    assert found is not None
+    result, given = left(), left(price_per_gpu_hour=4.0)
+    assert result is not None
     assert given is not None
-    assert (found.price_per_gpu_hour, found.restart_s) == (2.5, 30.0)
+    assert (result.price_per_gpu_hour, result.restart_s) == (2.5, 30.0)
     assert given.price_per_gpu_hour == 4.0
     assert left("another") is None
     (tmp_path / "forecast.json").write_text(json.dumps({**said, "remaining_s": 0.0}))

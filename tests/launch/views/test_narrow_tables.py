@@ -59,9 +59,9 @@ def test_columns_go_in_their_order(width: int, seen: list[str]) -> None:
 
 @given(width=st.integers(20, 140))
 def test_what_is_kept_fits_or_nothing_is_left_to_spare(width: int) -> None:
-    found = TABLE.within(width)
-    assert found.columns[:2] == TABLE.columns[:2]
-    assert "…" not in printed(width) or not {"90 %", "rests on"} & set(found.columns)
+    report_table = TABLE.within(width)
+    assert report_table.columns[:2] == TABLE.columns[:2]
+    assert "…" not in printed(width) or not {"90 %", "rests on"} & set(report_table.columns)
 
 
 @pytest.fixture(scope="module")

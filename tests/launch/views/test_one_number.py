@@ -192,9 +192,9 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 def ends_in(text: str) -> tuple[float, float]:
     """The interval of a sentence that says how much less or more."""
-    found = re.search(r"(\d+)(?: % \w+)? to (\d+)(?: % \w+ per step)?\)", text)
-    assert found is not None, text
-    low, high = sorted(map(float, found.groups()))
+    match = re.search(r"(\d+)(?: % \w+)? to (\d+)(?: % \w+ per step)?\)", text)
+    assert match is not None, text
+    low, high = sorted(map(float, match.groups()))
     return low, high
 
 
@@ -330,8 +330,8 @@ def test_the_card_says_the_same_of_the_advised_layout(surfaces: Surfaces) -> Non
 
 
 def test_status_repeats_the_reason_of_the_decision(surfaces: Surfaces) -> None:
-    found = json.loads(said("status", surfaces.home, "--json"))
-    told = found["runs"][0] if "runs" in found else found
+    result = json.loads(said("status", surfaces.home, "--json"))
+    told = result["runs"][0] if "runs" in result else result
     reasons = [one["text"] for one in surfaces.report["decision"]["reasons"]]
     assert told["reason"] in reasons
 
@@ -374,12 +374,12 @@ def test_each_share_names_its_step(surfaces: Surfaces) -> None:
     for key in ("step_parts", "work", "waiting"):
         for row in surfaces.taken[key]:
             (name,) = [name for name in row if name.endswith("(frac)")]
-            found = re.fullmatch(r"of the (\w+) step \(frac\)", name)
-            assert found is not None, f"{key}: {name} does not say of which step"
+            match = re.fullmatch(r"of the (\w+) step \(frac\)", name)
+            assert match is not None, f"{key}: {name} does not say of which step"
             spent = ("time (s)", "time per step (s)", "for the transfer (s)", "for later ranks (s)")
             time_s = sum(row.get(column, 0.0) for column in spent)
-            assert time_s == near(row[name] * steps[found[1]])
-            seen.add(found[1])
+            assert time_s == near(row[name] * steps[match[1]])
+            seen.add(match[1])
     assert seen == steps.keys()
     parts = surfaces.taken["step_parts"]
     assert sum(row["of the modelled step (frac)"] for row in parts) == pytest.approx(1.0, abs=1e-3)

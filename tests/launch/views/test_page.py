@@ -59,7 +59,7 @@ def page() -> Page:
     run = read_run(GOLDEN)
     table = build_table(run)
     answer = analyse(table, Request(now_unix_s=1e9, last_step=11))
-    found = page_of(GOLDEN, table, answer, measured_spans(run))
+    page = page_of(GOLDEN, table, answer, measured_spans(run))
     made = [
         PastForecast(
             run_id=answer.run_id,
@@ -81,7 +81,7 @@ def page() -> Page:
         )
         for at in (10, 30, 60)
     ]
-    return replace(found, made=made, end_unix_s=1e9 + 103)
+    return replace(page, made=made, end_unix_s=1e9 + 103)
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +92,14 @@ def outline(page: Page) -> Outline:
 def test_the_page_is_small_has_one_script_and_needs_no_network(page: Page) -> None:
     text = render(page)
     assert len(text.encode()) < MOST_NBYTES
-    found = Outline(text)
-    assert not found.open
-    data, script = found.all("script")
+    outline = Outline(text)
+    assert not outline.open
+    data, script = outline.all("script")
     assert data == {"type": "application/json", "id": "what-if-data"} and not script
-    assert not [name for _, attributes in found.tags for name in attributes if name[:2] == "on"]
+    assert not [name for _, attributes in outline.tags for name in attributes if name[:2] == "on"]
     links = [
         value or ""
-        for _, attributes in found.tags
+        for _, attributes in outline.tags
         for name, value in attributes.items()
         if name in ("href", "src", "srcset", "action") or "url(" in (value or "")
     ]

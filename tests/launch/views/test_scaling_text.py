@@ -35,7 +35,7 @@ def curves() -> list[Scaling]:
     rows = steps_of(PUBLISHED, "steps_dgxc_scaling").rows
     row = min((r for r in rows if "llama3-70b BF16" in r.group), key=lambda r: r.num_ranks)
     other = replace(row, config=replace(row.config, device=B200), machine=B200)
-    found = []
+    results = []
     for one, known in ((row, [KnownStep.of(row)]), (other, [])):
         par, steps = one.config.parallelism, table_steps(one, known)
         configs = [
@@ -46,8 +46,8 @@ def curves() -> list[Scaling]:
             )
             for num in COUNTS
         ]
-        found.append(curve(compare(configs[0], configs, steps), steps))
-    return found
+        results.append(curve(compare(configs[0], configs, steps), steps))
+    return results
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
@@ -110,25 +110,25 @@ def test_what_bends_the_curve_is_said_in_words(curves: list[Scaling]) -> None:
 
 
 def test_the_knee_is_told_with_what_it_may_be(curves: list[Scaling]) -> None:
-    found = curves[0]
+    scaling = curves[0]
     bent = replace(
-        found,
+        scaling,
         growths=tuple(
             replace(growth, past_knee_probability=chance)
-            for growth, chance in zip(found.growths, (0.01, 0.2, 0.6, 0.7), strict=True)
+            for growth, chance in zip(scaling.growths, (0.01, 0.2, 0.6, 0.7), strict=True)
         ),
     )
     assert knee_line(bent).startswith("knee at 2,048 GPUs (90 %: 512 to beyond 8,192)")
     sure = replace(
-        found,
+        scaling,
         growths=tuple(
             replace(growth, past_knee_probability=chance)
-            for growth, chance in zip(found.growths, (0.01, 0.02, 0.96, 0.99), strict=True)
+            for growth, chance in zip(scaling.growths, (0.01, 0.02, 0.96, 0.99), strict=True)
         ),
     )
     assert knee_line(sure).startswith("knee at 2,048 GPUs (with 90 % confidence)")
     straight = replace(
-        found, growths=tuple(replace(g, past_knee_probability=0.0) for g in found.growths)
+        scaling, growths=tuple(replace(g, past_knee_probability=0.0) for g in scaling.growths)
     )
     assert knee_line(straight).startswith("no knee up to 8,192 GPUs")
 

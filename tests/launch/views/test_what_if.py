@@ -93,8 +93,8 @@ def test_rows_say_what_predict_answers(parts: Parts, run: Any) -> None:
     asked = what_if_page.spread(data["rows"], NUM_SETTINGS)
     for *cells, words in asked:
         assert words is not None
-        found = what_if_page.predicted_cells(run, f"{data['command']} {words}")
-        assert found == cells[NUM_MENUS:]
+        results = what_if_page.predicted_cells(run, f"{data['command']} {words}")
+        assert results == cells[NUM_MENUS:]
 
 
 def test_nearest_choices_come_first_and_no_more_than_fit_on_a_page(run: Any) -> None:
@@ -132,11 +132,13 @@ def doublings(config: RunConfig, other: RunConfig) -> float:
 def test_a_loop_of_ones_own_is_asked_for_no_layout_that_it_would_have_to_build(run: Any) -> None:
     plan, steps = run.report().answer.known.plan, run.machine().steps
     own = replace(plan.own.config, framework="transformers 4.57")
-    found = what_if(
+    candidates = what_if(
         replace(plan, own=replace(plan.own, config=own), candidates=()), steps, gpus=(4,)
     )
-    assert {(row.config.parallelism.tp, row.config.parallelism.pp) for row in found} == {(1, 1)}
-    assert {row.config.parallelism.num_ranks for row in found} == {1, 2, 4}
+    assert {(row.config.parallelism.tp, row.config.parallelism.pp) for row in candidates} == {
+        (1, 1)
+    }
+    assert {row.config.parallelism.num_ranks for row in candidates} == {1, 2, 4}
 
 
 needs_browser = pytest.mark.skipif(browser.found() is None, reason="no Chromium on PATH")

@@ -43,8 +43,8 @@ def home(tmp_path: Path) -> Iterator[Path]:
     ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -ABRT $$", 134)]
 )
 def test_the_code_is_the_commands_own(home: Path, script: str, code: int) -> None:
-    found, said = Launch(home, "bash", "-c", script).end()
-    assert (found, said["exit_code"], said["num_left"]) == (code, code, 0)
+    result, said = Launch(home, "bash", "-c", script).end()
+    assert (result, said["exit_code"], said["num_left"]) == (code, code, 0)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
@@ -158,8 +158,8 @@ def test_only_an_advised_stop_of_this_launch_is_93(
     home: Path, launch: str, rule: str, child: str, options: tuple[str, ...], code: int
 ) -> None:
     command = (sys.executable, "-S", "-c", STOPPING, launch, rule, child)
-    found, said = Launch(home, *command, "--calibrate-dir=out", options=options).end()
-    assert (found, said["child_code"]) == (code, int(child))
+    result, said = Launch(home, *command, "--calibrate-dir=out", options=options).end()
+    assert (result, said["child_code"]) == (code, int(child))
     assert (said["stop"] is not None) is (launch == "")
 
 
@@ -227,10 +227,10 @@ def test_the_next_job_is_as_long_as_what_is_left(home: Path) -> None:
     options = ("--directory=out", "--time-limit=5h", "--margin=10m", "--job-time=4h")
     launch = Launch(home, *command, options=options)
     code, said = launch.end()
-    found = said["suggestion"]
-    assert code == 1 and isinstance(found, dict)
+    result = said["suggestion"]
+    assert code == 1 and isinstance(result, dict)
     # 40,000 s, a save of 90 s, 600 s to spare, start-up below a minute: 11 h 18 min, so 11 h 30.
-    assert found["time"] == "11:30:00" and found["num_jobs"] == 3
+    assert result["time"] == "11:30:00" and result["num_jobs"] == 3
     # Half of the time that is expected to be left passes before the limit: 20 % + 80 % / 2.
     assert "60 % done at the limit" in launch.err
 

@@ -48,15 +48,17 @@ def nobody(command: Sequence[str]) -> str | None:
 
 
 def test_scontrol_tells_start_and_limit(utc: None) -> None:
-    found = from_scontrol((GOLDEN / "limit.txt").read_text(), "1")
-    assert found is not None and found.length_s == 26 * 3600
-    assert found.start_unix_s == moment("2026-11-22T00:22:58")
-    assert found.end_unix_s == moment("2026-11-23T02:22:58")
+    allocation = from_scontrol((GOLDEN / "limit.txt").read_text(), "1")
+    assert allocation is not None and allocation.length_s == 26 * 3600
+    assert allocation.start_unix_s == moment("2026-11-22T00:22:58")
+    assert allocation.end_unix_s == moment("2026-11-23T02:22:58")
 
 
 def test_a_job_without_a_limit_has_no_end(utc: None) -> None:
-    found = from_scontrol((GOLDEN / "unlimited.txt").read_text(), "2")
-    assert found is not None and found.end_unix_s is None and found.source == "scontrol"
+    allocation = from_scontrol((GOLDEN / "unlimited.txt").read_text(), "2")
+    assert (
+        allocation is not None and allocation.end_unix_s is None and allocation.source == "scontrol"
+    )
 
 
 def test_the_name_of_a_job_is_not_read_as_its_limit(utc: None) -> None:
@@ -81,8 +83,8 @@ def test_the_environment_goes_before_questions(
     def never(command: Sequence[str]) -> str | None:
         raise AssertionError(command)
 
-    found = allocation(environ, NOW, never)
-    assert (found.length_s, found.source) == (length_s, "SLURM_JOB_END_TIME")
+    result = allocation(environ, NOW, never)
+    assert (result.length_s, result.source) == (length_s, "SLURM_JOB_END_TIME")
 
 
 def test_a_changed_limit_is_asked_for_and_absent_tools_keep_the_old_one(utc: None) -> None:
@@ -101,8 +103,8 @@ def test_squeue_is_the_last_resort() -> None:
     def only_squeue(command: Sequence[str]) -> str | None:
         return "1-02:00:00\n" if command[0] == "squeue" else None
 
-    found = allocation({"SLURM_JOB_ID": "7"}, NOW, only_squeue)
-    assert found == Allocation(job_id="7", end_unix_s=NOW + 26 * 3600, source="squeue")
+    result = allocation({"SLURM_JOB_ID": "7"}, NOW, only_squeue)
+    assert result == Allocation(job_id="7", end_unix_s=NOW + 26 * 3600, source="squeue")
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,8 @@ def test_absurd_files_are_as_if_they_were_not_there(tmp_path: Path, kind: str) -
 def test_numbers_that_no_run_has_make_no_forecast_that_cannot_be_said(tmp_path: Path) -> None:
     files = LaunchFiles(tmp_path, "own")
     files.folder.mkdir(parents=True)
-    found = {"launch_id": "own", "steps_done": 1, "steps_left": 1, "remaining_s": -5.0}
-    (files.folder / "forecast.json").write_text(json.dumps({**found, "remaining_high_s": 1e308}))
+    result = {"launch_id": "own", "steps_done": 1, "steps_left": 1, "remaining_s": -5.0}
+    (files.folder / "forecast.json").write_text(json.dumps({**result, "remaining_high_s": 1e308}))
     saves = {"launch_id": "own", "save_times_s": [-3.0, None, "x", float("inf"), 2.0]}
     (files.folder / "request.json").write_text(json.dumps(saves).replace("inf", "1e999"))
     forecast = files.forecast()
