@@ -127,7 +127,9 @@ def choice_table(rows: Rows, sizes: list[str], degrees: list[str]) -> str:
             if not times or f"calibration/{size} {name}" not in rows.found:
                 continue
             machine = open_machine(rows.directory(f"{size} {name}"))
-            found = predictions(size, machine.own, machine.steps, machine.memory_capacity_nbytes)
+            found = predictions(
+                size, machine.running, machine.steps, machine.memory_capacity_nbytes
+            )
             one = choice_of(found, times)
             number = len(next(iter(times.values())))
             ends = f"{one.low:.2f} to {one.high:.2f}" if math.isfinite(one.high) else "-"

@@ -89,8 +89,8 @@ def _predicted(
         for layout in size.layouts()
     }
     actual_s = {layout: ran.step_s for layout, ran in plain.items() if ran and ran.step_s}
-    configs = [apply_options(machine.own, size.layouts()[layout]) for layout in actual_s]
-    for layout, one in zip(actual_s, compare(machine.own, configs, machine.steps), strict=True):
+    configs = [apply_options(machine.running, size.layouts()[layout]) for layout in actual_s]
+    for layout, one in zip(actual_s, compare(machine.running, configs, machine.steps), strict=True):
         yield {
             "size": job.size,
             "repetition": job.repetition,

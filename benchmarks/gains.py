@@ -186,9 +186,9 @@ def judged(path: Path) -> Iterator[dict]:
         return
     machine = open_machine(directory)
     names = [name for name in CHANGES if name in turns]
-    configs = [apply_options(machine.own, CHANGES[name]) for name in names]
+    configs = [apply_options(machine.running, CHANGES[name]) for name in names]
     base = statistics.mean(math.log(step_s(turns, name)) for name in BASES)
-    for name, one in zip(names, compare(machine.own, configs, machine.steps), strict=True):
+    for name, one in zip(names, compare(machine.running, configs, machine.steps), strict=True):
         yield {
             "size": path.stem.partition("-")[0],
             "change": name,

@@ -39,7 +39,7 @@ from forerun.calib.arguments import (
 )
 from forerun.calib.errors import ForerunError
 from forerun.launch.opened import OtherRun
-from forerun.launch.options import line_inside
+from forerun.launch.options import inner_launch_line
 
 SCRIPT = "pretrain_gpt.py"
 _USUAL_RANKS = 8
@@ -124,7 +124,7 @@ def _scripts(clone: Path) -> Iterator[Callable[[], Described]]:
 
 
 def _of_script(path: Path) -> Described:
-    return config_from_command(line_inside(["bash", str(path)]), num_ranks=_USUAL_RANKS)
+    return config_from_command(inner_launch_line(["bash", str(path)]), num_ranks=_USUAL_RANKS)
 
 
 def kind_of(option: str) -> str:

@@ -102,7 +102,7 @@ def sources(root: Path) -> Iterator[Path]:
 
 def main(argv: list[str] | None = None) -> int:
     """Print places that break the glossary, or counts of its words."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", metavar="DIR", nargs="?", type=Path, const=ROOT)
     root = parser.parse_args(argv).count
     lexicon = read_lexicon((ROOT / GLOSSARY).read_text(encoding="utf-8"))

@@ -17,15 +17,15 @@ USAGE = "usage: torchrun ... -m forerun.launch (script.py | -m module) [argument
 def main(arguments: Sequence[str]) -> int:
     """Run the script or module that the arguments begin with; 2 where they name none."""
     is_module = arguments[:1] == ["-m"]
-    own = list(arguments[1:] if is_module else arguments)
-    if not own or own[0].startswith("-"):
+    script_argv = list(arguments[1:] if is_module else arguments)
+    if not script_argv or script_argv[0].startswith("-"):
         print(USAGE, file=sys.stderr)
         return 2
-    target = own[0]
+    target = script_argv[0]
     if not is_module and not os.path.exists(target):
         print(f"no script {target}; {USAGE}", file=sys.stderr)
         return 2
-    sys.argv[:] = own
+    sys.argv[:] = script_argv
     if not is_module:
         sys.path[0] = os.path.dirname(os.path.realpath(target))
 

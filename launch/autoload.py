@@ -12,15 +12,15 @@ from .._forerun_autoload import say
 _begun: list[Sequence[str]] = []
 
 
-def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
+def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool) -> None:
     """Start the stand-in and the session; a second call does nothing.
 
-    ``own`` are our flags as they were written; they count only where ``is_calibrating``.  A mistake
+    ``calibrate_flags`` are our flags as they were written; they count only where ``is_calibrating``.  A mistake
     in them is one line, and training goes on.
     """
     if _begun:
         return
-    _begun.append(own)
+    _begun.append(calibrate_flags)
     from ..calib.errors import ConfigError
     from ..calib.workload import DeviceChoice, TraceChoice
     from ..hooks.process import companion_command
@@ -30,7 +30,7 @@ def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
     if is_calibrating:
         command = companion_command(os.environ)
         try:
-            settings = flags.parse(own, os.environ, sys.argv, command)
+            settings = flags.parse(calibrate_flags, os.environ, sys.argv, command)
         except ConfigError as err:
             say(f"{err}; calibration is off, training goes on")
     is_cpu = os.environ.get("FORERUN_DEVICE") == "cpu"

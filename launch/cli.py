@@ -21,7 +21,14 @@ from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordEr
 from ..calib.workload import shown
 from ..hooks.process import needs
 from .verbs import ExitCode as ExitCode
-from .verbs import VerbParser, declare, near, not_taken, remedy, with_place
+from .verbs import (
+    VerbParser,
+    declare,
+    near,
+    remedy,
+    untaken_option_message,
+    with_directory_placeholder,
+)
 from .views import waiting
 
 VERBS = {
@@ -75,7 +82,7 @@ _QUESTIONS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code."""
     words, command = _split_command(sys.argv[1:] if argv is None else argv)
-    words = with_place(words)
+    words = with_directory_placeholder(words)
     if (code := _without_verb(words)) is not None:
         return code
     parser = build_parser(words)
@@ -83,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command and not hasattr(args, "config") and not hasattr(args, "takes_command"):
         parser.error(f"{args.verb} takes no command after --; leave it out")
     if rest and not getattr(args, "takes_options", False):
-        return _fail(not_taken(verb_parsers(), args.verb, rest), ExitCode.USAGE)
+        return _fail(untaken_option_message(verb_parsers(), args.verb, rest), ExitCode.USAGE)
     args.options, args.command = [*(getattr(args, "layout_words", None) or ()), *rest], command
     if argv is None:  # in a process of our own
         gc.set_threshold(_NUM_ALLOCATED)

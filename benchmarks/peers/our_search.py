@@ -40,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with threadpool_limits(1):
         machine = open_machine(arguments.directory, device=arguments.device)
-        config = CASES[arguments.case].on_all(machine.own)
+        config = CASES[arguments.case].on_all(machine.running)
         if arguments.price is None:
             found = _searched(config, machine)
         else:

@@ -174,14 +174,14 @@ class Campaign:
         """What ``forerun plan`` says of the first calibration: the most telling layouts."""
         machine = open_machine(self.directory(size, 0, RUNNING))
         found = plan(
-            machine.own,
+            machine.running,
             machine.steps,
             memory_capacity_nbytes=machine.memory_capacity_nbytes,
             memory_offset_nbytes=machine.memory_offset_nbytes,
         )
         own = SIZES[size].options
         layouts = {
-            one.label: rewrite_command(own, one.config, running=machine.own)
+            one.label: rewrite_command(own, one.config, running=machine.running)
             for one in found.worth_measuring
         }
         self._keep({"telling": {"size": size, "layouts": layouts}})

@@ -17,7 +17,7 @@ from ...calib.samples import RecentWindows, RunReader, SampleTable
 from ...calib.timeline import MeasuredSpan, measured_spans
 from ...calib.workload import OnAdvice
 from ...hooks.process import RESTART_WINDOWS, CompanionSettings
-from ..known import Earlier, absent_in, with_normal
+from ..known import EarlierRuns, absent_in, with_normal
 from ..sinks import AllSinks, Sink
 from ..store import (
     REQUEST_RULE,
@@ -28,7 +28,7 @@ from ..store import (
     RunLog,
     end_of_run,
     finish_line,
-    number,
+    finite_number,
     place_of,
     read_object,
     score_line,
@@ -47,15 +47,15 @@ from ..views import (
     write_score,
 )
 from .drift_watch import DriftWatch
-from .forecasting import Forecasts, OwnWork, ReadEnergy, RunSoFar, open_meter
-from .log_lines import Writing, say, say_lines
+from .forecasting import AnalysisInterval, ForecastSchedule, ObservedRun, ReadEnergy, open_meter
+from .log_lines import WriteGuard, log_line, print_lines
 
 _ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
 PATIENCE_S = 30.0
 """How long the other ranks' files are waited for after a window has closed here."""
 LOOK_EVERY_S = 1.0
 """How often they are looked for."""
-LEAST_LEFT_S = 20.0
+MIN_REMAINING_S = 20.0
 """Of a run, for another window: ranks agree on its first step 12 s before it in a calm run."""
 MOST_WINDOWS = 3
 """Windows that are reopened for a second opinion in one run."""
@@ -66,35 +66,41 @@ class CompanionLoop:
 
     def __init__(
         self,
-        told: CompanionSettings,
+        companion_settings: CompanionSettings,
         *,
         publisher: Publisher | None = None,
         open_sink: Callable[[CompanionSettings], Sink] | None = None,
         read_energy: ReadEnergy | None = None,
         give_order: Callable[[dict[str, Any]], object] = lambda order: None,
     ) -> None:
-        settings, rank = told.settings, told.settings.rank
-        self._told, self._place = told, place_of(told)
-        asked = {"goals": settings.goals, "host_argv": settings.host_argv}
+        settings, rank = companion_settings.settings, companion_settings.settings.rank
+        self._companion_settings, self._place = companion_settings, place_of(companion_settings)
+        request_fields = {"goals": settings.goals, "host_argv": settings.host_argv}
         # The time is read by the caller.
-        self._asked = Request(now_unix_s=0.0, num_restarts=told.num_restarts, **asked)
+        self._base_request = Request(
+            now_unix_s=0.0, num_restarts=companion_settings.num_restarts, **request_fields
+        )
         self._publisher = publisher or Publisher(self._place)
         self._orders = AdviceOrders(settings.on_advice, give_order)
-        self._requests = StopRequests(self._place, give_order, since_unix_s=told.asked_since_unix_s)
-        self._sink = open_sink(told) if open_sink else AllSinks(told, say)
-        self._writing = Writing()
+        self._requests = StopRequests(
+            self._place, give_order, since_unix_s=companion_settings.asked_since_unix_s
+        )
+        self._sink = (
+            open_sink(companion_settings) if open_sink else AllSinks(companion_settings, log_line)
+        )
+        self._writing = WriteGuard()
         self._steps = RunLog(self._sink.step)
-        self._steps.num_steps = told.num_steps
+        self._steps.num_steps = companion_settings.num_steps
         self._watching = DriftWatch(
             self._place,
-            tell=self._tell_drift,
+            notify=self._report_drift,
             writing=self._writing,
             give_order=lambda order: None if self._is_about_to_end else give_order(order),
         )
         meter = read_energy or open_meter(rank.local_world_size, os.environ)
-        self._run = RunSoFar(num_nodes=rank.world_size / rank.local_world_size, meter=meter)
-        self._forecasts, self._own_work = Forecasts(), OwnWork()
-        self._earlier = Earlier(settings.directory)
+        self._run = ObservedRun(num_nodes=rank.world_size / rank.local_world_size, meter=meter)
+        self._forecasts, self._analysis_interval = ForecastSchedule(), AnalysisInterval()
+        self._earlier = EarlierRuns(settings.directory)
         self._reader = RunReader(settings.directory, rank.run_id)
         self._windows, self._closed = RecentWindows(), ClosedWindows()
         self._answer: Answer | None = None
@@ -106,11 +112,11 @@ class CompanionLoop:
 
     def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
         """Take one event of the training process."""
-        self._own_work.now(now_unix_s)
+        self._analysis_interval.now(now_unix_s)
         kind = event.get("event")
         if kind == "step":
             row = LoggedStep.from_event(event)
-            row = replace(row, is_disturbed=self._own_work.covers(row.unix_s))
+            row = replace(row, is_disturbed=self._analysis_interval.covers(row.unix_s))
             self._run.add(row, float(event.get("unix_s") or now_unix_s))
             self._steps.add(row)
             self._rebase(self._watching.add(row))
@@ -120,7 +126,7 @@ class CompanionLoop:
         elif kind == "end":
             self._end_unix_s = float(event.get("unix_s") or now_unix_s)
         elif kind in ("window_closed", "probed"):
-            self._own_work.begin(self._run.last_unix_s or now_unix_s)
+            self._analysis_interval.begin(self._run.last_unix_s or now_unix_s)
             self._closed.close(event, now_unix_s, is_probed=kind == "probed")
 
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> bool:
@@ -128,7 +134,7 @@ class CompanionLoop:
 
         True where one was analysed.
         """
-        self._own_work.now(now_unix_s)
+        self._analysis_interval.now(now_unix_s)
         self._follow_clock(now_unix_s)
         if now_unix_s < self._next_look_unix_s and not is_final:
             return False
@@ -138,7 +144,7 @@ class CompanionLoop:
         self._sink.score(self._summary())
         closed = self._closed.waiting
         if closed is None:
-            self._forecast_again(now_unix_s)
+            self._renew_forecast(now_unix_s)
             return False
         is_patience_over = is_final or now_unix_s - closed.since_unix_s > PATIENCE_S
         try:
@@ -166,15 +172,15 @@ class CompanionLoop:
         """The last window, where there is time for it, and last words."""
         if is_analysed:
             self.poll(now_unix_s, is_final=True)
-        self.say_last_words(now_unix_s)
+        self.write_final_results(now_unix_s)
 
-    def say_last_words(self, now_unix_s: float) -> None:
+    def write_final_results(self, now_unix_s: float) -> None:
         """What is still held, and how the predictions did; once."""
         if self._is_over:
             return
         self._is_over = True
         if (closed := self._closed.waiting) is not None:
-            say(
+            log_line(
                 f"window {closed.window} has no answer: training ended before it could be "
                 f"analysed; the last answer stands, and `forerun report {self._publisher.shown}` "
                 "analyses the records"
@@ -194,8 +200,8 @@ class CompanionLoop:
             self._write_last(place, track)
             self._publish()
         self._publisher.end()
-        say(score_line(self._steps.score.summary()))
-        say(finish_line(track) if track else "")
+        log_line(score_line(self._steps.score.summary()))
+        log_line(finish_line(track) if track else "")
         self._sink.close(self._summary())
 
     def _summary(self) -> dict[str, Any]:
@@ -214,9 +220,9 @@ class CompanionLoop:
             self._writing(lambda: write_end(place, answer))
             self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._steps))
 
-    def miss(self, num_events: int) -> None:
+    def report_dropped_events(self, num_events: int) -> None:
         """So many events were dropped before this one."""
-        say(
+        log_line(
             f"{num_events} training events arrived faster than they could be read: these steps are "
             "not scored; training and records are not affected"
         )
@@ -228,12 +234,12 @@ class CompanionLoop:
 
     def _publish(self) -> None:
         """To the top what has been written, where that is ours."""
-        say(self._writing(self._publisher.publish) or "")
+        log_line(self._writing(self._publisher.publish) or "")
 
-    def _tell_drift(self, line: str) -> None:
+    def _report_drift(self, line: str) -> None:
         self._publish()
-        say(line)
-        if self._told.settings.on_advice in _ALERTING:
+        log_line(line)
+        if self._companion_settings.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: drift", line)
 
     @property
@@ -242,7 +248,7 @@ class CompanionLoop:
         seen = self._answer
         if seen is None or not seen.has_finish:
             return False
-        return seen.forecast.finish_p50_unix_s - self._run.last_unix_s < LEAST_LEFT_S
+        return seen.forecast.finish_p50_unix_s - self._run.last_unix_s < MIN_REMAINING_S
 
     def _rebase(self, drift: Drift | None) -> None:
         """From a drift on, forecasts rest on the steps since then, those of windows left out."""
@@ -254,25 +260,27 @@ class CompanionLoop:
             view = replace(modelled.model_forecast, recorded_s=())
             self._answer = replace(self._answer, modelled=replace(modelled, model_forecast=view))
 
-    def _forecast_again(self, now_unix_s: float) -> None:
+    def _renew_forecast(self, now_unix_s: float) -> None:
         """Between windows: all steps so far, no new fit."""
         answer, run = self._answer, self._run
         # Only its first step tells that another pass over the data begins.
         if answer is None or run.last_iteration == answer.end.pass_end:
             return
-        request = self._forecasts.due(answer.end, run, self._asked, now_unix_s)
+        request = self._forecasts.due(answer.end, run, self._base_request, now_unix_s)
         if request is None:
             return
-        self._answer = again = renewed(answer, request)
-        self._keep(lambda: write_forecast(self._place, again))
+        self._answer = renewed_answer = renewed(answer, request)
+        self._keep(lambda: write_forecast(self._place, renewed_answer))
         self._publish()
-        if self._forecasts.is_news(again.forecast):
-            say_lines(finish_lines(again, self._asked.goals))
+        if self._forecasts.is_news(renewed_answer.forecast):
+            print_lines(finish_lines(renewed_answer, self._base_request.goals))
 
     def _analyse(self, closed: Closed, now_unix_s: float) -> None:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
-        known = self._run.request(self._asked, now_unix_s, last_iteration=closed.last_iteration)
-        met = self._met_before if closed.is_again else self._met
+        known = self._run.request(
+            self._base_request, now_unix_s, last_iteration=closed.last_iteration
+        )
+        met = self._met_before if closed.is_repeated else self._met
         lacks = absent_in(self._place.directory, self._place.run_id)
         request = replace(known, previously_met=met, absent=lacks)
         run = self._windows.newest
@@ -293,30 +301,30 @@ class CompanionLoop:
         spans = tuple(measured_spans(run)) if answer.modelled is not None else ()
         self._shown = table, spans
         self._keep(lambda: write_answer(self._place, table, request, answer, spans, self._steps))
-        self._tell(answer, is_again=closed.is_again)
+        self._publish_answer(answer, is_repeated=closed.is_repeated)
 
-    def _tell(self, answer: Answer, *, is_again: bool) -> None:
+    def _publish_answer(self, answer: Answer, *, is_repeated: bool) -> None:
         """What a window says, which may say it again: to readers of files, the log, the sinks, the
         user and training."""
-        if not is_again:
+        if not is_repeated:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         self._publish()
-        say_lines(answer.transcript)
-        say(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
+        print_lines(answer.transcript)
+        log_line(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
         iteration = self._steps.next_iteration or self._run.last_iteration
         self._sink.tables(iteration, wandb_tables(tables_of(answer)))
         if values := window_values(answer):
             self._sink.step(iteration, values)
         self._orders.follow(answer.decision)
-        if answer.is_stop and self._told.settings.on_advice in _ALERTING:
+        if answer.is_stop and self._companion_settings.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: stop advised", answer.advice)
 
     def _settle(self, problem: str = "") -> None:
         """The window that waits is done with: held rows may go."""
-        say(problem)
+        log_line(problem)
         self._closed.settle()
-        self._own_work.over()
+        self._analysis_interval.over()
         self._steps.is_first_open = False
         modelled = self._answer.modelled if self._answer is not None else None
         if modelled is not None and (total := modelled.config.cadence.train_iters):
@@ -338,7 +346,7 @@ class Closed:
     window: int
     last_iteration: int
     since_unix_s: float
-    is_again: bool = False
+    is_repeated: bool = False
     """It had its answer; probes have come since."""
 
 
@@ -363,7 +371,7 @@ class ClosedWindows:
             window=window,
             last_iteration=int(event["last_step"]) + 1,
             since_unix_s=now_unix_s,
-            is_again=is_probed and waiting is None,
+            is_repeated=is_probed and waiting is None,
         )
 
     def settle(self) -> None:
@@ -446,7 +454,7 @@ class StopRequests:
         if value is None or value.get("launch_id") != self._place.launch_id:
             return
         # A name may be given again, and the wrapper of the launch before have died.
-        if number(value.get("unix_s")) < self._since_unix_s:
+        if finite_number(value.get("unix_s")) < self._since_unix_s:
             return
         self._is_given = True
         self._give({"order": "stop", "rule": REQUEST_RULE, "reason": str(value.get("reason", ""))})

@@ -18,16 +18,16 @@ from ...calib.forecast import Forecast
 from ..store import LoggedStep
 
 ReadEnergy = Callable[[], "float | None"]
-NUM_KEPT_STEPS = 1000
+NUM_RECENT_STEPS = 1000
 """Bare steps that a forecast rests on: the newest."""
-NUM_KEPT_IRREGULAR = 200
+NUM_RECENT_IRREGULAR = 200
 """Steps beside a collection, an evaluation or a save: the newest."""
-NUM_KEPT_BRACKETS = 500
+NUM_RECENT_BRACKETS = 500
 """Evaluations, and saves, that a forecast rests on: the newest."""
-AGAIN_AFTER_STEPS = 20
-AGAIN_AFTER_S = 30.0
+RENEW_AFTER_STEPS = 20
+RENEW_AFTER_S = 30.0
 """Both must have passed until a forecast is made anew."""
-AGAIN_AFTER_FRAC = 0.1
+RENEW_AFTER_FRAC = 0.1
 """Of the whole run, where that is less than those seconds: a run of a minute has forecasts too."""
 JOULES_PER_MJ = 1e-3
 """NVML counts millijoules."""
@@ -35,7 +35,7 @@ _IRREGULAR = frozenset({"collected", "evaluated", "saved"})
 
 
 @dataclass(slots=True)
-class RunSoFar:
+class ObservedRun:
     """Steps, evaluations, saves and energy of this process, as they come in."""
 
     num_nodes: float = 1.0
@@ -46,8 +46,10 @@ class RunSoFar:
     """When the last step ended: it may have been waiting here for a while."""
     level_since: int = 0
     """Iteration from which on the level of now holds."""
-    _bare: deque[LoggedStep] = field(default_factory=lambda: deque(maxlen=NUM_KEPT_STEPS))
-    _irregular: deque[LoggedStep] = field(default_factory=lambda: deque(maxlen=NUM_KEPT_IRREGULAR))
+    _bare: deque[LoggedStep] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_STEPS))
+    _irregular: deque[LoggedStep] = field(
+        default_factory=lambda: deque(maxlen=NUM_RECENT_IRREGULAR)
+    )
     _brackets: dict[str, deque[float]] = field(default_factory=dict)
     _energy: list[tuple[float, float]] = field(default_factory=list)
     """First and newest reading: Unix seconds and joules."""
@@ -69,7 +71,7 @@ class RunSoFar:
 
     def add_bracket(self, event: dict[str, Any]) -> None:
         """An evaluation or a save has ended."""
-        known = self._brackets.setdefault(str(event["name"]), deque(maxlen=NUM_KEPT_BRACKETS))
+        known = self._brackets.setdefault(str(event["name"]), deque(maxlen=NUM_RECENT_BRACKETS))
         known.append(float(event["time_s"]))
 
     def read_energy(self, now_unix_s: float) -> None:
@@ -79,7 +81,7 @@ class RunSoFar:
             self._energy = [*self._energy[:1], (now_unix_s, energy_j)]
 
     def request(
-        self, asked: Request, now_unix_s: float, *, last_iteration: int | None = None
+        self, base_request: Request, now_unix_s: float, *, last_iteration: int | None = None
     ) -> Request:
         """The asked of the user with all that is known; steps up to ``last_iteration``.
 
@@ -88,11 +90,11 @@ class RunSoFar:
         end = self.last_iteration if last_iteration is None else last_iteration
         bare = [row for row in self._bare if row.iteration <= end]
         irregular = [row for row in self._irregular if row.iteration <= end]
-        is_full = len(irregular) == NUM_KEPT_IRREGULAR
+        is_full = len(irregular) == NUM_RECENT_IRREGULAR
         since = max(self.level_since, irregular[0].iteration if is_full else 0)
         used_j, power_w = self._used()
         return replace(
-            asked,
+            base_request,
             now_unix_s=self.last_unix_s or now_unix_s,
             last_step=self.last_iteration,
             step_times_s=tuple(row.time_s for row in bare),
@@ -115,7 +117,7 @@ class RunSoFar:
 
 
 @dataclass(slots=True)
-class OwnWork:
+class AnalysisInterval:
     """From when to when the companion computed: steps at that time are not as others are."""
 
     _begin_unix_s: float = math.inf
@@ -140,11 +142,11 @@ class OwnWork:
         return self._begin_unix_s < unix_s <= self._end_unix_s
 
 
-class Forecasts:
+class ForecastSchedule:
     """Makes the forecast anew once enough has come in, and says when it is news."""
 
     def __init__(self) -> None:
-        self._at_iteration, self._at_unix_s, self._every_s = 0, 0.0, AGAIN_AFTER_S
+        self._at_iteration, self._at_unix_s, self._every_s = 0, 0.0, RENEW_AFTER_S
         self._last: Forecast | None = None
         """What the user was told."""
 
@@ -152,21 +154,23 @@ class Forecasts:
         """A window has had its answer, which the user has seen."""
         self._last = forecast
         self._at_iteration, self._at_unix_s = iteration, forecast.now_unix_s
-        self._every_s = min(AGAIN_AFTER_S, AGAIN_AFTER_FRAC * forecast.total_s)
+        self._every_s = min(RENEW_AFTER_S, RENEW_AFTER_FRAC * forecast.total_s)
 
     def rebase(self) -> None:
         """The step has drifted: the next forecast is due now, and is news."""
-        self._at_iteration, self._at_unix_s, self._last = -AGAIN_AFTER_STEPS, -math.inf, None
+        self._at_iteration, self._at_unix_s, self._last = -RENEW_AFTER_STEPS, -math.inf, None
 
-    def due(self, end: RunEnd, run: RunSoFar, asked: Request, now_unix_s: float) -> Request | None:
+    def due(
+        self, end: RunEnd, run: ObservedRun, base_request: Request, now_unix_s: float
+    ) -> Request | None:
         """What the next forecast rests on, which now counts as made; None where none is due."""
         num_new = run.last_iteration - self._at_iteration
         if not end.horizon or 0 < end.steps_total <= run.last_iteration:
             return None
-        if num_new < AGAIN_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < self._every_s:
+        if num_new < RENEW_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < self._every_s:
             return None  # a clock that was set back says nothing of when the last one was
         self._at_iteration, self._at_unix_s = run.last_iteration, now_unix_s
-        return run.request(asked, now_unix_s)
+        return run.request(base_request, now_unix_s)
 
     def is_news(self, forecast: Forecast) -> bool:
         """True where the end has left the interval that was said last; then it counts as said."""

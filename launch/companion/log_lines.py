@@ -16,13 +16,13 @@ _OF_ONE_FILE = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.EN
 _MOST_CHARS = 200
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """One line into the training log; nothing where there is no text."""
     if text:
-        say_lines([f"[forerun] {masked_text(text)}"])
+        print_lines([f"[forerun] {masked_text(text)}"])
 
 
-def say_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     """Lines that have their prefix already."""
     with suppress(OSError, ValueError):  # nobody reads it any more, or its disk is full
         for line in lines:
@@ -30,11 +30,11 @@ def say_lines(lines: Iterable[str]) -> None:
             print(line.encode("utf-8", "backslashreplace").decode(), flush=True)
 
 
-class Writing:
+class WriteGuard:
     """Runs what writes files; that one cannot be written is one line, and no reason to stop."""
 
     def __init__(self) -> None:
-        self._said: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def __call__(self, write: Callable[[], _T]) -> _T | None:
         """What ``write`` returns; None where a file could not be made or written."""
@@ -42,12 +42,12 @@ class Writing:
             return write()
         except UnwrittenError as err:
             for path, why in err.failures:
-                self._tell(str(path), why)
+                self._report(str(path), why)
         except Exception as err:
-            self._tell("an answer", err)
+            self._report("an answer", err)
         return None
 
-    def _tell(self, name: str, err: Exception) -> None:
+    def _report(self, name: str, err: Exception) -> None:
         """One line for a reason; what is the matter with one file alone is said of each."""
         if isinstance(err, OSError):
             name, reason = str(err.filename or name), err.strerror or type(err).__name__
@@ -58,6 +58,6 @@ class Writing:
             reason, is_of_one = f"{type(err).__name__}: {shown(str(err)[:_MOST_CHARS])}", True
             rest = "it is left out and all other answers are written; please report this line"
         key = (name if is_of_one else "", reason)
-        if key not in self._said:
-            self._said.add(key)
-            say(f"cannot write {name} ({reason}); {rest}")
+        if key not in self._reported:
+            self._reported.add(key)
+            log_line(f"cannot write {name} ({reason}); {rest}")

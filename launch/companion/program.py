@@ -26,7 +26,7 @@ from ...calib.workload import decode
 from ...hooks.control import SETTINGS_FD
 from ...hooks.process import CompanionSettings
 from ..store import Publisher, place_of
-from .log_lines import say
+from .log_lines import log_line
 from .status_writer import StatusWriter
 
 if TYPE_CHECKING:
@@ -52,48 +52,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until the training process ends or dies; 0, or 1 where there are no settings."""
     # A thread of training waits until the settings are read: before all else.
     try:
-        told = _told(argv)
+        companion_settings = _read_settings(argv)
     except (OSError, ValueError) as err:
-        say(
+        log_line(
             f"no live answers: the companion cannot read its settings ({err}); install the same "
             "forerun version for --calibrate-python"
         )
         return 1
-    _step_back()
+    _lower_priority()
     # Ctrl-C is for training, which then ends our input: what is known by then is still said.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    publisher = Publisher(place_of(told))
-    say(publisher.begin(time.time()))
-    publisher.start_beating(say)
+    publisher = Publisher(place_of(companion_settings))
+    log_line(publisher.begin(time.time()))
+    publisher.start_heartbeat(log_line)
     queue, shutdown = EventQueue(apart_s=_STEPS_APART_S), Shutdown()
-    status = StatusWriter(told, publisher)
+    status = StatusWriter(companion_settings, publisher)
     status.start()
     threading.Thread(target=_read, args=(queue, shutdown, status), daemon=True).start()
     queue.wait_for_window()
     from .companion_loop import CompanionLoop  # loads pandas and the models
 
-    beside = CompanionLoop(told, publisher=publisher, give_order=_write_back)
-    shutdown.knows(lambda: beside.say_last_words(time.time()))
-    longest_s = _answer(beside, queue)
-    beside.finish(time.time(), is_analysed=shutdown.left_s > _MARGIN * longest_s)
-    if shutdown.left_s > _MARGIN * longest_s > 0:
-        _cache_fit(told.settings.directory)
+    companion_loop = CompanionLoop(companion_settings, publisher=publisher, give_order=_write_back)
+    shutdown.set_last_words(lambda: companion_loop.write_final_results(time.time()))
+    longest_s = _answer(companion_loop, queue)
+    companion_loop.finish(time.time(), is_analysed=shutdown.remaining_s > _MARGIN * longest_s)
+    if shutdown.remaining_s > _MARGIN * longest_s > 0:
+        _cache_fit(companion_settings.settings.directory)
     return 0
 
 
-def _answer(beside: CompanionLoop, queue: EventQueue) -> float:
+def _answer(companion_loop: CompanionLoop, queue: EventQueue) -> float:
     """Answer until the end; the most processor time that an answer took, seconds."""
     longest_s = 0.0
     is_over = has_missed = False
     while not is_over:
         events, is_over = queue.take(_TICK_S)
         for event in events:
-            beside.handle(event, time.time())
+            companion_loop.handle(event, time.time())
         if queue.num_dropped and not has_missed:
             has_missed = True
-            beside.miss(queue.num_dropped)
+            companion_loop.report_dropped_events(queue.num_dropped)
         begin_s = time.process_time()
-        if not is_over and beside.poll(time.time()):
+        if not is_over and companion_loop.poll(time.time()):
             longest_s = max(longest_s, time.process_time() - begin_s)
     return longest_s
 
@@ -107,7 +107,7 @@ def _cache_fit(directory: Path) -> None:
         open_machine(directory)
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Run only where nothing else wants to; elsewhere than on Linux, at the lowest priority."""
     os.nice(LOWEST_PRIORITY)
     if hasattr(os, "SCHED_IDLE"):
@@ -139,7 +139,7 @@ def _read(queue: EventQueue, shutdown: Shutdown, status: StatusWriter) -> None:
         queue.close()
 
 
-def _told(argv: Sequence[str] | None) -> CompanionSettings:
+def _read_settings(argv: Sequence[str] | None) -> CompanionSettings:
     """What the session tells over the descriptor that its command line names."""
     parser = argparse.ArgumentParser(prog="forerun.companion")
     parser.add_argument(SETTINGS_FD, type=int, required=True)
@@ -218,7 +218,7 @@ class Shutdown:
         self._since_s: float | None = None
         self._last_words: Callable[[], object] | None = None
 
-    def knows(self, last_words: Callable[[], object]) -> None:
+    def set_last_words(self, last_words: Callable[[], object]) -> None:
         """What is said and written if there is no time for more; may run in another thread."""
         self._last_words = last_words
 
@@ -227,10 +227,13 @@ class Shutdown:
         if self._since_s is not None:
             return
         self._since_s = time.monotonic()
-        _come_forward()
+        _leave_idle_class()
         words_s = max(0.0, self._leave_after_s - LAST_WORDS_S)
         # Answers are replaced at once, so that none is left half written.
-        for delay_s, act in ((words_s, self._speak), (self._leave_after_s, lambda: os._exit(0))):
+        for delay_s, act in (
+            (words_s, self._run_last_words),
+            (self._leave_after_s, lambda: os._exit(0)),
+        ):
             timer = threading.Timer(delay_s, act)
             timer.daemon = True
             timer.start()
@@ -239,19 +242,19 @@ class Shutdown:
             signal.setitimer(signal.ITIMER_REAL, self._leave_after_s + _GRACE_S)
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Until the last words are due; all of it while training goes on."""
         since_s = time.monotonic() if self._since_s is None else self._since_s
         return self._leave_after_s - LAST_WORDS_S - (time.monotonic() - since_s)
 
-    def _speak(self) -> None:
+    def _run_last_words(self) -> None:
         if self._last_words is not None:
             # The loop may be at work on the same things: what then fails was its own to say.
             with suppress(Exception):
                 self._last_words()
 
 
-def _come_forward() -> None:
+def _leave_idle_class() -> None:
     """Training is gone: from the idle class to that of others, still at the lowest priority."""
     if hasattr(os, "SCHED_IDLE"):
         for thread in threading.enumerate():

@@ -18,8 +18,8 @@ from typing import Any
 
 from ...calib.records import replace_file
 from ...hooks.process import CompanionSettings, process_start
-from ..store import BEAT_S, STATUS, Phase, Publisher, StatusFile, number, this_host
-from .log_lines import say
+from ..store import BEAT_S, STATUS, Phase, Publisher, StatusFile, finite_number, this_host
+from .log_lines import log_line
 
 EVERY_S = 5.0
 """No file is written sooner after the one before."""
@@ -31,14 +31,16 @@ _MISSED_FRAC = 0.05
 class StatusWriter:
     """``note`` takes every event as it comes in; ``start`` writes what they say, now and then."""
 
-    def __init__(self, told: CompanionSettings, publisher: Publisher) -> None:
+    def __init__(self, companion_settings: CompanionSettings, publisher: Publisher) -> None:
         self._publisher = publisher
         self._newest: deque[float] = deque(maxlen=NUM_NEWEST)
         self._lock, self._writing = threading.Lock(), threading.Lock()
         start = process_start(os.getpid()) or 0
         process: dict[str, Any] = {"host": this_host(), "pid": os.getpid(), "pid_start": start}
-        began_unix_s = told.started_unix_s
-        self._now = StatusFile(steps_total=told.num_steps, began_unix_s=began_unix_s, **process)
+        began_unix_s = companion_settings.started_unix_s
+        self._now = StatusFile(
+            steps_total=companion_settings.num_steps, began_unix_s=began_unix_s, **process
+        )
         self._is_new = True
         self._ended = threading.Event()
 
@@ -48,12 +50,14 @@ class StatusWriter:
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Take an event of training; of what it says nothing is believed that is no number."""
-        kind, unix_s = event.get("event"), number(event.get("unix_s"))
+        kind, unix_s = event.get("event"), finite_number(event.get("unix_s"))
         with self._lock:
             changed: dict[str, Any] = {"heard_unix_s": unix_s or self._now.heard_unix_s}
             if kind == "step":
-                changed["iteration"] = max(self._now.iteration, int(number(event.get("step"))) + 1)
-                time_s = number(event.get("time_s"))
+                changed["iteration"] = max(
+                    self._now.iteration, int(finite_number(event.get("step"))) + 1
+                )
+                time_s = finite_number(event.get("time_s"))
                 if time_s > 0 and not event.get("flags") and not event.get("is_hooked"):
                     self._newest.append(time_s)
             elif kind == "end":
@@ -96,4 +100,4 @@ class StatusWriter:
             with suppress(OSError):
                 if self._publisher.is_newest():
                     replace_file(self._publisher.place.path / STATUS, text + "\n")
-                    say(self._publisher.show(STATUS))
+                    log_line(self._publisher.show(STATUS))

@@ -14,7 +14,7 @@ from ...calib.records import NAME, Launch
 from ...calib.search import Effort
 from ...calib.steps import FittedSteps
 from ...calib.workload import Parallelism, RunConfig
-from ..store import newest_of_run, read_object, top_of, words
+from ..store import command_words, newest_of_run, read_object, top_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,14 +23,14 @@ class Machine:
 
     name: str
     """The run, or the machine that was imported."""
-    own: RunConfig
+    running: RunConfig
     """The layout that others are held against."""
     steps: FittedSteps
     memory_capacity_nbytes: int | None
     memory_offset_nbytes: int | None
     """What a measured peak had beyond its estimate; None where none was measured."""
     is_elsewhere: bool = False
-    """True where nothing was measured on its device; ``own`` is the run as it would be there."""
+    """True where nothing was measured on its device; ``running`` is the run as it would be there."""
     problems: tuple[str, ...] = ()
     basis: str = ""
     """The source of its times, in words, where no run of the user was measured; else empty."""
@@ -38,7 +38,7 @@ class Machine:
     def runs(self, config: RunConfig) -> bool:
         """True where a layout does the work of the run on this machine, so that both times may be
         compared."""
-        return not self.is_elsewhere and config.does_work_of(self.own)
+        return not self.is_elsewhere and config.does_work_of(self.running)
 
 
 def plan_on(
@@ -54,7 +54,7 @@ def plan_on(
 
     ``memory_capacity_nbytes``: of a device (None: as the machine's own).
     """
-    found = plan(
+    machine_plan = plan(
         config,
         machine.steps,
         num_ranks=num_ranks,
@@ -64,8 +64,8 @@ def plan_on(
         keep=keep,
         effort=effort,
     )
-    is_saved = not machine.basis and config.model.bare == machine.own.model.bare
-    return replace(found, has_checkpoints=is_saved, is_unmeasured=bool(machine.basis))
+    is_saved = not machine.basis and config.model.bare == machine.running.model.bare
+    return replace(machine_plan, has_checkpoints=is_saved, is_unmeasured=bool(machine.basis))
 
 
 def launch_of_run(directory: Path, run_id: str, layout: Parallelism) -> Launch:
@@ -75,10 +75,10 @@ def launch_of_run(directory: Path, run_id: str, layout: Parallelism) -> Launch:
     """
     if (noted := _noted(directory, run_id)) is not None:
         return noted
-    asked = newest_of_run(directory, "request.json", run_id)
-    if asked is None:
+    request = newest_of_run(directory, "request.json", run_id)
+    if request is None:
         return Launch()
-    return _on_nodes(Launch(argv=words(asked.get("host_argv"))), layout)
+    return _on_nodes(Launch(argv=command_words(request.get("host_argv"))), layout)
 
 
 def absent_in(directory: Path, run_id: str) -> tuple[str, ...]:

@@ -56,14 +56,14 @@ def fit_machine(
             problems = (*problems, text)
         return _on_device(table, device, problems, stated)
     table = table if stated is None else table.with_stated(stated)
-    own = table.config()
-    added = {other: _elsewhere(other, own) for other in also}
+    running = table.config()
+    added = {other: _elsewhere(other, running) for other in also}
     known = [*loaded.known, *(step for steps in added.values() for step in steps)]
-    reason = f"nothing of it was measured on {own.device}, so it does not count"
+    reason = f"nothing of it was measured on {running.device}, so it does not count"
     unused = (f"{other}: {reason}" for other, steps in added.items() if not steps)
     return Machine(
         name=table.run_id,
-        own=layout_left(with_measured_routing(own, table)),
+        running=layout_left(with_measured_routing(running, table)),
         steps=run_steps(table, known, like=None if like is None else load(like, None).table),
         memory_capacity_nbytes=memory_capacity_nbytes(table),
         memory_offset_nbytes=memory_offset_nbytes(table),
@@ -81,7 +81,7 @@ def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Mach
     config = replace(config, parallelism=cluster.joined(config.parallelism, device))
     return Machine(
         name=device,
-        own=config,
+        running=config,
         steps=fit_steps(machine_times(config, stated=stated)),
         memory_capacity_nbytes=known_nbytes(device),
         memory_offset_nbytes=None,
@@ -99,18 +99,18 @@ def _on_device(
 ) -> Machine:
     """The run on a device that nothing was measured on; of a run on another kind of device its
     layout alone counts."""
-    own = layout_left(with_measured_routing(config_on(table, device, stated), table))
+    config = layout_left(with_measured_routing(config_on(table, device, stated), table))
     measured = table.config().device
     if is_processor(measured) is not is_processor(device):
         note = (
             f"{device}: no measurement on it; data sheets and published rates answer, and what was "
             f"measured on {measured} does not count"
         )
-        alone = device_machine(own, stated)
+        alone = device_machine(config, stated)
         return replace(alone, name=table.run_id, problems=(*problems, note))
     return Machine(
         name=table.run_id,
-        own=own,
+        running=config,
         steps=steps_on(table, device, stated),
         memory_capacity_nbytes=known_nbytes(device),
         memory_offset_nbytes=memory_offset_nbytes(table),
@@ -130,7 +130,7 @@ def _imported(tables: ImportedTables, name: str | None, stated: StatedNodes | No
     known = [KnownStep.of(row) for row in rows]
     return Machine(
         name=last.machine,
-        own=last.config,
+        running=last.config,
         steps=table_steps(rows[0], known, tables.operators, tables.collectives, stated),
         memory_capacity_nbytes=known_nbytes(last.config.device),
         memory_offset_nbytes=int(np.median(peaks)) if peaks else None,
@@ -143,11 +143,11 @@ def _joined(row: StepRow, cluster: Cluster) -> StepRow:
     return replace(row, config=replace(row.config, parallelism=layout))
 
 
-def _elsewhere(directory: Path, own: RunConfig) -> tuple[KnownStep, ...]:
+def _elsewhere(directory: Path, running: RunConfig) -> tuple[KnownStep, ...]:
     """Runs and imported rows of another directory that ran on the same kind of device."""
     if not has_run(directory):
-        return read_imported(directory).known(own)
+        return read_imported(directory).known(running)
     loaded = load(directory, None)
-    if device_prior(loaded.table.config().device).name != device_prior(own.device).name:
+    if device_prior(loaded.table.config().device).name != device_prior(running.device).name:
         return ()
-    return (*loaded.known, known_elsewhere(loaded.table, own))
+    return (*loaded.known, known_elsewhere(loaded.table, running))

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...calib.errors import ConfigError
 from ...calib.records import StatedNodes
 from ...hooks.process import needs
-from ..store import DAMAGED, CachedFile, made, written
+from ..store import DAMAGE_ERRORS, CachedFile, pack_model, unpack_model
 from .machine import Machine as Machine
 from .machine import with_program
 
@@ -41,22 +41,22 @@ def open_machine(
     question = (run_id, machine, None if like is None else str(like.absolute()), device, nodes)
     read = (*also, like) if like is not None else also
     cached = CachedFile("fit-*.npz", question, directory, *read)
-    found = _read(cached)
-    if found is None:
+    fitted = _read(cached)
+    if fitted is None:
         if lacking := needs("a fit"):
             raise ConfigError(lacking)
         from .machine_fits import fit_machine  # what reads and fits is slow to import
 
-        found = fit_machine(directory, run_id, machine, also, like, device, stated)
+        fitted = fit_machine(directory, run_id, machine, also, like, device, stated)
         with suppress(TypeError):  # it holds what no file does
-            values = {one.name: getattr(found, one.name) for one in fields(found)}
-            cached.write(written(values))
-    return replace(found, own=with_program(found.own, directory, found.name))
+            values = {one.name: getattr(fitted, one.name) for one in fields(fitted)}
+            cached.write(pack_model(values))
+    return replace(fitted, running=with_program(fitted.running, directory, fitted.name))
 
 
 def _read(cached: CachedFile) -> Machine | None:
     """A cached fit; None where there is none, or it is damaged or of another version."""
     body = cached.read()
-    with suppress(*DAMAGED):
-        return Machine(**made(body)) if body else None
+    with suppress(*DAMAGE_ERRORS):
+        return Machine(**unpack_model(body)) if body else None
     return None

@@ -23,7 +23,7 @@ NUM_EARLIER = 8
 """Runs that are read at most: the newest ones."""
 
 
-class Earlier:
+class EarlierRuns:
     """Joins what earlier runs sampled: a resumed run goes on with it.  They are read once."""
 
     def __init__(self, directory: Path) -> None:
@@ -36,12 +36,12 @@ class Earlier:
         Steps, windows and forecasts stay those of the table's own run.  Runs that cannot be read
         are passed over.
         """
-        own = _where_possible(table.config)
-        if own is None:
+        running = _where_possible(table.config)
+        if running is None:
             return table
         runs = self._runs(table.run_id)
-        alike = {"cadence": own.cadence, "batch": own.batch}
-        same = [run.samples for run, config in runs if replace(config, **alike) == own]
+        alike = {"cadence": running.cadence, "batch": running.batch}
+        same = [run.samples for run, config in runs if replace(config, **alike) == running]
         if not same:
             return table
         return replace(table, samples=normalise("samples", pd.concat([*same, table.samples])))
@@ -49,14 +49,14 @@ class Earlier:
     def steps(self, table: SampleTable) -> tuple[KnownStep, ...]:
         """The measured steps of earlier runs on the same kind of device, in any layout, and those
         that were imported into the directory."""
-        own = _where_possible(table.config)
-        if own is None:
+        running = _where_possible(table.config)
+        if running is None:
             return ()
-        runs = [run for run, config in self._runs(table.run_id) if config.device == own.device]
+        runs = [run for run, config in self._runs(table.run_id) if config.device == running.device]
         # A known step is made of its steps alone; samples are most of a table.
         bare = (replace(run, samples=run.samples.iloc[:0]) for run in runs)
-        known = (_where_possible(partial(known_elsewhere, run, own)) for run in bare)
-        return (*(step for step in known if step is not None), *self._imported.known(own))
+        known = (_where_possible(partial(known_elsewhere, run, running)) for run in bare)
+        return (*(step for step in known if step is not None), *self._imported.known(running))
 
     @cached_property
     def _imported(self) -> ImportedTables:
@@ -66,8 +66,8 @@ class Earlier:
         """Those before a run whose layout is known, oldest first."""
         names = run_ids(self._directory)
         names = names[: names.index(run_id)] if run_id in names else ()
-        found = [self._run(name) for name in names[-NUM_EARLIER:]]
-        return [run for run in found if run is not None]
+        described_runs = [self._run(name) for name in names[-NUM_EARLIER:]]
+        return [run for run in described_runs if run is not None]
 
     def _run(self, name: str) -> tuple[SampleTable, RunConfig] | None:
         if name not in self._read:
@@ -102,10 +102,10 @@ class Loaded:
 
 def load(directory: Path, run_id: str | None) -> Loaded:
     """The run that ``read`` reads, with what earlier runs of the directory add to it."""
-    found = read(directory, run_id)
-    earlier = Earlier(top_of(directory)[0])
-    table = earlier.join(found.table) if found.is_of_records else found.table
-    return replace(found, table=table, known=earlier.steps(table))
+    loaded = read(directory, run_id)
+    earlier = EarlierRuns(top_of(directory)[0])
+    table = earlier.join(loaded.table) if loaded.is_of_records else loaded.table
+    return replace(loaded, table=table, known=earlier.steps(table))
 
 
 def read(directory: Path, run_id: str | None) -> Loaded:
@@ -134,8 +134,11 @@ def newest_run_id(directory: Path) -> str | None:
 
     None where none has records.
     """
-    top, own = top_of(directory)
-    return next((name for name in reversed(run_ids(top)) if not own or name in own), None)
+    top, launch_run_ids = top_of(directory)
+    return next(
+        (name for name in reversed(run_ids(top)) if not launch_run_ids or name in launch_run_ids),
+        None,
+    )
 
 
 def has_run(directory: Path) -> bool:
@@ -144,12 +147,16 @@ def has_run(directory: Path) -> bool:
 
 
 def _table_of(paths: Sequence[Path], run_id: str) -> SampleTable:
-    held = []
+    known_ids = []
     for table in map(read_table, paths):
         if run_id in set(table.runs["run_id"]):
             return table
-        held.append(table.run_id)
+        known_ids.append(table.run_id)
     raise RecordError(
-        f"run {run_id!r} is not in {paths[0]}; it holds {held[0]!r}"
-        + (f", and launches beside it {', '.join(map(repr, held[1:]))}" if held[1:] else "")
+        f"run {run_id!r} is not in {paths[0]}; it holds {known_ids[0]!r}"
+        + (
+            f", and launches beside it {', '.join(map(repr, known_ids[1:]))}"
+            if known_ids[1:]
+            else ""
+        )
     )

@@ -97,9 +97,9 @@ class ImportedTables:
     collectives: tuple[pd.DataFrame, ...] = ()
     problems: tuple[str, ...] = ()
 
-    def known(self, own: RunConfig) -> tuple[KnownStep, ...]:
+    def known(self, running: RunConfig) -> tuple[KnownStep, ...]:
         """Rows of a run's kind of device as evidence for it; each machine is a site of its own."""
-        wanted = device_prior(own.device).name
+        wanted = device_prior(running.device).name
         alike = [row for row in self.steps if device_prior(row.config.device).name == wanted]
         return tuple(KnownStep.of(row, site=row.machine) for row in alike)
 
@@ -125,7 +125,7 @@ class Written:
 
     path: Path
     num_rows: int
-    left_out: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     """Rows that could not be made a layout, and columns that say nothing to us, with the reason."""
 
 
@@ -141,18 +141,18 @@ def import_table(path: Path, directory: Path) -> Written:
         raise unlike(columns, path.name, known)
     if columns >= REQUIRED:
         table = read_steps(frame, path.name)
-        told = tuple(f"{row.row_id}: {row.reason}" for row in table.skipped)
+        skipped = tuple(f"{row.row_id}: {row.reason}" for row in table.skipped)
         if not table.rows:
-            raise RecordError(f"{path} has no row that is a layout: {'; '.join(told[:3])}")
-        told += tuple(f"the column {name}, which nothing reads" for name in table.unused)
-        return _write(own_frame(list(table.rows)), directory, name, _STEPS, told)
+            raise RecordError(f"{path} has no row that is a layout: {'; '.join(skipped[:3])}")
+        skipped += tuple(f"the column {name}, which nothing reads" for name in table.unused)
+        return _write(own_frame(list(table.rows)), directory, name, _STEPS, skipped)
     measured = read_table(frame, path.name)
     return _write(measured, directory, name, table_kind(measured))
 
 
 def read_imported(directory: Path) -> ImportedTables:
     """What ``import_table`` has written; a damaged table is named and the rest is read."""
-    found: dict[str, list[pd.DataFrame]] = {what: [] for what in NEEDED}
+    frames: dict[str, list[pd.DataFrame]] = {what: [] for what in NEEDED}
     rows: list[StepRow] = []
     problems: list[str] = []
     for path in sorted((directory / IMPORTED).glob("*.csv")):
@@ -163,27 +163,27 @@ def read_imported(directory: Path) -> ImportedTables:
                 table = read_steps(frame, path.name)
                 rows += table.usable
                 problems += [f"{path.name}, {r.row_id}: {r.reason}" for r in table.skipped]
-            elif what in found:
-                held = read_table(frame, path.name)
-                found[table_kind(held)].append(held)
+            elif what in frames:
+                measured = read_table(frame, path.name)
+                frames[table_kind(measured)].append(measured)
         except (ConfigError, RecordError) as err:
             problems.append(f"{path.name} is skipped: {err}")
     return ImportedTables(
         steps=tuple(rows),
-        operators=tuple(found["operators"]),
-        collectives=tuple(found["collectives"]),
+        operators=tuple(frames["operators"]),
+        collectives=tuple(frames["collectives"]),
         problems=tuple(problems),
     )
 
 
 def _write(
-    frame: pd.DataFrame, directory: Path, name: str, what: str, left_out: Sequence[str] = ()
+    frame: pd.DataFrame, directory: Path, name: str, what: str, skipped: Sequence[str] = ()
 ) -> Written:
     folder = directory / IMPORTED
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{what}.csv"
     replace_file(path, frame.to_csv(index=False), mode=OPEN)
-    return Written(path=path, num_rows=len(frame), left_out=tuple(left_out))
+    return Written(path=path, num_rows=len(frame), skipped=tuple(skipped))
 
 
 @cache

@@ -6,7 +6,7 @@ from ...faces import names_on_demand
 
 if TYPE_CHECKING:
     from .other_run import OtherRun
-    from .placement import placed, placed_lines
+    from .placement import place_among_published, placement_lines
     from .row_command import BREAK, RowCommand
     from .run import Run, load, unmeasured
 

@@ -40,7 +40,7 @@ from ...calib.units import format_bytes, format_time
 from ...calib.workload import RunConfig, at_least_one, at_most, shown, takes_options, whole
 from ..known import Machine, plan_on
 from ..options import Objective, PlanQuestion, read_prices, read_tokens
-from ..store import run_left
+from ..store import read_remaining_run
 from ..views import (
     BestLayout,
     Command,
@@ -53,7 +53,7 @@ from ..views import (
     scaling_text,
     screen_of,
 )
-from .last_answers import Layout, LayoutAnswer, Told
+from .answer_types import Layout, LayoutAnswer, PrintableAnswer
 from .other_run import OtherRun
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ Searching: TypeAlias = Callable[[int], AbstractContextManager[Effort]]
 """How a search for so many layouts is done."""
 _OPENED = ("throughput", "memory")
 """Objects of a layout's JSON whose names become columns."""
-_LEFT_OUT = ("routing", "source_frac", "options")
+_EXCLUDED_KEYS = ("routing", "source_frac", "options")
 
 
-class AskedRun(Protocol):
+class RunLike(Protocol):
     """What answers of layouts need of a ``Run``."""
 
     @property
@@ -97,20 +97,20 @@ class OnePlan:
     plan: Plan
     price_per_gpu_hour: float | None
     why: WhyNot | None
-    left_out: tuple[str, ...] = ()
+    description_notes: tuple[str, ...] = ()
     """What a description of another run says and the model does not know."""
-    left: RunLeft | None = None
+    remaining_run: RunLeft | None = None
     """The rest of the run, where it is known and the model is the run's."""
 
     @property
     def device(self) -> str:
         """The device, by its driver's name."""
-        return self.machine.own.device
+        return self.machine.running.device
 
     @property
     def is_as_run(self) -> bool:
         """Whether layouts are held against the run itself, not against what was asked of it."""
-        return self.plan.own.config == self.machine.own
+        return self.plan.own.config == self.machine.running
 
     @cached_property
     def breadth(self) -> Breadth | None:
@@ -120,13 +120,15 @@ class OnePlan:
     @cached_property
     def best(self) -> BestLayout:
         """The layout that fits and comes first; the running one where it is that."""
-        found, ahead = best_on(self.num_ranks, self.plan, self.question.keep), None
+        candidate, ahead = best_on(self.num_ranks, self.plan, self.question.keep), None
         price, num_tokens = self.price_per_gpu_hour, self.question.num_tokens
-        if found is not None and num_tokens:
+        if candidate is not None and num_tokens:
             steps = self.machine.steps
-            ahead = whole_run(found.config, steps, num_tokens=num_tokens, price_per_gpu_hour=price)
+            ahead = whole_run(
+                candidate.config, steps, num_tokens=num_tokens, price_per_gpu_hour=price
+            )
         return BestLayout(
-            candidate=found,
+            candidate=candidate,
             whole_run=ahead,
             device=self.device,
             num_ranks=self.num_ranks,
@@ -138,7 +140,7 @@ class OnePlan:
         best, plan = self.best, self.plan
 
         def row(candidate: Candidate) -> dict[str, Any]:
-            return {**candidate.to_json(), "rest": rest_json(candidate, self.left)}
+            return {**candidate.to_json(), "rest": rest_json(candidate, self.remaining_run)}
 
         def known(part: Any) -> Any:
             return None if part is None else part.to_json()
@@ -164,13 +166,19 @@ class OnePlan:
         """The plan in full: its layouts, what is offered, and what that rests on."""
         title = f"Layouts on {self.num_ranks} GPUs, {self.device}" if is_one_of_many else "Layouts"
         plan, best, basis = self.plan, self.best, self.machine.basis
-        own_name = "running" if self.is_as_run and plan.own.is_comparable else "as now"
+        running_label = "running" if self.is_as_run and plan.own.is_comparable else "as now"
         if basis:
             yield basis
-            own_name = "as described"
+            running_label = "as described"
         if plan.candidates:
             top = self.question.top
-            yield layouts_table(plan, top, left=self.left, title=title, own_name=own_name)
+            yield layouts_table(
+                plan,
+                top,
+                remaining_run=self.remaining_run,
+                title=title,
+                running_label=running_label,
+            )
         if best.candidate is not None and best.whole_run is not None:
             yield "\n".join([f"a run in {best.candidate.label}", *best.whole_run.lines])
         if self.why is not None:
@@ -182,7 +190,7 @@ class OnePlan:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class PlanAnswer(Told):
+class PlanAnswer(PrintableAnswer):
     """One plan, or several beside each other; rows are those of the one that is preferred.
 
     Row 0 is the running layout, row 1 the fastest other that fits.
@@ -191,7 +199,7 @@ class PlanAnswer(Told):
     question: PlanQuestion
     plans: tuple[OnePlan, ...]
     """By device, then by number of ranks."""
-    run: AskedRun
+    run: RunLike
     other: OtherRun
 
     @property
@@ -207,7 +215,9 @@ class PlanAnswer(Told):
         """
         first = self.plans[0]
         if len(self.plans) > 1 and all(not one.plan.candidates for one in self.plans):
-            raise ConfigError(nothing(first.plan.own.config, first.num_ranks, self.question))
+            raise ConfigError(
+                no_layout_message(first.plan.own.config, first.num_ranks, self.question)
+            )
         is_cost = self.question.objective is Objective.COST
         return min(self.plans, key=lambda one: one.best.order(is_cost=is_cost))
 
@@ -246,9 +256,11 @@ class PlanAnswer(Told):
     def notes(self) -> tuple[str, ...]:
         """What a description of another run says and the model does not know, damaged records, and
         what was not measured."""
-        left_out = dict.fromkeys(text for one in self.plans for text in one.left_out)
+        description_notes = dict.fromkeys(
+            text for one in self.plans for text in one.description_notes
+        )
         problems = dict.fromkeys(text for one in self.plans for text in one.machine.problems)
-        return (*left_out, *problems)
+        return (*description_notes, *problems)
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each layout of each plan, row 0 of each the running one, by the names of JSON,
@@ -273,7 +285,7 @@ class PlanAnswer(Told):
         head = {"run_id": self.run_id, "objective": self.question.objective.value}
         if len(values) == 1:
             return stamped({**head, **values[0]})
-        scaling = [found.to_json() for found in self.curves]
+        scaling = [scaling_curve.to_json() for scaling_curve in self.curves]
         return stamped({**head, "plans": values, "scaling": scaling})
 
     def parts(self) -> Iterator[Part]:
@@ -291,9 +303,7 @@ class PlanAnswer(Told):
         yield from chosen.parts(is_one_of_many=is_one_of_many)
 
 
-def planned(
-    run: AskedRun, question: PlanQuestion, other: OtherRun, num_rows: int = 0
-) -> PlanAnswer:
+def planned(run: RunLike, question: PlanQuestion, other: OtherRun, num_rows: int = 0) -> PlanAnswer:
     """The plans that are asked for, by device and then by number of ranks; at least ``num_rows``
     layouts are searched for each.
 
@@ -304,11 +314,17 @@ def planned(
         for place, device in enumerate(question.devices or (None,)):
             machine = run.machine(device)
             for count in question.counts or (0,):
-                known, config, left_out = other.of(machine, count)
+                known, config, description_notes = other.of(machine, count)
                 num_ranks = count or config.parallelism.num_ranks
-                asked = question.asked_of(config, num_ranks)
-                found = _one_plan(known, asked, num_ranks, question, place, effort)
-                plans.append(replace(found, left_out=left_out, left=_left(run.directory, found)))
+                requested = question.apply_to(config, num_ranks)
+                one_plan = _one_plan(known, requested, num_ranks, question, place, effort)
+                plans.append(
+                    replace(
+                        one_plan,
+                        description_notes=description_notes,
+                        remaining_run=_remaining_run(run.directory, one_plan),
+                    )
+                )
     return PlanAnswer(question=question, plans=tuple(plans), run=run, other=other)
 
 
@@ -330,43 +346,45 @@ def _one_plan(
             memory_capacity_nbytes=question.memory_nbytes,
         )
 
-    found = made(question.keep)
+    layout_plan = made(question.keep)
     # Of several numbers one that nothing runs on is a row that says so; the running layout may be
     # the only one.
-    is_alone = any(proof.tally.evaluated for proof in found.proofs.values())
-    if not (found.candidates or is_alone or question.why) and len(question.counts) < 2:
-        raise ConfigError(nothing(config, num_ranks, question))
+    is_alone = any(proof.tally.evaluated for proof in layout_plan.proofs.values())
+    if not (layout_plan.candidates or is_alone or question.why) and len(question.counts) < 2:
+        raise ConfigError(no_layout_message(config, num_ranks, question))
     why = None
     if question.why is not None:
         priced = partial(
             compare,
             config,
             steps=machine.steps,
-            memory_capacity_nbytes=found.memory_capacity_nbytes,
+            memory_capacity_nbytes=layout_plan.memory_capacity_nbytes,
             memory_offset_nbytes=machine.memory_offset_nbytes,
             is_running=machine.runs(config),
         )
-        why = why_not(question.why, found, made(question.why), num_ranks, priced)
+        why = why_not(question.why, layout_plan, made(question.why), num_ranks, priced)
     return OnePlan(
         question=question,
         num_ranks=num_ranks,
         machine=machine,
-        plan=found,
+        plan=layout_plan,
         price_per_gpu_hour=question.price(place),
         why=why,
     )
 
 
-def _left(directory: Path, one: OnePlan) -> RunLeft | None:
-    machine, own = one.machine, one.plan.own
-    if own.config.model != machine.own.model:
+def _remaining_run(directory: Path, one: OnePlan) -> RunLeft | None:
+    machine, running = one.machine, one.plan.own
+    if running.config.model != machine.running.model:
         return None
-    step_s = own.step_time_s if one.is_as_run else machine.steps.measured_s(machine.own)
+    step_s = running.step_time_s if one.is_as_run else machine.steps.measured_s(machine.running)
     price = one.price_per_gpu_hour
-    return run_left(directory, machine.name, machine.own, step_s, price_per_gpu_hour=price)
+    return read_remaining_run(
+        directory, machine.name, machine.running, step_s, price_per_gpu_hour=price
+    )
 
 
-def nothing(config: RunConfig, num_ranks: int, question: PlanQuestion) -> str:
+def no_layout_message(config: RunConfig, num_ranks: int, question: PlanQuestion) -> str:
     """Why nothing runs on so many ranks, and what to ask instead."""
     if question.keep is not None:
         return (
@@ -382,11 +400,15 @@ def nothing(config: RunConfig, num_ranks: int, question: PlanQuestion) -> str:
 def _curves(plans: Sequence[OnePlan]) -> Iterator[Scaling]:
     """Of each device, over the numbers of GPUs that a layout fits on."""
     for device in dict.fromkeys(one.device for one in plans):
-        own = sorted((p for p in plans if p.device == device), key=lambda one: one.num_ranks)
-        able = [one.best.candidate for one in own if one.best.candidate is not None]
+        device_plans = sorted(
+            (p for p in plans if p.device == device), key=lambda one: one.num_ranks
+        )
+        able = [one.best.candidate for one in device_plans if one.best.candidate is not None]
         if able:
-            without = tuple(one.num_ranks for one in own if one.best.candidate is None)
-            yield replace(curve(able, own[0].machine.steps, device=device), without=without)
+            without = tuple(one.num_ranks for one in device_plans if one.best.candidate is None)
+            yield replace(
+                curve(able, device_plans[0].machine.steps, device=device), without=without
+            )
 
 
 def _offer(plan: Plan) -> Iterator[str]:
@@ -416,12 +438,12 @@ def _rows(plans: Sequence[OnePlan], top: int) -> Iterator[dict[str, Any]]:
     for one in plans:
         for number, candidate in enumerate((one.plan.own, *one.plan.candidates[:top])):
             value: dict[str, Any] = candidate.to_json()
-            opened = {key: held for name in _OPENED for key, held in value.pop(name).items()}
-            plain = {name: held for name, held in value.items() if name not in _LEFT_OUT}
+            opened = {key: entry for name in _OPENED for key, entry in value.pop(name).items()}
+            plain = {name: entry for name, entry in value.items() if name not in _EXCLUDED_KEYS}
             yield {"device": one.device, "row": number, **plain, **opened}
 
 
-def _plot(found: pd.DataFrame, axes: Any) -> Any:
+def _plot(frame: pd.DataFrame, axes: Any) -> Any:
     """The layouts of a single plan; of several plans the first row of each."""
     try:
         pyplot = import_module("matplotlib.pyplot")
@@ -431,12 +453,12 @@ def _plot(found: pd.DataFrame, axes: Any) -> Any:
             "to_frame() has"
         ) from err
     axes = pyplot.subplots()[1] if axes is None else axes
-    is_one = (found["row"] == 0).sum() == 1
-    found = found[(found["verdict"] != "does not fit") & (is_one | (found["row"] == 1))]
-    ends = [found["step_time_s"] - found["low_s"], found["high_s"] - found["step_time_s"]]
-    places = range(len(found))
-    axes.errorbar(found["step_time_s"], places, xerr=ends, fmt="o")
-    names = found["label"] if is_one else found["device"] + ", " + found["num_ranks"].astype(str)
+    is_one = (frame["row"] == 0).sum() == 1
+    frame = frame[(frame["verdict"] != "does not fit") & (is_one | (frame["row"] == 1))]
+    ends = [frame["step_time_s"] - frame["low_s"], frame["high_s"] - frame["step_time_s"]]
+    places = range(len(frame))
+    axes.errorbar(frame["step_time_s"], places, xerr=ends, fmt="o")
+    names = frame["label"] if is_one else frame["device"] + ", " + frame["num_ranks"].astype(str)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set_xlabel("step (s) with its 90 % interval")
@@ -456,7 +478,7 @@ class Prediction(LayoutAnswer):
     work."""
 
     layout: Candidate
-    run: AskedRun
+    run: RunLike
     described: RunConfig
     """The run that options are laid over."""
     other: OtherRun
@@ -464,14 +486,14 @@ class Prediction(LayoutAnswer):
     """From its first step to its last, where that was asked for."""
 
     @cached_property
-    def room(self) -> MemoryRoom | None:
+    def memory_budget(self) -> MemoryRoom | None:
         """Memory of the device; None where nobody knows that, and on a CPU."""
-        return _room(self.layout.config, self.machine)
+        return _memory_budget(self.layout.config, self.machine)
 
     @property
     def running(self) -> RunConfig:
         """The running layout."""
-        return self.machine.own
+        return self.machine.running
 
     @property
     def layouts(self) -> dict[str, RunConfig]:
@@ -534,29 +556,29 @@ class Prediction(LayoutAnswer):
     def largest_micro_batch(self) -> Remedy | None:
         """The largest micro-batch that fits with all else as it is; None: none does, or nobody
         knows the memory."""
-        return None if self.room is None else self.room.largest_micro_batch()
+        return None if self.memory_budget is None else self.memory_budget.largest_micro_batch()
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
         """The cheapest options that would make it fit, then larger devices that it fits on; empty
         where it fits."""
-        if self.room is None or self.layout.verdict is not Verdict.DOES_NOT_FIT:
+        if self.memory_budget is None or self.layout.verdict is not Verdict.DOES_NOT_FIT:
             return ()
-        return (*self.room.remedies(), *self._larger_devices())
+        return (*self.memory_budget.remedies(), *self._larger_devices())
 
     def _larger_devices(self) -> Iterator[Remedy]:
-        found = 0
+        num_fitting = 0
         for name in _LARGER:
             device = known_device(name)
-            asked = replace(self.layout.config, device=device.driver_name)
-            if found == _NUM_DEVICES or asked.device == self.layout.config.device:
+            config = replace(self.layout.config, device=device.driver_name)
+            if num_fitting == _NUM_DEVICES or config.device == self.layout.config.device:
                 continue
-            room = None
+            budget = None
             with suppress(ForerunError):  # imported steps are of their own device alone
-                room = _room(asked, self.run.machine(name))
-            if room is not None and room.verdict(asked) is Verdict.FITS:
-                found += 1
-                (one,) = room.priced({("--device", name): asked})
+                budget = _memory_budget(config, self.run.machine(name))
+            if budget is not None and budget.verdict(config) is Verdict.FITS:
+                num_fitting += 1
+                (one,) = budget.priced({("--device", name): config})
                 step_frac = one.layout.step_time_s / self.step_time_s - 1.0
                 yield replace(one, slower_frac=step_frac)
 
@@ -568,15 +590,15 @@ class Prediction(LayoutAnswer):
     def to_json(self) -> dict[str, Any]:
         """As ``forerun predict --json``."""
         largest, ahead = self.largest_micro_batch, self.whole_run
-        told = {
+        extras = {
             "network": network_json(self.machine),
-            "left_out": list(self.left_out),
+            "left_out": list(self.description_notes),
             "basis": self.machine.basis or None,
             "largest_micro_batch": None if largest is None else largest.to_json(),
             "remedies": [one.to_json() for one in self.remedies],
             "whole_run": None if ahead is None else ahead.to_json(),
         }
-        return stamped({"run_id": self.run_id, **self.layout.to_json(), **told})
+        return stamped({"run_id": self.run_id, **self.layout.to_json(), **extras})
 
     def write_sbatch(self, path: Path | str) -> None:
         """Write a script for ``sbatch`` whose ``--time`` holds 95 % of such runs.
@@ -586,9 +608,9 @@ class Prediction(LayoutAnswer):
         from .row_command import MARK, batch_script, launch_for, write_script
 
         launch = launch_for(self.run.directory, self.run_id, self.described, self.other)
-        said = (f"{MARK} for {self.run_id}", self.sentence)
+        comments = (f"{MARK} for {self.run_id}", self.sentence)
         run = self.whole_run or self._length()
-        text = batch_script(self.layout, run, launch, self.described, said)
+        text = batch_script(self.layout, run, launch, self.described, comments)
         write_script(path, text, "--sbatch")
 
     @property
@@ -612,7 +634,7 @@ class Prediction(LayoutAnswer):
         from ..views import Command
 
         yield self.sentence
-        if self.room is not None:
+        if self.memory_budget is not None:
             largest = self.largest_micro_batch
             size = "none" if largest is None else largest.text.removeprefix("--mbs ")
             yield f"largest micro-batch that fits: {size}"
@@ -624,15 +646,15 @@ class Prediction(LayoutAnswer):
         if self.layout.verdict is Verdict.DOES_NOT_FIT:
             yield "it does not fit in memory, so its options are not printed"
             if self.remedies:
-                told = ", ".join(one.text.replace(" ", "\u00a0") for one in self.remedies)
-                yield f"it would fit with {told}"
+                alternatives = ", ".join(one.text.replace(" ", "\u00a0") for one in self.remedies)
+                yield f"it would fit with {alternatives}"
         elif clause := untaken(self.layout.config, self.running):
             yield f"{clause}; its options are not printed"
         elif takes_options(self.running):
             yield Command(joined(self.options))
 
 
-def predicted(run: AskedRun, words: Sequence[str], other: OtherRun) -> Prediction:
+def predicted(run: RunLike, words: Sequence[str], other: OtherRun) -> Prediction:
     """The step of the layout that options say over the run, or over another.
 
     Raises ``ConfigError`` for an option that is not known, and a layout that cannot be.
@@ -640,7 +662,7 @@ def predicted(run: AskedRun, words: Sequence[str], other: OtherRun) -> Predictio
     machine, base, notes = other.of(run.machine(), _num_ranks(words))
     config = apply_options(base, words)
     (candidate,) = compare(
-        machine.own,
+        machine.running,
         [config],
         machine.steps,
         memory_capacity_nbytes=machine.memory_capacity_nbytes,
@@ -653,11 +675,11 @@ def predicted(run: AskedRun, words: Sequence[str], other: OtherRun) -> Predictio
         run=run,
         described=base,
         other=other,
-        left_out=notes,
+        description_notes=notes,
     )
 
 
-def _room(config: RunConfig, machine: Machine) -> MemoryRoom | None:
+def _memory_budget(config: RunConfig, machine: Machine) -> MemoryRoom | None:
     if not machine.memory_capacity_nbytes or is_processor(config.device):
         return None
     return MemoryRoom(
@@ -687,7 +709,7 @@ def network_json(machine: Machine) -> dict[str, Any]:
     """What transfers were priced on, with where it comes from; empty without NCCL."""
     known = machine.steps.base.conditions.network
     figures = {} if known is None else link_figures(known)
-    return {name: asdict(found) for name, found in figures.items()}
+    return {name: asdict(figure) for name, figure in figures.items()}
 
 
 def _num_ranks(words: Sequence[str]) -> int:
@@ -768,7 +790,7 @@ class ExplainAnswer(LayoutAnswer):
 
 
 def explained(
-    run: AskedRun, one: Named, other: Named | None, num_ranks: int | None, described: OtherRun
+    run: RunLike, one: Named, other: Named | None, num_ranks: int | None, described: OtherRun
 ) -> ExplainAnswer:
     """The terms of a layout's step, or of what it takes more than another's.
 
@@ -798,5 +820,5 @@ def explained(
         return rows[int(named)]
 
     config, against = layout(one), None if other is None else layout(other)
-    found = explain(config, against, machine.steps)
-    return ExplainAnswer(machine=machine, found=found, left_out=notes)
+    explanation = explain(config, against, machine.steps)
+    return ExplainAnswer(machine=machine, found=explanation, description_notes=notes)

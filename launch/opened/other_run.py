@@ -51,58 +51,62 @@ class OtherRun:
         all that is known, and ``CalibrationError`` where something is left out that changes time or
         memory, or may.
         """
-        own = machine.own
+        running = machine.running
         if self.config is None and not self.command:
-            return machine, own, ()
+            return machine, running, ()
         from ..options import described_run  # no other question needs such files
 
         is_run = machine.steps.base.conditions.is_in_situ
-        found = described_run(
+        described = described_run(
             self.config,
             self.command,
-            own,
+            running,
             num_ranks=num_ranks,
-            usual_ranks=own.parallelism.num_ranks if is_run else 0,
+            usual_ranks=running.parallelism.num_ranks if is_run else 0,
         )
-        if found is None:
-            return machine, own, ()
-        open_names = self.open_names(found, own if is_run else None)
+        if described is None:
+            return machine, running, ()
+        open_names = self.open_names(described, running if is_run else None)
         if open_names and not self.is_any_answer:
             raise CalibrationError(open_names)
-        left_out = {
-            "not known and ignored": found.unknown,
-            "left out by the model": found.config.unmodelled,
+        excluded = {
+            "not known and ignored": described.unknown,
+            "left out by the model": described.config.unmodelled,
         }
-        told = [f"{what}: {', '.join(names)}" for what, names in left_out.items() if names]
+        notes = [f"{what}: {', '.join(names)}" for what, names in excluded.items() if names]
         if open_names:
-            told.append(f"answered all the same, and may be off by a factor of {LEFT_OUT_FACTOR:g}")
+            notes.append(
+                f"answered all the same, and may be off by a factor of {LEFT_OUT_FACTOR:g}"
+            )
             steps = replace(machine.steps, left_out_log=math.log(LEFT_OUT_FACTOR))
             machine = replace(machine, steps=steps)
-        layout = _joined(found.config.parallelism, machine)
+        layout = _joined(described.config.parallelism, machine)
         config = replace(
-            found.config, device=own.device, framework=own.framework, parallelism=layout
+            described.config, device=running.device, framework=running.framework, parallelism=layout
         )
-        return machine, config, (*found.notes, *told)
+        return machine, config, (*described.notes, *notes)
 
-    def open_names(self, found: Described, own: RunConfig | None) -> str:
-        """Why there is no number of a described run, in words; what ``own`` has too was measured.
+    def open_names(self, described: Described, running: RunConfig | None) -> str:
+        """Why there is no number of a described run, in words; what ``running`` has too was measured.
 
         Empty where there is one.
         """
-        measured = own.unmodelled if own is not None else ()
+        measured = running.unmodelled if running is not None else ()
         known = {*measured, *ASIDE, *ASIDE_VARIABLES}
-        left_out = [name for name in found.config.unmodelled if name not in known]
-        if left_out:
+        unmodelled = [name for name in described.config.unmodelled if name not in known]
+        if unmodelled:
             return (
-                f"{_options(left_out)} not modelled and may change time or memory, so there is no "
+                f"{_options(unmodelled)} not modelled and may change time or memory, so there is no "
                 "number; --anyway answers, and may be off by a factor of 2 more"
             )
         # A run of the same script has them in its measured steps.
-        is_same = own is not None and own.program and own.program == self._program
+        is_same = running is not None and running.program and running.program == self._program
         is_file = self.config is not None  # of keys alone; a command may have stray words
         assumed = {*map(_plain, self.without_effect), *(ASIDE if is_file else ())}
-        said = [n for n in found.unknown if is_file or n.startswith("-") or is_of_library(n)]
-        unknown = [name for name in said if _plain(name) not in assumed]
+        candidates = [
+            n for n in described.unknown if is_file or n.startswith("-") or is_of_library(n)
+        ]
+        unknown = [name for name in candidates if _plain(name) not in assumed]
         if unknown and not is_same:
             return (
                 f"{_options(unknown)} of no parser of Megatron-LM that is known ({_RELEASES}), so "
@@ -127,7 +131,7 @@ def _joined(layout: Parallelism, machine: Machine) -> Parallelism:
     topology = network.links.topology
     is_known = topology.origin("domain") is not Origin.PRIOR
     stated = StatedNodes(domain=topology.domain if is_known else None)
-    return Cluster(stated=stated).joined(layout, machine.own.device)
+    return Cluster(stated=stated).joined(layout, machine.running.device)
 
 
 def _plain(name: str) -> str:
@@ -136,5 +140,5 @@ def _plain(name: str) -> str:
 
 def _options(names: Sequence[str]) -> str:
     words = [name if is_of_library(name) else option_of(_plain(name)) for name in names]
-    told = [f"{word} ({why})" if (why := reason(word)) else word for word in words]
-    return f"{', '.join(told)} {'is' if len(told) == 1 else 'are'}"
+    phrases = [f"{word} ({why})" if (why := reason(word)) else word for word in words]
+    return f"{', '.join(phrases)} {'is' if len(phrases) == 1 else 'are'}"

@@ -14,41 +14,41 @@ from ..views import wrapped
 from .run import Run
 
 
-def placed(run: Run) -> Normal:
+def place_among_published(run: Run) -> Normal:
     """The run, or the machine that was imported, among published runs.
 
     Raises ``CalibrationError`` where no step was measured, or nothing is published of its device.
     """
     machine = run.machine()
-    own, name, time_s = machine.own, machine.name, machine.steps.measured_s(machine.own)
+    running, name, time_s = machine.running, machine.name, machine.steps.measured_s(machine.running)
     if time_s is None:
         raise CalibrationError(f"no step of {name} was measured; record a run of steps")
-    row = StepRow(table="", row_id="", config=own, measured_s=time_s, machine=name, group="")
+    row = StepRow(table="", row_id="", config=running, measured_s=time_s, machine=name, group="")
     sources = dict(read_frame(FOLDER / "sources.csv").to_numpy().tolist())
     near = near_rows(row, machine.steps, published_rows(), sources)
-    found = replace(normal(row, published_rows()), near=near)
+    placement = replace(normal(row, published_rows()), near=near)
     if run.asked_machine is not None or not has_run(run.directory):
-        return found
+        return placement
     table = read(run.directory, run.asked_run_id).table
     rates = bus_rates(table, read_frame(FOLDER / "bus_bandwidths.csv"))
-    return replace(found, groups=tuple(rates.to_dict(orient="records")))
+    return replace(placement, groups=tuple(rates.to_dict(orient="records")))
 
 
-def placed_lines(found: Normal) -> Iterator[str]:
+def placement_lines(placement: Normal) -> Iterator[str]:
     """Everything that is said, line by line."""
-    yield from wrapped(found.sentence)
-    for number, row in enumerate(found.near, 1):
+    yield from wrapped(placement.sentence)
+    for number, row in enumerate(placement.near, 1):
         change = format_frac(row.rate_frac, signed=True)
         rate = f"{row.flop_per_s_per_gpu / 1e12:.0f} TFLOP/s per GPU ({change})"
         parts = " · ".join(filter(None, (row.model, rate, row.framework, row.source)))
         yield ""
         yield from wrapped(f"{number}. {parts}", "   ")
-        told = ", ".join(one.priced_text for one in row.settings)
-        yield from wrapped(f"   they: {told or 'no setting that matters'}", "   ")
+        settings_text = ", ".join(one.priced_text for one in row.settings)
+        yield from wrapped(f"   they: {settings_text or 'no setting that matters'}", "   ")
         whole = format_frac(row.modelled_frac, signed=True)
         yield f"   all of theirs here, by the model: {whole}"
-    for one in found.groups:
-        own, low, high = (one[f"{end}bytes_per_s"] / 1e9 for end in ("", "low_", "high_"))
+    for one in placement.groups:
+        measured, low, high = (one[f"{end}bytes_per_s"] / 1e9 for end in ("", "low_", "high_"))
         kind = f"{one['collective']} of {one['num_ranks']} ranks on {one['num_nodes']} node(s)"
-        text = f"{kind}: {own:.0f} GB/s; published {low:.0f} to {high:.0f} ({one['source']})"
+        text = f"{kind}: {measured:.0f} GB/s; published {low:.0f} to {high:.0f} ({one['source']})"
         yield from ("", *wrapped(text, "   "))

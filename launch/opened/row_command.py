@@ -21,7 +21,7 @@ from ...calib.units import format_time
 from ...calib.workload import RunConfig
 from ..known import launch_of_command, launch_of_run
 from ..wrapper import MARK, is_ours, one_line, sealed, time_option
-from .last_answers import Told
+from .answer_types import PrintableAnswer
 from .other_run import OtherRun
 
 _MODE = 0o700
@@ -31,7 +31,7 @@ BREAK = " \\\n    "
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class RowCommand(Told):
+class RowCommand(PrintableAnswer):
     """A row of a plan with its launch line."""
 
     run_id: str
@@ -56,7 +56,7 @@ class RowCommand(Told):
     @property
     def changes(self) -> tuple[str, ...]:
         """What is changed, added and removed, as comments of a shell."""
-        return tuple(map(_told, self.line.changes))
+        return tuple(map(_change_comment, self.line.changes))
 
     @property
     def text(self) -> str:
@@ -66,12 +66,12 @@ class RowCommand(Told):
     @property
     def script(self) -> str:
         """The script: where it comes from, what changed, what has to be set, and the launch."""
-        said = (f"{MARK} for run {self.run_id}", self.title, *self.changes, *self.notes)
+        comments = (f"{MARK} for run {self.run_id}", self.title, *self.changes, *self.notes)
         blanks = [f": {blank.text}" for blank in self.line.blanks]
         # By env, so that PATH or IFS are the program's and not this script's.
         start = "exec env " if self.line.environment else "exec "
         body = [*blanks, *_go_to(self.launch), start + self.text]
-        return "\n".join(["#!/bin/sh", *_comments(said), "set -eu", *body]) + "\n"
+        return "\n".join(["#!/bin/sh", *_comments(comments), "set -eu", *body]) + "\n"
 
     def write(self, path: Path | str) -> None:
         """Write the row as an executable ``sh`` script at once, for its owner alone.
@@ -143,15 +143,15 @@ def write_script(path: Path | str, text: str, option: str) -> None:
     replace_file(path, sealed(text.encode()), mode=_MODE)
 
 
-def _comments(said: Sequence[str]) -> Iterator[str]:
-    return (f"# {one_line(text.removeprefix('# '))}" for text in said)
+def _comments(texts: Sequence[str]) -> Iterator[str]:
+    return (f"# {one_line(text.removeprefix('# '))}" for text in texts)
 
 
 def _go_to(launch: Launch) -> list[str]:
     return [f"cd -- {quoted(launch.folder)}"] if launch.folder else []
 
 
-def _told(one: Change) -> str:
+def _change_comment(one: Change) -> str:
     if one.before and one.after:
         return f"# changed: {one.after} (was {one.before})"
     return f"# added: {one.after}" if one.after else f"# removed: {one.before}"
@@ -182,7 +182,7 @@ _RENDEZVOUS = (
 
 
 def batch_script(
-    layout: Candidate, run: WholeRun, launch: Launch, described: RunConfig, said: Sequence[str]
+    layout: Candidate, run: WholeRun, launch: Launch, described: RunConfig, comments: Sequence[str]
 ) -> str:
     """The script; ``ConfigError`` where nothing can start it, or the run has no single length."""
     config, par = layout.config, layout.config.parallelism
@@ -194,9 +194,9 @@ def batch_script(
         raise ConfigError(f"--sbatch: {layout.label} cannot run ({why}); choose another layout")
     if par.num_ranks % each:
         raise ConfigError(f"--sbatch: {par.num_ranks} ranks fill no nodes of {each}; change --gpus")
-    if (own := config.cadence.train_iters) and own != run.num_steps:
+    if (train_iters := config.cadence.train_iters) and train_iters != run.num_steps:
         raise ConfigError(
-            f"--tokens asks for {run.num_steps:,} steps, and the line for {own:,}; leave one out"
+            f"--tokens asks for {run.num_steps:,} steps, and the line for {train_iters:,}; leave one out"
         )
     program = _NOT_OF_A_NAME.sub("_", PurePath(next(iter(launch.argv), "train")).stem)
     options = {"job-name": program, "nodes": par.num_ranks // each, "ntasks-per-node": 1}
@@ -206,7 +206,7 @@ def batch_script(
         [
             "#!/bin/bash",
             *(f"#SBATCH --{name}={value}" for name, value in options.items()),
-            *_comments((*said, *run.lines)),
+            *_comments((*comments, *run.lines)),
             f"# --time: the upper 95 % end of the run, and {_START_S / 60:.0f} minutes to start.",
             "set -eu",
             *_go_to(launch),
@@ -222,11 +222,11 @@ def _command(line: LaunchLine, num_steps: int) -> str:
     place = next((n for n, one in enumerate(start) if one.name == "--nproc-per-node"), 0)
     if not place:
         raise ConfigError("--sbatch writes launches of torchrun; give the run's line with it")
-    kept = (*start, *line.program)
-    blanks = dict.fromkeys(word.blank for one in kept for word in one.words if word.blank)
-    length = [] if any(one.name in _LENGTH for one in kept) else [f"--train-iters {num_steps}"]
+    phrases = (*start, *line.program)
+    blanks = dict.fromkeys(word.blank for one in phrases for word in one.words if word.blank)
+    length = [] if any(one.name in _LENGTH for one in phrases) else [f"--train-iters {num_steps}"]
     words = [f"{name}={quoted(value)}" for name, value in line.environment.items()]
-    shell = [one.shell for one in kept]
+    shell = [one.shell for one in phrases]
     shell[place:place] = _RENDEZVOUS
     first = " ".join(["exec", *(["env", *words] if words else []), "srun --kill-on-bad-exit=1"])
     lines = [f": {blank.text}" for blank in blanks]

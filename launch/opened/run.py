@@ -20,7 +20,7 @@ from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConf
 from ...hooks.process import is_installed
 from ..options import read_cluster
 from ..store import SAMPLES, object_of_run, top_of
-from .last_answers import Told
+from .answer_types import PrintableAnswer
 from .other_run import OtherRun
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ..known import Loaded, Machine
     from ..options import Several
     from ..views import ReportTable
-    from .last_answers import Layout, Model, RunDecision, RunForecast
+    from .answer_types import Layout, Model, RunDecision, RunForecast
     from .layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
-    from .reported import ReportAnswer
+    from .report_answer import ReportAnswer
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def quiet_search(top: int) -> Iterator[Effort]:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Run(Told):
+class Run(PrintableAnswer):
     """A calibrated run as it was when it was first asked; load it again for what came later."""
 
     directory: Path
@@ -86,9 +86,9 @@ class Run(Told):
         """
         from ...hooks.process import FORECAST
         from ..store import end_of_run
-        from .last_answers import RunForecast
+        from .answer_types import RunForecast
 
-        value = self._said(FORECAST) or self.report().to_json()["forecast"]
+        value = self._read_published(FORECAST) or self.report().to_json()["forecast"]
         if reason := value.get("reason_no_finish"):
             raise CalibrationError(f"run {self.run_id!r} has no forecast of its end: {reason}")
         ended = end_of_run(top_of(self.directory)[0], self.run_id)
@@ -97,9 +97,9 @@ class Run(Told):
     @cached_property
     def decision(self) -> RunDecision:
         """What is advised, as the run said last; without such a file as the report has it."""
-        from .last_answers import RunDecision
+        from .answer_types import RunDecision
 
-        value = self._said("decision.json") or self.report().to_json()["decision"]
+        value = self._read_published("decision.json") or self.report().to_json()["decision"]
         return RunDecision.of(self.run_id, value)
 
     def predict(
@@ -129,8 +129,8 @@ class Run(Told):
         from .layout_answers import predicted, words_of
 
         other = self._other(config, command, anyway, assume_no_effect)
-        found = predicted(self, words_of(options, layout), other)
-        return found.to_tokens(tokens, price_per_gpu_hour)
+        prediction = predicted(self, words_of(options, layout), other)
+        return prediction.to_tokens(tokens, price_per_gpu_hour)
 
     def plan(
         self,
@@ -231,16 +231,16 @@ class Run(Told):
     @cached_property
     def layout(self) -> Layout:
         """The layout that it runs in."""
-        from .last_answers import Layout
+        from .answer_types import Layout
 
-        return Layout.of(self.machine().own)
+        return Layout.of(self.machine().running)
 
     @cached_property
     def model(self) -> Model:
         """The sizes of the model that it trains."""
-        from .last_answers import Model
+        from .answer_types import Model
 
-        return Model.of(self.machine().own.model)
+        return Model.of(self.machine().running.model)
 
     def machine(self, device: str | None = None) -> Machine:
         """The step model, on the device that was asked for, on another, or on the run's own.
@@ -256,12 +256,16 @@ class Run(Told):
             return self._open(None)
         wanted = known_device(device).driver_name
         try:
-            own = self._open(None)
+            running_machine = self._open(None)
         except ForerunError:  # Probes alone answer for other devices, not for a run of their own.
             return self._open(wanted)
-        here = device_prior(own.own.device).name
-        is_own = here != UNKNOWN_DEVICE and here == device_prior(wanted).name
-        return own if is_own or own.own.device == wanted else self._open(wanted)
+        here = device_prior(running_machine.running.device).name
+        is_same_device = here != UNKNOWN_DEVICE and here == device_prior(wanted).name
+        return (
+            running_machine
+            if is_same_device or running_machine.running.device == wanted
+            else self._open(wanted)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Which run it is, and what it was loaded with."""
@@ -275,9 +279,9 @@ class Run(Told):
     def parts(self) -> Iterator[ReportTable | str]:
         """Which run it is, and what it says of itself so far."""
         yield f"run {self.run_id} in {self.directory}"
-        for say in (lambda: self.forecast, lambda: self.decision):
+        for read_answer in (lambda: self.forecast, lambda: self.decision):
             try:
-                yield say().sentence
+                yield read_answer().sentence
             except ForerunError as err:
                 yield str(err)
 
@@ -305,15 +309,15 @@ class Run(Told):
 
     @cached_property
     def _report(self) -> ReportAnswer:
-        from .reported import reported
+        from .report_answer import make_report
 
-        return reported(self.directory, self._loaded)
+        return make_report(self.directory, self._loaded)
 
-    def _said(self, name: str) -> dict[str, Any] | None:
+    def _read_published(self, name: str) -> dict[str, Any] | None:
         """A file of this run; None where there is none that can be read."""
-        top, own = top_of(self.directory)
+        top, launch_run_ids = top_of(self.directory)
         try:
-            return object_of_run(self.directory if own else top, name, self.run_id)
+            return object_of_run(self.directory if launch_run_ids else top, name, self.run_id)
         except RecordError:
             return None
 
@@ -324,17 +328,17 @@ class Run(Told):
         anyway: bool,
         assume_no_effect: Sequence[str],
     ) -> OtherRun:
-        from ..options import line_inside
+        from ..options import inner_launch_line
 
         return OtherRun(
             config=None if config is None else Path(config),
-            command=line_inside(command),
+            command=inner_launch_line(command),
             is_any_answer=anyway,
             without_effect=tuple(assume_no_effect),
         )
 
 
-_HELD = ("records/*/*", SAMPLES, f"runs/*/{SAMPLES}", "imported/*.csv")
+_DATA_PATTERNS = ("records/*/*", SAMPLES, f"runs/*/{SAMPLES}", "imported/*.csv")
 """Any of these, and there is something to ask."""
 
 
@@ -377,7 +381,9 @@ def load(
         )
     home = Path(directory)
     top, _ = top_of(home)
-    if not any(next(place.glob(held), None) for place in {home, top} for held in _HELD):
+    if not any(
+        next(place.glob(pattern), None) for place in {home, top} for pattern in _DATA_PATTERNS
+    ):
         raise RecordError(
             f"{home} has neither records nor {SAMPLES}; train with --calibrate "
             f"--calibrate-dir={home} first"
@@ -440,7 +446,7 @@ class Unmeasured(Run):
 
             config = replace(self.described, device=device or self.described.device)
             machine = device_machine(config, read_cluster(self.cluster))
-            nearest = modelled_nearest(machine.own, machine.steps, published_rows())
+            nearest = modelled_nearest(machine.running, machine.steps, published_rows())
             basis = f"from published measurements of {config.device}, no run of yours"
             basis += f"; {nearest}" * bool(nearest)
             self._opened[device] = replace(machine, problems=(), basis=basis)
@@ -463,13 +469,13 @@ def unmeasured(
     ``num_ranks``: 0, as the command says.  Raises ``ConfigError`` where the run or its ranks are
     not described.
     """
-    from ..options import described_run, line_inside
+    from ..options import described_run, inner_launch_line
 
     name = known_device(device).driver_name
     base = _any_run(name, num_ranks)
     base = base if command else apply_options(base, options)
-    found = described_run(config, line_inside(command), base, num_ranks=num_ranks)
-    if found is None:
+    described = described_run(config, inner_launch_line(command), base, num_ranks=num_ranks)
+    if described is None:
         raise ConfigError(
             "without a directory the run has to be described; give its command after --, or "
             "--config FILE"
@@ -478,7 +484,7 @@ def unmeasured(
         directory=Path(),
         cluster=cluster,
         searching=searching,
-        described=replace(found.config, device=name),
+        described=replace(described.config, device=name),
         config=config,
         command=tuple(command),
     )

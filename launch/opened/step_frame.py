@@ -34,14 +34,14 @@ def step_frame(
     it did not, with the newest forecast that was ``made`` before each."""
     steps = table.newest("steps")
     by_step = steps.groupby(["window", "step"], sort=True)
-    found = by_step.agg(
+    step_rows = by_step.agg(
         step_time_s=("time_s", "median"),
         is_hooked=("is_hooked", "max"),
         is_clean=("is_clean", "min"),
         flags=("flags", _joined),
     ).reset_index()
-    found["iteration"] = found.pop("step") + 1
-    recorded = _sorted(_typed(predicted_before(found, made)))
+    step_rows["iteration"] = step_rows.pop("step") + 1
+    recorded = _sorted(_typed(predicted_before(step_rows, made)))
     if seen is None:
         return recorded
     whole = _typed(seen.assign(is_clean=seen["flags"].eq("")))
@@ -58,20 +58,20 @@ def predicted_before(steps: pd.DataFrame, made: Sequence[PastForecast]) -> pd.Da
         ("low_s", "single_low_s"),
         ("high_s", "single_high_s"),
     ):
-        said = np.array([getattr(one, name) for one in known] + [np.nan])
+        forecast_values = np.array([getattr(one, name) for one in known] + [np.nan])
         # Place -1, before the first, is the NaN at the end.
-        steps[column] = said[places]
+        steps[column] = forecast_values[places]
     return steps
 
 
 def _typed(steps: pd.DataFrame) -> pd.DataFrame:
     """With every column; what is not known is NaN, NaT or False."""
-    found = steps.copy()
+    frame = steps.copy()
     for column, value in (("unix_s", np.nan), ("is_disturbed", False)):
-        if column not in found:
-            found[column] = value
-    found["time"] = pd.to_datetime(found["unix_s"], unit="s", utc=True)
-    return found.astype(COLUMNS)[list(COLUMNS)]
+        if column not in frame:
+            frame[column] = value
+    frame["time"] = pd.to_datetime(frame["unix_s"], unit="s", utc=True)
+    return frame.astype(COLUMNS)[list(COLUMNS)]
 
 
 def _sorted(steps: pd.DataFrame) -> pd.DataFrame:

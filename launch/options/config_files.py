@@ -51,32 +51,32 @@ _SIZES = ("--num-layers", "--hidden-size")
 _MOST_DEEP = 4
 
 
-def read_config(path: Path, own: RunConfig, *, num_ranks: int = 0) -> Described:
-    """The run that a file describes, on ``num_ranks`` ranks (0: as many as ``own`` has).
+def read_config(path: Path, base: RunConfig, *, num_ranks: int = 0) -> Described:
+    """The run that a file describes, on ``num_ranks`` ranks (0: as many as ``base`` has).
 
     ``.yaml`` and ``.json`` hold Megatron's arguments (flat, under ``MODEL_ARGS``, or a dumped
     namespace), a ``RunConfig`` as the report has it, or a Hugging Face ``config.json``, whose model
-    and 16-bit dtype take the place of those in ``own``; ``.pt`` and a directory are a checkpoint of
+    and 16-bit dtype take the place of those in ``base``; ``.pt`` and a directory are a checkpoint of
     Megatron.  Raises ``ConfigError`` where the file is missing or says something else.
     """
-    ranks = num_ranks or own.parallelism.num_ranks
+    ranks = num_ranks or base.parallelism.num_ranks
     value = _parsed(path)
     if "model_type" in value and "num_layers" not in value:
-        multiple = VOCAB_MULTIPLE * own.parallelism.tp
-        model = from_hugging_face(value, seq_length=own.model.seq_length, vocab_multiple=multiple)
-        config, note = in_its_precision(replace(own, model=model, unmodelled=()), value)
+        multiple = VOCAB_MULTIPLE * base.parallelism.tp
+        model = from_hugging_face(value, seq_length=base.model.seq_length, vocab_multiple=multiple)
+        config, note = in_its_precision(replace(base, model=model, unmodelled=()), value)
         return Described(config=config, unknown=(), notes=(note,) if note else ())
     if isinstance(value.get("model"), Mapping) and "parallelism" in value:
         return Described(config=RunConfig.from_json(dict(value)), unknown=())
     return config_from_mapping(
-        value, num_ranks=ranks, ranks_per_node=own.parallelism.ranks_per_node
+        value, num_ranks=ranks, ranks_per_node=base.parallelism.ranks_per_node
     )
 
 
 def described_run(
     path: Path | None,
     command: Sequence[str],
-    own: RunConfig,
+    base: RunConfig,
     *,
     num_ranks: int = 0,
     usual_ranks: int = 0,
@@ -89,10 +89,10 @@ def described_run(
     if path is not None and command:
         raise ConfigError("--config and a command after -- exclude each other; give one of them")
     if path is not None:
-        return read_config(path, own, num_ranks=num_ranks)
+        return read_config(path, base, num_ranks=num_ranks)
     if not command:
         return None
-    par = own.parallelism
+    par = base.parallelism
     if not (num_ranks or usual_ranks or ranks_of(split_launcher(command)[0]).num_ranks):
         raise ConfigError("the command does not say how many ranks it starts; give --gpus N")
     return config_from_command(
@@ -151,9 +151,9 @@ def _yaml(path: Path, text: str) -> Any:
 
 def _is_small(value: Any) -> bool:
     """False where aliases unfold to more than a file of arguments can mean."""
-    left, waiting = MAX_VALUES, [value]
-    while waiting and left > 0:
-        left -= 1
+    num_remaining, waiting = MAX_VALUES, [value]
+    while waiting and num_remaining > 0:
+        num_remaining -= 1
         one = waiting.pop()
         if isinstance(one, Mapping):
             waiting += one.values()
@@ -239,13 +239,13 @@ def _model(path: Path, name: str, most_deep: int) -> dict[str, Any]:
             f"{path} takes its model from {name}, which is not beside it; put that file there, or "
             "give the launch line after --"
         )
-    own = _parsed(place)
+    parsed = _parsed(place)
     values: dict[str, Any] = {}
     for key in _BASES:
-        bases = own.get(key) or ()
+        bases = parsed.get(key) or ()
         for base in [bases] if isinstance(bases, str) else bases:
             values.update(_model(place, str(base), most_deep - 1))
-    rest = {key: value for key, value in own.items() if key not in _BASES}
+    rest = {key: value for key, value in parsed.items() if key not in _BASES}
     return {**values, **_filled(rest)}
 
 
@@ -267,7 +267,7 @@ def _filled_text(text: str) -> Any:
     return int(filled) if filled.removeprefix("-").isdecimal() else filled
 
 
-def line_inside(words: Sequence[str]) -> tuple[str, ...]:
+def inner_launch_line(words: Sequence[str]) -> tuple[str, ...]:
     """The launch line that ``bash run.sh``, ``sbatch run.sh`` or ``srun bash -c TEXT`` comes to.
 
     Other lines are returned as they are.  Raises ``ConfigError`` where a script cannot be read, or
@@ -295,7 +295,7 @@ def _inside(words: Sequence[str], place: int) -> tuple[str, ...]:
     outer, rest = words[:place], words[place:]
     variables, _ = split_variables(outer)
     is_batch = PurePath(rest[0]).name in _BATCH
-    if PurePath(rest[0]).name in _SHELLS and (text := _said(rest[1:])) is not None:
+    if PurePath(rest[0]).name in _SHELLS and (text := _inline_script(rest[1:])) is not None:
         return (*outer, *_launch(commands(text, variables), f"{rest[0]} -c"))
     behind = rest if rest[0].endswith(_SCRIPTS) else rest[1:]
     word = next((one for one in behind if os.path.isfile(one)), None)
@@ -310,7 +310,7 @@ def _inside(words: Sequence[str], place: int) -> tuple[str, ...]:
     return (*outer, *_launch(commands(text, variables), str(Path(word))))
 
 
-def _said(words: Sequence[str]) -> str | None:
+def _inline_script(words: Sequence[str]) -> str | None:
     """The text behind ``-c``, ``-lc`` and the like; None where a file is meant."""
     for place, word in enumerate(words):
         if not word.startswith("-"):
@@ -320,9 +320,9 @@ def _said(words: Sequence[str]) -> str | None:
     return None
 
 
-def _launch(found: Sequence[Sequence[str]], name: str) -> tuple[str, ...]:
+def _launch(command_lines: Sequence[Sequence[str]], name: str) -> tuple[str, ...]:
     """The command that trains: one with a model's sizes before others, the last of several."""
-    plain = [tuple(_without_redirection(one)) for one in found]
+    plain = [tuple(_without_redirection(one)) for one in command_lines]
     trains = [one for one in plain if any(w.endswith(".py") for w in one) or _wraps(one)]
     sized = [one for one in trains if any(word in _SIZES for word in one)]
     if not trains:
@@ -341,9 +341,9 @@ def _wraps(words: Sequence[str]) -> bool:
 def _without_redirection(words: Sequence[str]) -> Iterator[str]:
     is_target = False
     for word in words:
-        found = _REDIRECTED.match(word)
-        if found is not None:
-            is_target = found.end() == len(word) and "&" not in word
+        match = _REDIRECTED.match(word)
+        if match is not None:
+            is_target = match.end() == len(word) and "&" not in word
         elif is_target:
             is_target = False
         else:

@@ -37,7 +37,7 @@ _MOST_CLUSTER_NBYTES = 1 << 16
 
 
 def parse(
-    own: Sequence[str],
+    calibrate_flags: Sequence[str],
     environ: Mapping[str, str],
     host_argv: Sequence[str],
     companion_command: Sequence[str],
@@ -53,7 +53,7 @@ def parse(
         values["device"] = _choice(DeviceChoice, f"{DEVICE}={device}", device)
     if limit := environ.get(LIMIT):
         values["limit_unix_s"] = _moment(f"{LIMIT}={limit}", limit)
-    values |= dict(_value(flag) for flag in own if flag not in FLAGS)
+    values |= dict(_value(flag) for flag in calibrate_flags if flag not in FLAGS)
     goals = Goals(**{name: values.pop(name) for name in Goals.__slots__ if name in values})
     if python := values.get("python", ""):
         companion_command = interpreter.companion_command(environ, python)
@@ -123,30 +123,30 @@ def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
     >>> cadence_hint(["--train-iters", "500", "--save-interval=100"]).save_interval
     100
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     numbers = [spec.name for spec in fields(CadenceHint) if spec.default is None]
     for name in numbers:
         (text,) = _words_of(host_argv, name, 1) or ("",)
         if text.isdecimal():
-            found[name] = int(text)
+            values[name] = int(text)
     ramp = _words_of(host_argv, "rampup_batch_size", 3)
     if len(ramp) == 3 and all(word.isdecimal() for word in ramp):
-        found["rampup_batch_size"] = tuple(int(word) for word in ramp)
+        values["rampup_batch_size"] = tuple(int(word) for word in ramp)
     for name in ("save", "step_batch_size_schedule"):
-        (found[name],) = _words_of(host_argv, name, 1) or ("",)
-    return CadenceHint(**found)
+        (values[name],) = _words_of(host_argv, name, 1) or ("",)
+    return CadenceHint(**values)
 
 
 def _words_of(host_argv: Sequence[str], name: str, count: int) -> tuple[str, ...]:
     """The words behind the last mention of an option; empty where it is not there."""
     option = "--" + name.replace("_", "-")
-    found: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     for index, argument in enumerate(host_argv):
         if argument == option:
-            found = tuple(host_argv[index + 1 : index + 1 + count])
+            words = tuple(host_argv[index + 1 : index + 1 + count])
         elif argument.startswith(option + "="):
-            found = (argument.removeprefix(option + "="),)
-    return found
+            words = (argument.removeprefix(option + "="),)
+    return words
 
 
 def _value(written: str) -> tuple[str, Any]:
@@ -269,12 +269,12 @@ def read_cluster(path: Path | None) -> StatedNodes | None:
     if len(text) > _MOST_CLUSTER_NBYTES:
         raise ConfigError(f"{path} is larger than 64 KiB; a cluster file has a few lines")
     try:
-        found = parse_json(text)
+        value = parse_json(text)
     except ValueError as err:
         raise ConfigError(f"{path} is not JSON: {err}; correct it") from err
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ConfigError(f"{path} holds no JSON object; give one with any of {', '.join(KEYS)}")
     try:
-        return stated_nodes(found)
+        return stated_nodes(value)
     except ConfigError as err:
         raise ConfigError(f"{path}: {err}") from err

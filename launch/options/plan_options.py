@@ -45,18 +45,18 @@ class BatchRule:
     follows_ranks: bool = False
     """As many for each rank as the run has."""
 
-    def size(self, own: RunConfig, num_ranks: int) -> int:
+    def size(self, running: RunConfig, num_ranks: int) -> int:
         """Samples of a step on so many ranks; ``ConfigError`` where they are no whole number."""
-        here, own_ranks = own.batch.global_batch_size, own.parallelism.num_ranks
+        here, running_ranks = running.batch.global_batch_size, running.parallelism.num_ranks
         if not self.follows_ranks:
             return self.samples_per_rank * num_ranks or self.samples or here
-        if here * num_ranks % own_ranks:
+        if here * num_ranks % running_ranks:
             raise ConfigError(
                 "--global-batch-size xGPUS is not a whole number of samples on "
-                f"{num_ranks} GPUs (the run has {here} on {own_ranks}); choose other numbers of "
+                f"{num_ranks} GPUs (the run has {here} on {running_ranks}); choose other numbers of "
                 "GPUs, or give samples"
             )
-        return here * num_ranks // own_ranks
+        return here * num_ranks // running_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class PlanQuestion:
         """Price of an hour of a GPU of one of the devices, by its place; None: not told."""
         return self.prices[min(place, len(self.prices) - 1)] if self.prices else None
 
-    def asked_of(self, config: RunConfig, num_ranks: int) -> RunConfig:
+    def apply_to(self, config: RunConfig, num_ranks: int) -> RunConfig:
         """The run with the batch for so many ranks, the samples and the nodes that are asked for.
 
         Its replicas and its micro-batch shrink to what divides the batch.
@@ -160,16 +160,18 @@ def _text(value: Several) -> str | None:
     return ",".join(map(str, value)) if isinstance(value, Iterable) else str(value)
 
 
-def _keep(asked: str | Mapping[str, Any] | None) -> Keep | None:
+def _keep(constraint: str | Mapping[str, Any] | None) -> Keep | None:
     """What is kept, by its text or by values of names.
 
     >>> str(_keep({"tp": 8, "pp": (1, 2)}))
     'tp=8,pp=1|2'
     """
-    if isinstance(asked, Mapping):
-        texts = ((name, (_text(values) or "").replace(",", "|")) for name, values in asked.items())
-        asked = ",".join(f"{name}={text}" for name, text in texts)
-    return Keep.parse(asked) if asked else None
+    if isinstance(constraint, Mapping):
+        texts = (
+            (name, (_text(values) or "").replace(",", "|")) for name, values in constraint.items()
+        )
+        constraint = ",".join(f"{name}={text}" for name, text in texts)
+    return Keep.parse(constraint) if constraint else None
 
 
 def read_counts(text: str) -> tuple[int, ...]:
@@ -180,7 +182,7 @@ def read_counts(text: str) -> tuple[int, ...]:
     >>> read_counts("8..64"), read_counts("64,96,8"), read_counts("6..30")
     ((8, 16, 32, 64), (64, 96, 8), (6, 12, 24))
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         first, is_range, last = part.partition("..")
         begin = _positive("--gpus", first)
@@ -188,9 +190,9 @@ def read_counts(text: str) -> tuple[int, ...]:
         if end < begin:
             raise ConfigError(f"--gpus {part} ends below its start; write {end}..{begin}")
         while begin <= end:
-            found.append(begin)
+            numbers.append(begin)
             begin *= 2
-    counts = tuple(dict.fromkeys(found))
+    counts = tuple(dict.fromkeys(numbers))
     if len(counts) > _MOST_COUNTS:
         raise ConfigError(
             f"--gpus has {len(counts)} numbers of GPUs; give at most {_MOST_COUNTS} at once"

@@ -23,12 +23,14 @@ _ENDS = (
 """Our suffix, theirs, and how many of theirs are one of ours; the first that fits."""
 
 
-def open_prometheus(told: CompanionSettings) -> Sink:
+def open_prometheus(companion_settings: CompanionSettings) -> Sink:
     """The file that was asked for, replaced at most every ``EVERY_S`` seconds."""
-    if told.settings.prometheus is None:
+    if companion_settings.settings.prometheus is None:
         return Sink("")
-    path = told.settings.prometheus.expanduser().absolute()
-    labels = _labels(run_id=told.settings.rank.run_id, launch=told.launch_id)
+    path = companion_settings.settings.prometheus.expanduser().absolute()
+    labels = _labels(
+        run_id=companion_settings.settings.rank.run_id, launch=companion_settings.launch_id
+    )
     return LatestValues(
         str(path),
         lambda values: replace_file(path, exposition(values, labels)),

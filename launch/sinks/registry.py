@@ -31,22 +31,22 @@ class AllSinks(Sink):
 
     def __init__(
         self,
-        told: CompanionSettings,
-        tell: Callable[[str], object],
+        companion_settings: CompanionSettings,
+        notify: Callable[[str], object],
         sinks: Mapping[str, OpenSink] = SINKS,
     ) -> None:
-        self._tell = tell
+        self._notify = notify
         self._open = dict.fromkeys(sinks, Sink())
         for name, opener in sinks.items():
-            self._guard(name, partial(self._begin, name, opener, told))
+            self._guard(name, partial(self._begin, name, opener, companion_settings))
         self._unsent = Unsent()
-        asked = {name: sink.where for name, sink in self._open.items() if sink.where}
-        super().__init__(" · ".join(f"{name}: {where}" for name, where in asked.items()))
+        destinations = {name: sink.where for name, sink in self._open.items() if sink.where}
+        super().__init__(" · ".join(f"{name}: {where}" for name, where in destinations.items()))
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """To all of them the same, without constants that they have."""
-        found = self._unsent.of(values)
-        self._each(lambda sink: sink.step(step, found))
+        new_values = self._unsent.of(values)
+        self._each(lambda sink: sink.step(step, new_values))
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         self._each(lambda sink: sink.tables(step, tables))
@@ -64,13 +64,13 @@ class AllSinks(Sink):
         for name in self._open:
             self._guard(name, partial(act, self._open[name]))
 
-    def _begin(self, name: str, opener: OpenSink, told: CompanionSettings) -> None:
-        self._open[name] = sink = opener(told)
-        sink.tell = lambda text: self._tell(f"{name}: {text}")
+    def _begin(self, name: str, opener: OpenSink, companion_settings: CompanionSettings) -> None:
+        self._open[name] = sink = opener(companion_settings)
+        sink.notify = lambda text: self._notify(f"{name}: {text}")
 
     def _guard(self, name: str, act: Callable[[], object]) -> None:
         try:
             act()
         except Exception as err:  # a sink has errors of its own, of networks and files alike
             self._open[name] = Sink()
-            self._tell(f"{name} is off: {err}")
+            self._notify(f"{name} is off: {err}")

@@ -16,11 +16,11 @@ _T = TypeVar("_T")
 PATIENCE_S = 4.0
 """How long the last value is waited for at the end of a run."""
 _MOST_APART_S = 60.0
-NO_ROOM = "off (the directory cannot be written)"
+OFF_UNWRITABLE = "off (the directory cannot be written)"
 """What a sink in the run's own directory says there; why, the ranks have said."""
 
 
-def has_room(directory: Path) -> bool:
+def is_writable(directory: Path) -> bool:
     """Whether files can be written into a directory, which is made where it is not there."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class Sink:
     def __init__(self, where: str = "off") -> None:
         self.where = where
         """Where the values can be found, or why they cannot; for the log.  Empty: nobody asked."""
-        self.tell: Callable[[str], object] = lambda text: None
+        self.notify: Callable[[str], object] = lambda text: None
         """Says a line in the log, of what goes wrong and is tried again; the registry sets it."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -63,10 +63,10 @@ class Sink:
         """The run is over; ``summary`` is what its predictions were worth."""
 
 
-class Newest(Generic[_T]):
+class ThrottledSender(Generic[_T]):
     """Calls ``send`` with the newest value, at most once in ``every_s``.
 
-    Where that fails ``tell`` hears of it once, and the newest is tried again, less often each time.
+    Where that fails ``notify`` hears of it once, and the newest is tried again, less often each time.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Newest(Generic[_T]):
         send: Callable[[_T], object],
         *,
         every_s: float,
-        tell: Callable[[str], object],
+        notify: Callable[[str], object],
         name: str,
     ) -> None:
-        self._send, self._every_s, self._tell = send, every_s, tell
+        self._send, self._every_s, self._notify = send, every_s, notify
         self._changed = threading.Condition()
         self._value: _T | None = None
         self._apart_s, self._next_s = every_s, 0.0
-        self._is_over = self._is_told = False
+        self._is_over = self._has_notified = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -115,9 +115,9 @@ class Newest(Generic[_T]):
             self._send(value)
         except (OSError, ValueError, HTTPException) as err:
             self._apart_s = min(max(_MOST_APART_S, self._every_s), 2 * self._apart_s)
-            if not self._is_told:
-                self._is_told = True
-                self._tell(f"{err or type(err).__name__}; Forerun tries again")
+            if not self._has_notified:
+                self._has_notified = True
+                self._notify(f"{err or type(err).__name__}; Forerun tries again")
             with self._changed:
                 self._value = value if self._value is None else self._value
         else:
@@ -133,8 +133,8 @@ class LatestValues(Sink):
     ) -> None:
         super().__init__(where)
         self._values: dict[str, float] = {}
-        self._newest: Newest[dict[str, float]] = Newest(
-            send, every_s=every_s, tell=lambda text: self.tell(text), name=f"forerun-{name}"
+        self._newest: ThrottledSender[dict[str, float]] = ThrottledSender(
+            send, every_s=every_s, notify=lambda text: self.notify(text), name=f"forerun-{name}"
         )
 
     def step(self, step: int, values: Mapping[str, float]) -> None:

@@ -24,14 +24,14 @@ class SlurmComment(LatestValues):
 
     def __init__(self, job_id: str, ask: Ask = ask_slurm) -> None:
         super().__init__(f"comment of job {job_id}", self._update, every_s=EVERY_S, name="slurm")
-        self._job_id, self._ask, self._said = job_id, ask, ""
+        self._job_id, self._ask, self._last_text = job_id, ask, ""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Before the first forecast there is nothing to say."""
         self._values |= {name: values[name] for name in _NAMES if name in values}
         text = comment(self._values)
-        if text and text != self._said:
-            self._said = text
+        if text and text != self._last_text:
+            self._last_text = text
             self._newest.put({**self._values})
 
     def _update(self, values: Mapping[str, float]) -> None:
@@ -40,9 +40,9 @@ class SlurmComment(LatestValues):
             raise OSError("scontrol update was refused or did not answer")
 
 
-def open_slurm(told: CompanionSettings) -> Sink:
+def open_slurm(companion_settings: CompanionSettings) -> Sink:
     """The job that this runs in, where its comment was asked for."""
-    if told.settings.slurm_comment is not Switch.ON:
+    if companion_settings.settings.slurm_comment is not Switch.ON:
         return Sink("")
     job_id = os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID") or ""
     if not job_id:
@@ -60,13 +60,13 @@ def comment(values: Mapping[str, float]) -> str:
     """
     if "step_time_predicted_s" not in values:
         return ""
-    found = []
+    parts = []
     if "progress_frac" in values:
-        found.append(f"{int(100 * values['progress_frac'])} %")
+        parts.append(f"{int(100 * values['progress_frac'])} %")
     if "finish_p50_unix_s" in values:
-        found.append(f"ends {_moment(values['finish_p50_unix_s'], values.get(TIME, 0.0))}")
-    found.append(f"step {format_time(values['step_time_predicted_s'])}")
-    return "forerun: " + " · ".join(found)
+        parts.append(f"ends {_moment(values['finish_p50_unix_s'], values.get(TIME, 0.0))}")
+    parts.append(f"step {format_time(values['step_time_predicted_s'])}")
+    return "forerun: " + " · ".join(parts)
 
 
 def _moment(unix_s: float, now_unix_s: float) -> str:

@@ -18,7 +18,7 @@ from ...calib.records import PREFIX, TIME, open_own
 from ...calib.workload import SinkChoice
 from ...hooks.process import CompanionSettings, is_installed
 from ..views import markdown_rows
-from .sink import NO_ROOM, Sink, has_room
+from .sink import OFF_UNWRITABLE, Sink, is_writable
 
 FOLDER = "forerun"
 """Below the host's own folder."""
@@ -97,22 +97,22 @@ def _messages(name: str) -> Any:
     return importlib.import_module(f"tensorboard.compat.proto.{name}_pb2")
 
 
-def open_tensorboard(told: CompanionSettings) -> Sink:
+def open_tensorboard(companion_settings: CompanionSettings) -> Sink:
     """Event files beside the host's own, else in our directory."""
-    settings = told.settings
+    settings = companion_settings.settings
     wanted = settings.tensorboard
     if wanted is SinkChoice.OFF:
         return Sink("")
     if not is_installed("tensorboard"):
-        is_missed = wanted is SinkChoice.ON or bool(told.host_tensorboard)
+        is_missed = wanted is SinkChoice.ON or bool(companion_settings.host_tensorboard)
         return Sink(
             "off (not installed: pip install tensorboard, if you want it)" if is_missed else ""
         )
-    if told.host_tensorboard:
-        return Events(Path(told.host_tensorboard) / FOLDER)
-    if not has_room(settings.directory):
-        return Sink(NO_ROOM)
-    name = told.launch_id or settings.rank.run_id
+    if companion_settings.host_tensorboard:
+        return Events(Path(companion_settings.host_tensorboard) / FOLDER)
+    if not is_writable(settings.directory):
+        return Sink(OFF_UNWRITABLE)
+    name = companion_settings.launch_id or settings.rank.run_id
     return Events(settings.directory / "tensorboard" / name)
 
 

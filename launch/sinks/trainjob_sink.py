@@ -57,15 +57,15 @@ class TrainJob(LatestValues):
         )
 
 
-def open_trainjob(told: CompanionSettings) -> Sink:
+def open_trainjob(companion_settings: CompanionSettings) -> Sink:
     """The job that the variables name; a sink that takes nothing where training reports itself."""
-    wanted = told.settings.trainjob
+    wanted = companion_settings.settings.trainjob
     server = server_of(os.environ)
     if wanted is SinkChoice.OFF or (server is None and wanted is SinkChoice.AUTO):
         return Sink("")
     if server is None:
         return Sink(f"off (no {VARIABLE}URL, _CA_CERT and _TOKEN here)")
-    if told.has_host_trainjob and wanted is SinkChoice.AUTO:
+    if companion_settings.has_host_trainjob and wanted is SinkChoice.AUTO:
         return Sink("off (training reports there itself; --calibrate-trainjob=on takes its place)")
     if urlsplit(server.url).scheme != "https":
         return Sink(f"off ({VARIABLE}URL is not https: the token is not sent)")
@@ -88,18 +88,18 @@ def status(values: Mapping[str, float]) -> dict[str, Any]:
     ... ]
     1800
     """
-    found: dict[str, Any] = {}
+    body: dict[str, Any] = {}
     if "progress_frac" in values:
-        found["progressPercentage"] = int(100 * values["progress_frac"])
+        body["progressPercentage"] = int(100 * values["progress_frac"])
     if "eta_h" in values:
         seconds = round(values["eta_h"] * 3600)
-        found["estimatedRemainingSeconds"] = min(max(0, seconds), _MOST_SECONDS)
-    found["metrics"] = [
+        body["estimatedRemainingSeconds"] = min(max(0, seconds), _MOST_SECONDS)
+    body["metrics"] = [
         {"name": (PREFIX + name)[:_MOST_CHARACTERS], "value": repr(value)}
         for name, value in values.items()
     ][:_MOST_METRICS]
-    found["lastUpdatedTime"] = iso_time(values.get(TIME, time.time()))
-    return {"trainerStatus": found}
+    body["lastUpdatedTime"] = iso_time(values.get(TIME, time.time()))
+    return {"trainerStatus": body}
 
 
 def post(server: Server, body: Mapping[str, Any]) -> None:

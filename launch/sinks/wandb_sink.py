@@ -26,7 +26,7 @@ from ...hooks.process import (
     wandb_table,
 )
 from ..store import place_of
-from .sink import NO_ROOM, Newest, Sink, has_room
+from .sink import OFF_UNWRITABLE, Sink, ThrottledSender, is_writable
 
 _MOMENT = "_timestamp"
 Mode = Literal["online", "offline", "disabled", "shared"]
@@ -56,25 +56,25 @@ EVERY_S = 1.0
 _YES = ("1", "true", "yes", "on")
 
 
-class OwnRun(Sink):
+class ForerunRun(Sink):
     """A W&B run that belongs to Forerun; raises what ``wandb.init`` raises."""
 
-    def __init__(self, told: CompanionSettings, mode: Mode) -> None:
+    def __init__(self, companion_settings: CompanionSettings, mode: Mode) -> None:
         import wandb
 
         self._wandb = wandb
-        directory = told.settings.directory
-        self._folder = place_of(told).path
-        self._unix_s = told.started_unix_s
+        directory = companion_settings.settings.directory
+        self._folder = place_of(companion_settings).path
+        self._unix_s = companion_settings.started_unix_s
         _stay_in(directory / "wandb")
         sent = f"; wandb sync {directory}/wandb/offline-run-* sends it"
         super().__init__(f"{PREFIX}* ({mode}{sent if mode == 'offline' else ''})")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "forerun"),
-            name=f"forerun-{told.settings.rank.run_id}",
+            name=f"forerun-{companion_settings.settings.rank.run_id}",
             dir=str(directory),
             mode=mode,
-            config={"calib": _config(told)},
+            config={"calib": _config(companion_settings)},
             settings=_settings(wandb),
         )
         define_steps(self._run)
@@ -106,21 +106,21 @@ class OwnRun(Sink):
         self._run.log({**row, _MOMENT: self._unix_s} if self._unix_s else row, step=step)
 
 
-def open_wandb(told: CompanionSettings) -> Sink:
+def open_wandb(companion_settings: CompanionSettings) -> Sink:
     """Our own run; a sink that takes nothing where W&B is off, or the host's run has the values."""
-    wanted = told.settings.wandb
+    wanted = companion_settings.settings.wandb
     if wanted is WandbMode.OFF:
         return Sink()
-    if told.has_host_wandb:
-        return HostRun(told)
+    if companion_settings.has_host_wandb:
+        return HostRun(companion_settings)
     mode = run_mode(wanted, os.environ)
     if mode == "disabled":
         return Sink("off (WANDB_MODE)")
     if not is_installed("wandb"):
         return Sink("off (not installed: pip install wandb, if you want it)")
-    if not has_room(told.settings.directory):
-        return Sink(NO_ROOM)
-    return OwnRun(told, mode)
+    if not is_writable(companion_settings.settings.directory):
+        return Sink(OFF_UNWRITABLE)
+    return ForerunRun(companion_settings, mode)
 
 
 def _stay_in(directory: Path) -> None:
@@ -129,17 +129,17 @@ def _stay_in(directory: Path) -> None:
         os.environ.setdefault(name, str(directory.absolute()))
 
 
-def _config(told: CompanionSettings) -> dict[str, Any]:
+def _config(companion_settings: CompanionSettings) -> dict[str, Any]:
     """What of our settings the run is told; never arguments, paths or environment."""
-    settings = told.settings
+    settings = companion_settings.settings
     return {
         "confidence": settings.goals.confidence,
         "every": settings.every,
         "gpus": list(settings.goals.gpus),
         "num_local_ranks": settings.rank.local_world_size,
         "num_ranks": settings.rank.world_size,
-        "num_restarts": told.num_restarts,
-        "num_steps": told.num_steps,
+        "num_restarts": companion_settings.num_restarts,
+        "num_steps": companion_settings.num_steps,
         "on_advice": settings.on_advice.value,
         "steps": settings.steps,
     }
@@ -182,18 +182,18 @@ class HostRun(Sink):
     values are replaced at most every ``EVERY_S`` seconds, and once more at the end.
     """
 
-    def __init__(self, told: CompanionSettings) -> None:
+    def __init__(self, companion_settings: CompanionSettings) -> None:
         super().__init__(f"{PREFIX}* in the host's run")
-        self._folder = place_of(told).path
+        self._folder = place_of(companion_settings).path
         self._whole: dict[str, Any] = {
-            "launch_id": told.launch_id, "values": {}, "summary": {}, "alerts": [], "num_tables": 0
+            "launch_id": companion_settings.launch_id, "values": {}, "summary": {}, "alerts": [], "num_tables": 0
         }  # fmt: skip
         self._lines: dict[str, list[str]] = {}
         path = self._folder / HOST_VALUES
-        self._newest: Newest[str] = Newest(
+        self._newest: ThrottledSender[str] = ThrottledSender(
             lambda text: replace_file(path, text),
             every_s=EVERY_S,
-            tell=lambda text: self.tell(text),
+            notify=lambda text: self.notify(text),
             name="forerun-host-run",
         )
 
@@ -207,7 +207,7 @@ class HostRun(Sink):
         for name, rows in tables.items():
             head = {"number": number, "table": name}
             self._lines[name] = [json.dumps({**head, "row": dict(row)}) for row in rows]
-        lines = [line for held in self._lines.values() for line in held]
+        lines = [line for table_lines in self._lines.values() for line in table_lines]
         replace_file(self._folder / HOST_TABLES, "".join(f"{line}\n" for line in lines))
         self._put(num_tables=number)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         finish_line,
         forecasts_of,
         read_forecasts,
-        run_left,
+        read_remaining_run,
     )
     from .launch_files import (
         REQUEST_RULE,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Stopped,
         launch_id,
     )
-    from .models import DAMAGED, made, written
+    from .model_archive import DAMAGE_ERRORS, pack_model, unpack_model
     from .publishing import (
         BEAT_S,
         FORECAST,
@@ -53,18 +53,18 @@ if TYPE_CHECKING:
     )
     from .run_folders import (
         SAMPLES,
+        command_words,
+        finite_number,
+        missing_run_message,
         newest_of_run,
-        nothing_in,
-        number,
         object_of_run,
         paths_of,
         read_bounded,
         read_object,
         top_of,
-        words,
     )
     from .run_log import (
-        NUM_KEPT_POINTS,
+        MAX_STORED_POINTS,
         STEPS,
         LoggedStep,
         RunLog,

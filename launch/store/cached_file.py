@@ -37,14 +37,14 @@ class CachedFile:
     ) -> None:
         self._top = top_of(directories[0])[0]
         where = [str(path.absolute()) for path in directories]
-        asked = [question, where, *_states(directories, (*_READ, *read))]
-        key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        key_parts = [question, where, *_states(directories, (*_READ, *read))]
+        key = hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()
         self._path = self._top / name.replace("*", key[:16])
         self._names = name.replace("*", "[0-9a-f]" * 16)
 
     def read(self) -> bytes:
         """What was cached; empty where there is nothing, or another user could have written it."""
-        return read_bounded(self._path, _MOST_NBYTES, is_own=True) or b""
+        return read_bounded(self._path, _MOST_NBYTES, is_private=True) or b""
 
     def write(self, body: bytes) -> None:
         """Cache an answer where that can be done, and drop the oldest of its kind."""
@@ -64,5 +64,11 @@ def _states(directories: Sequence[Path], patterns: Sequence[str]) -> Iterator[tu
     ours = [*_PACKAGE.glob("launch/*/*.py"), *_PACKAGE.glob("calib/**/*.py")]
     for path in sorted([*read, *theirs, *ours, *_PACKAGE.glob("calib/**/*.json")]):
         with suppress(OSError):
-            told = path.stat()
-            yield str(path), told.st_size, told.st_mtime_ns, told.st_ctime_ns, told.st_ino
+            file_stat = path.stat()
+            yield (
+                str(path),
+                file_stat.st_size,
+                file_stat.st_mtime_ns,
+                file_stat.st_ctime_ns,
+                file_stat.st_ino,
+            )

@@ -70,8 +70,8 @@ def read_forecasts(directory: Path) -> Logged:
     for value in values:
         try:
             if value.get("kind") == "forecast":
-                found = PastForecast.from_json(value)
-                made.setdefault(found.run_id, []).append(found)
+                past_forecast = PastForecast.from_json(value)
+                made.setdefault(past_forecast.run_id, []).append(past_forecast)
             elif value.get("kind") == "end":
                 end = Ended.from_json(value)
                 ended[end.run_id] = end
@@ -101,12 +101,12 @@ def forecasts_of(directory: Path, run_id: str) -> tuple[PastForecast, ...]:
     return ()
 
 
-def finish_line(found: Evaluation) -> str:
+def finish_line(evaluation: Evaluation) -> str:
     """How well the finish was predicted, as the last line of a log; empty without an answer.
 
     The first forecast counts: it is the one that a user plans with.
     """
-    first = found.first
+    first = evaluation.first
     if first is None:
         return ""
     side = "late" if first.of_total_frac >= 0 else "early"
@@ -114,16 +114,16 @@ def finish_line(found: Evaluation) -> str:
         f"scored: the end was predicted {format_frac(abs(first.of_total_frac))} of the run too "
         f"{side} after {first.iteration} steps"
     ]
-    tight = found.settled[-1]
-    if tight.stays_from_iteration is not None and found.num_forecasts > 1:
+    tight = evaluation.settled[-1]
+    if tight.stays_from_iteration is not None and evaluation.num_forecasts > 1:
         share = format_frac(tight.within_frac)
         words.append(f"within {share} of it from step {tight.stays_from_iteration} on")
-    inside = next(row for row in found.finish if row.nominal_frac == 0.9)
+    inside = next(row for row in evaluation.finish if row.nominal_frac == 0.9)
     words.append(f"{inside.num_inside} of {inside.num} intervals of 90 % held the end")
     return " · ".join(words)
 
 
-def run_left(
+def read_remaining_run(
     directory: Path,
     run_id: str,
     running: RunConfig,
@@ -140,14 +140,14 @@ def run_left(
     from ...calib.forecast import RunLeft  # slow to import
 
     newest = newest_of_run(directory, FORECAST, run_id)
-    left = None if newest is None else RunLeft.from_forecast(newest, running, step_time_s)
-    if left is None:
+    remaining = None if newest is None else RunLeft.from_forecast(newest, running, step_time_s)
+    if remaining is None:
         return None
-    asked = newest_of_run(directory, "request.json", run_id) or {}
-    own_price, restart_s = asked.get("price_per_gpu_hour"), asked.get("restart_cost_s")
-    price = own_price if price_per_gpu_hour is None else price_per_gpu_hour
+    request = newest_of_run(directory, "request.json", run_id) or {}
+    request_price, restart_s = request.get("price_per_gpu_hour"), request.get("restart_cost_s")
+    price = request_price if price_per_gpu_hour is None else price_per_gpu_hour
     return replace(
-        left,
+        remaining,
         price_per_gpu_hour=float(price) if isinstance(price, int | float) else None,
         restart_s=float(restart_s) if isinstance(restart_s, int | float) else Goals.restart_cost_s,
     )

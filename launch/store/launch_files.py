@@ -15,7 +15,7 @@ from typing import Any
 from ...calib.records import LAUNCH, LONGEST_S, MARKER, PRIVATE, RUNS, replace_file, with_iso_times
 from ...hooks.process import LAUNCH_ID, is_launch_id, new_launch_id, safe_launch_id
 from .publishing import FORECAST, ForecastFile, typed
-from .run_folders import number, read_object, words
+from .run_folders import command_words, finite_number, read_object
 
 STOP_REQUEST = "stop-request.json"
 """The wrapper: please save and stop, since the scheduler soon ends this job."""
@@ -69,22 +69,22 @@ class NewestForecast:
 
     now_unix_s: float
     """Names the forecast; times are counted by the clock of who read it."""
-    left_p95_s: float
+    remaining_p95_s: float
     """Time that is left with 5 % beyond it, when the forecast was made."""
-    left_p50_s: float
+    remaining_p50_s: float
     done_frac: float
     """Share of the steps that were done then."""
     longest_save_s: float
 
-    def left_s(self, age_s: float) -> float:
-        """What of ``left_p95_s`` is left so much later, training having gone on until then."""
-        return max(0.0, self.left_p95_s - max(0.0, age_s))
+    def remaining_s(self, age_s: float) -> float:
+        """Remaining time (P95) ``age_s`` later, where training has gone on until then."""
+        return max(0.0, self.remaining_p95_s - max(0.0, age_s))
 
     def done_frac_after(self, age_s: float) -> float:
         """Share of the steps that will be done so much later, at the expected speed."""
-        if self.left_p50_s <= 0:
+        if self.remaining_p50_s <= 0:
             return 1.0
-        gone = min(1.0, max(0.0, age_s) / self.left_p50_s)
+        gone = min(1.0, max(0.0, age_s) / self.remaining_p50_s)
         return self.done_frac + (1.0 - self.done_frac) * gone
 
 
@@ -117,8 +117,8 @@ class LaunchFiles:
 
     def follow(self) -> None:
         """Go over to the id that the ranks agreed on, where that is another node's."""
-        found = self._new(self._runs / self._given_id / LAUNCH) or {}
-        if is_launch_id(agreed := found.get("launch_id")):
+        launch = self._new(self._runs / self._given_id / LAUNCH) or {}
+        if is_launch_id(agreed := launch.get("launch_id")):
             self.launch_id = str(agreed)
 
     def ask(self, reason: str) -> None:
@@ -147,30 +147,30 @@ class LaunchFiles:
         texts = {name: str(value.get(name, "")) for name in ("run_id", "reason", "rule")}
         return Stopped(
             iteration=iteration if isinstance(iteration, int) else None,
-            unix_s=number(value.get("unix_s")),
-            command=words(value.get("command")),
+            unix_s=finite_number(value.get("unix_s")),
+            command=command_words(value.get("command")),
             **texts,
         )
 
     def forecast(self) -> NewestForecast | None:
         """The newest forecast of this launch; None before there is one."""
-        found = typed(ForecastFile, self._read(FORECAST) or {})
-        done, left = found.steps_done, found.steps_left
-        if left <= 0:
+        forecast_file = typed(ForecastFile, self._read(FORECAST) or {})
+        done, remaining = forecast_file.steps_done, forecast_file.steps_left
+        if remaining <= 0:
             return None
         saves = (self._read("request.json") or {}).get("save_times_s")
         longest_s = max(map(_time_s, saves), default=0.0) if isinstance(saves, list) else 0.0
         return NewestForecast(
-            now_unix_s=found.now_unix_s,
-            left_p95_s=_time_s(found.remaining_high_s),
-            left_p50_s=_time_s(found.remaining_s),
-            done_frac=done / (done + left),
+            now_unix_s=forecast_file.now_unix_s,
+            remaining_p95_s=_time_s(forecast_file.remaining_high_s),
+            remaining_p50_s=_time_s(forecast_file.remaining_s),
+            done_frac=done / (done + remaining),
             longest_save_s=longest_s,
         )
 
     def advised_command(self) -> tuple[str, ...]:
         """The command line with the advised layout from ``decision.json``; empty without one."""
-        return words((self._read("decision.json") or {}).get("command"))
+        return command_words((self._read("decision.json") or {}).get("command"))
 
     def _read(self, name: str) -> Mapping[str, Any] | None:
         value = self._new(self.folder / name)
@@ -184,11 +184,11 @@ class LaunchFiles:
 def _mark(path: Path) -> tuple[int, int, int] | None:
     """Changes when a file is replaced, without regard to what the clock says."""
     try:
-        found = os.lstat(path)
+        file_stat = os.lstat(path)
     except (OSError, ValueError):
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size
 
 
 def _time_s(value: object) -> float:
-    return max(0.0, number(value, LONGEST_S))
+    return max(0.0, finite_number(value, LONGEST_S))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...calib.records import LAUNCH, replace_by, replace_file, with_iso_times
 from ...hooks.process import FORECAST as FORECAST
 from ...hooks.process import boot_id, launch_folder, process_start
-from .run_folders import number, read_object
+from .run_folders import finite_number, read_object
 
 if TYPE_CHECKING:
     from ...hooks.process import CompanionSettings
@@ -74,10 +74,13 @@ class Place:
         return {"run_id": self.run_id, **launch}
 
 
-def place_of(told: CompanionSettings) -> Place:
+def place_of(companion_settings: CompanionSettings) -> Place:
     """Where the companion that was told this writes."""
-    directory, run_id = told.settings.directory, told.settings.rank.run_id
-    return Place(directory=directory, launch_id=told.launch_id, run_id=run_id)
+    directory, run_id = (
+        companion_settings.settings.directory,
+        companion_settings.settings.rank.run_id,
+    )
+    return Place(directory=directory, launch_id=companion_settings.launch_id, run_id=run_id)
 
 
 class Publisher:
@@ -100,11 +103,11 @@ class Publisher:
         """Note the run, and claim the top."""
         if not self.place.launch_id:
             return ""
-        found = read_object(self.place.directory / OWNER) or {}
-        previous = str(found.get("launch_id", ""))
+        owner = read_object(self.place.directory / OWNER) or {}
+        previous = str(owner.get("launch_id", ""))
         try:
             self._note_run()
-            if previous != self.place.launch_id and is_live(found, now_unix_s):
+            if previous != self.place.launch_id and is_live(owner, now_unix_s):
                 return self._as_guest()
             self._previous = previous
             self._claim(now_unix_s)
@@ -113,52 +116,52 @@ class Publisher:
         self.is_owner = True
         return ""
 
-    def start_beating(self, say: Callable[[str], object]) -> None:
+    def start_heartbeat(self, notify: Callable[[str], object]) -> None:
         """Renew the claim from a thread of its own: an analysis may take longer than a claim holds.
 
-        ``say`` is told what is to be said.
+        ``notify`` is told what is to be said.
         """
 
         def run() -> None:
             while self.is_owner and not self._ended.wait(BEAT_S):
-                if said := self.beat(time.time()):
-                    say(said)
+                if message := self.beat(time.time()):
+                    notify(message)
 
         threading.Thread(target=run, daemon=True).start()
 
     def beat(self, now_unix_s: float) -> str:
         """Renew the claim."""
         with self._lock:
-            said = self._look()
+            message = self._look()
             if self.is_owner:
                 with suppress(OSError):  # a full disk, of which whoever writes answers tells
                     self._claim(now_unix_s)
-            return said
+            return message
 
     def publish(self) -> str:
         """Show at the top what has changed in the launch's folder; raises ``UnwrittenError``."""
         with self._lock:
-            said = self._look()
+            message = self._look()
             if self.is_owner:
                 top = self.place.directory
                 write_each((top / name, partial(self._show, name)) for name in PUBLISHED)
                 # Where a run is says no more than that there is one.
                 if self._published.keys() - {STATUS}:
                     self._clear()
-            return said
+            return message
 
     def show(self, name: str) -> str:
         """Show one file at the top; raises ``OSError``."""
         with self._lock:
-            said = self._look()
+            message = self._look()
             if self.is_owner:
                 self._show(name)
-            return said
+            return message
 
     def is_newest(self) -> bool:
         """False once a later start of the same launch writes into its folder."""
-        found = read_object(self.place.path / LAUNCH) if self.place.launch_id else None
-        names = _run_ids(found)
+        launch = read_object(self.place.path / LAUNCH) if self.place.launch_id else None
+        names = _run_ids(launch)
         return not names or names[-1] == self.place.run_id
 
     def end(self) -> None:
@@ -188,24 +191,24 @@ class Publisher:
 
     def _look(self) -> str:
         """Leave the top to whoever has claimed it since; what is to be said of that."""
-        found = read_object(self.place.directory / OWNER) if self.is_owner else None
-        if found is None:  # removed or damaged: the next beat claims it again
+        owner = read_object(self.place.directory / OWNER) if self.is_owner else None
+        if owner is None:  # removed or damaged: the next beat claims it again
             return ""
         ours = self.place.launch_id, self.place.run_id
-        if (found.get("launch_id"), found.get("run_id")) == ours:
+        if (owner.get("launch_id"), owner.get("run_id")) == ours:
             return ""
         self.is_owner = False
-        return "" if found.get("launch_id") == self.place.launch_id else self._as_guest()
+        return "" if owner.get("launch_id") == self.place.launch_id else self._as_guest()
 
     def _show(self, name: str) -> None:
         source, target = self.place.path / name, self.place.directory / name
         try:
-            found = source.lstat()
+            file_stat = source.lstat()
         except FileNotFoundError:
             return
-        if not stat.S_ISREG(found.st_mode):  # nobody who writes answers made it
+        if not stat.S_ISREG(file_stat.st_mode):  # nobody who writes answers made it
             return
-        mark = found.st_ino, found.st_mtime_ns
+        mark = file_stat.st_ino, file_stat.st_mtime_ns
         if self._published.get(name) != mark:
             target.parent.mkdir(exist_ok=True)
             show_file(source, target)
@@ -216,9 +219,9 @@ class Publisher:
         previous, self._previous = self._previous, ""
         if not previous or previous == self.place.launch_id:
             return
-        kept = Place(directory=self.place.directory, launch_id=previous).path
+        previous_folder = Place(directory=self.place.directory, launch_id=previous).path
         for name in PUBLISHED:
-            if name not in self._published and (kept / name).is_file():
+            if name not in self._published and (previous_folder / name).is_file():
                 (self.place.directory / name).unlink(missing_ok=True)
 
     def _as_guest(self) -> str:
@@ -243,7 +246,7 @@ def show_file(source: Path, target: Path) -> None:
 
 def is_live(owner: Mapping[str, Any], now_unix_s: float) -> bool:
     """True where the companion that a claim names is still there."""
-    unix_s, pid = number(owner.get("unix_s")), owner.get("pid")
+    unix_s, pid = finite_number(owner.get("unix_s")), owner.get("pid")
     if unix_s <= 0:
         return False
     if owner.get("host") != this_host():
@@ -263,8 +266,8 @@ def this_host() -> str:
 
 
 def _run_ids(value: Mapping[str, Any] | None) -> list[str]:
-    found = value.get("run_ids") if value else None
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    run_ids = value.get("run_ids") if value else None
+    return [name for name in run_ids if isinstance(name, str)] if isinstance(run_ids, list) else []
 
 
 class UnwrittenError(Exception):
@@ -367,11 +370,11 @@ def status_of(value: Mapping[str, Any]) -> StatusFile:
 def typed(kind: type[_T], value: Mapping[str, Any]) -> _T:
     """The numbers and texts of an object of JSON by the defaults of a dataclass; a value of
     another kind, and a number below 0, are as if they were not there."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for one in fields(kind):
         given, default = value.get(one.name), one.default
         if isinstance(default, str):
-            found[one.name] = given if isinstance(given, str) else default
+            values[one.name] = given if isinstance(given, str) else default
         elif isinstance(default, (int, float)):
-            found[one.name] = type(default)(max(0.0, number(given)))
-    return kind(**found)
+            values[one.name] = type(default)(max(0.0, finite_number(given)))
+    return kind(**values)

@@ -27,7 +27,7 @@ _TRACES = ("records", RUNS, "imported", SAMPLES, "forecasts.jsonl", "forecast.js
 """Any of these is something of a run, or of a machine."""
 
 
-def nothing_in(directory: Path) -> str:
+def missing_run_message(directory: Path) -> str:
     """That a directory holds nothing of ours, and the remedy; empty where it does."""
     if not directory.is_dir():
         return f"{directory} is not a directory; give the one that --calibrate-dir named"
@@ -43,8 +43,8 @@ def top_of(directory: Path) -> tuple[Path, tuple[str, ...]]:
     """
     if directory.absolute().parent.name != RUNS:
         return directory, ()
-    found = read_object(directory / LAUNCH)
-    names = found.get("run_ids") if found else None
+    launch = read_object(directory / LAUNCH)
+    names = launch.get("run_ids") if launch else None
     if not isinstance(names, list):
         return directory, ()
     return directory.absolute().parent.parent, tuple(n for n in names if isinstance(n, str))
@@ -52,10 +52,10 @@ def top_of(directory: Path) -> tuple[Path, tuple[str, ...]]:
 
 def paths_of(directory: Path, name: str) -> list[Path]:
     """The files of that name: the top's, then those of all launches, newest first."""
-    found = [path for path in directory.glob(f"{RUNS}/*/{name}") if path.is_file()]
-    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    paths = [path for path in directory.glob(f"{RUNS}/*/{name}") if path.is_file()]
+    paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     top = directory / name
-    return [top, *found] if top.is_file() else found
+    return [top, *paths] if top.is_file() else paths
 
 
 def newest_of_run(directory: Path, name: str, run_id: str) -> Mapping[str, Any] | None:
@@ -87,11 +87,11 @@ def object_of_run(directory: Path, name: str, run_id: str) -> dict[str, Any] | N
 
 
 def read_bounded(
-    path: Path, most_nbytes: int = MOST_BYTES, *, is_own: bool = False
+    path: Path, most_nbytes: int = MOST_BYTES, *, is_private: bool = False
 ) -> bytes | None:
     """The whole of a regular file; None where there is none, it cannot be read, or it is longer.
 
-    With ``is_own`` also None where it is another user's, or others may write it.
+    With ``is_private`` also None where it is another user's, or others may write it.
     """
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"):
@@ -101,18 +101,20 @@ def read_bounded(
     except (OSError, ValueError):
         return None
     try:
-        told = os.fstat(handle)
-        if not stat.S_ISREG(told.st_mode):
+        file_stat = os.fstat(handle)
+        if not stat.S_ISREG(file_stat.st_mode):
             return None
-        is_others = told.st_uid != os.geteuid() or told.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if is_own and is_others:
+        is_others = file_stat.st_uid != os.geteuid() or file_stat.st_mode & (
+            stat.S_IWGRP | stat.S_IWOTH
+        )
+        if is_private and is_others:
             return None
         parts: list[bytes] = []
-        left = most_nbytes + 1
-        while left and (part := os.read(handle, min(left, 2**20))):
+        remaining = most_nbytes + 1
+        while remaining and (part := os.read(handle, min(remaining, 2**20))):
             parts.append(part)
-            left -= len(part)
-        return b"".join(parts) if left else None
+            remaining -= len(part)
+        return b"".join(parts) if remaining else None
     except OSError:
         return None
     finally:
@@ -131,18 +133,18 @@ def read_object(path: Path) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def number(value: object, most: float = 1e15) -> float:
+def finite_number(value: object, most: float = 1e15) -> float:
     """A value of a file as a finite number; 0.0 where it is none, or beyond ``most``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return 0.0
     try:
-        found = float(value)
+        converted = float(value)
     except OverflowError:
         return 0.0
-    return found if math.isfinite(found) and abs(found) <= most else 0.0
+    return converted if math.isfinite(converted) and abs(converted) <= most else 0.0
 
 
-def words(value: object) -> tuple[str, ...]:
+def command_words(value: object) -> tuple[str, ...]:
     """The words of a command of a file; empty where it holds none."""
     if not isinstance(value, list):
         return ()

@@ -23,7 +23,7 @@ from ...calib.records import TIME, hours_left, progress, replace_by
 from ...calib.units import format_frac
 from .forecast_log import append_end, forecasts_of, read_forecasts
 from .publishing import Place
-from .run_folders import number, paths_of
+from .run_folders import finite_number, paths_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,13 +32,13 @@ _T = TypeVar("_T")
 STEPS = "steps.parquet"
 SCHEMA = 1
 _SCHEMA_KEY, _RUN_KEY = b"forerun_schema", b"forerun_run_id"
-MOST_HELD = 10_000
+MAX_WAITING_STEPS = 10_000
 """Steps that wait for the first window's prediction."""
-NUM_KEPT_ERRORS = 4000
+MAX_STORED_ERRORS = 4000
 """Errors that a median is taken of at most."""
-NUM_KEPT_POINTS = 2000
+MAX_STORED_POINTS = 2000
 """Steps that a chart shows at most."""
-NUM_KEPT_STEPS = 20_000
+MAX_STORED_STEPS = 20_000
 """Steps that ``steps.parquet`` holds at most: half a megabyte."""
 
 
@@ -72,20 +72,20 @@ class LoggedStep:
         )
 
 
-class Thinned(Generic[_T]):
+class ThinnedValues(Generic[_T]):
     """At most so many of the values that came, evenly spread over them."""
 
     def __init__(self, most: int) -> None:
-        self.kept: list[_T] = []
+        self.values: list[_T] = []
         self._most, self._every, self._num_seen = most, 1, 0
 
     def add(self, value: _T) -> None:
         """Keep it, or every second, fourth and so on where there are many."""
         if self._num_seen % self._every == 0:
-            self.kept.append(value)
+            self.values.append(value)
         self._num_seen += 1
-        if len(self.kept) > self._most:
-            self.kept = self.kept[::2]
+        if len(self.values) > self._most:
+            self.values = self.values[::2]
             self._every *= 2
 
 
@@ -95,7 +95,9 @@ class Score:
 
     num_scored: int = 0
     num_inside: int = 0
-    errors_frac: Thinned[float] = field(default_factory=lambda: Thinned(NUM_KEPT_ERRORS))
+    errors_frac: ThinnedValues[float] = field(
+        default_factory=lambda: ThinnedValues(MAX_STORED_ERRORS)
+    )
 
     def add(
         self, row: LoggedStep, answer: Answer, interval: tuple[float, float] | None = None
@@ -141,23 +143,23 @@ class Score:
             return {}
         return {
             "num_scored_steps": self.num_scored,
-            "step_time_error_median_frac": median(self.errors_frac.kept),
-            "step_time_abs_error_median_frac": median(abs(e) for e in self.errors_frac.kept),
+            "step_time_error_median_frac": median(self.errors_frac.values),
+            "step_time_abs_error_median_frac": median(abs(e) for e in self.errors_frac.values),
             "interval_coverage_frac": self.num_inside / self.num_scored,
         }
 
 
 def score_line(summary: Mapping[str, Any]) -> str:
     """How well steps were predicted, from a summary of a score; empty where it counts none."""
-    num_steps = number(summary.get("num_scored_steps"))
+    num_steps = finite_number(summary.get("num_scored_steps"))
     if not num_steps:
         return ""
-    error_frac = number(summary.get("step_time_error_median_frac"))
+    error_frac = finite_number(summary.get("step_time_error_median_frac"))
     side = "long" if error_frac >= 0 else "short"
-    held = format_frac(number(summary.get("interval_coverage_frac")))
+    coverage = format_frac(finite_number(summary.get("interval_coverage_frac")))
     return (
         f"scored: steps were predicted {format_frac(abs(error_frac))} too {side} in the median "
-        f"of {num_steps:.0f}, and their 90 % interval held {held} of them"
+        f"of {num_steps:.0f}, and their 90 % interval held {coverage} of them"
     )
 
 
@@ -192,16 +194,16 @@ class SeenStep:
     flags: str
 
     @staticmethod
-    def of(row: LoggedStep, said: Mapping[str, float]) -> SeenStep:
+    def of(row: LoggedStep, logged: Mapping[str, float]) -> SeenStep:
         """A step and the values that were logged beside it."""
         return SeenStep(
             iteration=row.iteration,
             window=-1 if row.window is None else row.window,
             unix_s=row.unix_s or math.nan,
             step_time_s=row.time_s,
-            predicted_s=said.get("step_time_predicted_s", math.nan),
-            low_s=said.get("step_time_predicted_low_s", math.nan),
-            high_s=said.get("step_time_predicted_high_s", math.nan),
+            predicted_s=logged.get("step_time_predicted_s", math.nan),
+            low_s=logged.get("step_time_predicted_low_s", math.nan),
+            high_s=logged.get("step_time_predicted_high_s", math.nan),
             is_hooked=row.is_hooked,
             is_disturbed=row.is_disturbed,
             flags=",".join(row.flags),
@@ -223,22 +225,22 @@ class RunLog:
         self.num_steps = 0
         """Of the whole run; 0: not known."""
         self._log = log
-        self._held: deque[LoggedStep] = deque()
+        self._waiting: deque[LoggedStep] = deque()
         self._next_step = AdaptiveInterval()
-        self._points = Thinned[StepPoint](NUM_KEPT_POINTS)
-        self._seen = Thinned[SeenStep](NUM_KEPT_STEPS)
+        self._points = ThinnedValues[StepPoint](MAX_STORED_POINTS)
+        self._seen = ThinnedValues[SeenStep](MAX_STORED_STEPS)
         self._tally = StepTally()
         self._last_step_unix_s = 0.0
         self._iteration = 0
 
     def add(self, row: LoggedStep) -> None:
         """Hold a step until ``flush``."""
-        self._held.append(row)
+        self._waiting.append(row)
 
     @property
     def next_iteration(self) -> int | None:
         """The first that is held: nothing may be logged for an earlier one; None: none is."""
-        return self._held[0].iteration if self._held else None
+        return self._waiting[0].iteration if self._waiting else None
 
     def flush(
         self,
@@ -249,12 +251,12 @@ class RunLog:
         is_live: bool = False,
     ) -> None:
         """Log held steps in order, beside what ``answer`` says of them and the ``level`` of now."""
-        while self._held:
-            row = self._held[0]
+        while self._waiting:
+            row = self._waiting[0]
             is_waiting = row.is_after_window and self.is_first_open and not is_final
-            if is_waiting and len(self._held) <= MOST_HELD:
+            if is_waiting and len(self._waiting) <= MAX_WAITING_STEPS:
                 return
-            self._held.popleft()
+            self._waiting.popleft()
             values = {"step_time_s": row.time_s, **progress(row.iteration, self.num_steps)}
             if row.unix_s:
                 values[TIME] = row.unix_s
@@ -269,14 +271,14 @@ class RunLog:
                 self._next_step = AdaptiveInterval()
             self._log(row.iteration, values)
 
-    def _keep(self, row: LoggedStep, said: Mapping[str, float]) -> None:
+    def _keep(self, row: LoggedStep, logged: Mapping[str, float]) -> None:
         self._last_step_unix_s = row.unix_s or self._last_step_unix_s
         self._iteration = max(self._iteration, row.iteration)
-        self._seen.add(SeenStep.of(row, said))
+        self._seen.add(SeenStep.of(row, logged))
         if row.flags:
             return
         names = ("predicted_s", "predicted_low_s", "predicted_high_s")
-        predicted_s, low_s, high_s = (said.get(f"step_time_{name}") for name in names)
+        predicted_s, low_s, high_s = (logged.get(f"step_time_{name}") for name in names)
         if low_s is not None and high_s is not None:
             self._tally.add(row.time_s, low_s, high_s)
         interval = {"predicted_s": predicted_s, "low_s": low_s, "high_s": high_s}
@@ -285,12 +287,12 @@ class RunLog:
     @property
     def points(self) -> list[StepPoint]:
         """Steps without a flag, evenly spread over the run."""
-        return self._points.kept
+        return self._points.values
 
     @property
     def seen(self) -> list[SeenStep]:
         """Every step, evenly spread over the run where there are many."""
-        return self._seen.kept
+        return self._seen.values
 
     @property
     def step_coverage(self) -> tuple[Coverage, ...]:
@@ -348,8 +350,8 @@ def read_steps(directory: Path, run_id: str) -> pd.DataFrame | None:
         try:
             check_parquet(path)
             whole = pq.read_table(path)
-            said = whole.schema.metadata or {}
-            if said.get(_RUN_KEY) != run_id.encode() or int(said[_SCHEMA_KEY]) > SCHEMA:
+            metadata = whole.schema.metadata or {}
+            if metadata.get(_RUN_KEY) != run_id.encode() or int(metadata[_SCHEMA_KEY]) > SCHEMA:
                 continue
             return whole.select(list(SeenStep.__dataclass_fields__)).to_pandas(ignore_metadata=True)
         except (OSError, ValueError, LookupError, TypeError, pa.ArrowException):

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
         declare,
         file_schema,
         near,
-        not_taken,
         remedy,
+        untaken_option_message,
     )
-    from .asked_run import with_place
+    from .run_arguments import with_directory_placeholder
 
 __getattr__ = names_on_demand(__name__)

@@ -30,7 +30,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(stamped(value), indent=2))
 
 
-def tell(*lines: str) -> None:
+def print_notes(*lines: str) -> None:
     """What a user should know beside the answer, on standard error."""
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
@@ -122,11 +122,13 @@ def near(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """
     import difflib  # no answer needs it
 
-    found = difflib.get_close_matches(word, [*known], n=2, cutoff=cutoff)
-    return f"did you mean {' or '.join(found)}?" if found else ""
+    matches = difflib.get_close_matches(word, [*known], n=2, cutoff=cutoff)
+    return f"did you mean {' or '.join(matches)}?" if matches else ""
 
 
-def not_taken(verbs: dict[str, argparse.ArgumentParser], verb: str, words: Sequence[str]) -> str:
+def untaken_option_message(
+    verbs: dict[str, argparse.ArgumentParser], verb: str, words: Sequence[str]
+) -> str:
     """What a verb does not take, and what it does that is near, or which verbs take it."""
     from ...calib.arguments import LAYOUT_NAMES
 
@@ -139,8 +141,8 @@ def not_taken(verbs: dict[str, argparse.ArgumentParser], verb: str, words: Seque
     if verb == "plan" and axis in {one for n in LAYOUT_NAMES for one in (n.name, *n.others)}:
         return f"plan takes no {name}; write --keep {axis}=VALUE for such layouts alone"
     others = [one for one, options in taken.items() if name in options]
-    if said := near(name, taken[verb], cutoff=0.6):
-        return f"{verb} takes no {name}; {said}"
+    if hint := near(name, taken[verb], cutoff=0.6):
+        return f"{verb} takes no {name}; {hint}"
     there = f"{', '.join(others)} {'do' if others[1:] else 'does'}; " if others else ""
     return f"{verb} takes no {name}; {there}see forerun {verb} --help"
 

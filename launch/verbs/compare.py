@@ -11,8 +11,8 @@ from ...calib.errors import RecordError
 from ...calib.forecast import Coverage, Evaluation
 from ...calib.units import format_frac, format_time
 from ...hooks.process import FORECAST
-from ..store import FORECASTS, finish_line, nothing_in, read_forecasts, read_object, top_of
-from .arguments import ExitCode, checked_share, declare, print_json, tell
+from ..store import FORECASTS, finish_line, missing_run_message, read_forecasts, read_object, top_of
+from .arguments import ExitCode, checked_share, declare, print_json, print_notes
 
 NUM_ROWS = 12
 """Forecasts of a run that a table shows."""
@@ -38,10 +38,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print how the forecasts did; 1 where a first one was off by more than ``--fail-over``."""
     over = checked_share(args.fail_over, "0.02")
-    tracks, problems = found_tracks(args.directories)
+    tracks, problems = read_tracks(args.directories)
     if not tracks:
         raise RecordError("; ".join(dict.fromkeys(problems)))
-    tell(*problems)
+    print_notes(*problems)
     if args.json:
         print_json({"runs": [track.to_json() for track in tracks]})
     else:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 
 
-def found_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[str]]:
+def read_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[str]]:
     """Runs that have ended, in these directories or below them; and what could not be read.
 
     Of a directory that is the folder of one launch, its runs alone.
@@ -59,16 +59,16 @@ def found_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[st
     tracks: list[Evaluation] = []
     problems: list[str] = []
     for directory in directories:
-        top, own = top_of(directory)
+        top, launch_run_ids = top_of(directory)
         below = sorted(path.parent for path in directory.glob(f"*/{FORECASTS}"))
         homes = [top] if (top / FORECASTS).exists() else below
         if not homes:
-            problems.append(nothing_in(directory) or _without_forecasts(directory, top))
+            problems.append(missing_run_message(directory) or _without_forecasts(directory, top))
         for home in homes:
             logged = read_forecasts(home)
             problems += logged.problems
             for run_id in logged.made:
-                if own and run_id not in own:
+                if launch_run_ids and run_id not in launch_run_ids:
                     continue
                 if (track := logged.track(run_id)) is not None:
                     tracks.append(track)
@@ -110,9 +110,12 @@ def show(tracks: Sequence[Evaluation]) -> None:
         zip(*(track.steps for track in tracks), strict=True),
         strict=True,
     )
-    held = ((format_frac(one[0].nominal_frac), _held(one), _held(two)) for one, two in pairs)
+    coverage_rows = (
+        (format_frac(one[0].nominal_frac), _coverage_text(one), _coverage_text(two))
+        for one, two in pairs
+    )
     title = "How often intervals held, over all runs"
-    table("coverage", title, ("nominal", "finish", "single steps"), held)
+    table("coverage", title, ("nominal", "finish", "single steps"), coverage_rows)
     if len(tracks) == 1 and tracks[0].errors:
         out.print()
         table("errors", f"Forecasts of {tracks[0].run_id}", _ERROR, _errors(tracks[0]))
@@ -129,7 +132,7 @@ def _run(track: Evaluation) -> tuple[str, ...]:
     )
 
 
-def _held(rows: Sequence[Coverage]) -> str:
+def _coverage_text(rows: Sequence[Coverage]) -> str:
     num, num_inside = sum(row.num for row in rows), sum(row.num_inside for row in rows)
     return f"{format_frac(num_inside / num)} of {num}" if num else ""
 

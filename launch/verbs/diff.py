@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ...calib.errors import ConfigError
 from ...calib.workload import shown
-from .arguments import ExitCode, add_schema, checked_share, declare, print_json, tell
+from .arguments import ExitCode, add_schema, checked_share, declare, print_json, print_notes
 
 if TYPE_CHECKING:
     from ...calib.samples import SampleTable
@@ -29,7 +29,7 @@ second B          the run to judge
 _AT = "@"
 
 
-AskedRun: TypeAlias = "tuple[Path, str | None, tuple[int, ...]]"
+RunSelection: TypeAlias = "tuple[Path, str | None, tuple[int, ...]]"
 """One side: a directory, a run of it, and windows of that; no window: all of them."""
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from ...calib.differences import Verdict, difference
     from ..views import difference_lines, difference_markdown
 
-    first, second = asked_runs(args)
+    first, second = run_selections(args)
     answer = difference(_table(*first), _table(*second))
     if args.json:
         print_json(answer.to_json())
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 
 
-def asked_runs(args: argparse.Namespace) -> tuple[AskedRun, AskedRun]:
+def run_selections(args: argparse.Namespace) -> tuple[RunSelection, RunSelection]:
     """A and B; ``ConfigError`` with value, rule and remedy where they are not told."""
     checked_share(args.fail_over, "0.05")
     first, second, names = args.first, args.second or args.first, args.run_id or []
@@ -78,10 +78,10 @@ def asked_runs(args: argparse.Namespace) -> tuple[AskedRun, AskedRun]:
     if len(names) == 1:
         raise ConfigError(f"--run-id {names[0]} may mean A or B; give it twice, for A, then B")
     runs = names or [None, None]
-    return _asked(first, runs[0]), _asked(second, runs[1])
+    return _run_selection(first, runs[0]), _run_selection(second, runs[1])
 
 
-def _asked(text: str, run_id: str | None) -> AskedRun:
+def _run_selection(text: str, run_id: str | None) -> RunSelection:
     """A directory, with windows behind ``@`` where no such directory is there."""
     directory, at, windows = text.rpartition(_AT)
     if not at or Path(text).is_dir():
@@ -100,7 +100,7 @@ def _table(directory: Path, run_id: str | None, windows: tuple[int, ...]) -> Sam
     from ..known import read
 
     loaded = read(directory, run_id)
-    tell(*loaded.problems)
+    print_notes(*loaded.problems)
     if not windows:
         return loaded.table
     known = windows_of(loaded.table)

@@ -215,17 +215,17 @@ def _entry_points() -> Iterator[Finding]:
     if not points:
         text = "install forerun into this environment, or use -m forerun.launch"
         yield _warn("flag", "not attached", text, Severity.MISSING)
-    again = "pip install forerun again, or pip uninstall forerun"
+    reinstall = "pip install forerun again, or pip uninstall forerun"
     for point in points:
         module = point.value.partition(":")[0]
         spec = _spec(module)
         if spec is None:
-            value, text = f"{point.value} is not found", f"import torch fails: {again}"
+            value, text = f"{point.value} is not found", f"import torch fails: {reinstall}"
             yield _warn("flag", value, text, Severity.MISSING)
         elif module != entry.__name__.rpartition(".")[2]:
-            yield _warn("flag", f"{point.value}, from an older installation", again)
+            yield _warn("flag", f"{point.value}, from an older installation", reinstall)
         elif Path(str(spec)).read_bytes() != Path(entry.__file__).read_bytes():
-            yield _warn("flag", f"{spec} is not {entry.__file__}, which runs here", again)
+            yield _warn("flag", f"{spec} is not {entry.__file__}, which runs here", reinstall)
         else:
             yield Finding("flag", f"--calibrate and --forerun via {point.value}")
 

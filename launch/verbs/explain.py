@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .arguments import DIRECTORY, RUN_ID, TIMELINE, ExitCode, add_schema, declare, tell
-from .asked_run import add_evidence, opened, other_run, show_answer
+from .arguments import DIRECTORY, RUN_ID, TIMELINE, ExitCode, add_schema, declare, print_notes
+from .run_arguments import add_evidence, open_run, other_run, show_answer
 
 _DESCRIPTION = (
     "A layout is named as a plan prints it (TP4 PP2 DP2 mbs2), in short names over the running "
@@ -29,9 +29,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the terms of a step, or of the difference of two."""
-    answer = opened(args).explain(args.layout, args.other, gpus=args.gpus, **other_run(args))
+    answer = open_run(args).explain(args.layout, args.other, gpus=args.gpus, **other_run(args))
     show_answer(args, answer)
     if args.svg is not None:
         answer.write_svg(args.svg)
-        tell(f"waterfall written to {args.svg}")
+        print_notes(f"waterfall written to {args.svg}")
     return ExitCode.ANSWER

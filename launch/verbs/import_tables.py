@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import ConfigError, ForerunError, RecordError
 from ...calib.plain_json import parse_json
-from .arguments import ExitCode, declare, print_json, tell
+from .arguments import ExitCode, declare, print_json, print_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,14 +79,14 @@ def run(args: argparse.Namespace) -> int:
     tables = _Tables()
     for path in args.files:
         _read(path, args, tables)
-    tell(*tables.problems)
+    print_notes(*tables.problems)
     written = []
     for rows, out in _outputs(tables, args):
         write_frame(rows, out)
         written.append({"file": str(out), "rows": len(rows)})
     if not written:
         raise RecordError(f"nothing to import in {', '.join(map(str, args.files))}")
-    _tell_written(args, {"written": written, "traces": [asdict(one) for one in tables.shares]})
+    _print_written(args, {"written": written, "traces": [asdict(one) for one in tables.shares]})
     return ExitCode.ANSWER
 
 
@@ -95,14 +95,14 @@ def _import_machine(args: argparse.Namespace) -> int:
 
     rows = []
     for one in [import_table(path, args.out) for path in args.files]:
-        left_out = list(one.left_out)
-        tell(*(f"left out of {one.path.name}: {reason}" for reason in left_out))
-        rows.append({"file": str(one.path), "rows": one.num_rows, "left_out": left_out})
-    _tell_written(args, {"written": rows})
+        skipped = list(one.skipped)
+        print_notes(*(f"left out of {one.path.name}: {reason}" for reason in skipped))
+        rows.append({"file": str(one.path), "rows": one.num_rows, "left_out": skipped})
+    _print_written(args, {"written": rows})
     return ExitCode.ANSWER
 
 
-def _tell_written(args: argparse.Namespace, answer: dict[str, Any]) -> None:
+def _print_written(args: argparse.Namespace, answer: dict[str, Any]) -> None:
     if args.json:
         print_json(answer)
     else:
@@ -129,7 +129,7 @@ def _kineto(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
     one = kineto_tables(_json(path), path.name, fabric=fabric, ranks_per_node=args.ranks_per_node)
     if one.shares is not None:
         tables.shares.append(one.shares)
-        tell(one.shares.text())
+        print_notes(one.shares.text())
     if one.refusal and args.kernels is None:
         raise RecordError(one.refusal)
     tables.problems += [one.refusal] if one.refusal else []

@@ -25,9 +25,9 @@ from ...calib.shell import quoted
 from ...calib.units import HOUR_S, format_bytes
 from ...calib.workload import at_least_one, at_most
 from ..opened import OtherRun
-from ..options import line_inside
-from .arguments import ExitCode, print_json, tell
-from .asked_run import opened
+from ..options import inner_launch_line
+from .arguments import ExitCode, print_json, print_notes
+from .run_arguments import open_run
 
 if TYPE_CHECKING:
     from ...calib.lint import Pricing
@@ -40,7 +40,7 @@ _UNSEEN = "variables exported by a shell or a scheduler are not seen: write them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _LintTarget:
     """A launch, and what answers for it."""
 
     words: Sequence[str]
@@ -56,19 +56,19 @@ def lint_launch(args: argparse.Namespace) -> int:
         at_most("--gpus", args.gpus)
     if args.mtbf_hours is not None and not 0 < args.mtbf_hours < math.inf:
         raise ConfigError(f"--mtbf-hours {args.mtbf_hours} is not a time; give hours above 0")
-    args.command = line_inside(args.command)
-    asked = _with_directory(args) if args.directory is not None else _alone(args)
-    launch = stated_launch(asked.words, asked.described.config, asked.variables)
-    pricing = _pricing(args, asked)
+    args.command = inner_launch_line(args.command)
+    target = _with_directory(args) if args.directory is not None else _alone(args)
+    launch = stated_launch(target.words, target.described.config, target.variables)
+    pricing = _pricing(args, target)
     answer, overflow = lint(launch, pricing), _overflow(pricing)
-    tell(*(asked.machine.problems if asked.machine is not None else ()))
-    unknown = asked.described.unknown
+    print_notes(*(target.machine.problems if target.machine is not None else ()))
+    unknown = target.described.unknown
     if unknown:
-        tell(f"not known and ignored: {', '.join(unknown)}")
+        print_notes(f"not known and ignored: {', '.join(unknown)}")
     if args.json:
-        name = asked.machine.name if asked.machine is not None else None
-        said = {"unknown": list(unknown), "does_not_fit": overflow or None}
-        print_json({"run_id": name, **said, **answer.to_json()})
+        name = target.machine.name if target.machine is not None else None
+        launch_notes = {"unknown": list(unknown), "does_not_fit": overflow or None}
+        print_json({"run_id": name, **launch_notes, **answer.to_json()})
     else:
         flaws = enumerate(answer.flaws, 1)
         lines = [line for number, flaw in flaws for line in _lines(number, flaw)]
@@ -79,7 +79,7 @@ def lint_launch(args: argparse.Namespace) -> int:
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 
 
-def _alone(args: argparse.Namespace) -> _Asked:
+def _alone(args: argparse.Namespace) -> _LintTarget:
     """A command that no run stands behind."""
     _, command = split_variables(args.command)
     if not command:
@@ -90,28 +90,28 @@ def _alone(args: argparse.Namespace) -> _Asked:
     if args.device is None:
         is_cpu = "--distributed-backend gloo" in " ".join(command).replace("=", " ")
         config = replace(described.config, device="cpu" if is_cpu else _SOME_DEVICE)
-        return _Asked(words=args.command, described=replace(described, config=config))
+        return _LintTarget(words=args.command, described=replace(described, config=config))
     config = replace(described.config, device=known_device(args.device).driver_name)
     from ..known import device_machine  # slow to import, as all that it answers with
 
     described = replace(described, config=config)
-    return _Asked(words=args.command, described=described, machine=device_machine(config))
+    return _LintTarget(words=args.command, described=described, machine=device_machine(config))
 
 
-def _with_directory(args: argparse.Namespace) -> _Asked:
+def _with_directory(args: argparse.Namespace) -> _LintTarget:
     """A run's own launch, or another command over its calibration."""
     from ..known import launch_of_run
 
-    machine = opened(args).machine()
-    own, par = machine.own, machine.own.parallelism
+    machine = open_run(args).machine()
+    running, par = machine.running, machine.running.parallelism
     if not args.command:
         noted = launch_of_run(args.directory, machine.name, par)
         if not noted.argv:
             why = f"the launch command of {machine.name} is not recorded"
             raise ConfigError(f"{why}; give it after --")
-        described, words = Described(config=own, unknown=()), (*noted.launcher, *noted.argv)
+        described, words = Described(config=running, unknown=()), (*noted.launcher, *noted.argv)
         variables = noted.environment
-        return _Asked(words=words, described=described, machine=machine, variables=variables)
+        return _LintTarget(words=words, described=described, machine=machine, variables=variables)
     described = config_from_command(
         args.command,
         num_ranks=args.gpus or 0,
@@ -119,10 +119,12 @@ def _with_directory(args: argparse.Namespace) -> _Asked:
         ranks_per_node=par.ranks_per_node,
     )
     program = _program(split_variables(args.command)[1])
-    absent = own.absent if program in ("", own.program) else ()
-    config = replace(described.config, device=own.device, framework=own.framework)
-    config = replace(config, program=program or own.program, absent=absent)
-    return _Asked(words=args.command, described=replace(described, config=config), machine=machine)
+    absent = running.absent if program in ("", running.program) else ()
+    config = replace(described.config, device=running.device, framework=running.framework)
+    config = replace(config, program=program or running.program, absent=absent)
+    return _LintTarget(
+        words=args.command, described=replace(described, config=config), machine=machine
+    )
 
 
 def _program(command: Sequence[str]) -> str:
@@ -132,19 +134,19 @@ def _program(command: Sequence[str]) -> str:
     return program_of(command[len(launcher) : end]) if end else ""
 
 
-def _pricing(args: argparse.Namespace, asked: _Asked) -> Pricing | None:
-    machine = asked.machine
+def _pricing(args: argparse.Namespace, target: _LintTarget) -> Pricing | None:
+    machine = target.machine
     if machine is None:
         return None
     if args.command:
-        own = machine.own if args.directory else None
-        if why := OtherRun(command=tuple(args.command)).open_names(asked.described, own):
-            tell(f"nothing is priced: {why.partition(', so there')[0]}")
+        running = machine.running if args.directory else None
+        if why := OtherRun(command=tuple(args.command)).open_names(target.described, running):
+            print_notes(f"nothing is priced: {why.partition(', so there')[0]}")
             return None
     from ...calib.lint import Pricing  # with a machine only
 
     return Pricing(
-        config=asked.described.config,
+        config=target.described.config,
         steps=machine.steps,
         memory_capacity_nbytes=machine.memory_capacity_nbytes,
         memory_offset_nbytes=machine.memory_offset_nbytes,

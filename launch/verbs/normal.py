@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .arguments import ExitCode, add_schema, declare, print_json, tell
-from .asked_run import add_run, opened
+from .arguments import ExitCode, add_schema, declare, print_json, print_notes
+from .run_arguments import add_run, open_run
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -18,13 +18,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print whether the run is as fast as published ones, and what differs."""
-    from ..opened import placed, placed_lines  # what reads tables is slow to import
+    from ..opened import (  # what reads tables is slow to import
+        place_among_published,
+        placement_lines,
+    )
 
-    own = opened(args)
-    answer = placed(own)
-    tell(*own.machine().problems)
+    opened_run = open_run(args)
+    answer = place_among_published(opened_run)
+    print_notes(*opened_run.machine().problems)
     if args.json:
         print_json(answer.to_json())
     else:
-        print("\n".join(placed_lines(answer)))
+        print("\n".join(placement_lines(answer)))
     return ExitCode.ANSWER

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...calib.arguments import LAYOUT_NAMES
 from ...calib.shell import shown
 from ..options import NUM_TOP, read_question
-from .arguments import TOKENS, ExitCode, add_schema, declare, print_json, tell
-from .asked_run import add_evidence, add_run, opened, other_run, show_answer
+from .arguments import TOKENS, ExitCode, add_schema, declare, print_json, print_notes
+from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
 
 if TYPE_CHECKING:
     from ..opened import RowCommand
@@ -51,11 +51,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the layouts that were asked for, best first, or one of them as a command."""
-    answer = opened(args).plan(**asked_words(args), **other_run(args), num_rows=args.show or 0)
+    answer = open_run(args).plan(
+        **question_options(args), **other_run(args), num_rows=args.show or 0
+    )
     if args.show is None and args.write is None:
         show_answer(args, answer)
         return ExitCode.ANSWER
-    tell(*answer.notes)
+    print_notes(*answer.notes)
     row = answer.command(1 if args.show is None else args.show)
     if args.write is not None:
         row.write(args.write)
@@ -65,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(row)
         if args.write is not None:
-            tell(f"{args.write} starts it; read it first")
+            print_notes(f"{args.write} starts it; read it first")
     return ExitCode.ANSWER
 
 
-def asked_words(args: argparse.Namespace) -> dict[str, Any]:
+def question_options(args: argparse.Namespace) -> dict[str, Any]:
     """What is asked of the plan, by the names of ``read_question`` and of ``Run.plan``."""
     return {name: getattr(args, name) for name in signature(read_question).parameters}
 

@@ -9,8 +9,8 @@ import argparse
 from typing import Any
 
 from ...calib.arguments import LAYOUT_NAMES
-from .arguments import TIMELINE, TOKENS, ExitCode, add_schema, declare, tell
-from .asked_run import add_evidence, add_run, opened, other_run, show_answer
+from .arguments import TIMELINE, TOKENS, ExitCode, add_schema, declare, print_notes
+from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
 
 _ARGUMENTS = f"""
 --fail-over SECONDS  exit 1 if the step is slower than this
@@ -42,7 +42,7 @@ class _Passed(argparse.Action):
 
 def run(args: argparse.Namespace) -> int:
     """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
-    answer = opened(args).predict(
+    answer = open_run(args).predict(
         args.options,
         **other_run(args),
         tokens=args.tokens,
@@ -51,6 +51,6 @@ def run(args: argparse.Namespace) -> int:
     show_answer(args, answer)
     if args.sbatch is not None:
         answer.write_sbatch(args.sbatch)
-        tell(f"sbatch {args.sbatch} starts it; read it first")
+        print_notes(f"sbatch {args.sbatch} starts it; read it first")
     is_over = args.fail_over is not None and answer.step_time_s > args.fail_over
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
-from ..store import CachedFile, nothing_in, paths_of, read_object, top_of
+from ..store import CachedFile, missing_run_message, paths_of, read_object, top_of
 from .arguments import ExitCode, add_file_schema, declare, print_json
-from .asked_run import add_run
+from .run_arguments import add_run
 
 _REQUEST = "request.json"
 _NAMES = (_REQUEST, "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")
@@ -37,7 +37,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the run says of itself; 1 where the advice is to stop."""
-    if sys.stdout is None or not _is_asked(args.directory, args.run_id):
+    if sys.stdout is None or not _has_requests(args.directory, args.run_id):
         return _answer(args)
     looks = sys.stdout.isatty(), shutil.get_terminal_size().columns, *map(os.environ.get, _LOOKS)
     question = [args.run_id, args.json, args.full, *looks]
@@ -58,7 +58,7 @@ def _answer(args: argparse.Namespace) -> int:
     from ..opened import load
     from ..views import print_parts  # slow to import, as all that answers
 
-    if lacking := nothing_in(args.directory):
+    if lacking := missing_run_message(args.directory):
         raise RecordError(lacking)
     answer = load(args.directory, run_id=args.run_id).report()
     if args.json:
@@ -68,10 +68,12 @@ def _answer(args: argparse.Namespace) -> int:
     return ExitCode.THRESHOLD if answer.is_stop else ExitCode.ANSWER
 
 
-def _is_asked(directory: Path, run_id: str | None) -> bool:
+def _has_requests(directory: Path, run_id: str | None) -> bool:
     """Whether the question of every run that may be meant is known."""
-    top, own = top_of(directory)
-    names = {run_id} if run_id else {*own} or {path.name for path in top.glob("records/*")}
+    top, launch_run_ids = top_of(directory)
+    names = (
+        {run_id} if run_id else {*launch_run_ids} or {path.name for path in top.glob("records/*")}
+    )
     return names <= {(read_object(path) or {}).get("run_id") for path in paths_of(top, _REQUEST)}
 
 

@@ -28,19 +28,19 @@ from ..wrapper import (
     Allocation,
     Outcome,
     WrapOptions,
-    Wrapped,
+    WrappedLaunch,
     allocation,
-    answer,
-    complain,
     duration_s,
     finish,
-    hold_standard_descriptors,
-    is_written,
+    log_error,
+    log_line,
     num_jobs,
+    print_line,
     relaunch,
-    say,
+    reserve_standard_descriptors,
     script,
     time_option,
+    try_write_script,
 )
 from .arguments import declare
 
@@ -75,7 +75,7 @@ _TIMES = {
     "job_time": None,
 }
 _DEFAULTS = RunOptions()
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -114,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "no command to run; give one after --, as in: forerun run -- torchrun ..."
         )
-    hold_standard_descriptors()
+    reserve_standard_descriptors()
     options = wrap_options(args, os.environ, time.time())
-    _say_limit(options.allocation)
+    _log_limit(options.allocation)
     code = _dry_run(args, options) if args.dry_run else _launch(args, options)
     finish()
     return code
@@ -124,15 +124,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _launch(args: argparse.Namespace, options: WrapOptions) -> int:
     try:
-        outcome = Wrapped(options).run()
+        outcome = WrappedLaunch(options).run()
     except OSError as err:
         code, why = 126, f"{err.strerror or err}; give a program that can be started"
         if isinstance(err, FileNotFoundError):
             code, why = 127, "not found; give a program on PATH"
-        complain(f"{args.command[0]}: {why}")
+        log_error(f"{args.command[0]}: {why}")
         if args.json:
-            told = {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
-            answer(json.dumps(told))
+            failure = {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
+            print_line(json.dumps(failure))
         return code
     code = outcome.exit_code(args.stop_exit_code)
     with suppress(KeyboardInterrupt):
@@ -145,27 +145,29 @@ def _conclude(args: argparse.Namespace, options: WrapOptions, outcome: Outcome, 
     job = suggest(outcome, options, args.job_time)
     text = job["time"] if job else ""
     path = _guarded("write the script", lambda: _resubmit(args, options, outcome, text))
-    _say_end(outcome, code, job)
+    _log_end(outcome, code, job)
     if args.json:
         end = {
             "exit_code": code,
-            **{name: getattr(outcome, name) for name in ("child_code", "wall_s", "asked")},
+            "child_code": outcome.child_code,
+            "wall_s": outcome.wall_s,
+            "asked": outcome.request_reason,
             "signals": [int(number) for number in outcome.signals],
             "num_killed": outcome.num_ended,
-            "num_left": len(outcome.left),
+            "num_left": len(outcome.surviving_pids),
             "stop": encode(outcome.ending.stopped),
             "suggestion": job,
             "resubmit": None if path is None else str(path),
         }
-        answer(json.dumps({**_plan(options), **end}))
+        print_line(json.dumps({**_plan(options), **end}))
 
 
-def _guarded(what: str, work: Callable[[], _Found]) -> _Found | None:
+def _guarded(what: str, work: Callable[[], _Result]) -> _Result | None:
     """None for a fault of ours, which is told and changes neither training nor the exit code."""
     try:
         return work()
     except Exception as err:
-        say(f"cannot {what} ({type(err).__name__}: {err})")
+        log_line(f"cannot {what} ({type(err).__name__}: {err})")
         return None
 
 
@@ -173,14 +175,14 @@ def wrap_options(
     args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float
 ) -> WrapOptions:
     """What the options, the flags inside the command and the scheduler say together."""
-    own = split([word for word in args.command if word != "--"]).own
-    directory = args.directory or Path(_last(own, "dir", str(_DEFAULTS.directory)))
+    calibrate_flags = split([word for word in args.command if word != "--"]).own
+    directory = args.directory or Path(_last(calibrate_flags, "dir", str(_DEFAULTS.directory)))
     granted = _guarded("read the limit", lambda: allocation(environ, now_unix_s)) or Allocation()
     if args.time_limit is not None:
         span = {"start_unix_s": now_unix_s, "end_unix_s": now_unix_s + args.time_limit}
-        granted = replace(granted, source=GIVEN, left_s=None, **span)
-    advice = _last(own, "on-advice", _DEFAULTS.on_advice.value)
-    has_session = bool(own) or args.directory is not None
+        granted = replace(granted, source=GIVEN, remaining_s=None, **span)
+    advice = _last(calibrate_flags, "on-advice", _DEFAULTS.on_advice.value)
+    has_session = bool(calibrate_flags) or args.directory is not None
     return WrapOptions(
         command=tuple(args.command),
         directory=directory,
@@ -201,14 +203,18 @@ def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> dic
     chain; None where not even one step would fit, or none was given.
     """
     ending, forecast = outcome.ending, outcome.ending.forecast
-    is_done = outcome.child_code == 0 and ending.stopped is None and not outcome.asked
+    is_done = outcome.child_code == 0 and ending.stopped is None and not outcome.request_reason
     if forecast is None or is_done:
         return None
-    left_s = forecast.left_s(ending.forecast_age_s)
+    remaining_s = forecast.remaining_s(ending.forecast_age_s)
     lost_s = ending.startup_s + forecast.longest_save_s + options.margin_s
     wall_s = wall_s or options.allocation.length_s
-    job = {"left_p95_s": left_s, "job_s": left_s + lost_s, "time": time_option(left_s + lost_s)}
-    count = None if wall_s is None else num_jobs(left_s, wall_s, lost_s)
+    job = {
+        "left_p95_s": remaining_s,
+        "job_s": remaining_s + lost_s,
+        "time": time_option(remaining_s + lost_s),
+    }
+    count = None if wall_s is None else num_jobs(remaining_s, wall_s, lost_s)
     return {**job, "wall_s": wall_s, "num_jobs": count}
 
 
@@ -220,19 +226,19 @@ def _resubmit(
     if args.resubmit_script is None and not (stop and stop.is_advised):
         return None
     advised = (stop.command if stop else ()) or outcome.ending.advised
-    again = relaunch(options.command, advised)
-    if not again:
+    next_command = relaunch(options.command, advised)
+    if not next_command:
         if advised:
-            say(f"the advised layout, for your own script: {joined(advised)}")
+            log_line(f"the advised layout, for your own script: {joined(advised)}")
         if any(MASK in word for word in advised):
-            say(f"{MASK} replaces a value that was not kept; write your own there")
+            log_line(f"{MASK} replaces a value that was not kept; write your own there")
         return None
     reason = stop.reason if stop else "the advised layout"
-    text = script([*_wrapper(), "--", *again], reason, time_text, os.environ)
+    text = script([*_wrapper(), "--", *next_command], reason, time_text, os.environ)
     wanted = args.resubmit_script or options.directory / SCRIPT
-    written = [path for path in (outcome.folder / SCRIPT, wanted) if is_written(text, path)]
+    written = [path for path in (outcome.folder / SCRIPT, wanted) if try_write_script(text, path)]
     if written:
-        say(f"to continue in the advised layout, start {written[-1]}")
+        log_line(f"to continue in the advised layout, start {written[-1]}")
     return written[-1] if written else None
 
 
@@ -241,9 +247,9 @@ def _wrapper() -> list[str]:
 
     The program as it was started, so that the script needs no environment to be activated.
     """
-    own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
+    wrapper_words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
     is_script = Path(sys.argv[0]).name == "forerun"
-    return [*([sys.argv[0]] if is_script else [sys.executable, "-m", "forerun"]), *own]
+    return [*([sys.argv[0]] if is_script else [sys.executable, "-m", "forerun"]), *wrapper_words]
 
 
 def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:
@@ -254,7 +260,7 @@ def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:
         f"before the limit: {'save and stop' if options.saves_before_limit else 'warn'}",
     )
     for line in [json.dumps(_plan(options))] if args.json else lines:
-        answer(line)
+        print_line(line)
     return 0
 
 
@@ -266,41 +272,43 @@ def _plan(options: WrapOptions) -> dict[str, Any]:
         "command": list(kept_command(options.command)),
         "directory": str(options.directory),
         **{name: getattr(options, name) for name in names},
-        "allocation": {name: value for name, value in granted.items() if name != "left_s"},
+        "allocation": {name: value for name, value in granted.items() if name != "remaining_s"},
     }
 
 
-def _say_limit(granted: Allocation) -> None:
+def _log_limit(granted: Allocation) -> None:
     job = f"Slurm job {granted.job_id}:"
     if granted.end_unix_s is not None:
-        say(f"limit in {(granted.end_unix_s - time.time()) / 3600.0:.2f} h ({granted.source})")
+        log_line(f"limit in {(granted.end_unix_s - time.time()) / 3600.0:.2f} h ({granted.source})")
     elif granted.source:
-        say(f"{job} no time limit ({granted.source})")
+        log_line(f"{job} no time limit ({granted.source})")
     elif granted.job_id:
-        say(f"{job} its limit is not known: no scontrol or squeue here; give --time-limit")
+        log_line(f"{job} its limit is not known: no scontrol or squeue here; give --time-limit")
 
 
-def _say_end(outcome: Outcome, code: int, job: dict[str, Any] | None) -> None:
+def _log_end(outcome: Outcome, code: int, job: dict[str, Any] | None) -> None:
     stop = outcome.ending.stopped
     if outcome.signals:
-        say(f"passed on: {', '.join(signal.Signals(n).name for n in outcome.signals)}")
+        log_line(f"passed on: {', '.join(signal.Signals(n).name for n in outcome.signals)}")
     if outcome.num_ended:
-        say(f"{outcome.num_ended} processes did not end in time and were killed")
-    if outcome.left:
-        say(f"processes that could not be ended: {', '.join(map(str, outcome.left))}")
+        log_line(f"{outcome.num_ended} processes did not end in time and were killed")
+    if outcome.surviving_pids:
+        log_line(
+            f"processes that could not be ended: {', '.join(map(str, outcome.surviving_pids))}"
+        )
     if stop is not None:
         codes = f"exit code {code} (of the command: {outcome.child_code})"
-        say(f"stopped after iteration {stop.iteration}: {stop.reason}; {codes}")
+        log_line(f"stopped after iteration {stop.iteration}: {stop.reason}; {codes}")
     if job is not None:
         text = f"left {job['left_p95_s'] / 3600.0:.2f} h (P95): next job --time={job['time']}"
         if job["wall_s"] is not None:
             wall, count = f"{job['wall_s'] / 3600.0:.3g} h", job["num_jobs"]
             text += f" · {count} jobs of {wall}" if count else f" · a job of {wall} is too short"
-        say(text)
+        log_line(text)
 
 
-def _last(own: Sequence[str], name: str, default: str) -> str:
+def _last(calibrate_flags: Sequence[str], name: str, default: str) -> str:
     """The value of the last flag of that name."""
     options = tuple(f"{flag}-{name}=" for flag in FLAGS)
-    found = [word.partition("=")[2] for word in own if word.startswith(options)]
-    return found[-1] if found else default
+    values = [word.partition("=")[2] for word in calibrate_flags if word.startswith(options)]
+    return values[-1] if values else default

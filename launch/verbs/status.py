@@ -31,16 +31,16 @@ from ..store import (
     Logged,
     Phase,
     StatusFile,
+    finite_number,
     is_live,
-    nothing_in,
-    number,
+    missing_run_message,
     read_forecasts,
     read_object,
     status_of,
     top_of,
     typed,
 )
-from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_json, tell
+from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_json, print_notes
 
 _STATUS = (
     "For each launch of the directory: live, ended, stopped (before its last step) or lost (ended "
@@ -145,12 +145,12 @@ def run_statuses(
     Of the folder of one launch that alone; with ``run_id`` the launch of that run, or of that name.
     ``RecordError`` where there is none.
     """
-    top, own = top_of(directory)
-    folders = [directory] if own else _folders(top)
+    top, launch_run_ids = top_of(directory)
+    folders = [directory] if launch_run_ids else _folders(top)
     problems: list[str] = []
     logged = _logged(top, problems)
     owner = read_object(top / OWNER) or {}
-    found = []
+    statuses = []
     for folder in folders:
         launch_id, names = _names(folder, logged, problems)
         if run_id is not None and run_id not in (launch_id, *names):
@@ -159,16 +159,16 @@ def run_statuses(
             names = (run_id,)
         if names:
             launch = _Launch(folder, names, problems)
-            found.append(launch.status(launch_id, logged, owner, now_unix_s))
-    if not found:
+            statuses.append(launch.status(launch_id, logged, owner, now_unix_s))
+    if not statuses:
         raise RecordError(_nothing(directory, run_id))
-    return found, [*dict.fromkeys(problems)]
+    return statuses, [*dict.fromkeys(problems)]
 
 
 def _nothing(directory: Path, run_id: str | None) -> str:
-    if run_id is not None and not nothing_in(directory):
+    if run_id is not None and not missing_run_message(directory):
         return f"{directory} has no run {run_id}; forerun status {directory} lists its runs"
-    return nothing_in(directory) or (
+    return missing_run_message(directory) or (
         f"{directory} has records but no answers yet: a run answers after its first window; "
         f"forerun report {directory} analyses the records"
     )
@@ -176,8 +176,8 @@ def _nothing(directory: Path, run_id: str | None) -> str:
 
 def _folders(top: Path) -> list[Path]:
     """Of all launches, the oldest first; the directory itself where it has none."""
-    found = [path.parent for path in top.glob(f"{RUNS}/*/{LAUNCH}")]
-    return sorted(found, key=_began) or [top]
+    folders = [path.parent for path in top.glob(f"{RUNS}/*/{LAUNCH}")]
+    return sorted(folders, key=_began) or [top]
 
 
 def _began(folder: Path) -> tuple[float, str]:
@@ -191,24 +191,24 @@ def _logged(top: Path, problems: list[str]) -> Logged:
     if not (top / FORECASTS).exists():
         return _NONE
     try:
-        found = read_forecasts(top)
+        logged = read_forecasts(top)
     except RecordError as err:
         problems.append(str(err))
         return _NONE
-    problems += found.problems
-    return found
+    problems += logged.problems
+    return logged
 
 
 def _names(folder: Path, logged: Logged, problems: list[str]) -> tuple[str, tuple[str, ...]]:
     """The launch of a folder and its runs, the newest last."""
     if folder.parent.name == RUNS:
         value = _object(folder / LAUNCH, problems)
-        held = value.get("run_ids")
-        names = tuple(n for n in held if isinstance(n, str)) if isinstance(held, list) else ()
+        run_ids = value.get("run_ids")
+        names = tuple(n for n in run_ids if isinstance(n, str)) if isinstance(run_ids, list) else ()
         return str(value.get("launch_id") or folder.name), names
     # Answers from before there were launches.
-    said = (_object(folder / name, problems).get("run_id") for name in _READ)
-    known = [*logged.made, *logged.ended, *(name for name in said if isinstance(name, str))]
+    stated_ids = (_object(folder / name, problems).get("run_id") for name in _READ)
+    known = [*logged.made, *logged.ended, *(name for name in stated_ids if isinstance(name, str))]
     return "", tuple(dict.fromkeys(known))
 
 
@@ -238,7 +238,9 @@ class _Launch:
         """All of it at that time; ``owner`` is the claim on the top of the directory."""
         ahead, now, ended = self._ahead, self._now, logged.ended.get(self._run_id)
         done, total = self._steps(logged, ended)
-        heard = ahead.now_unix_s if ended is None else max(0.0, number(ended.last_step_unix_s))
+        heard = (
+            ahead.now_unix_s if ended is None else max(0.0, finite_number(ended.last_step_unix_s))
+        )
         heard = heard if now is None else now.heard_unix_s
         claim = owner if owner.get("run_id") == self._run_id else {}
         state = self._state(claim, now_unix_s, done, total, is_ended=ended is not None)
@@ -273,7 +275,7 @@ class _Launch:
         known.append((ahead.steps_done, ahead.steps_done + ahead.steps_left))
         for one in logged.made.get(self._run_id, ())[-1:]:
             known.append((one.iteration, one.iteration + one.steps_left))
-        pairs = [[int(max(0.0, number(value))) for value in pair] for pair in known]
+        pairs = [[int(max(0.0, finite_number(value))) for value in pair] for pair in known]
         return max(done for done, _ in pairs), next((total for _, total in pairs if total), 0)
 
     def _state(
@@ -299,70 +301,78 @@ class _Launch:
         """The action, and the reason of a stop, else the strongest one of the decision."""
         value = self._values.get(_DECISION, {})
         rows = _objects(value, "reasons")
-        rows.sort(key=lambda one: (bool(one.get("is_met")), number(one.get("probability"))))
-        told = [row.get("text") for row in rows] + [self._values.get(MARKER, {}).get("reason")]
+        rows.sort(key=lambda one: (bool(one.get("is_met")), finite_number(one.get("probability"))))
+        texts = [row.get("text") for row in rows] + [self._values.get(MARKER, {}).get("reason")]
         action = value.get("action")
         return {
             "decision": action if isinstance(action, str) else None,
-            "reason": next((text for text in reversed(told) if isinstance(text, str)), ""),
+            "reason": next((text for text in reversed(texts) if isinstance(text, str)), ""),
         }
 
     def _drift(self) -> str:
         """The newest line of this run."""
         events = _objects(self._values.get(_DRIFT, {}), "events")
-        own = [one.get("line") for one in events if one.get("run_id") == self._run_id]
-        return next((line for line in reversed(own) if isinstance(line, str)), "")
+        lines = [one.get("line") for one in events if one.get("run_id") == self._run_id]
+        return next((line for line in reversed(lines) if isinstance(line, str)), "")
 
 
 def _objects(value: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    held = value.get(name)
-    return [one for one in held if isinstance(one, dict)] if isinstance(held, list) else []
+    rows = value.get(name)
+    return [one for one in rows if isinstance(one, dict)] if isinstance(rows, list) else []
 
 
-def status_lines(found: RunStatus) -> list[str]:
+def status_lines(run_status: RunStatus) -> list[str]:
     """A line for each thing that is known of a run, the first with its name."""
-    head = f"run {found.run_id}: {found.state.value}"
-    return _words(head, found, drift=found.drift or "no drift", has_reason=True)
+    head = f"run {run_status.run_id}: {run_status.state.value}"
+    return _words(head, run_status, drift=run_status.drift or "no drift", has_reason=True)
 
 
-def status_line(found: RunStatus) -> str:
+def status_line(run_status: RunStatus) -> str:
     """One line on one of several launches."""
-    head = f"{found.launch_id or found.run_id}: {found.state.value}"
-    return " · ".join(_words(head, found, drift=found.drift))
+    head = f"{run_status.launch_id or run_status.run_id}: {run_status.state.value}"
+    return " · ".join(_words(head, run_status, drift=run_status.drift))
 
 
-def _words(head: str, found: RunStatus, *, drift: str, has_reason: bool = False) -> list[str]:
-    decision = _decision(found, has_reason=has_reason)
-    words = (head, _progress(found), _step(found), _ends(found), decision, drift, _heard(found))
+def _words(head: str, run_status: RunStatus, *, drift: str, has_reason: bool = False) -> list[str]:
+    decision = _decision(run_status, has_reason=has_reason)
+    words = (
+        head,
+        _progress(run_status),
+        _step(run_status),
+        _ends(run_status),
+        decision,
+        drift,
+        _heard(run_status),
+    )
     return [text for text in words if text]
 
 
-def _progress(found: RunStatus) -> str:
-    if found.iteration is None:
-        return "no step yet" if found.state is State.LIVE else "no step"
-    total = found.steps_total
-    share = f" of {total} ({100 * min(1.0, found.iteration / total):.0f} %)" if total else ""
-    step = "last heard at step" if found.state is State.LOST else "step"
-    return f"{step} {found.iteration}{share}"
+def _progress(run_status: RunStatus) -> str:
+    if run_status.iteration is None:
+        return "no step yet" if run_status.state is State.LIVE else "no step"
+    total = run_status.steps_total
+    share = f" of {total} ({100 * min(1.0, run_status.iteration / total):.0f} %)" if total else ""
+    step = "last heard at step" if run_status.state is State.LOST else "step"
+    return f"{step} {run_status.iteration}{share}"
 
 
-def _step(found: RunStatus) -> str:
-    if found.step_time_s is None:
+def _step(run_status: RunStatus) -> str:
+    if run_status.step_time_s is None:
         return ""
-    text = f"{format_time(found.step_time_s)} per step"
-    if found.step_low_s is None or found.step_high_s is None:
+    text = f"{format_time(run_status.step_time_s)} per step"
+    if run_status.step_low_s is None or run_status.step_high_s is None:
         return text
-    ends = f"{format_time(found.step_low_s)} to {format_time(found.step_high_s)}"
+    ends = f"{format_time(run_status.step_low_s)} to {format_time(run_status.step_high_s)}"
     return f"{text} (90 % of steps: {ends})"
 
 
-def _ends(found: RunStatus) -> str:
-    if found.finish_p50_unix_s is None:
-        return "no forecast yet" if found.state is State.LIVE else ""
-    text = f"ends {iso_time(found.finish_p50_unix_s)}{_here(found.finish_p50_unix_s)}"
-    if found.finish_p95_unix_s is None:
+def _ends(run_status: RunStatus) -> str:
+    if run_status.finish_p50_unix_s is None:
+        return "no forecast yet" if run_status.state is State.LIVE else ""
+    text = f"ends {iso_time(run_status.finish_p50_unix_s)}{_here(run_status.finish_p50_unix_s)}"
+    if run_status.finish_p95_unix_s is None:
         return text
-    return f"{text}, by {iso_time(found.finish_p95_unix_s)} with 95 %"
+    return f"{text}, by {iso_time(run_status.finish_p95_unix_s)} with 95 %"
 
 
 def _here(unix_s: float) -> str:
@@ -373,15 +383,15 @@ def _here(unix_s: float) -> str:
         return ""
 
 
-def _decision(found: RunStatus, *, has_reason: bool = False) -> str:
-    if found.decision is None:
-        return f"stopped: {found.reason}" if found.reason else ""
-    reason = f" ({found.reason})" if has_reason and found.reason else ""
-    return f"decision: {action_text(found.decision)}{reason}"
+def _decision(run_status: RunStatus, *, has_reason: bool = False) -> str:
+    if run_status.decision is None:
+        return f"stopped: {run_status.reason}" if run_status.reason else ""
+    reason = f" ({run_status.reason})" if has_reason and run_status.reason else ""
+    return f"decision: {action_text(run_status.decision)}{reason}"
 
 
-def _heard(found: RunStatus) -> str:
-    return "" if found.age_s is None else f"heard {_ago(found.age_s)} ago"
+def _heard(run_status: RunStatus) -> str:
+    return "" if run_status.age_s is None else f"heard {_ago(run_status.age_s)} ago"
 
 
 def _ago(age_s: float) -> str:
@@ -399,35 +409,37 @@ def _ago(age_s: float) -> str:
 def status(args: argparse.Namespace) -> int:
     """Print what each launch says now; 1 where one is advised to stop."""
     now_unix_s = time.time()
-    found, problems = run_statuses(args.directory, now_unix_s, args.run_id)
+    statuses, problems = run_statuses(args.directory, now_unix_s, args.run_id)
     if args.json:
-        print_json(status_json(args.directory, now_unix_s, found, problems))
+        print_json(status_json(args.directory, now_unix_s, statuses, problems))
     else:
-        tell(*problems)
-        print("\n".join(text_lines(found)))
-    return exit_code(found)
+        print_notes(*problems)
+        print("\n".join(text_lines(statuses)))
+    return exit_code(statuses)
 
 
 def status_json(
-    directory: Path, now_unix_s: float, found: Sequence[RunStatus], problems: Sequence[str]
+    directory: Path, now_unix_s: float, statuses: Sequence[RunStatus], problems: Sequence[str]
 ) -> dict[str, Any]:
     """The answer for programs."""
     return {
         "directory": str(directory),
         "now_unix_s": now_unix_s,
-        "runs": [one.to_json() for one in found],
+        "runs": [one.to_json() for one in statuses],
         "problems": list(problems),
     }
 
 
-def text_lines(found: Sequence[RunStatus]) -> list[str]:
+def text_lines(statuses: Sequence[RunStatus]) -> list[str]:
     """All that is known of one run, or a line for each of several."""
-    return status_lines(found[0]) if len(found) == 1 else [status_line(one) for one in found]
+    return (
+        status_lines(statuses[0]) if len(statuses) == 1 else [status_line(one) for one in statuses]
+    )
 
 
-def exit_code(found: Sequence[RunStatus]) -> ExitCode:
+def exit_code(statuses: Sequence[RunStatus]) -> ExitCode:
     """Whether a threshold is crossed."""
-    is_stop = any(one.is_stop_advised for one in found)
+    is_stop = any(one.is_stop_advised for one in statuses)
     return ExitCode.THRESHOLD if is_stop else ExitCode.ANSWER
 
 
@@ -441,7 +453,7 @@ def watch(args: argparse.Namespace) -> int:
 
     Ctrl-C ends it as well, and is no error once there is a run.
     """
-    found: list[RunStatus] = []
+    statuses: list[RunStatus] = []
     try:
         _await_run(args)
         is_screen = not args.json and sys.stdout.isatty() and is_installed("rich")
@@ -449,20 +461,20 @@ def watch(args: argparse.Namespace) -> int:
             while True:
                 now_unix_s = time.time()
                 seen, problems = run_statuses(args.directory, now_unix_s, args.run_id)
-                found, before = _watched(seen, found), found
+                statuses, before = _watched(seen, statuses), statuses
                 if args.json:
-                    if _news(found) != _news(before):
-                        value = status_json(args.directory, now_unix_s, found, problems)
+                    if _news(statuses) != _news(before):
+                        value = status_json(args.directory, now_unix_s, statuses, problems)
                         print(json.dumps(with_iso_times({"schema": 1, **value})), flush=True)
                 else:
                     if not before:
-                        tell(*problems)
-                    show(found)
-                if not any(one.state is State.LIVE for one in found):
-                    return exit_code(found)
+                        print_notes(*problems)
+                    show(statuses)
+                if not any(one.state is State.LIVE for one in statuses):
+                    return exit_code(statuses)
                 time.sleep(EVERY_S)
     except KeyboardInterrupt:
-        return ExitCode.ANSWER if found else ExitCode.NO_DATA
+        return ExitCode.ANSWER if statuses else ExitCode.NO_DATA
 
 
 def _await_run(args: argparse.Namespace) -> None:
@@ -473,7 +485,7 @@ def _await_run(args: argparse.Namespace) -> None:
             run_statuses(args.directory, time.time(), args.run_id)
         except RecordError as err:
             if not is_waiting:
-                tell(f"{err}; waiting for a run, until Ctrl-C")
+                print_notes(f"{err}; waiting for a run, until Ctrl-C")
             is_waiting = True
             time.sleep(EVERY_S)
         else:
@@ -483,13 +495,13 @@ def _await_run(args: argparse.Namespace) -> None:
 def _watched(seen: Sequence[RunStatus], before: Sequence[RunStatus]) -> list[RunStatus]:
     """What is live, and what was; where nothing is, all."""
     names = {one.launch_id for one in before}
-    found = [one for one in seen if one.state is State.LIVE or one.launch_id in names]
-    return found or list(seen)
+    watched = [one for one in seen if one.state is State.LIVE or one.launch_id in names]
+    return watched or list(seen)
 
 
-def _news(found: Sequence[RunStatus]) -> list[RunStatus]:
+def _news(statuses: Sequence[RunStatus]) -> list[RunStatus]:
     """What is told anew where it has changed; how long ago it was is not among it."""
-    return [replace(one, age_s=None) for one in found]
+    return [replace(one, age_s=None) for one in statuses]
 
 
 @contextmanager
@@ -497,8 +509,8 @@ def _lines() -> Iterator[Show]:
     """A line for each run that has changed."""
     shown: dict[str, RunStatus] = {}
 
-    def show(found: Sequence[RunStatus]) -> None:
-        for one, news in zip(found, _news(found), strict=True):
+    def show(statuses: Sequence[RunStatus]) -> None:
+        for one, news in zip(statuses, _news(statuses), strict=True):
             if shown.get(one.launch_id) != news:
                 shown[one.launch_id] = news
                 print(status_line(one), flush=True)
@@ -513,4 +525,4 @@ def _screen() -> Iterator[Show]:
     from rich.text import Text
 
     with Live(auto_refresh=False) as live:
-        yield lambda found: live.update(Text("\n".join(text_lines(found))), refresh=True)
+        yield lambda statuses: live.update(Text("\n".join(text_lines(statuses))), refresh=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...calib.errors import CalibrationError, ConfigError
 from ...calib.units import format_frac
 from ..options import read_cluster
-from .arguments import CLUSTER, ExitCode, declare, print_json, tell
+from .arguments import CLUSTER, ExitCode, declare, print_json, print_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ _SCORES = {
     **{"memory_mape_frac": "memory", "noise_frac": "noise"},
 }
 Row = dict[str, Any]
-Told = tuple[dict[str, Any], "Iterator[ReportTable]"]
+JsonAndTables = tuple[dict[str, Any], "Iterator[ReportTable]"]
 """The answer as JSON, and as tables."""
 
 
@@ -101,7 +101,7 @@ def _check(args: argparse.Namespace) -> None:
             )
 
 
-def _parts(args: argparse.Namespace) -> Told:
+def _parts(args: argparse.Namespace) -> JsonAndTables:
     """Scores of models of operators, or of collectives."""
     from ...calib import validation
     from ...calib.importers import read_table, table_kind
@@ -118,24 +118,28 @@ def _parts(args: argparse.Namespace) -> Told:
         frame = read_table(read_frame(path), name)
         if (holds := table_kind(frame)) != args.what:
             raise ConfigError(f"{name} holds {holds}; use forerun validate {holds} {path}")
-        _tell_counts(name, len(frame), _FLAGGED, frame["flag"])
+        _print_counts(name, len(frame), _FLAGGED, frame["flag"])
         if is_operators:
-            _tell_implausible(name, frame)
+            _print_implausible(name, frame)
             floors = validation.noise_floors(frame)["mean_frac"]
             noise |= {(name, str(group)): floor for group, floor in floors.items()}
         for protocol in dict.fromkeys(args.protocol or needs):
             scored = run(frame, protocol, range(args.seeds))
             if scored.empty:
-                tell(f"{name}: {protocol} is left out; it needs {needs[protocol]}")
+                print_notes(f"{name}: {protocol} is left out; it needs {needs[protocol]}")
             rows += validation.score_rows(scored, name)
     if not rows:
         protocol, need = next(iter(needs.items()))
         raise CalibrationError(f"no protocol can be scored; {protocol} needs {need}")
-    told = ({**row, "noise_frac": noise.get((row["table"], row["group"]))} for row in rows)
-    return {"results": rows}, _tables("{}: {} (percent)", _SCORES, told, "table", "protocol")
+    rows_with_noise = (
+        {**row, "noise_frac": noise.get((row["table"], row["group"]))} for row in rows
+    )
+    return {"results": rows}, _tables(
+        "{}: {} (percent)", _SCORES, rows_with_noise, "table", "protocol"
+    )
 
 
-def _steps(args: argparse.Namespace) -> Told:
+def _steps(args: argparse.Namespace) -> JsonAndTables:
     """Scores of the step model, on the operator tables where there are any."""
     from ...calib import validation
     from ...calib.importers import read_table
@@ -145,50 +149,50 @@ def _steps(args: argparse.Namespace) -> Told:
     names = zip(args.operators, table_names(args.operators), strict=True)
     tables = [read_table(read_frame(path), name) for path, name in names]
     model = TableSteps(tables, read_cluster(args.cluster))
-    found: dict[str, list[Row]] = {"results": [], "worst": [], "rows": [], "skipped": []}
+    results: dict[str, list[Row]] = {"results": [], "worst": [], "rows": [], "skipped": []}
     for table in _step_tables(args):
         for skip in table.skipped:
-            told = {"table": table.name, "row_id": skip.row_id, "reason": skip.reason}
-            found["skipped"].append(told)
+            skipped_row = {"table": table.name, "row_id": skip.row_id, "reason": skip.reason}
+            results["skipped"].append(skipped_row)
         if folds := list(_folds(table, args)):
             scored = validation.joined(validation.score_folds(table.rows, folds, model.fit))
-            found["results"] += validation.step_results(scored, table.name)
+            results["results"] += validation.step_results(scored, table.name)
             worst_rows = validation.worst_rows(scored)
-            found["worst"] += [{"table": table.name, **row} for row in worst_rows]
-            found["rows"] += validation.step_rows(scored, table.name)
-    if not found["results"]:
+            results["worst"] += [{"table": table.name, **row} for row in worst_rows]
+            results["rows"] += validation.step_rows(scored, table.name)
+    if not results["results"]:
         raise CalibrationError(
             "no protocol can be scored; give a table with more usable rows of a machine than "
             "--calibrate-on"
         )
-    scores = _tables("{}: {} (percent)", _SCORES, found["results"], "table", "protocol")
+    scores = _tables("{}: {} (percent)", _SCORES, results["results"], "table", "protocol")
     columns = {"row_id": "row", "layout": "layout", "error_frac": "mean error"}
-    worst = _tables("{}: worst rows (percent)", columns, found["worst"], "table")
-    return {"model": model.name, **found}, chain(scores, worst)
+    worst = _tables("{}: worst rows (percent)", columns, results["worst"], "table")
+    return {"model": model.name, **results}, chain(scores, worst)
 
 
-def _design(args: argparse.Namespace) -> Told:
+def _design(args: argparse.Namespace) -> JsonAndTables:
     """Which rows of each machine would teach most, and how sure all would be afterwards."""
     from ...calib import validation
     from ...calib.steps import design, expected_sigma_log
 
-    found: list[Row] = []
+    design_rows: list[Row] = []
     for table in _step_tables(args):
         for machine, positions in validation.machines(table.rows).items():
-            own = [table.rows[i] for i in positions]
-            chosen = design(own, min(args.rows, len(own)))
-            for place, row in enumerate((own[i] for i in chosen), start=1):
-                sigma = expected_sigma_log(own, chosen[:place])
+            machine_rows = [table.rows[i] for i in positions]
+            chosen = design(machine_rows, min(args.rows, len(machine_rows)))
+            for place, row in enumerate((machine_rows[i] for i in chosen), start=1):
+                sigma = expected_sigma_log(machine_rows, chosen[:place])
                 head = {"table": table.name, "machine": machine, "place": place}
                 which = {"row_id": row.row_id, "group": row.group}
                 which |= {"layout": validation.layout_text(row)}
-                found.append({**head, **which, "expected_error_frac": round(sigma, 6)})
-    if not found:
+                design_rows.append({**head, **which, "expected_error_frac": round(sigma, 6)})
+    if not design_rows:
         raise CalibrationError("no table has a usable row; give one with layouts")
     columns = {"layout": "layout", "group": "of", "row_id": "row"}
     columns |= {"expected_error_frac": "expected error afterwards"}
     title = "{}: what to measure on {} (percent)"
-    return {"results": found}, _tables(title, columns, found, "table", "machine")
+    return {"results": design_rows}, _tables(title, columns, design_rows, "table", "machine")
 
 
 def _step_tables(args: argparse.Namespace) -> Iterator[StepTable]:
@@ -198,11 +202,11 @@ def _step_tables(args: argparse.Namespace) -> Iterator[StepTable]:
     for path, name in zip(args.files, table_names(args.files), strict=True):
         table = read_steps(read_frame(path), name)
         total = len(table.rows) + len(table.skipped)
-        _tell_counts(name, total, _FLAGGED, (row.flag for row in table.rows))
+        _print_counts(name, total, _FLAGGED, (row.flag for row in table.rows))
         reasons = (row.reason for row in table.skipped)
-        _tell_counts(name, total, "that are not a layout Forerun can describe", reasons)
+        _print_counts(name, total, "that are not a layout Forerun can describe", reasons)
         if table.unused:
-            tell(f"{name}: nothing reads the columns {', '.join(table.unused)}")
+            print_notes(f"{name}: nothing reads the columns {', '.join(table.unused)}")
         yield table
 
 
@@ -215,25 +219,33 @@ def _folds(table: StepTable, args: argparse.Namespace) -> Iterator[validation.Fo
     for count in counts or (0, None):
         folds = list(validation.step_folds(table.rows, count, args.draws))
         if not folds:
-            tell(f"{table.name}: no machine has more than {count or 1} usable rows")
+            print_notes(f"{table.name}: no machine has more than {count or 1} usable rows")
         yield from folds
 
 
-def _tell_counts(name: str, total: int, what: str, reasons: Iterable[str]) -> None:
+def _print_counts(name: str, total: int, what: str, reasons: Iterable[str]) -> None:
     counts = Counter(filter(None, reasons))
     if counts:
-        told = [f"{reason} ({number})" for reason, number in counts.most_common(_NUM_REASONS)]
-        more = f" and {len(counts) - len(told)} more" if len(counts) > len(told) else ""
-        tell(f"{name}: {counts.total()} of {total} rows {what}: {'; '.join(told)}{more}")
+        counted_reasons = [
+            f"{reason} ({number})" for reason, number in counts.most_common(_NUM_REASONS)
+        ]
+        more = (
+            f" and {len(counts) - len(counted_reasons)} more"
+            if len(counts) > len(counted_reasons)
+            else ""
+        )
+        print_notes(
+            f"{name}: {counts.total()} of {total} rows {what}: {'; '.join(counted_reasons)}{more}"
+        )
 
 
-def _tell_implausible(name: str, frame: pd.DataFrame) -> None:
+def _print_implausible(name: str, frame: pd.DataFrame) -> None:
     from ...calib import validation
 
-    found = sorted(validation.implausible(frame), key=lambda one: -one.num_refused)
-    for one in found[:_NUM_REASONS]:
+    findings = sorted(validation.implausible(frame), key=lambda one: -one.num_refused)
+    for one in findings[:_NUM_REASONS]:
         fate = "are fitted, since most are alike" if one.is_doubtful else "train no model"
-        tell(f"{name}: {one.num_refused} rows of {one.name} {fate}: {one.reason.value}")
+        print_notes(f"{name}: {one.num_refused} rows of {one.name} {fate}: {one.reason.value}")
 
 
 def _tables(
@@ -246,12 +258,14 @@ def _tables(
     for row in rows:
         groups[tuple(str(row[name]) for name in by)].append(row)
     for names, members in groups.items():
-        kept = [n for n in columns if any(row.get(n) is not None for row in members)]
+        filled_columns = [n for n in columns if any(row.get(n) is not None for row in members)]
         yield ReportTable(
             key="/".join(names),
             title=title.format(*names),
-            columns=tuple(columns[name] for name in kept),
-            rows=tuple(tuple(_cell(name, row.get(name)) for name in kept) for row in members),
+            columns=tuple(columns[name] for name in filled_columns),
+            rows=tuple(
+                tuple(_cell(name, row.get(name)) for name in filled_columns) for row in members
+            ),
         )
 
 

@@ -69,7 +69,7 @@ def tables_of(answer: Answer) -> list[ReportTable]:
             _throughput(answer, modelled),
             *_parts_and_work(modelled),
             *_models(modelled),
-            layouts_table(modelled.plan, left=answer.left),
+            layouts_table(modelled.plan, remaining_run=answer.left),
             micro_batch_table(modelled.micro_batch),
             *windows_tables(answer),
             *_waits(modelled),
@@ -80,8 +80,8 @@ def tables_of(answer: Answer) -> list[ReportTable]:
 
 def notes_of(answer: Answer) -> list[str]:
     """What belongs below the tables, a sentence each."""
-    own = [] if answer.modelled is None else _notes(answer, answer.modelled)
-    return [*own, *(f"Problem: {problem}" for problem in answer.problems)]
+    model_notes = [] if answer.modelled is None else _notes(answer, answer.modelled)
+    return [*model_notes, *(f"Problem: {problem}" for problem in answer.problems)]
 
 
 def markdown(answer: Answer, pictures: Pictures = _NO_PICTURES) -> str:
@@ -101,12 +101,12 @@ def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]
 
 def window_values(answer: Answer) -> dict[str, float]:
     """For sinks, once a window has its answer: how well the one before predicted its step."""
-    found = {
+    errors_frac = {
         f"window_next_step_error_{when}_frac": getattr(score, f"next_{when}_frac")
         for score in answer.window_scores[-2:-1]
         for when in ("before", "after")
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in errors_frac.items() if value is not None}
 
 
 def summary_values(answer: Answer) -> dict[str, float]:
@@ -114,14 +114,14 @@ def summary_values(answer: Answer) -> dict[str, float]:
 
     Of windows median absolute errors, before their refits and after, over those that have both.
     """
-    found: dict[str, float] = {}
+    medians_frac: dict[str, float] = {}
     for name, key in (("next_step", "next"), ("finish", "finish")):
         ends = [f"{key}_{when}_frac" for when in ("before", "after")]
         pairs = [[getattr(score, end) for end in ends] for score in answer.window_scores]
         both = [[abs(value) for value in pair] for pair in pairs if None not in pair]
         for when, values in zip(("before", "after"), zip(*both, strict=True), strict=False):
-            found[f"windows_{name}_error_{when}_frac"] = median(values)
-    return found | answer.rates
+            medians_frac[f"windows_{name}_error_{when}_frac"] = median(values)
+    return medians_frac | answer.rates
 
 
 def _measured(answer: Answer) -> Iterator[ReportTable]:
@@ -170,28 +170,28 @@ def _pairs(
 
 
 def _throughput(answer: Answer, modelled: Modelled) -> ReportTable:
-    found = modelled.throughput(answer.measured_step_s)
+    throughput = modelled.throughput(answer.measured_step_s)
     one = "rank" if answer.device == "cpu" else "GPU"
     rows = [
-        ("tokens/s", count_cell(found.tokens_per_s)),
-        (f"tokens/s per {one}", count_cell(found.tokens_per_s_per_gpu)),
-        (f"model TFLOP/s per {one}", count_cell(found.flop_per_s_per_gpu / TERA)),
+        ("tokens/s", count_cell(throughput.tokens_per_s)),
+        (f"tokens/s per {one}", count_cell(throughput.tokens_per_s_per_gpu)),
+        (f"model TFLOP/s per {one}", count_cell(throughput.flop_per_s_per_gpu / TERA)),
     ]
-    if found.mfu_frac is not None and found.hfu_frac is not None:
-        rows.append(("MFU", frac_cell(found.mfu_frac)))
-        rows.append(("HFU (counts recomputed work)", frac_cell(found.hfu_frac)))
+    if throughput.mfu_frac is not None and throughput.hfu_frac is not None:
+        rows.append(("MFU", frac_cell(throughput.mfu_frac)))
+        rows.append(("HFU (counts recomputed work)", frac_cell(throughput.hfu_frac)))
     title = f"Throughput of the measured step ({format_time(answer.measured_step_s)})"
     return _pairs("throughput", title, ("rate", "value"), rows)
 
 
 def _parts_and_work(answer: Modelled) -> Iterator[ReportTable]:
-    own, total_s = answer.own, answer.step.time_s
-    parts = [(part.value, time_s) for part, time_s in own.parts_s.items()]
+    running, total_s = answer.own, answer.step.time_s
+    parts = [(part.value, time_s) for part, time_s in running.parts_s.items()]
     parts.append(("waiting for later ranks", answer.waiting_s))
     parts.append(("cost of hooks, taken off", -answer.perturbation_s))
     yield table_of(
         "step_parts",
-        f"Modelled step, {format_time(total_s)}, by part (stage {own.critical_stage})",
+        f"Modelled step, {format_time(total_s)}, by part (stage {running.critical_stage})",
         [part for part in parts if abs(part[1]) > NEGLIGIBLE_S],
         {
             "part": lambda part: part[0],
@@ -201,14 +201,14 @@ def _parts_and_work(answer: Modelled) -> Iterator[ReportTable]:
     )
     yield table_of(
         "work",
-        f"Work of the critical stage, in a simulated step of {format_time(own.time_s)}",
-        sorted(own.contributions, key=lambda work: -work.time_s)[:NUM_WORKS],
+        f"Work of the critical stage, in a simulated step of {format_time(running.time_s)}",
+        sorted(running.contributions, key=lambda work: -work.time_s)[:NUM_WORKS],
         {
             "work": lambda work: work.name,
             "phase": lambda work: work.phase,
             "times per step": lambda work: whole_cell(work.count),
             "time per step": lambda work: time_cell(work.time_s),
-            "of the simulated step": lambda work: frac_cell(work.time_s / own.time_s),
+            "of the simulated step": lambda work: frac_cell(work.time_s / running.time_s),
             "source": lambda work: work.source.value,
         },
     )
@@ -245,7 +245,7 @@ def _models(answer: Modelled) -> Iterator[ReportTable]:
 
 def windows_tables(answer: Answer) -> list[ReportTable]:
     """Errors of each window itself, and of what lay ahead of it."""
-    own = table_of(
+    errors_table = table_of(
         "windows",
         "Errors from window to window, before each refit and after it",
         [score.error for score in answer.window_scores],
@@ -271,7 +271,7 @@ def windows_tables(answer: Answer) -> list[ReportTable]:
             "finish after": lambda score: _signed(score.finish_after_frac),
         },
     )
-    return [own, ahead]
+    return [errors_table, ahead]
 
 
 def _waits(answer: Modelled) -> Iterator[ReportTable]:
@@ -352,7 +352,7 @@ def _notes(answer: Answer, modelled: Modelled) -> Iterator[str]:
             "well. Next step: that of the following window. Finish: how much too late it was "
             f"predicted, as a share of the whole run, against {against}."
         )
-    yield from telling_notes(modelled.plan)
+    yield from measurement_hints(modelled.plan)
     if modelled.config.device == "cpu":
         yield "Measured on a CPU stand-in: for correctness and dry runs, not for speed."
 
@@ -396,11 +396,11 @@ def layouts_table(
     top: int = NUM_LAYOUTS,
     *,
     title: str = "Layouts",
-    own_name: str = "running",
-    left: RunLeft | None = None,
+    running_label: str = "running",
+    remaining_run: RunLeft | None = None,
 ) -> ReportTable:
     """The running layout and the fastest others; layout, step, its interval and memory stay where
-    the screen is narrow, and the verdict where a row does not fit.  With ``left`` each says what
+    the screen is narrow, and the verdict where a row does not fit.  With ``remaining_run`` each says what
     the rest of the run would take."""
     rows = (plan.own, *plan.candidates[:top])
     is_memory_short = any(row.verdict in (Verdict.TIGHT, Verdict.DOES_NOT_FIT) for row in rows)
@@ -411,14 +411,14 @@ def layouts_table(
         rows,
         {
             "#": lambda row: numbers[id(row)],
-            "layout": lambda row: row.label + f" ({own_name})" * (row is plan.own),
+            "layout": lambda row: row.label + f" ({running_label})" * (row is plan.own),
             **_STEP,
             **(_AGAINST if plan.own.is_comparable else {}),
-            **throughput_cells(rows, left),
+            **throughput_cells(rows, remaining_run),
             **_FITS,
             "rests on": lambda row: _provenance(row.source_frac),
         },
-    ).sparing(
+    ).with_spare_columns(
         *(
             "rests on",
             *SPARE,
@@ -451,7 +451,9 @@ def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
             "memory": _FITS["memory"],
             "fits with probability": lambda row: count_cell(row.fit_probability or 0.0, ".2f"),
         },
-    ).sparing(*SPARE, TOKENS, "against running", late=("memory", "90 %"), folded="recompute")
+    ).with_spare_columns(
+        *SPARE, TOKENS, "against running", late=("memory", "90 %"), folded="recompute"
+    )
 
 
 def what_if_rows(rows: Sequence[Candidate]) -> list[Candidate]:
@@ -506,10 +508,10 @@ NUM_MENUS = len(_MENUS)
 def plan_notes(plan: Plan) -> list[str]:
     """What should be known of a plan, a sentence each: layouts that the program cannot be asked
     for, what those with experts rest on, which to try next, and how far the search has come."""
-    found = []
+    notes = []
     reason = left_out(plan.own.config)
     if number := sum(proof.cut.get(reason, 0) for proof in plan.proofs.values() if reason):
-        found.append(f"{number:,} layouts left out: {reason}")
+        notes.append(f"{number:,} layouts left out: {reason}")
     routed = {one.config.parallelism.ep: one.routing for one in (plan.own, *plan.candidates)}
     texts = [
         f"ep {ep} {one.text.removeprefix('routing ')}"
@@ -517,16 +519,16 @@ def plan_notes(plan: Plan) -> list[str]:
         if one is not None and ep > 1
     ]
     if texts:
-        found.append("routing: " + "; ".join(texts))
+        notes.append("routing: " + "; ".join(texts))
     searched = [
         f"{proof.text} on {number} GPUs" if len(plan.proofs) > 1 else proof.text
         for number, proof in plan.proofs.items()
     ]
-    found += telling_notes(plan)
-    return [*found, f"searched: {'; '.join(searched)}"] if searched else found
+    notes += measurement_hints(plan)
+    return [*notes, f"searched: {'; '.join(searched)}"] if searched else notes
 
 
-def telling_notes(plan: Plan) -> list[str]:
+def measurement_hints(plan: Plan) -> list[str]:
     """Which layouts to try in order to know which is the fastest."""
     labels = ", ".join(candidate.label for candidate in plan.worth_measuring)
     return [f"to know which is fastest, run steps of {labels}"] if labels else []
@@ -537,30 +539,34 @@ def _provenance(shares: Mapping[Source, float]) -> str:
     return ", ".join(f"{frac * 100:.0f} % {src.value}" for src, frac in items if frac >= 0.005)
 
 
-def throughput_cells(rows: Sequence[Candidate], left: RunLeft | None) -> _Cells:
-    """Ways to read a layout: tokens/s, TFLOP/s and MFU where devices are known, and with ``left``
+def throughput_cells(rows: Sequence[Candidate], remaining_run: RunLeft | None) -> _Cells:
+    """Ways to read a layout: tokens/s, TFLOP/s and MFU where devices are known, and with ``remaining_run``
     the rest of the run."""
     cells: _Cells = {TOKENS: lambda row: count_cell(row.throughput.tokens_per_s)}
     if any(row.throughput.mfu_frac is not None for row in rows):
         cells[FLOP] = lambda row: count_cell(row.throughput.flop_per_s_per_gpu / TERA)
         cells[MFU] = lambda row: frac_cell(row.throughput.mfu_frac)
-    if left is None:
+    if remaining_run is None:
         return cells
 
     def rest(row: Candidate) -> RestOfRun:
-        return rest_of_run(left, row.config, row.step_time_s)
+        return rest_of_run(remaining_run, row.config, row.step_time_s)
 
-    if left.config.device != "cpu" or left.price_per_gpu_hour is not None:
+    if remaining_run.config.device != "cpu" or remaining_run.price_per_gpu_hour is not None:
         cells[GPU_HOURS] = lambda row: count_cell(rest(row).gpu_hours, ",.4g")
     cells[FINISH] = lambda row: _moment(rest(row).finish_unix_s)
-    if left.price_per_gpu_hour is not None:
+    if remaining_run.price_per_gpu_hour is not None:
         cells[COST] = lambda row: count_cell(rest(row).cost or 0.0, ",.2f")
     return cells
 
 
-def rest_json(row: Candidate, left: RunLeft | None) -> dict[str, Any] | None:
+def rest_json(row: Candidate, remaining_run: RunLeft | None) -> dict[str, Any] | None:
     """The rest of the run in a layout, for JSON; None where nothing is known of it."""
-    return None if left is None else rest_of_run(left, row.config, row.step_time_s).to_json()
+    return (
+        None
+        if remaining_run is None
+        else rest_of_run(remaining_run, row.config, row.step_time_s).to_json()
+    )
 
 
 def _moment(unix_s: float | None) -> str:
@@ -589,8 +595,8 @@ class BestLayout:
     @property
     def gpu_hours_per_giga_token(self) -> float | None:
         """Hours of all GPUs for 1e9 tokens; None where no layout fits."""
-        found = self.candidate
-        return None if found is None else found.throughput.gpu_hours_per_giga_token
+        candidate = self.candidate
+        return None if candidate is None else candidate.throughput.gpu_hours_per_giga_token
 
     @property
     def cost_per_giga_token(self) -> float | None:
@@ -632,7 +638,7 @@ def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
     if len({row.device for row in rows}) > 1:
         cells = {"device": lambda row: row.device, **cells}
     table = table_of("plans", "The best on each number of GPUs", rows, cells)
-    return table.sparing(
+    return table.with_spare_columns(
         *("GPU-h for 1e9 tokens", "cost of 1e9 tokens", "GPU-hours", COST),
         late=("90 %", "best layout", TOKENS, "efficiency", "trust"),
         folded="best layout",
@@ -698,12 +704,12 @@ def scaling_lines(curves: Sequence[Scaling]) -> Iterator[str]:
             counts = ", ".join(f"{num:,}" for num in one.without)
             yield f"{head}no layout fits on {counts} GPUs"
     for other in curves[1:]:
-        yield from _beside(curves[0], other)
+        yield from _device_comparison(curves[0], other)
 
 
-def knee_line(found: Scaling) -> str:
+def knee_line(scaling: Scaling) -> str:
     """Where more GPUs mostly wait, with the interval of that number."""
-    knee, last = found.knee, found.points[-1].num_ranks
+    knee, last = scaling.knee, scaling.points[-1].num_ranks
     if knee.num_ranks is None:
         maybe = f"; it may be at {knee.low_num_ranks:,}" if knee.low_num_ranks else ""
         return (
@@ -741,7 +747,7 @@ def _causes(growth: Growth) -> list[str]:
     return [f"{word} (+{_points(-frac)} %)" for frac, word in grown[:_MOST_CAUSES]]
 
 
-def _beside(one: Scaling, other: Scaling) -> Iterator[str]:
+def _device_comparison(one: Scaling, other: Scaling) -> Iterator[str]:
     """Tokens/s of another device over those of the first, on the least and the most GPUs that both
     have."""
     theirs = {point.num_ranks: point for point in other.points}

@@ -37,7 +37,7 @@ from ...calib.units import format_count, format_frac, format_time
 from ...hooks.process import FORECAST
 from ..store import (
     FORECASTS,
-    NUM_KEPT_POINTS,
+    MAX_STORED_POINTS,
     PICTURES,
     SAMPLES,
     STEPS,
@@ -53,8 +53,8 @@ from ..store import (
 )
 from ..views.canvas import CHART, Drawing, schemes
 from ..views.charts import (
+    coverage_chart,
     finish_chart,
-    held_chart,
     layouts_chart,
     memory_chart,
     steps_chart,
@@ -134,8 +134,8 @@ def write_end(place: Place, answer: Answer) -> None:
 
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:
     """Write ``score.json``: what the predictions of a finished run were worth."""
-    found = {} if track is None else {"track": track.to_json()}
-    _write(place, SCORE, {"schema": 2, **score, **found})
+    track_json = {} if track is None else {"track": track.to_json()}
+    _write(place, SCORE, {"schema": 2, **score, **track_json})
 
 
 def _make(place: Place, name: str, make: Callable[[], Mapping[str, Any]]) -> None:
@@ -153,7 +153,7 @@ WIDE, NARROW = 820, 358
 """Pixels; the narrow one is for a telephone that is 390 wide."""
 _MOST_CHARACTERS = 98
 """Of a row of a table, so that the page has room for it."""
-_SECONDS_TELL_S = 1800.0
+_SHOW_SECONDS_BELOW_S = 1800.0
 """The ends of shorter runs are told with their seconds."""
 Make: TypeAlias = "Callable[[int], Drawing | None]"
 Figures: TypeAlias = "dict[str, tuple[Drawing, Drawing]]"
@@ -241,15 +241,15 @@ def figures(page: Page) -> Figures:
     makers: dict[str, Make] = {
         "finish": lambda width: finish_chart(page.made, page.end_unix_s, width),
         "steps": lambda width: steps_chart(page.steps, width),
-        "held": lambda width: held_chart(page.step_coverage, finish, width),
+        "held": lambda width: coverage_chart(page.step_coverage, finish, width),
     }
     if (known := page.answer.modelled) is not None:
-        own, plan, rows = known.own, known.plan, known.plan.candidates[:NUM_LAYOUTS]
+        running, plan, rows = known.own, known.plan, known.plan.candidates[:NUM_LAYOUTS]
         makers |= {
             "layouts": lambda width: layouts_chart(plan, rows, width),
             "memory": lambda width: memory_chart(plan, rows, width),
-            "timeline": lambda width: timeline_chart(own.spans, page.spans, width),
-            "work": lambda width: work_chart(own.contributions, own.time_s, width),
+            "timeline": lambda width: timeline_chart(running.spans, page.spans, width),
+            "work": lambda width: work_chart(running.contributions, running.time_s, width),
             "waiting": lambda width: waiting_chart(known.skew_s, width),
         }
         for key, explained in zip(("running", "advised"), known.explained, strict=False):
@@ -274,7 +274,7 @@ def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") 
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         card=_card(page, directory),
         score=finish_line(page.track) if page.track is not None else "",
-        tables={one.key: one.within(_MOST_CHARACTERS) for one in tables_of(page.answer)},
+        tables={one.key: one.fit_to_width(_MOST_CHARACTERS) for one in tables_of(page.answer)},
         advised=next((n for n, row in enumerate(rows, 1) if plan and row is plan.best), None),
         misses=[f"{row.label}: {why}" for row in rows if plan and (why := plan.obstacle(row))],
         figures=figures(page) if drawn is None else drawn,
@@ -298,12 +298,12 @@ def _what_if(answer: Modelled, directory: str) -> dict[str, Any] | None:
         return None
     running, rows = answer.what_if[0].config, what_if_rows(answer.what_if)
     table = what_if_table(rows)
-    asked = [predict_words(row.config, running) for row in rows]
-    said = [None if words is None else joined(words) for words in asked]
+    option_words = [predict_words(row.config, running) for row in rows]
+    option_texts = [None if words is None else joined(words) for words in option_words]
     data = {
         "command": f"forerun predict {quoted(directory)}",
         "running": rows.index(answer.what_if[0]),
-        "rows": [[*row, words] for row, words in zip(table.rows, said, strict=True)],
+        "rows": [[*row, words] for row, words in zip(table.rows, option_texts, strict=True)],
     }
     return {"table": table, "num_menus": NUM_MENUS, "data": data}
 
@@ -311,18 +311,18 @@ def _what_if(answer: Modelled, directory: str) -> dict[str, Any] | None:
 def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
     """Bare clean steps of the windows, of the first rank that has them."""
     steps = table.steps
-    own = steps[(steps["run_id"] == answer.run_id) & steps["is_clean"] & ~steps["is_hooked"]]
-    own = own[own["rank"] == own["rank"].min()].tail(NUM_KEPT_POINTS)
+    run_steps = steps[(steps["run_id"] == answer.run_id) & steps["is_clean"] & ~steps["is_hooked"]]
+    run_steps = run_steps[run_steps["rank"] == run_steps["rank"].min()].tail(MAX_STORED_POINTS)
     points = []
-    for step, time_s in zip(own["step"], own["time_s"], strict=True):
-        said = answer.predicted_step(int(step) + 1)
+    for step, time_s in zip(run_steps["step"], run_steps["time_s"], strict=True):
+        predicted = answer.predicted_step(int(step) + 1)
         points.append(
             StepPoint(
                 iteration=int(step) + 1,
                 time_s=float(time_s),
-                predicted_s=said.time_s,
-                low_s=said.low_s,
-                high_s=said.high_s,
+                predicted_s=predicted.time_s,
+                low_s=predicted.low_s,
+                high_s=predicted.high_s,
             )
         )
     return points
@@ -366,22 +366,22 @@ def _card(page: Page, directory: str) -> dict[str, Any]:
 
 def _ending(answer: Answer, end_unix_s: float | None) -> tuple[str, str]:
     ahead = answer.forecast
-    has_seconds = ahead.total_s < _SECONDS_TELL_S
+    has_seconds = ahead.total_s < _SHOW_SECONDS_BELOW_S
     if end_unix_s is not None:
         return f"Ended {moment(end_unix_s, 0.0, has_seconds=has_seconds)}", ""
     if not answer.has_finish:
         return f"{format_time(answer.measured_step_s)} per step", "end of the run not known"
     now = ahead.now_unix_s
     low, high = (
-        moment(now + left_s, now, has_seconds=has_seconds).removesuffix(" UTC")
-        for left_s in (ahead.remaining_low_s, ahead.remaining_high_s)
+        moment(now + remaining_s, now, has_seconds=has_seconds).removesuffix(" UTC")
+        for remaining_s in (ahead.remaining_low_s, ahead.remaining_high_s)
     )
     end = moment(ahead.finish_p50_unix_s, now, has_seconds=has_seconds)
     return f"Ends {end}", f"90 %: {low} to {high}"
 
 
 def _gain(answer: Answer, plan: Plan) -> Iterator[str]:
-    best, left = plan.best, answer.left
+    best, remaining_run = plan.best, answer.left
     if plan.doubt and (best is None or best.is_unsure):
         yield "the model cannot rank layouts"
         return
@@ -395,12 +395,12 @@ def _gain(answer: Answer, plan: Plan) -> Iterator[str]:
         yield "nothing is surely faster"
         return
     yield f"{format_frac(-best.time_frac)} less per step available"
-    if left is None or answer.ended_unix_s is not None:
+    if remaining_run is None or answer.ended_unix_s is not None:
         return
-    own = rest_of_run(left, plan.own.config, plan.own.step_time_s)
-    other = rest_of_run(left, best.config, best.step_time_s)
-    saved = own.gpu_hours - other.gpu_hours
+    running = rest_of_run(remaining_run, plan.own.config, plan.own.step_time_s)
+    other = rest_of_run(remaining_run, best.config, best.step_time_s)
+    saved = running.gpu_hours - other.gpu_hours
     if saved > 0 and answer.device != "cpu":
         yield f"saves {format_count(saved)} GPU-hours"
-    elif own.remaining_s > other.remaining_s:
-        yield f"saves {format_time(own.remaining_s - other.remaining_s)}"
+    elif running.remaining_s > other.remaining_s:
+        yield f"saves {format_time(running.remaining_s - other.remaining_s)}"

@@ -59,9 +59,9 @@ class Canvas:
         self, at: Point, text: str, kind: str = "", *, anchor: str = "start", shown: str = ""
     ) -> None:
         """Text with its base line at a point; ``shown`` is what a pointer on it tells."""
-        held = f"<title>{escape(shown)}</title>" if shown else ""
+        title = f"<title>{escape(shown)}</title>" if shown else ""
         ends = f' text-anchor="{anchor}"' if anchor != "start" else ""
-        self._parts.append(f"<text{_at(at)}{ends}{_class(kind)}>{escape(text)}{held}</text>")
+        self._parts.append(f"<text{_at(at)}{ends}{_class(kind)}>{escape(text)}{title}</text>")
 
     def rect(self, at: Point, size: Point, kind: str, *, shown: str = "") -> None:
         """A bar from its upper left corner."""
@@ -94,10 +94,10 @@ class Canvas:
 
     def ring(self, at: Point, radius: float, kind: str, *, shown: str = "") -> None:
         """A circle."""
-        held = f"<title>{escape(shown)}</title>" if shown else ""
+        title = f"<title>{escape(shown)}</title>" if shown else ""
         x, y = map(_px, at)
         self._parts.append(
-            f'<circle cx="{x}" cy="{y}" r="{_px(radius)}"{_class(kind)}>{held}</circle>'
+            f'<circle cx="{x}" cy="{y}" r="{_px(radius)}"{_class(kind)}>{title}</circle>'
         )
 
     def legend(self, at: Point, names: Sequence[tuple[str, str]]) -> int:
@@ -259,10 +259,10 @@ class Tick:
 
 def padded(values: Iterable[float], share: float = 0.06) -> tuple[float, float]:
     """The least and the most of some values with room around them."""
-    found = [value for value in values if math.isfinite(value)]
-    low, high = (min(found), max(found)) if found else (0.0, 1.0)
-    room = (high - low) * share or abs(high) * share or 1.0
-    return low - room, high + room
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    margin = (high - low) * share or abs(high) * share or 1.0
+    return low - margin, high + margin
 
 
 def round_ticks(low: float, high: float, most: int, *, factor: float = 1.0) -> list[Tick]:
@@ -281,8 +281,8 @@ def round_ticks(low: float, high: float, most: int, *, factor: float = 1.0) -> l
     step = size * next(one for one in _STEPS if one * size >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     count = math.floor(high / step + 1e-9) - first + 1
-    found = [(first + place) * step for place in range(count)]
-    return [Tick(value=one / factor, text=f"{round(one, 9):,.6g}") for one in found]
+    values = [(first + place) * step for place in range(count)]
+    return [Tick(value=one / factor, text=f"{round(one, 9):,.6g}") for one in values]
 
 
 def moment_ticks(low: float, high: float, most: int) -> list[Tick]:
@@ -293,8 +293,8 @@ def moment_ticks(low: float, high: float, most: int) -> list[Tick]:
     steps = (*_MOMENTS_S, *(_DAY_S * n for n in (1, 2, 7, 14, 28, 91, 365, 3650, 36500)))
     step = next((one for one in steps if span / one <= most - 1), steps[-1])
     first = math.ceil(low / step)
-    found = [(first + place) * step for place in range(int(high // step) - first + 1)]
-    return [Tick(value=one, text=moment_text(one, step, span)) for one in found]
+    values = [(first + place) * step for place in range(int(high // step) - first + 1)]
+    return [Tick(value=one, text=moment_text(one, step, span)) for one in values]
 
 
 def moment_text(unix_s: float, step_s: float = 60, span_s: float = 0.0) -> str:
@@ -304,15 +304,15 @@ def moment_text(unix_s: float, step_s: float = 60, span_s: float = 0.0) -> str:
     ('00:00', '1 Jan', '00:00:01')
     """
     try:
-        found = datetime.fromtimestamp(unix_s, tz=timezone.utc)
+        moment = datetime.fromtimestamp(unix_s, tz=timezone.utc)
     except (ValueError, OverflowError, OSError):
         return "never"
     if span_s > _YEAR_S:
-        return f"{found.day} {found:%b %Y}"
+        return f"{moment.day} {moment:%b %Y}"
     if step_s >= _DAY_S:
-        return f"{found.day} {found:%b}"
-    clock = f"{found:%H:%M:%S}" if step_s < 60 else f"{found:%H:%M}"
-    return f"{found:%a} {clock}" if span_s >= _DAY_S else clock
+        return f"{moment.day} {moment:%b}"
+    clock = f"{moment:%H:%M:%S}" if step_s < 60 else f"{moment:%H:%M}"
+    return f"{moment:%a} {clock}" if span_s >= _DAY_S else clock
 
 
 class Plot(Canvas):

@@ -36,7 +36,7 @@ NUM_SPANS = 700
 NUM_STAGES = 8
 """Stages of a timeline that are drawn at most; of more, evenly spread ones."""
 WIDTH = 820
-_SECONDS_TELL_S = 1800.0
+_SHOW_SECONDS_BELOW_S = 1800.0
 _ROW, _BAR, _TOP = 22, 14, 27
 _MOST_LABEL = 16
 _SMALL_FRAC = 0.005
@@ -53,15 +53,15 @@ def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
     if len(points) < 2:
         return None
     text, points = _steps_text(points), _thinned(points)
-    said = [(p.iteration, p.low_s, p.predicted_s or 0.0, p.high_s) for p in points]
-    said = [(n, low, mid, high) for n, low, mid, high in said if None not in (low, high)]
+    predicted = [(p.iteration, p.low_s, p.predicted_s or 0.0, p.high_s) for p in points]
+    predicted = [(n, low, mid, high) for n, low, mid, high in predicted if None not in (low, high)]
     factor, unit = seconds_unit(max(p.time_s for p in points))
     legend = [("measured", "orange-dots")]
-    if said:
+    if predicted:
         legend += [("predicted", "blue-line"), ("90 % interval", "blue-band")]
     # A single stall would press all else to a line: what is above is drawn at the top.
     usual = sorted(p.time_s for p in points)[: max(1, int(0.98 * len(points)))]
-    low, high = padded([*usual, *(end or 0.0 for row in said for end in (row[1], row[3]))])
+    low, high = padded([*usual, *(end or 0.0 for row in predicted for end in (row[1], row[3]))])
     plot = Plot(
         (width, 300),
         legend,
@@ -70,8 +70,8 @@ def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
         ("step", f"time of a step, {unit}"),
         factor=factor,
     )
-    if said:
-        at, lows, middles, highs = zip(*said, strict=True)
+    if predicted:
+        at, lows, middles, highs = zip(*predicted, strict=True)
         plot.band(at, lows, highs, "blue-band")
         plot.path(plot.on(at, middles), "blue-line")
     seen = [min(p.time_s, plot.y.high) for p in points]
@@ -82,10 +82,12 @@ def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
 def _steps_text(points: Sequence[StepPoint]) -> str:
     middle = sorted(p.time_s for p in points)[len(points) // 2]
     text = f"{len(points)} steps, median {format_time(middle)}"
-    said = [p for p in points if p.low_s is not None and p.high_s is not None]
-    if said:
-        held = sum((p.low_s or 0.0) <= p.time_s <= (p.high_s or 0.0) for p in said) / len(said)
-        text += f"; the 90 % interval held {format_frac(held)} of the predicted ones"
+    predicted = [p for p in points if p.low_s is not None and p.high_s is not None]
+    if predicted:
+        covered_frac = sum(
+            (p.low_s or 0.0) <= p.time_s <= (p.high_s or 0.0) for p in predicted
+        ) / len(predicted)
+        text += f"; the 90 % interval held {format_frac(covered_frac)} of the predicted ones"
     return text
 
 
@@ -118,7 +120,7 @@ def finish_chart(
     middle = plot.on(at, [one.finish_p50_unix_s for one in made])
     plot.path(middle, "blue-line")
     plot.dots(middle if len(middle) <= 40 else middle[-1:], "blue-dots")
-    newest, has_seconds = every[-1], high - low < _SECONDS_TELL_S
+    newest, has_seconds = every[-1], high - low < _SHOW_SECONDS_BELOW_S
     end = moment(newest.finish_p50_unix_s, newest.unix_s, has_seconds=has_seconds)
     which = f"newest of {len(every):,} forecasts" if len(every) > 1 else "one forecast"
     text = f"The {which}, after step {newest.iteration:,}, says {end}"
@@ -128,15 +130,17 @@ def finish_chart(
     return plot.finished("End of the run by each forecast", text)
 
 
-def held_chart(steps: Sequence[Coverage], finish: Sequence[Coverage], width: int) -> Drawing | None:
+def coverage_chart(
+    steps: Sequence[Coverage], finish: Sequence[Coverage], width: int
+) -> Drawing | None:
     """How often intervals held against how often they were to; None where nothing was held."""
     lines = [
         (f"{name} ({seen[0].num})", line, seen)
-        for name, line, found in (
+        for name, line, coverages in (
             ("single steps", "blue-line", steps),
             ("finish", "orange-line dashed", finish),
         )
-        if (seen := [one for one in found if one.num])
+        if (seen := [one for one in coverages if one.num])
     ]
     if not lines:
         return None
@@ -183,9 +187,11 @@ class Bar:
     """Hues and lengths of the pieces of the bar; empty: it is one."""
 
 
-def work_chart(found: Sequence[Contribution], step_time_s: float, width: int) -> Drawing | None:
+def work_chart(
+    contributions: Sequence[Contribution], step_time_s: float, width: int
+) -> Drawing | None:
     """What the critical stage works on, by its share of the step; what is small shares a bar."""
-    works = sorted(found, key=lambda one: -one.time_s)
+    works = sorted(contributions, key=lambda one: -one.time_s)
     shown = [(f"{w.name} {w.phase}", w.time_s, "blue" if w.phase else "green") for w in works]
     if rest_s := sum(one.time_s for one in works[NUM_BARS:]):
         shown[NUM_BARS:] = [(f"{len(works) - NUM_BARS} others", rest_s, "grey")]
@@ -238,8 +244,8 @@ def memory_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing |
     return bars_chart(title, bars, [*dict.fromkeys(names)], width, text=text, limit=limit)
 
 
-def _memory_stack(found: MemoryEstimate) -> tuple[tuple[str, float], ...]:
-    return tuple((hue, getattr(found, f"{part}_nbytes")) for part, (_, hue) in _MEMORY.items())
+def _memory_stack(memory: MemoryEstimate) -> tuple[tuple[str, float], ...]:
+    return tuple((hue, getattr(memory, f"{part}_nbytes")) for part, (_, hue) in _MEMORY.items())
 
 
 _MEMORY = {
@@ -255,9 +261,9 @@ _MEMORY = {
 """Name and hue by part of the estimate."""
 
 
-def waterfall(found: Explanation, width: int = WIDTH) -> Drawing:
+def waterfall(explanation: Explanation, width: int = WIDTH) -> Drawing:
     """The terms of a step from 0 to its time, or of a difference from one step to the other."""
-    one, against = found.one, found.difference
+    one, against = explanation.one, explanation.difference
     if against is None:
         title = f"Where the step of {one.label} goes"
         rest = _falling(one.terms, 0.0, one.estimate.time_s, is_signed=False)
@@ -273,18 +279,18 @@ def waterfall(found: Explanation, width: int = WIDTH) -> Drawing:
         bars,
         [*names, ("90 % interval", "error")],
         width,
-        text=found.sentence,
+        text=explanation.sentence,
         is_linked=True,
     )
-    return drawing or Canvas(width, _TOP).finished(title, found.sentence)
+    return drawing or Canvas(width, _TOP).finished(title, explanation.sentence)
 
 
-def _of_two(found: Difference) -> Iterator[Bar]:
-    yield _step(_side("B", found.other), found.other)
-    start_s = found.other.estimate.time_s
-    longest_s = max(start_s, found.one.estimate.time_s)
-    yield from _falling(found.terms, start_s, longest_s, is_signed=True)
-    yield _step(_side("A", found.one), found.one)
+def _of_two(difference: Difference) -> Iterator[Bar]:
+    yield _step(_side("B", difference.other), difference.other)
+    start_s = difference.other.estimate.time_s
+    longest_s = max(start_s, difference.one.estimate.time_s)
+    yield from _falling(difference.terms, start_s, longest_s, is_signed=True)
+    yield _step(_side("A", difference.one), difference.one)
 
 
 def _side(letter: str, one: Explained) -> str:
@@ -439,9 +445,9 @@ def _draw_layouts(
         if one is plan.best:
             plot.ring(at, 9, "ring")
         ends = f"{format_time(one.low_s)} to {format_time(one.high_s)}"
-        told = f"{one.label}: {format_time(one.step_time_s)} ({ends}), "
-        told += format_bytes(one.memory.total_nbytes)
-        plot.text(label, name, "strong" * (one is plan.best), shown=told)
+        tooltip = f"{one.label}: {format_time(one.step_time_s)} ({ends}), "
+        tooltip += format_bytes(one.memory.total_nbytes)
+        plot.text(label, name, "strong" * (one is plan.best), shown=tooltip)
 
 
 def label_places(
@@ -458,7 +464,7 @@ def label_places(
     pairs = zip(points, spreads, strict=False)
     lines: list[_Box] = [(x - 2, top, x + 2, bottom) for (x, _), (top, bottom) in pairs]
     taken: list[_Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in points]
-    found = []
+    label_points = []
     for (x, y), name in zip(points, names, strict=True):
         wide = text_width(name)
         tried = [(x + 11, y + 4), (x - 11 - wide, y + 4)]
@@ -472,8 +478,8 @@ def label_places(
         clear = [place for place in free if not any(_meets(boxes[place], one) for one in lines)]
         best = next(iter([*clear, *free]), 0)
         taken.append(boxes[best])
-        found.append(tried[best])
-    return found
+        label_points.append(tried[best])
+    return label_points
 
 
 def _meets(one: _Box, other: _Box) -> bool:
@@ -481,8 +487,8 @@ def _meets(one: _Box, other: _Box) -> bool:
 
 
 def _layouts_text(plan: Plan, rows: Sequence[Candidate]) -> str:
-    own, best = plan.own, plan.best
-    text = f"The running layout {own.label} takes {format_time(own.step_time_s)} per step"
+    running, best = plan.own, plan.best
+    text = f"The running layout {running.label} takes {format_time(running.step_time_s)} per step"
     if best is None or best not in rows:
         misfits = sum(one.verdict is Verdict.DOES_NOT_FIT for one in rows)
         text += f"; none of these {len(rows)} others is offered"
@@ -579,15 +585,15 @@ def _lanes(predicted: Sequence[Span], measured: Sequence[MeasuredSpan]) -> list[
         stages = [stages[round(place * last / (NUM_STAGES - 1))] for place in range(NUM_STAGES)]
     lanes = []
     for stage in stages:
-        own = [span for span in measured if span.stage == stage]
-        first = min((span.rank for span in own), default=None)
+        stage_spans = [span for span in measured if span.stage == stage]
+        first = min((span.rank for span in stage_spans), default=None)
         pairs: list[tuple[str, _Spans]] = [
             (f"stage {stage} predicted", [span for span in predicted if span.stage == stage]),
-            (f"rank {first} measured", [span for span in own if span.rank == first]),
+            (f"rank {first} measured", [span for span in stage_spans if span.rank == first]),
         ]
-        found = [(name, spans) for name, spans in pairs if spans]
+        drawn = [(name, spans) for name, spans in pairs if spans]
         lanes += [
-            _Lane(name=name, spans=spans, is_last=place == len(found) - 1)
-            for place, (name, spans) in enumerate(found)
+            _Lane(name=name, spans=spans, is_last=place == len(drawn) - 1)
+            for place, (name, spans) in enumerate(drawn)
         ]
     return lanes

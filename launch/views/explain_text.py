@@ -47,11 +47,11 @@ class Scale:
         return f"{low} to {high}"
 
 
-def explanation_parts(found: explain.Explanation) -> Iterator[Part]:
+def explanation_parts(explanation: explain.Explanation) -> Iterator[Part]:
     """Everything that is said of a step, or of the difference of two, within 80 columns."""
-    yield found.sentence
+    yield explanation.sentence
     yield ""
-    one, against = found.one, found.difference
+    one, against = explanation.one, explanation.difference
     sides = [one] if against is None else [against.one, against.other]
     if against is not None:
         yield from (f"{letter}: {side.label}" for letter, side in zip("AB", sides, strict=True))
@@ -65,20 +65,20 @@ def explanation_parts(found: explain.Explanation) -> Iterator[Part]:
         for term in terms
         if max(abs(side.get(term.term, 0.0)) for side in times) >= _SMALL_FRAC * longest_s
     ]
-    yield _terms(found, scale, large, times)
+    yield _terms(explanation, scale, large, times)
     if against is not None and len(against.walk.changes) > 1:
         yield ""
         yield _way(against, scale)
 
 
 def _terms(
-    found: explain.Explanation,
+    explanation: explain.Explanation,
     scale: Scale,
     large: Sequence[explain.TermTime],
     times: Sequence[Mapping[Term, float]],
 ) -> ReportTable:
     """A row for each large term, one for all else, and their sum."""
-    one, against = found.one, found.difference
+    one, against = explanation.one, explanation.difference
     is_signed, total_s = against is not None, one.estimate.time_s
     small = [t for t in (against or one).terms if t not in large]
 
@@ -98,14 +98,14 @@ def _terms(
     whole = one.estimate if against is None else against
     ends = scale.ends(whole.low_s, whole.high_s, is_signed=is_signed)
     row("step", [step.time_s for step in steps], whole.time_s, ends, "")
-    own = ("A", "B", "A - B") if is_signed else ("time", "share")
-    columns = ("term", *own, "90 %", "rests on")
+    time_columns = ("A", "B", "A - B") if is_signed else ("time", "share")
+    columns = ("term", *time_columns, "90 %", "rests on")
     title = f"Where the step{'s differ' if is_signed else ' goes'}, {scale.name}"
     return ReportTable(key="terms", title=title, columns=columns, rows=tuple(rows))
 
 
-def _way(found: explain.Difference, scale: Scale) -> ReportTable:
-    alone = {change.axes: change for change in found.walk.alone}
+def _way(difference: explain.Difference, scale: Scale) -> ReportTable:
+    alone = {change.axes: change for change in difference.walk.alone}
 
     def moved(change: Change | None) -> str:
         return scale.text(change.change_s, is_signed=True) if change else "cannot run"
@@ -118,7 +118,7 @@ def _way(found: explain.Difference, scale: Scale) -> ReportTable:
             scale.ends(change.low_s, change.high_s, is_signed=True),
             moved(alone.get(change.axes)),
         )
-        for change in found.walk.changes
+        for change in difference.walk.changes
     ]
     title = f"From B to A, one choice after another, {scale.name}"
     columns = ("choice", "step", "change", "90 %", "alone")
@@ -142,40 +142,42 @@ def _provenance(shares: Mapping[Source, float]) -> str:
     return source.value if share > 0.995 else f"{source.value} {share * 100:.0f} %"
 
 
-def difference_lines(found: Difference) -> Iterator[str]:
+def difference_lines(difference: Difference) -> Iterator[str]:
     """Everything that is said of two runs, within 80 columns."""
-    for name, side in (("A", found.first), ("B", found.second)):
+    for name, side in (("A", difference.first), ("B", difference.second)):
         yield from wrapped(f"{name}: {_side(side)}", "   ")
     yield ""
-    for text in _sentences(found):
+    for text in _sentences(difference):
         yield from wrapped(text)
-    if (table := _changes(found)) is not None:
+    if (table := _changes(difference)) is not None:
         yield ""
         yield from text_of([table], COLUMNS).splitlines()
         if any(row[-1] for row in table.rows):
             yield _KEY
 
 
-def difference_markdown(found: Difference) -> Iterator[str]:
+def difference_markdown(difference: Difference) -> Iterator[str]:
     """The same for a comment on a pull request; the terms are folded away."""
-    settings, verdict, *more = _sentences(found) if found.settings else ("", *_sentences(found))
+    settings, verdict, *more = (
+        _sentences(difference) if difference.settings else ("", *_sentences(difference))
+    )
     yield f"**forerun diff**: {_escaped(verdict)}"
     yield ""
-    sides = (f"A: {_side(found.first)}", f"B: {_side(found.second)}")
+    sides = (f"A: {_side(difference.first)}", f"B: {_side(difference.second)}")
     yield from (f"- {_escaped(text)}" for text in (settings, *more, *sides) if text)
-    if (table := _changes(found)) is not None:
+    if (table := _changes(difference)) is not None:
         rows = [[*map(_escaped, row)] for row in table.rows]
         yield from ("", f"<details><summary>{table.title}</summary>", "")
         yield from markdown_rows(table.columns, rows)
         yield from ("", _escaped(_KEY), "", "</details>")
 
 
-def _sentences(found: Difference) -> list[str]:
+def _sentences(difference: Difference) -> list[str]:
     """The settings that differ, the verdict, where the difference lies, who is slow."""
-    sides = (("A", found.first.slow), ("B", found.second.slow))
-    main = f"mainly: {found.main}" if found.main else ""
+    sides = (("A", difference.first.slow), ("B", difference.second.slow))
+    main = f"mainly: {difference.main}" if difference.main else ""
     slow = [f"{name}: {text}" for name, text in sides if text]
-    return [text for text in (found.settings_text, found.sentence, main, *slow) if text]
+    return [text for text in (difference.settings_text, difference.sentence, main, *slow) if text]
 
 
 def _side(side: Side) -> str:
@@ -188,7 +190,7 @@ def _side(side: Side) -> str:
     )
 
 
-def _changes(found: Difference) -> ReportTable | None:
+def _changes(difference: Difference) -> ReportTable | None:
     """A row for each term that matters, the largest change first; then the sum.
 
     None where the runs cannot be compared.
@@ -196,14 +198,14 @@ def _changes(found: Difference) -> ReportTable | None:
     # Slow to import, and nothing else here needs them.
     from ...calib.differences import ALL_ELSE, Verdict
 
-    if found.verdict is Verdict.NOT_COMPARABLE:
+    if difference.verdict is Verdict.NOT_COMPARABLE:
         return None
-    totals_s = [sum(getattr(t, name) for t in found.terms) for name in _BOTH]
+    totals_s = [sum(getattr(t, name) for t in difference.terms) for name in _BOTH]
     scale, least_s = Scale(max(totals_s)), _SMALL_FRAC * max(totals_s)
-    named = [t for t in found.terms if t.name != ALL_ELSE]
+    named = [t for t in difference.terms if t.name != ALL_ELSE]
     large = [t for t in named if max(abs(t.first_s), abs(t.second_s)) >= least_s]
     large = sorted(large, key=lambda term: -abs(term.change.value))[:_MOST_TERMS]
-    rest = [term for term in found.terms if term not in large]
+    rest = [term for term in difference.terms if term not in large]
     rest_s = [sum(getattr(term, name) for term in rest) for name in _BOTH]
 
     def row(name: str, first_s: float, second_s: float) -> tuple[str, ...]:
@@ -217,12 +219,12 @@ def _changes(found: Difference) -> ReportTable | None:
         return *head, scale.text(change.value, is_signed=True), ends, mark
 
     sums = (row(ALL_ELSE, *rest_s), row("step", *totals_s))
-    per = "1,000 tokens" if found.per_tokens else "step"
+    per = "1,000 tokens" if difference.per_tokens else "step"
     return ReportTable(
         key="changes",
         title=f"Where the time goes, {scale.name} per {per}",
         columns=("term", "A", "B", "B - A", "90 %", ""),
-        rows=(*map(moved, large), *sums, *map(moved, found.ranks)),
+        rows=(*map(moved, large), *sums, *map(moved, difference.ranks)),
     )
 
 

@@ -56,7 +56,7 @@ class Bar:
     def __init__(self) -> None:
         self._line = _Line()
 
-    def told(self, what: str, frac: float) -> None:
+    def update(self, what: str, frac: float) -> None:
         """Show how far it has come."""
         if self._line.age_s > SILENT_S:
             self._line.show(f"{what}: {100 * frac:.0f} %")
@@ -72,19 +72,19 @@ def search_effort(top: int) -> Iterator[Effort]:
     second one ends the verb as ever."""
     from ...calib.search import Effort
 
-    asked: list[int] = []
+    interrupts: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if interrupts:
             raise KeyboardInterrupt
-        asked.append(number)
+        interrupts.append(number)
         print("stopping: the best so far follows", file=sys.stderr, flush=True)
 
     before, bar = None, Bar()
     with suppress(ValueError):  # not the main thread
         before = signal.signal(signal.SIGINT, stop)
     try:
-        yield Effort(top=top, is_stopped=lambda: bool(asked), told=bar.told)
+        yield Effort(top=top, is_stopped=lambda: bool(interrupts), told=bar.update)
     finally:
         bar.end()
         if before is not None:

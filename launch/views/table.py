@@ -27,7 +27,7 @@ _LINES = 24
 """Of a small screen."""
 _UNIT = r"(?<=\d) (?=(?:s|ms|us|min|h)\b|%)"
 """The space between a number and its unit, where no line ends."""
-_HELD = "\u00a0"
+_NO_BREAK_SPACE = "\u00a0"
 """A space at which no line ends."""
 WIDTH = 200
 """Of output into a file: the widest table of the report has room."""
@@ -54,28 +54,30 @@ class ReportTable:
     folded: str = ""
     """The column whose cells may take several lines; empty: the first."""
 
-    def sparing(self, *names: str, late: tuple[str, ...] = (), folded: str = "") -> ReportTable:
+    def with_spare_columns(
+        self, *names: str, late: tuple[str, ...] = (), folded: str = ""
+    ) -> ReportTable:
         """The same, with columns that a narrow screen may leave out, and one that it may fold."""
         return replace(self, spare=names, late=late, folded=folded)
 
-    def within(self, width: int) -> ReportTable:
+    def fit_to_width(self, width: int) -> ReportTable:
         """The same without as many columns as have to go to fit in a width.
 
         The spare ones go first, then one column folds, then the late ones go, and those on the
         right.  The first two, the folded one and the step stay.
         """
-        found = self
+        table = self
         for name in filter(self.columns.__contains__, self.spare):
-            if found.width <= width:
-                return found
-            found = found._without(name)
-        kept = (*self.columns[:2], self.folding, _NEVER, *self.spare, *self.late)
-        rest = [name for name in reversed(self.columns) if name not in kept]
+            if table.width <= width:
+                return table
+            table = table._without(name)
+        protected = (*self.columns[:2], self.folding, _NEVER, *self.spare, *self.late)
+        rest = [name for name in reversed(self.columns) if name not in protected]
         for name in filter(self.columns.__contains__, (*self.late, *rest)):
-            if found.width <= width or found.fold_width(width) >= _LEAST_FOLDED:
-                return found
-            found = found._without(name)
-        return found
+            if table.width <= width or table.fold_width(width) >= _LEAST_FOLDED:
+                return table
+            table = table._without(name)
+        return table
 
     @property
     def folding(self) -> str:
@@ -99,16 +101,16 @@ class ReportTable:
         return {name: max(map(cell_len, (*name.split(), *cells))) for name, *cells in every}
 
     def _without(self, name: str) -> ReportTable:
-        kept = [place for place, column in enumerate(self.columns) if column != name]
-        columns, *rows = (tuple(row[p] for p in kept) for row in (self.columns, *self.rows))
+        places = [place for place, column in enumerate(self.columns) if column != name]
+        columns, *rows = (tuple(row[p] for p in places) for row in (self.columns, *self.rows))
         return replace(self, columns=columns, rows=tuple(rows))
 
 
 def table_of(
-    key: str, title: str, found: Iterable[_Row], cells: Mapping[str, Callable[[_Row], str]]
+    key: str, title: str, items: Iterable[_Row], cells: Mapping[str, Callable[[_Row], str]]
 ) -> ReportTable:
-    """A table with a row for each of ``found``, and a column for each way to read one."""
-    rows = tuple(tuple(cell(row) for cell in cells.values()) for row in found)
+    """A table with a row for each of ``items``, and a column for each way to read one."""
+    rows = tuple(tuple(cell(row) for cell in cells.values()) for row in items)
     return ReportTable(key=key, title=title, columns=tuple(cells), rows=rows)
 
 
@@ -132,7 +134,7 @@ def show_table(table: ReportTable, out: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = table.within(out.width)
+    table = table.fit_to_width(out.width)
     widths = table.widths()
     if table.width > out.width:
         widths[table.folding] = max(1, table.fold_width(out.width))
@@ -221,23 +223,25 @@ def typed_rows(table: ReportTable) -> list[dict[str, Any]]:
 
     A column of numbers takes their unit into its name: ``step`` becomes ``step (s)``.
     """
-    found: list[dict[str, Any]] = [{} for _ in table.rows]
+    rows: list[dict[str, Any]] = [{} for _ in table.rows]
     for column, cells in zip(table.columns, zip(*table.rows, strict=True), strict=True):
         for name, values in _typed(column, cells):
-            for row, value in zip(found, values, strict=True):
+            for row, value in zip(rows, values, strict=True):
                 if name in row:
                     raise ValueError(f"table {table.key} has two columns {name!r}")
                 row[name] = value
-    return found
+    return rows
 
 
 def _typed(column: str, cells: Sequence[str]) -> list[tuple[str, list[Any]]]:
     suffixes = list(dict.fromkeys(end for cell in cells for end in _numbers(cell)))
     if not suffixes:
         return [(column, list(cells))]
-    found = [(column + end, [_numbers(cell).get(end) for cell in cells]) for end in suffixes]
+    number_columns = [
+        (column + end, [_numbers(cell).get(end) for cell in cells]) for end in suffixes
+    ]
     has_text = any(cell and not _numbers(cell) for cell in cells)
-    return [*found, (column, list(cells))] if has_text else found
+    return [*number_columns, (column, list(cells))] if has_text else number_columns
 
 
 def _numbers(cell: str) -> Mapping[str, float | None]:
@@ -254,9 +258,9 @@ class Command(str):
 
 def wrapped(text: str, indent: str = "") -> Iterator[str]:
     """A sentence as lines of at most 80 columns, numbers beside their units."""
-    held = re.sub(_UNIT, _HELD, text)
-    lines = textwrap.wrap(held, COLUMNS, break_on_hyphens=False, subsequent_indent=indent)
-    yield from (line.replace(_HELD, " ") for line in lines or [""])
+    unbroken = re.sub(_UNIT, _NO_BREAK_SPACE, text)
+    lines = textwrap.wrap(unbroken, COLUMNS, break_on_hyphens=False, subsequent_indent=indent)
+    yield from (line.replace(_NO_BREAK_SPACE, " ") for line in lines or [""])
 
 
 def prose(part: str) -> str:
@@ -302,13 +306,13 @@ def screen_of(parts: Iterable[Part]) -> str:
 
 def markdown_of(parts: Iterable[Part]) -> str:
     """The same as Markdown: a heading over each table, several lines as they are."""
-    found: list[str] = []
+    lines: list[str] = []
     for part in parts:
         if isinstance(part, ReportTable):
-            found += [f"## {part.title}", "", *markdown_rows(part.columns, part.rows), ""]
+            lines += [f"## {part.title}", "", *markdown_rows(part.columns, part.rows), ""]
         elif part.strip():
-            found += ["```", part, "```", ""] if "\n" in part else [part, ""]
-    return "\n".join(found)
+            lines += ["```", part, "```", ""] if "\n" in part else [part, ""]
+    return "\n".join(lines)
 
 
 def markdown_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -328,15 +332,15 @@ def html_of(parts: Iterable[Part]) -> str:
             for side, cell in zip(sides, cells, strict=False)
         )
 
-    found: list[str] = []
+    pieces: list[str] = []
     for part in parts:
         if isinstance(part, ReportTable):
             body = "\n".join(f"<tr>{row(cells, 'td')}</tr>" for cells in part.rows)
-            found.append(
+            pieces.append(
                 f"<table>\n<caption>{escape(part.title)}</caption>\n<thead><tr>"
                 f"{row(part.columns, 'th')}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
             )
         elif part.strip():
             tag = "pre" if "\n" in part else "p"
-            found.append(f"<{tag}>{escape(part)}</{tag}>")
-    return "\n".join(found)
+            pieces.append(f"<{tag}>{escape(part)}</{tag}>")
+    return "\n".join(pieces)

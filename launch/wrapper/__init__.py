@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 from ...faces import names_on_demand
 
 if TYPE_CHECKING:
-    from .log_lines import answer, complain, finish, hold_standard_descriptors, one_line, say
-    from .resubmit import MARK, is_ours, is_written, relaunch, script, sealed
+    from .log_lines import (
+        finish,
+        log_error,
+        log_line,
+        one_line,
+        print_line,
+        reserve_standard_descriptors,
+    )
+    from .resubmit import MARK, is_ours, relaunch, script, sealed, try_write_script
     from .slurm import GIVEN, Allocation, allocation, duration_s, num_jobs, time_option
-    from .wrapped import Outcome, WrapOptions, Wrapped
+    from .wrapped import Outcome, WrapOptions, WrappedLaunch
 
 __getattr__ = names_on_demand(__name__)

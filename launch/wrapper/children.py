@@ -90,19 +90,19 @@ class ProcessTree:
         self.pid = self._process.pid
         self.code: int | None = None
         """Exit code of the command, minus n where signal n ended it; None while it runs."""
-        self._told: set[int] = set()
+        self._signalled: set[int] = set()
 
     def reap(self) -> None:
         """Take note of every child that has ended."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._told.discard(ended[0])
+                self._signalled.discard(ended[0])
                 if ended[0] == self.pid:
                     self.code = self._process.returncode = os.waitstatus_to_exitcode(ended[1])
 
     def send(self, number: int) -> None:
         """The signal to the command's process group: as a terminal would, so not to workers."""
-        self._told.update(pid for pid, (_, group) in _living().items() if group == self.pid)
+        self._signalled.update(pid for pid, (_, group) in _living().items() if group == self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -111,34 +111,34 @@ class ProcessTree:
 
         Workers of a torchrun that lives are its own to end.
         """
-        own = {pid for pid, (parent, _) in _living().items() if parent == os.getpid()}
-        for pid in own - self._told - {self.pid}:
-            self._told.add(pid)
+        adopted = {pid for pid, (parent, _) in _living().items() if parent == os.getpid()}
+        for pid in adopted - self._signalled - {self.pid}:
+            self._signalled.add(pid)
             _kill(pid, signal.SIGTERM)
 
     # By hand and not with psutil: `forerun run` needs the standard library alone.
-    def rest(self) -> set[int]:
+    def living_pids(self) -> set[int]:
         """Who is alive below us, the command included; empty where there is no ``/proc``."""
         self.reap()
         parents = {child: parent for child, (parent, _) in _living().items()}
-        found: set[int] = set()
+        descendants: set[int] = set()
         front = {os.getpid()}
         while front:
-            front = {child for child, parent in parents.items() if parent in front} - found
-            found |= front
-        return found
+            front = {child for child, parent in parents.items() if parent in front} - descendants
+            descendants |= front
+        return descendants
 
     def kill(self) -> None:
         """SIGKILL to all that is left, until nobody is."""
         end_s = time.monotonic() + _KILL_PATIENCE_S
         if self.code is None:  # afterwards the number may be another group's
             self.send(signal.SIGKILL)
-        while ((left := self.rest()) or self.code is None) and time.monotonic() < end_s:
-            for pid in left:
+        while ((remaining := self.living_pids()) or self.code is None) and time.monotonic() < end_s:
+            for pid in remaining:
                 _kill(pid, signal.SIGKILL)
             time.sleep(0.02)
 
-    def outlast(self, numbers: Sequence[int]) -> None:
+    def wait_for_exit(self, numbers: Sequence[int]) -> None:
         """Wait for the command in the simplest way there is; these signals end it as SIGTERM.
 
         For where watching has failed: nothing is killed, and ``code`` is the command's.
@@ -164,7 +164,7 @@ class ProcessTree:
 
 def _living() -> dict[int, tuple[int, int]]:
     """Parent and process group of every process that is not a zombie."""
-    found: dict[int, tuple[int, int]] = {}
+    processes: dict[int, tuple[int, int]] = {}
     for entry in PROC.iterdir() if PROC.is_dir() else ():
         if not entry.name.isdecimal():
             continue
@@ -173,8 +173,8 @@ def _living() -> dict[int, tuple[int, int]]:
             # The name in parentheses may hold anything.
             state, parent, group = text.rpartition(")")[2].split()[:3]
             if state not in "ZXx":
-                found[int(entry.name)] = int(parent), int(group)
-    return found
+                processes[int(entry.name)] = int(parent), int(group)
+    return processes
 
 
 def _kill(pid: int, number: int) -> None:

@@ -28,7 +28,7 @@ class LogWriter:
         self._writer: threading.Thread | None = None
         self._is_stuck = False
 
-    def tell(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """One line, as text without its end."""
         with suppress(Exception):
             line = (text + "\n").encode("utf-8", "surrogateescape")
@@ -62,18 +62,18 @@ class LogWriter:
 
 
 _LOG, _ANSWER = LogWriter(2), LogWriter(1)
-answer = _ANSWER.tell
+print_line = _ANSWER.write_line
 """A line of standard output."""
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """One line for the job's log; standard output is the command's."""
-    _LOG.tell(f"[forerun] {one_line(text)}")
+    _LOG.write_line(f"[forerun] {one_line(text)}")
 
 
-def complain(text: str) -> None:
+def log_error(text: str) -> None:
     """One line as any verb says an error."""
-    _LOG.tell(f"forerun: {one_line(text)}")
+    _LOG.write_line(f"forerun: {one_line(text)}")
 
 
 def finish(patience_s: float = 1.0) -> None:
@@ -82,7 +82,7 @@ def finish(patience_s: float = 1.0) -> None:
         writer.finish(patience_s)
 
 
-def hold_standard_descriptors() -> None:
+def reserve_standard_descriptors() -> None:
     """Where 0, 1 or 2 was closed, no file of ours may come to have that number.
 
     What takes its place is not inherited: the command finds it closed, as without us.

@@ -14,7 +14,7 @@ from ...calib.shell import quoted
 from ...hooks.process import is_module
 from ..options import split
 from ..store import read_bounded
-from .log_lines import one_line, say
+from .log_lines import log_line, one_line
 
 MARK = "# Written by forerun"
 _SEAL = b"# As it was written: "
@@ -41,9 +41,9 @@ def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
     place = _program(command, advised[0]) if advised else None
     if place is None:
         return ()
-    asked = split(list(command[place + 1 :]))
-    again = restored(advised, (command[place], *asked.rest))
-    return (*command[: place + 1], *again[1:], *asked.own) if again else ()
+    flag_split = split(list(command[place + 1 :]))
+    restored_words = restored(advised, (command[place], *flag_split.rest))
+    return (*command[: place + 1], *restored_words[1:], *flag_split.own) if restored_words else ()
 
 
 def script(words: Sequence[str], reason: str, time: str, environ: Mapping[str, str]) -> str:
@@ -69,14 +69,14 @@ def script(words: Sequence[str], reason: str, time: str, environ: Mapping[str, s
     return "\n".join(lines)
 
 
-def is_written(text: str, path: Path) -> bool:
+def try_write_script(text: str, path: Path) -> bool:
     """Write a script where no other file is; where that cannot be, a line of the log says why."""
     try:
         if os.path.lexists(path) and not is_ours(path):
             raise FileExistsError(None, "not written by forerun, so it stays as it is", str(path))
         replace_file(path, sealed(text.encode()), mode=0o700)  # it holds arguments
     except OSError as err:
-        say(f"{path}: {err.strerror or err}")
+        log_line(f"{path}: {err.strerror or err}")
         return False
     return True
 
@@ -96,8 +96,8 @@ def _submission(environ: Mapping[str, str], time: str) -> list[str]:
     """Lines for ``sbatch``: what this job says of its own submission."""
     if not environ.get("SLURM_JOB_ID"):
         return []
-    asked = {name: environ.get(key, "") for key, name in _SUBMITTED.items()} | {"time": time}
-    lines = {name: _slurm_quoted(one_line(value)) for name, value in asked.items() if value}
+    options = {name: environ.get(key, "") for key, name in _SUBMITTED.items()} | {"time": time}
+    lines = {name: _slurm_quoted(one_line(value)) for name, value in options.items() if value}
     lines["signal"] = "B:USR1@600"
     return [f"#SBATCH --{name}={value}" for name, value in lines.items()]
 

@@ -25,7 +25,7 @@ class Allocation:
     end_unix_s: float | None = None
     source: str = ""
     """Where it was read, in words; empty: nowhere."""
-    left_s: float | None = field(default=None, compare=False)
+    remaining_s: float | None = field(default=None, compare=False)
     """Until the limit when Slurm was asked, by its clock and not this node's; None: not known."""
 
     @property
@@ -48,15 +48,17 @@ def allocation(
     if not job_id:
         return Allocation()
     ask = ask or ask_slurm
-    told = from_environment(environ, job_id)
-    if told is not None and not is_anew:
-        return told
+    stated = from_environment(environ, job_id)
+    if stated is not None and not is_anew:
+        return stated
     shown = ask(["scontrol", "show", "job", "-o", job_id])
-    found = None if shown is None else from_scontrol(shown, job_id)
-    if found is None and told is None:
-        left = ask(["squeue", "-h", "-j", job_id, "-o", "%L"])
-        found = None if left is None else from_squeue(left, job_id, now_unix_s)
-    return found or told or Allocation(job_id=job_id)
+    queried = None if shown is None else from_scontrol(shown, job_id)
+    if queried is None and stated is None:
+        remaining_text = ask(["squeue", "-h", "-j", job_id, "-o", "%L"])
+        queried = (
+            None if remaining_text is None else from_squeue(remaining_text, job_id, now_unix_s)
+        )
+    return queried or stated or Allocation(job_id=job_id)
 
 
 def from_environment(environ: Mapping[str, str], job_id: str) -> Allocation | None:
@@ -92,22 +94,26 @@ def from_scontrol(text: str, job_id: str) -> Allocation | None:
     elif end is None and start is not None and not math.isnan(limit):
         end = start + limit
     gone = re.search(r" RunTime=(\S+) TimeLimit=\S+ TimeMin=", text)
-    left = math.nan if gone is None else limit - duration_s(gone[1])
+    remaining_s = math.nan if gone is None else limit - duration_s(gone[1])
     return Allocation(
         job_id=job_id,
         start_unix_s=start,
         end_unix_s=end,
         source="scontrol",
-        left_s=left if math.isfinite(left) else None,
+        remaining_s=remaining_s if math.isfinite(remaining_s) else None,
     )
 
 
 def from_squeue(text: str, job_id: str, now_unix_s: float) -> Allocation | None:
     """From the time that is left, as ``squeue -o %L`` prints it."""
-    left = duration_s(text.strip().partition("\n")[0])
-    if math.isnan(left):
+    remaining_s = duration_s(text.strip().partition("\n")[0])
+    if math.isnan(remaining_s):
         return None
-    span = {} if math.isinf(left) else {"end_unix_s": now_unix_s + left, "left_s": left}
+    span = (
+        {}
+        if math.isinf(remaining_s)
+        else {"end_unix_s": now_unix_s + remaining_s, "remaining_s": remaining_s}
+    )
     return Allocation(job_id=job_id, source="squeue", **span)
 
 
@@ -143,13 +149,13 @@ def time_option(time_s: float) -> str:
     return f"{days}-{text}" if days else text
 
 
-def num_jobs(left_s: float, job_s: float, lost_s: float) -> int | None:
-    """Jobs of ``job_s`` that do ``left_s`` of work when each loses ``lost_s``; None: none would do.
+def num_jobs(remaining_s: float, job_s: float, lost_s: float) -> int | None:
+    """Jobs of ``job_s`` that do ``remaining_s`` of work when each loses ``lost_s``; None: none would do.
 
     >>> num_jobs(100.0, 24.0, 4.0), num_jobs(1.0, 4.0, 4.0)
     (5, None)
     """
-    return math.ceil(left_s / (job_s - lost_s)) if job_s > lost_s else None
+    return math.ceil(remaining_s / (job_s - lost_s)) if job_s > lost_s else None
 
 
 def _moment(text: str) -> float | None:

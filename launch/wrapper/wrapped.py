@@ -15,7 +15,7 @@ from ..known import ask_slurm
 from ..options import LIMIT, REQUESTS
 from ..store import LaunchFiles, NewestForecast, Stopped
 from .children import END, WARN, ProcessTree, SignalInbox
-from .log_lines import say
+from .log_lines import log_line
 from .slurm import GIVEN, Allocation, allocation
 
 TICK_S = 1.0
@@ -65,7 +65,7 @@ class Outcome:
 
     child_code: int
     wall_s: float
-    asked: str
+    request_reason: str
     """Why it was asked to save and stop; empty: it was not."""
     signals: tuple[int, ...]
     """Signals that were passed on."""
@@ -74,7 +74,7 @@ class Outcome:
     folder: Path
     """The folder of this launch."""
     ending: Ending
-    left: tuple[int, ...]
+    surviving_pids: tuple[int, ...]
     """Processes that could not be ended."""
 
     def exit_code(self, stop_code: int) -> int:
@@ -84,7 +84,7 @@ class Outcome:
         return 128 - self.child_code if self.child_code < 0 else self.child_code
 
 
-class Wrapped:
+class WrappedLaunch:
     """Starts the command and watches it; ``run`` once."""
 
     def __init__(self, options: WrapOptions) -> None:
@@ -92,7 +92,7 @@ class Wrapped:
         self._files = LaunchFiles(options.directory, options.launch_id)
         self._file_watch = FileWatch(self._files, options)
         self._signals: list[int] = []
-        self._asked = ""
+        self._request_reason = ""
         self._term_at_s = _NEVER_S
         self._has_warned = self._is_hurried = False
 
@@ -110,19 +110,19 @@ class Wrapped:
                 num_ended = self._settle(family, inbox)
                 family.kill()
             except BaseException as err:
-                say(f"cannot watch ({type(err).__name__}: {err}); training goes on")
-                family.outlast((*END, *WARN))
+                log_line(f"cannot watch ({type(err).__name__}: {err}); training goes on")
+                family.wait_for_exit((*END, *WARN))
             wall_s = time.monotonic() - begin_s
             ending = self._file_watch.end()
         return Outcome(
             child_code=-signal.SIGKILL if family.code is None else family.code,
             wall_s=wall_s,
-            asked=self._asked,
+            request_reason=self._request_reason,
             signals=tuple(self._signals),
             num_ended=num_ended,
             ending=ending,
             folder=self._files.folder,
-            left=tuple(sorted(family.rest())),
+            surviving_pids=tuple(sorted(family.living_pids())),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -148,7 +148,7 @@ class Wrapped:
             if now_s >= self._term_at_s:
                 self._term_at_s = _NEVER_S
                 if self._options.listens:
-                    say("no answer to the request to save and stop; SIGTERM is sent")
+                    log_line("no answer to the request to save and stop; SIGTERM is sent")
                 self._pass_on(family, signal.SIGTERM)
             if self._signals and kill_at_s == _NEVER_S:
                 kill_at_s = now_s + self._options.grace_s
@@ -160,10 +160,10 @@ class Wrapped:
         """End what is left; how many did not go by themselves or on SIGTERM."""
         begin_s = time.monotonic()
         linger_s = LINGER_S if family.code == 0 and not self._signals else 0.0
-        while left := family.rest():
+        while remaining := family.living_pids():
             gone_s = time.monotonic() - begin_s
             if self._is_hurried or family.code is None or gone_s > self._options.grace_s + linger_s:
-                return len(left)
+                return len(remaining)
             if gone_s >= linger_s:
                 family.end_orphans()
             for number in inbox.wait(0.1):
@@ -174,7 +174,7 @@ class Wrapped:
         if number in WARN:
             self._ask(f"{signal.Signals(number).name} from the scheduler")
         elif number == signal.SIGINT and number in self._signals:
-            say("second SIGINT: ending everything now")
+            log_line("second SIGINT: ending everything now")
             self._is_hurried = True
         elif number in END and number not in self._signals:
             self._pass_on(family, number)
@@ -191,33 +191,35 @@ class Wrapped:
 
     def _ask(self, reason: str) -> None:
         """Request to save and stop; SIGTERM where nobody would read it."""
-        if self._asked:
+        if self._request_reason:
             return
-        self._asked = reason
+        self._request_reason = reason
         now_s, patience_s = time.monotonic(), self._options.patience_s
         if self._file_watch.limit_s is not None:
             patience_s = min(patience_s, 0.5 * max(0.0, self._file_watch.limit_s - now_s))
         if self._options.listens:
-            say(f"{reason}: asked to save and stop; SIGTERM follows in {patience_s:.0f} s")
+            log_line(f"{reason}: asked to save and stop; SIGTERM follows in {patience_s:.0f} s")
             self._file_watch.ask(reason)
         else:
-            say(f"{reason}: no session takes requests here (add --calibrate); SIGTERM is sent")
+            log_line(f"{reason}: no session takes requests here (add --calibrate); SIGTERM is sent")
             patience_s = 0.0
         self._term_at_s = now_s + patience_s
 
     def _heed_files(self) -> None:
         """Save or warn, once, near the limit; SIGTERM where a request could not be written."""
         watch, limit_s = self._file_watch, self._file_watch.limit_s
-        if self._asked and watch.has_asked_in_vain and self._term_at_s < _NEVER_S:
+        if self._request_reason and watch.has_request_failed and self._term_at_s < _NEVER_S:
             self._term_at_s = 0.0
-        if limit_s is None or not watch.is_limit_near or self._asked or self._has_warned:
+        if limit_s is None or not watch.is_limit_near or self._request_reason or self._has_warned:
             return
-        left_s = max(0.0, limit_s - time.monotonic())
+        remaining_s = max(0.0, limit_s - time.monotonic())
         if self._options.saves_before_limit:
-            self._ask(f"{left_s:.0f} s before the limit")
+            self._ask(f"{remaining_s:.0f} s before the limit")
         else:
             self._has_warned = True
-            say(f"{left_s:.0f} s before the limit; --save-before-limit would save and stop now")
+            log_line(
+                f"{remaining_s:.0f} s before the limit; --save-before-limit would save and stop now"
+            )
 
 
 class FileWatch:
@@ -232,10 +234,10 @@ class FileWatch:
         self._start_s = self._seen_s = time.monotonic()
         self.limit_s = _limit_s(options.allocation, self._start_s)
         """By the monotonic clock, so that a clock that is set moves it nowhere; None: no limit."""
-        self.is_limit_near = self.has_asked_in_vain = False
+        self.is_limit_near = self.has_request_failed = False
         """Near: time for two saves and the margin is left, no more."""
-        self._asked = ""
-        self._is_asked = self._is_closing = self._has_told = False
+        self._request_reason = ""
+        self._is_requested = self._is_closing = self._has_warned = False
         self._faults: set[str] = set()
         self._bell, self._is_ready = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -245,14 +247,14 @@ class FileWatch:
         try:
             self._thread.start()
         except RuntimeError as err:  # no thread to be had
-            say(f"files and limits cannot be watched ({err}); the command still runs")
-            self.has_asked_in_vain = True
+            log_line(f"files and limits cannot be watched ({err}); the command still runs")
+            self.has_request_failed = True
         else:
             self._is_ready.wait(2.0)
 
     def ask(self, reason: str) -> None:
         """Have a request to save and stop written, at once."""
-        self._asked = reason
+        self._request_reason = reason
         self._bell.set()
 
     def end(self) -> Ending:
@@ -275,7 +277,7 @@ class FileWatch:
             self._bell.clear()
         for look in (self._files.follow, self._look_at_forecast, self._look_back):
             self._guarded(look)
-        if self._asked:
+        if self._request_reason:
             self._files.withdraw()
 
     def _guarded(self, look: Callable[[], object]) -> None:
@@ -285,17 +287,17 @@ class FileWatch:
             name = getattr(look, "__name__", "look").strip("_").replace("_", " ")
             if name not in self._faults:
                 self._faults.add(name)
-                say(f"cannot {name} ({type(err).__name__}: {err}); training goes on")
+                log_line(f"cannot {name} ({type(err).__name__}: {err}); training goes on")
 
     def _request(self) -> None:
-        if not self._asked:
+        if not self._request_reason:
             return
         try:
-            self._files.ask(self._asked)
+            self._files.ask(self._request_reason)
         except BaseException:
-            self.has_asked_in_vain = not self._is_asked
+            self.has_request_failed = not self._is_requested
             raise
-        self._is_asked = True
+        self._is_requested = True
 
     def _look_at_forecast(self) -> None:
         newest, ending = self._files.forecast(), self._ending
@@ -306,10 +308,10 @@ class FileWatch:
             ending.startup_s = self._seen_s - self._start_s
         ending.forecast = newest
         until_s = _NEVER_S if self.limit_s is None else self.limit_s - self._seen_s
-        if not self._has_told and newest.left_s(until_s) > 0:
-            self._has_told = True
+        if not self._has_warned and newest.remaining_s(until_s) > 0:
+            self._has_warned = True
             done = newest.done_frac_after(until_s)
-            say(f"will not finish in this allocation: {done * 100:.0f} % done at the limit")
+            log_line(f"will not finish in this allocation: {done * 100:.0f} % done at the limit")
 
     def _look_at_limit(self) -> None:
         """Near it, two of the longest saves and the margin before, at most half of the time."""
@@ -337,5 +339,5 @@ class FileWatch:
 def _limit_s(granted: Allocation, now_s: float) -> float | None:
     if granted.end_unix_s is None:
         return None
-    left_s = granted.left_s
-    return now_s + (granted.end_unix_s - time.time() if left_s is None else left_s)
+    remaining_s = granted.remaining_s
+    return now_s + (granted.end_unix_s - time.time() if remaining_s is None else remaining_s)

@@ -58,7 +58,7 @@ def test_operators_and_transfers_are_those_that_were_planted(directory: Path) ->
 
 def test_the_step_is_the_sum_of_its_parts(directory: Path) -> None:
     machine = open_machine(directory)
-    measured_s = machine.steps.measured_s(machine.own)
+    measured_s = machine.steps.measured_s(machine.running)
     work, total_s = stage_operators(CONFIG, 0), 0.0
     planted = Planted(device=H100, seed=SEED)
     per_microbatch = [*work.forward, *work.backward]

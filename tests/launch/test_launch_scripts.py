@@ -9,7 +9,7 @@ import pytest
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.errors import ConfigError
 from forerun.launch.cli import main
-from forerun.launch.options.config_files import line_inside
+from forerun.launch.options.config_files import inner_launch_line
 
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2
@@ -38,7 +38,7 @@ def script(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("front", ["bash", "sbatch --job-name x", "", "srun -N 2 bash -e"])
 def test_the_line_inside_is_that_of_the_run(script: Path, front: str) -> None:
-    config = config_from_command(line_inside([*front.split(), str(script)])).config
+    config = config_from_command(inner_launch_line([*front.split(), str(script)])).config
     par, batch = config.parallelism, config.batch
     assert (config.model.num_layers, config.model.hidden_size) == (4, 256)
     assert (par.num_ranks, par.ranks_per_node, batch.global_batch_size) == (8, 4, 64)
@@ -46,33 +46,33 @@ def test_the_line_inside_is_that_of_the_run(script: Path, front: str) -> None:
 
 
 def test_options_of_sbatch_go_before_directives(script: Path) -> None:
-    words = line_inside(["sbatch", "--nodes=4", str(script)])
+    words = inner_launch_line(["sbatch", "--nodes=4", str(script)])
     assert config_from_command(words).config.parallelism.num_ranks == 16
 
 
 def test_a_line_without_a_script_is_left_alone() -> None:
     words = ("torchrun", "--nproc-per-node", "2", "t.py", "--data", "run.sh", "bash")
-    assert line_inside(words) == words
+    assert inner_launch_line(words) == words
     module = ("torchrun", "--nproc-per-node", "2", "-m", "pkg.train", "--hook", "run.sh")
-    assert line_inside(module) == module
+    assert inner_launch_line(module) == module
 
 
 def test_a_script_may_be_named_from_here(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(script.parent)
     for words in (["sbatch", "./run.sh"], ["bash", "./run.sh"], ["./run.sh"]):
-        assert config_from_command(line_inside(words)).config.parallelism.num_ranks == 8
+        assert config_from_command(inner_launch_line(words)).config.parallelism.num_ranks == 8
 
 
 def test_what_cannot_be_read_says_how_to_give_the_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give the launch line itself"):
-        line_inside(["bash", str(tmp_path / "none.sh")])
+        inner_launch_line(["bash", str(tmp_path / "none.sh")])
     path = tmp_path / "loop.sh"
     path.write_text("for n in 1 2; do\n  torchrun t.py --num-layers $n\ndone\n")
     with pytest.raises(ConfigError, match="give the launch line itself"):
-        line_inside(["bash", str(path)])
+        inner_launch_line(["bash", str(path)])
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
-        line_inside(["bash", str(path)])
+        inner_launch_line(["bash", str(path)])
 
 
 def test_doctor_reads_a_batch_script(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,7 +143,7 @@ def test_a_layout_that_was_measured_takes_what_was_measured(directory: Path) -> 
     known, _ = parts("steps_simumax_b200_8gpu.csv.gz", 3)
     imported(known, directory)
     machine = open_machine(directory)
-    assert same_layout(machine.own) == same_layout(known[-1].config)
+    assert same_layout(machine.running) == same_layout(known[-1].config)
     estimate = machine.steps.estimate(known[0].config)
     assert estimate.time_s == pytest.approx(known[0].measured_s, rel=1e-3)
     assert estimate.high_s / estimate.time_s < 1.03

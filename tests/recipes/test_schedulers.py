@@ -16,7 +16,7 @@ import yaml
 from forerun.launch.cli import build_parser
 from forerun.launch.options.flags import parse, split
 from forerun.launch.verbs.run import STOP_EXIT_CODE, wrap_options
-from forerun.launch.wrapper.resubmit import is_written, relaunch, script
+from forerun.launch.wrapper.resubmit import relaunch, script, try_write_script
 
 ROOT = Path(__file__).parent.parent.parent
 SBATCH = ROOT / "recipes" / "slurm.sbatch"
@@ -141,7 +141,7 @@ def test_the_written_script_is_for_the_next_job_and_not_for_this_one(tmp_path: P
     environ = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "node7", "SLURM_JOB_NUM_NODES": "2"}
     words = [*ran[: place + 1], *again]
     reason = "faster\nelsewhere $(reboot)"
-    assert is_written(script(words, reason, "1-02:00:00", environ), path)
+    assert try_write_script(script(words, reason, "1-02:00:00", environ), path)
     subprocess.run(["bash", "-n", str(path)], check=True)
     text = path.read_text()
     assert "#SBATCH --time=1-02:00:00" in text and "#SBATCH --nodes=2" in text

@@ -37,7 +37,7 @@ def started(
     code = (
         f"import sys, functools; {before}\n"
         "from forerun.launch.companion import program as companion\n"
-        "companion._step_back = lambda: None\n"
+        "companion._lower_priority = lambda: None\n"
         f"companion.Shutdown = functools.partial(companion.Shutdown, {leave_after_s})\n"
         "sys.exit(companion.main(sys.argv[1:]))"
     )

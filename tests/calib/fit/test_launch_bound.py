@@ -27,7 +27,7 @@ from forerun.calib.steps.live import live_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
-from forerun.launch.store import models
+from forerun.launch.store import model_archive as models
 
 GPU = "NVIDIA H100 80GB HBM3"
 HOST_S = 120e-6
@@ -194,7 +194,7 @@ def test_a_summary_names_them(launch_bound: Calibration) -> None:
 
 
 def test_a_cached_fit_knows_them(launch_bound: Calibration) -> None:
-    again = models.made(models.written(launch_bound))
+    again = models.unpack_model(models.pack_model(launch_bound))
     asked = [linear(512, 1024), linear(8192, 8192)]
     assert again.operators(asked).time_s.tolist() == launch_bound.operators(asked).time_s.tolist()
 

@@ -23,7 +23,7 @@ class Listener:
         self.lines: list[str] = []
         self.orders: list[dict[str, Any]] = []
         place = Place(directory=directory, run_id=run_id)
-        self.watching = DriftWatch(place, tell=self.lines.append, give_order=self.orders.append)
+        self.watching = DriftWatch(place, notify=self.lines.append, give_order=self.orders.append)
 
 
 def rows(times_s: np.ndarray, flags: dict[int, tuple[str, ...]] | None = None) -> list[LoggedStep]:

@@ -21,10 +21,10 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.companion.forecasting import (
-    AGAIN_AFTER_S,
-    AGAIN_AFTER_STEPS,
-    Forecasts,
-    RunSoFar,
+    RENEW_AFTER_S,
+    RENEW_AFTER_STEPS,
+    ForecastSchedule,
+    ObservedRun,
     open_meter,
 )
 from forerun.launch.sinks.sink import Sink
@@ -56,7 +56,7 @@ def answer() -> Answer:
 
 
 def test_what_is_irregular_is_kept_apart() -> None:
-    run = RunSoFar()
+    run = ObservedRun()
     for iteration in range(1, 41):
         run.add(row(iteration), BEGIN_S + iteration)
     run.add(row(41, 0.9, "collected"), BEGIN_S + 41)
@@ -71,14 +71,14 @@ def test_what_is_irregular_is_kept_apart() -> None:
 
 
 def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
-    run, made = RunSoFar(), Forecasts()
+    run, made = ObservedRun(), ForecastSchedule()
     made.answered(replace(answer.forecast, total_s=1000.0), 11)
     asked = Request(now_unix_s=0.0)
-    for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
-        assert made.due(answer.end, run, asked, BEGIN_S + AGAIN_AFTER_S) is None
+    for iteration in range(12, 12 + RENEW_AFTER_STEPS):
+        assert made.due(answer.end, run, asked, BEGIN_S + RENEW_AFTER_S) is None
         run.add(row(iteration), BEGIN_S + iteration)
-    assert made.due(answer.end, run, asked, BEGIN_S + 0.5 * AGAIN_AFTER_S) is None
-    request = made.due(answer.end, run, asked, BEGIN_S + AGAIN_AFTER_S)
+    assert made.due(answer.end, run, asked, BEGIN_S + 0.5 * RENEW_AFTER_S) is None
+    request = made.due(answer.end, run, asked, BEGIN_S + RENEW_AFTER_S)
     assert request is not None
     assert renewed(answer, request).forecast.remaining_s == pytest.approx(
         0.2 * (1000 - run.last_iteration), rel=1e-6
@@ -87,10 +87,10 @@ def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
 
 
 def test_a_run_of_a_minute_has_its_next_forecast_after_six_seconds(answer: Answer) -> None:
-    run, made = RunSoFar(), Forecasts()
+    run, made = ObservedRun(), ForecastSchedule()
     made.answered(replace(answer.forecast, total_s=60.0), 11)
     asked = Request(now_unix_s=0.0)
-    for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
+    for iteration in range(12, 12 + RENEW_AFTER_STEPS):
         assert made.due(answer.end, run, asked, BEGIN_S + 6.0) is None
         run.add(row(iteration), BEGIN_S + 0.1 * iteration)
     assert made.due(answer.end, run, asked, BEGIN_S + 5.9) is None
@@ -99,7 +99,7 @@ def test_a_run_of_a_minute_has_its_next_forecast_after_six_seconds(answer: Answe
 
 def test_it_is_news_where_the_end_leaves_the_interval(answer: Answer) -> None:
     said = answer.forecast
-    made = Forecasts()
+    made = ForecastSchedule()
     made.answered(answer.forecast, 11)
     inside = replace(said, finish_p50_unix_s=0.5 * (said.now_unix_s + said.finish_p95_unix_s))
     assert not made.is_news(replace(said, now_unix_s=said.now_unix_s + 1))
@@ -173,11 +173,11 @@ HOUR_S = 3600.0
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
 def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) -> None:
     """The end is told by the new clock at once, from the same steps that are left."""
-    run, made = RunSoFar(), Forecasts()
+    run, made = ObservedRun(), ForecastSchedule()
     made.answered(answer.forecast, 11)
-    for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
+    for iteration in range(12, 12 + RENEW_AFTER_STEPS):
         run.add(row(iteration), BEGIN_S + jump_s + iteration)
-    now_s = BEGIN_S + jump_s + AGAIN_AFTER_S
+    now_s = BEGIN_S + jump_s + RENEW_AFTER_S
     request = made.due(answer.end, run, Request(now_unix_s=0.0), now_s)
     assert request is not None
     forecast = renewed(answer, request).forecast

@@ -15,10 +15,10 @@ from companion_settings import companion_settings, started
 
 from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.launch.companion.companion_loop import ClosedWindows, CompanionLoop
-from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
+from forerun.launch.companion.forecasting import NUM_RECENT_BRACKETS, ObservedRun
 from forerun.launch.companion.program import EventQueue
 from forerun.launch.sinks.sink import Sink
-from forerun.launch.store.run_log import MOST_HELD, NUM_KEPT_ERRORS, LoggedStep, Score
+from forerun.launch.store.run_log import MAX_STORED_ERRORS, MAX_WAITING_STEPS, LoggedStep, Score
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 WINDOW_END = 11
@@ -123,16 +123,16 @@ class Said:
 
 
 def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> None:
-    score, run = Score(), RunSoFar()
-    for number in range(5 * NUM_KEPT_ERRORS):
+    score, run = Score(), ObservedRun()
+    for number in range(5 * MAX_STORED_ERRORS):
         row = LoggedStep.from_event(step(number, time_s=1.0 + number % 2))
         score.add(row, Said())  # type: ignore[arg-type]
         run.add_bracket({"name": "eval", "time_s": 1.0})
-    assert len(score.errors_frac.kept) <= NUM_KEPT_ERRORS
+    assert len(score.errors_frac.values) <= MAX_STORED_ERRORS
     told = score.summary()
-    assert told["num_scored_steps"] == 5 * NUM_KEPT_ERRORS
+    assert told["num_scored_steps"] == 5 * MAX_STORED_ERRORS
     assert told["interval_coverage_frac"] == 0.5
-    assert len(run._brackets["eval"]) == NUM_KEPT_BRACKETS
+    assert len(run._brackets["eval"]) == NUM_RECENT_BRACKETS
     notes: list[int] = []
 
     class Notes(Sink):
@@ -141,9 +141,9 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
 
     options = companion_settings(directory)
     beside = CompanionLoop(options, open_sink=lambda _: Notes())
-    for number in range(MOST_HELD + 100):  # no window closes
+    for number in range(MAX_WAITING_STEPS + 100):  # no window closes
         beside.handle(step(number), 1000.0)
-    assert len(beside._steps._held) == MOST_HELD
+    assert len(beside._steps._waiting) == MAX_WAITING_STEPS
     assert notes == list(range(1, 101))
 
 

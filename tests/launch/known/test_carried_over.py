@@ -36,12 +36,12 @@ def test_another_device_is_named_and_wider(tmp_path: Path) -> None:
     copy_as(tmp_path, "run", A100)
     own = open_machine(tmp_path)
     moved = open_machine(tmp_path, device=H100)
-    assert moved.own.device == H100 and not moved.steps.known
-    here, there = own.steps.estimate(own.own), moved.steps.estimate(moved.own)
+    assert moved.running.device == H100 and not moved.steps.known
+    here, there = own.steps.estimate(own.running), moved.steps.estimate(moved.running)
     assert there.high_s / there.low_s > 1.2 * here.high_s / here.low_s
-    again = open_machine(tmp_path, device=H100).steps.estimate(moved.own)
+    again = open_machine(tmp_path, device=H100).steps.estimate(moved.running)
     assert again.time_s == pytest.approx(there.time_s, rel=1e-9)
-    assert open_machine(tmp_path).own.device == A100
+    assert open_machine(tmp_path).running.device == A100
 
 
 @pytest.mark.slow
@@ -52,8 +52,8 @@ def test_another_device_is_named_and_wider(tmp_path: Path) -> None:
 def test_a_card_of_a_data_sheet_alone_gets_a_step(device: str, tmp_path: Path) -> None:
     copy_as(tmp_path, "run", A100)
     moved = open_machine(tmp_path, device=device)
-    step = moved.steps.estimate(moved.own)
-    assert moved.own.device == device
+    step = moved.steps.estimate(moved.running)
+    assert moved.running.device == device
     assert 0 < step.low_s < step.time_s < step.high_s < 1e3
 
 
@@ -61,8 +61,8 @@ def test_an_unknown_device_is_wide_all_the_way_to_the_step(tmp_path: Path) -> No
     """Rates off by a factor of 4.5: a 90 % interval of a decade or more."""
     copy_as(tmp_path, "run", A100)
     known, unknown = (open_machine(tmp_path, device=d) for d in (H100, "Accelerator 9"))
-    wide = unknown.steps.estimate(unknown.own)
-    narrow = known.steps.estimate(known.own)
+    wide = unknown.steps.estimate(unknown.running)
+    narrow = known.steps.estimate(known.running)
     assert np.log(wide.high_s / wide.low_s) > 1.5 * np.log(narrow.high_s / narrow.low_s)
 
 

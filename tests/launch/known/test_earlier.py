@@ -18,7 +18,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.model import fit_steps
 from forerun.launch.known.machines import open_machine
-from forerun.launch.known.runs import Earlier
+from forerun.launch.known.runs import EarlierRuns
 from forerun.launch.known.table_files import import_table
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -40,7 +40,7 @@ def copy_as(home: Path, name: str, later_s: float, change: Callable[[Any], None]
 
 def joined(home: Path) -> tuple[SampleTable, SampleTable]:
     own = build_table(read_run(home, "resumed"))
-    return own, Earlier(home).join(own)
+    return own, EarlierRuns(home).join(own)
 
 
 def nothing(config: Any) -> None:
@@ -89,7 +89,7 @@ def test_steps_of_earlier_layouts_are_evidence(
     copy_as(tmp_path, "first", 0.0, change)
     copy_as(tmp_path, "resumed", 1000.0, nothing)
     own = build_table(read_run(tmp_path, "resumed"))
-    known_steps = Earlier(tmp_path).steps(own)
+    known_steps = EarlierRuns(tmp_path).steps(own)
     assert [one.site for one in known_steps] == site
     for one in known_steps:
         assert one.time_s == pytest.approx(measured_step_s(own))
@@ -107,8 +107,8 @@ def test_a_resume_in_another_layout_teaches_what_the_first_one_took(tmp_path: Pa
     # The other session tells as much as two sessions of a CPU are alike.
     assert stages.time_s < after.time_s < before.time_s
     assert after.low_s < stages.time_s
-    own = machine.steps.estimate(machine.own)
-    assert own.time_s == pytest.approx(machine.steps.measured_s(machine.own), rel=0.05)
+    own = machine.steps.estimate(machine.running)
+    assert own.time_s == pytest.approx(machine.steps.measured_s(machine.running), rel=0.05)
     # Not only that layout: another one of two stages moves the same way.
     more = replace(stages.config, batch=replace(stages.config.batch, micro_batch_size=4))
     moved = machine.steps.estimate(more).time_s - blind.estimate(more).time_s
@@ -132,7 +132,7 @@ def test_what_was_imported_beside_a_run_counts_for_all_who_ask(tmp_path: Path) -
     )
     own_frame([row]).to_csv(tmp_path / "rows.csv", index=False)
     import_table(tmp_path / "rows.csv", tmp_path)
-    (told,) = Earlier(tmp_path).steps(table)
+    (told,) = EarlierRuns(tmp_path).steps(table)
     assert (told.site, told.time_s) == ("there", 0.5)
     assert told in open_machine(tmp_path).steps.known
 

@@ -42,11 +42,11 @@ def test_what_a_table_says_of_sharding_is_read_or_told(tmp_path: Path) -> None:
     table = tmp_path / "steps.csv"
     plain.assign(zero_stage=[1, 3], colour="blue").to_csv(table, index=False)
     written = import_table(table, tmp_path)
-    assert written.left_out == ("the column colour, which nothing reads",)
+    assert written.skipped == ("the column colour, which nothing reads",)
     shardings = [row.config.parallelism.sharded for row in read_imported(tmp_path).steps]
     assert shardings == [Sharding.OPTIMIZER, Sharding.WEIGHTS]
     plain.assign(shard_mode=["", "full"]).to_csv(table, index=False)
-    told = import_table(table, tmp_path).left_out
+    told = import_table(table, tmp_path).skipped
     assert [text.partition(": ")[2].partition(" is")[0] for text in told[:1]] == [
         "shard_mode 'full'"
     ]

@@ -57,7 +57,7 @@ def opened(home: Path, table: SampleTable, device: str) -> Machine:
 
 def span(machine: Machine, config: RunConfig) -> tuple[float, float, float]:
     """Ends and median of a step, asked for beside that of the running layout as every verb does."""
-    _, step = machine.steps.estimates([machine.own, config])
+    _, step = machine.steps.estimates([machine.running, config])
     return step.low_s, step.time_s, step.high_s
 
 
@@ -81,9 +81,9 @@ def test_the_answer_is_that_of_the_data_sheet_alone(tmp_path: Path) -> None:
     assert machine.memory_offset_nbytes is None
     assert any(H100 in told and "cpu does not count" in told for told in machine.problems)
     # What nodes of such a device usually have, and not the two processes of the CPU run.
-    assert machine.own.parallelism.ranks_per_node == 8
+    assert machine.running.parallelism.ranks_per_node == 8
     said = open_machine(tmp_path, device=H100, stated=StatedNodes(num_gpus=4))
-    assert said.own.parallelism.ranks_per_node == 4
+    assert said.running.parallelism.ranks_per_node == 4
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_no_factor_on_what_was_measured_changes_the_answer(
     results = []
     for factor in (0.01, 1.0, 100.0):
         machine = opened(tmp_path / str(factor), times_as(table, factor), there)
-        results.append((*span(machine, machine.own), machine.memory_offset_nbytes))
+        results.append((*span(machine, machine.running), machine.memory_offset_nbytes))
     assert results[0] == results[1] == results[2]
 
 
@@ -108,7 +108,7 @@ def test_a_gpu_run_still_carries_over_to_another(tmp_path: Path) -> None:
     slow, usual = (
         opened(tmp_path / str(factor), times_as(table, factor), H100) for factor in (3.0, 1.0)
     )
-    assert span(slow, slow.own)[1] > 1.5 * span(usual, usual.own)[1]
+    assert span(slow, slow.running)[1] > 1.5 * span(usual, usual.running)[1]
 
 
 def test_no_way_takes_a_cpus_times_to_a_gpu(tmp_path: Path) -> None:
@@ -127,5 +127,5 @@ def test_no_way_takes_a_cpus_times_to_a_gpu(tmp_path: Path) -> None:
             carry()
     alone = open_machine(tmp_path / "gpu")
     beside = open_machine(tmp_path / "gpu", also=[tmp_path / "cpu"])
-    assert span(alone, alone.own) == span(beside, beside.own)
+    assert span(alone, alone.running) == span(beside, beside.running)
     assert any("does not count" in told for told in beside.problems)

@@ -48,19 +48,19 @@ def test_a_rack_joins_hosts(tmp_path: Path) -> None:
     for domain in (72, 2):
         said = StatedNodes(domain=domain, num_gpus=2)
         machine = open_machine(tmp_path, device=GB200, stated=said)
-        wide = replace(machine.own.parallelism, dp=16)
-        batch = replace(machine.own.batch, micro_batch_size=1)
+        wide = replace(machine.running.parallelism, dp=16)
+        batch = replace(machine.running.batch, micro_batch_size=1)
         assert wide.ranks_per_node == domain
-        step = machine.steps.estimate(replace(machine.own, parallelism=wide, batch=batch))
+        step = machine.steps.estimate(replace(machine.running, parallelism=wide, batch=batch))
         times[domain] = step.time_s
     assert times[2] > times[72]
-    assert open_machine(tmp_path, device=GB200).own.parallelism.ranks_per_node == 72
+    assert open_machine(tmp_path, device=GB200).running.parallelism.ranks_per_node == 72
 
 
 def test_another_device_is_on_its_own_nodes(tmp_path: Path) -> None:
     copy_as(tmp_path, "run", H100)
     moved = open_machine(tmp_path, device=GB200, stated=StatedNodes(domain=36))
-    assert moved.own.parallelism.ranks_per_node == 36
+    assert moved.running.parallelism.ranks_per_node == 36
     known = moved.steps.base.conditions.network
     assert known is not None and known.links is not None
     assert known.links.topology.domain == 36

@@ -17,7 +17,7 @@ import pytest
 import forerun
 from forerun.calib.arguments.short_names import LAYOUT_NAMES
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.opened.last_answers import Layout, Told
+from forerun.launch.opened.answer_types import Layout, PrintableAnswer
 from forerun.launch.opened.run import Run
 from forerun.launch.options.plan_options import NUM_TOP, read_question
 
@@ -43,7 +43,7 @@ def said(capsys: Out, verb: str, home: Path, *words: str) -> object:
     return json.loads(capsys.readouterr().out)
 
 
-def as_read(answer: Told) -> object:
+def as_read(answer: PrintableAnswer) -> object:
     return json.loads(json.dumps(answer.to_json()))
 
 

@@ -17,7 +17,7 @@ from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.machine_fits import device_machine
 from forerun.launch.known.table_files import published_rows
 from forerun.launch.verbs.arguments import ANSWERS
-from forerun.launch.verbs.asked_run import NO_DIRECTORY, with_place
+from forerun.launch.verbs.run_arguments import NO_DIRECTORY, with_directory_placeholder
 
 H100 = "NVIDIA H100 80GB HBM3"
 _LINE = (
@@ -91,7 +91,7 @@ def test_the_step_is_that_of_the_devices_data_sheet_and_says_so(nowhere: Path, c
     result = answer(capsys, "predict", "--device", "H100", line=LINE)
     config = config_from_command(LINE).config
     machine = device_machine(type(config).from_json({**config.to_json(), "device": H100}))
-    (expected,) = machine.steps.estimates([machine.own])
+    (expected,) = machine.steps.estimates([machine.running])
     assert result["step_time_s"] == pytest.approx(expected.time_s, rel=1e-9)
     basis, _, nearest = result["basis"].partition("; ")
     assert basis == f"from published measurements of {H100}, no run of yours"
@@ -156,8 +156,8 @@ def test_several_devices_stand_beside_each_other(capsys: Out) -> None:
 def test_a_checkpoint_is_no_directory_of_a_run(nowhere: Path) -> None:
     (nowhere / "iter_0001").mkdir()
     words = ["predict", "--device", "H100", "--config", "iter_0001"]
-    assert with_place(words) == ["predict", NO_DIRECTORY, *words[1:]]
-    assert with_place(["plan", "--device", "H100", "iter_0001"])[1] != NO_DIRECTORY
+    assert with_directory_placeholder(words) == ["predict", NO_DIRECTORY, *words[1:]]
+    assert with_directory_placeholder(["plan", "--device", "H100", "iter_0001"])[1] != NO_DIRECTORY
 
 
 def test_a_row_is_shown_as_a_command(capsys: Out) -> None:

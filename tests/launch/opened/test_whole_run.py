@@ -65,7 +65,7 @@ def test_the_length_may_be_that_of_the_line(capsys: Out) -> None:
 
 def test_evaluations_saves_and_a_ramp_count() -> None:
     machine = unmeasured("H100", command=LINE).machine()
-    config, steps = machine.own, machine.steps
+    config, steps = machine.running, machine.steps
     plain = whole_run(config, steps, num_tokens=100 * STEP_TOKENS)
     cadence = Cadence(eval_interval=10, eval_iters=5, save_interval=50, is_saving=True)
     busy = whole_run(replace(config, cadence=cadence), steps, num_tokens=100 * STEP_TOKENS)

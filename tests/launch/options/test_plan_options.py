@@ -18,7 +18,7 @@ from forerun.launch.options.plan_options import (
     read_counts,
     read_question,
 )
-from forerun.launch.verbs.plan import asked_words
+from forerun.launch.verbs.plan import question_options
 
 RUN = RunConfig(
     model=replace(SMALL, max_position_embeddings=SMALL.seq_length),
@@ -29,7 +29,7 @@ RUN = RunConfig(
 
 def question(*words: str) -> PlanQuestion:
     args = build_parser().parse_args(["plan", str(Path()), *words])
-    return read_question(**asked_words(args))
+    return read_question(**question_options(args))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_batch_that_is_no_whole_number_is_refused() -> None:
 
 def test_nothing_asked_is_the_run_itself() -> None:
     asked = question()
-    assert asked.asked_of(RUN, 8) == RUN
+    assert asked.apply_to(RUN, 8) == RUN
     assert (asked.counts, asked.devices, asked.top) == ((), (), 10)
     assert asked.objective is Objective.TIME and asked.price(0) is None
 
@@ -75,7 +75,7 @@ def test_nothing_asked_is_the_run_itself() -> None:
 def test_what_is_asked_changes_the_run_that_layouts_are_made_of() -> None:
     asked = question(*["--gbs", "12", "--seq-length", "64", "--gpus-per-node", "4"])
     ramped = replace(RUN, cadence=Cadence(full_batch_size=64))
-    config = asked.asked_of(ramped, 8)
+    config = asked.apply_to(ramped, 8)
     assert config.model.seq_length == config.model.max_position_embeddings == 64
     assert config.parallelism.ranks_per_node == 4
     # 12 samples over 8 replicas of 4: four replicas of three.

@@ -11,13 +11,13 @@ import pytest
 from status_server import has_openssl, status_server
 
 from forerun.launch.sinks import trainjob_sink
-from forerun.launch.sinks.sink import Newest
+from forerun.launch.sinks.sink import ThrottledSender
 from forerun.launch.sinks.trainjob_sink import TrainJob, post, server_of, status
 
 
 def test_of_many_the_first_and_the_newest_are_sent() -> None:
     sent: list[int] = []
-    newest = Newest(sent.append, every_s=60.0, tell=print, name="test")
+    newest = ThrottledSender(sent.append, every_s=60.0, notify=print, name="test")
     newest.put(0)
     while not sent:
         time.sleep(0.001)
@@ -29,8 +29,8 @@ def test_of_many_the_first_and_the_newest_are_sent() -> None:
 
 def test_they_are_as_far_apart_as_was_said() -> None:
     moments: list[float] = []
-    newest = Newest(
-        lambda _: moments.append(time.monotonic()), every_s=0.2, tell=print, name="test"
+    newest = ThrottledSender(
+        lambda _: moments.append(time.monotonic()), every_s=0.2, notify=print, name="test"
     )
     end_s = time.monotonic() + 1.0
     while time.monotonic() < end_s:
@@ -52,7 +52,7 @@ def test_a_failure_is_said_once_and_the_newest_comes_through_later() -> None:
             raise OSError("no route to host")
         sent.append(value)
 
-    newest = Newest(send, every_s=0.01, tell=said.append, name="test")
+    newest = ThrottledSender(send, every_s=0.01, notify=said.append, name="test")
     for value in (1, 2, 3):
         newest.put(value)
         assert tries.acquire(timeout=30.0)
@@ -65,7 +65,7 @@ def test_a_failure_is_said_once_and_the_newest_comes_through_later() -> None:
 
 def test_what_hangs_holds_up_neither_steps_nor_the_end() -> None:
     hang = threading.Event()
-    newest = Newest(lambda _: hang.wait(), every_s=0.01, tell=print, name="test")
+    newest = ThrottledSender(lambda _: hang.wait(), every_s=0.01, notify=print, name="test")
     begin_s = time.monotonic()
     for value in range(1, 1000):
         newest.put(value)
@@ -87,7 +87,7 @@ def test_a_token_that_rotates_between_posts_is_read_again(
         target = server_of(server.environ)
         assert target is not None
         sink = TrainJob(target)
-        sink.tell = said.append
+        sink.notify = said.append
         sink.step(1, {"progress_frac": 0.1, "eta_h": 1.0, "unix_s": 0.0})
         server.wait_for(1)
         # The old one is refused before the new one lies there, as where a pod's clock is behind.

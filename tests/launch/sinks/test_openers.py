@@ -127,7 +127,7 @@ def test_a_comment_needs_a_job_and_its_command(
 def test_a_comment_that_is_refused_is_said_once() -> None:
     said: list[str] = []
     sink = SlurmComment("7", lambda command: None)
-    sink.tell = said.append
+    sink.notify = said.append
     sink.step(1, {"step_time_predicted_s": 1.84, "progress_frac": 0.4, "unix_s": 0.0})
     sink.close({})
     assert said == ["scontrol update was refused or did not answer; Forerun tries again"]

@@ -95,7 +95,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Read]:
         }.items():
             patch.setenv(name, value)
         lines: list[str] = []
-        patch.setattr("forerun.launch.companion.companion_loop.say", lines.append)
+        patch.setattr("forerun.launch.companion.companion_loop.log_line", lines.append)
         told = companion_settings(
             out, num_steps=60, prometheus=home / "forerun.prom", slurm_comment=Switch.ON
         )
@@ -302,7 +302,7 @@ def test_the_hosts_run_has_all_that_ours_has(
     shutil.copytree(GOLDEN / "records", out / "records")
     told = replace(read.told, settings=replace(read.told.settings, directory=out))
     told = replace(told, has_host_wandb=True, launch_id="launch-1")
-    monkeypatch.setattr("forerun.launch.companion.companion_loop.say", lambda _: None)
+    monkeypatch.setattr("forerun.launch.companion.companion_loop.log_line", lambda _: None)
     with wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
         files = CompanionFiles(out, lambda: told.launch_id)
         host = HostWandb(files)

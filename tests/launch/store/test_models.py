@@ -16,14 +16,14 @@ from planted_machine import A100, PlantedMachine, batch, random_shapes
 from forerun.calib.fit.machine import fit_machine
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.launch.store.models import made, written
+from forerun.launch.store.model_archive import pack_model, unpack_model
 
 SHAPES = {OperatorKind.NORM: 90, OperatorKind.RMS_NORM: 24, OperatorKind.RESIDUAL: 3}
 """Of each operator: trees, a forest beside the process, the process alone."""
 
 
 def of_file(value: Any) -> Any:
-    return made(written(value))
+    return unpack_model(pack_model(value))
 
 
 def file_of(*objects: Any, **arrays: Any) -> bytes:
@@ -68,7 +68,7 @@ def test_values_of_every_kind_come_back() -> None:
 @pytest.mark.parametrize("value", [lambda: 0, Path("x"), np.array([object()]), np.array(["a"])])
 def test_what_is_no_model_is_not_written(value: object) -> None:
     with pytest.raises(TypeError):
-        written(value)
+        pack_model(value)
 
 
 @pytest.mark.parametrize(
@@ -85,28 +85,28 @@ def test_what_is_no_model_is_not_written(value: object) -> None:
 )
 def test_only_our_own_data_classes_are_made(name: str) -> None:
     with pytest.raises((ValueError, ImportError, AttributeError, TypeError)):
-        made(file_of((name, {})))
+        unpack_model(file_of((name, {})))
 
 
 def test_other_fields_than_the_class_has_are_refused() -> None:
     held = {"train_iters": 10}
     with pytest.raises(ValueError, match="other fields"):
-        made(file_of(("workload.config:Cadence", held)))
+        unpack_model(file_of(("workload.config:Cadence", held)))
 
 
 def test_nothing_is_unpickled() -> None:
     with pytest.raises(ValueError, match="allow_pickle"):
-        made(file_of(0, other=np.array([object()])))
+        unpack_model(file_of(0, other=np.array([object()])))
 
 
 @pytest.mark.parametrize("cut", [0, 10, -10])
 def test_a_torn_file_is_refused(cut: int) -> None:
-    whole = written(prior_times(A100, is_attention_fused=True))
+    whole = pack_model(prior_times(A100, is_attention_fused=True))
     with pytest.raises((EOFError, ValueError, zipfile.BadZipFile)):
-        made(whole[:cut])
+        unpack_model(whole[:cut])
 
 
 def test_another_byte_is_refused() -> None:
-    whole = written(prior_times(A100, is_attention_fused=True))
+    whole = pack_model(prior_times(A100, is_attention_fused=True))
     with pytest.raises(zipfile.BadZipFile):
-        made(whole.replace(b"fused", b"fuxed", 1))
+        unpack_model(whole.replace(b"fused", b"fuxed", 1))

@@ -40,7 +40,7 @@ def test_a_run_is_asked_for_its_own_launch(capsys: Out) -> None:
 
 def test_another_command_is_asked_over_its_calibration(capsys: Out) -> None:
     """The run's own arguments in full; 1 % of its step is exposed, which no flaw is sold for."""
-    own = open_machine(GOLDEN).own
+    own = open_machine(GOLDEN).running
     said = {**model_values(own), **layout_values(own)}
     said["vocab_size"] = said.pop("padded_vocab_size")
     words = [word for name, behind in as_options(said) for word in (name, *behind)]

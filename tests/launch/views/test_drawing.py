@@ -24,8 +24,8 @@ from forerun.launch.views.canvas import (
 from forerun.launch.views.charts import (
     Bar,
     bars_chart,
+    coverage_chart,
     finish_chart,
-    held_chart,
     label_places,
     steps_chart,
 )
@@ -149,9 +149,9 @@ def test_a_stall_does_not_press_the_other_steps_to_a_line() -> None:
 
 def test_coverage_lies_where_it_is() -> None:
     rows = [Coverage(nominal_frac=0.5, num=10, num_inside=10)]
-    drawing = held_chart(rows, [], 820)
+    drawing = coverage_chart(rows, [], 820)
     assert drawing is not None and "single steps (10)" in drawing.body
-    assert held_chart([Coverage(nominal_frac=0.5, num=0, num_inside=0)], [], 820) is None
+    assert coverage_chart([Coverage(nominal_frac=0.5, num=0, num_inside=0)], [], 820) is None
 
 
 @given(
@@ -219,7 +219,7 @@ def test_titles_of_axes_stand_below_the_legend() -> None:
     finish = finish_chart(made, 1e9, 358)
     for drawing, last, title in (
         (finish, "actual end", "end of the run, UTC"),
-        (held_chart(coverage, coverage, 358), "finish (10)", "held, %"),
+        (coverage_chart(coverage, coverage, 358), "finish (10)", "held, %"),
     ):
         assert drawing is not None
         at = {text: y for text, _, y in texts(drawing)}
@@ -257,7 +257,7 @@ def test_a_name_leaves_the_interval_of_another_point_free() -> None:
 
 def test_lines_with_a_meaning_are_as_strong_as_any_hue() -> None:
     coverage = [Coverage(nominal_frac=0.5, num=10, num_inside=5)]
-    drawing = held_chart(coverage, coverage, 820)
+    drawing = coverage_chart(coverage, coverage, 820)
     assert drawing is not None and "grid dashed" not in drawing.body
     # Two lines are told apart by their dashes too.
     assert drawing.body.count('class="orange-line dashed"') == 2

@@ -19,7 +19,7 @@ from forerun.calib.records import files as json_files
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.launch.companion.companion_loop import CompanionLoop
-from forerun.launch.companion.log_lines import Writing
+from forerun.launch.companion.log_lines import WriteGuard
 from forerun.launch.store.publishing import PICTURES, Place
 from forerun.launch.views import answers
 from forerun.launch.views.answers import write_answer
@@ -71,7 +71,7 @@ def test_any_fault_in_writing_one_file_costs_that_file_alone(
     monkeypatch.setattr(files.os, "replace", replace)
     if name == "forecasts.jsonl":
         monkeypatch.setattr(json_files, "open_own", refuse)
-    writing, place = Writing(), Place(directory=tmp_path, run_id="r")
+    writing, place = WriteGuard(), Place(directory=tmp_path, run_id="r")
     for _ in range(2):
         writing(lambda: write_answer(place, *answered))
     assert set(FILES) - written(tmp_path) == {name}
@@ -94,7 +94,7 @@ def test_what_cannot_be_made_leaves_the_others(
     owner = next(one for one in (answers, Answer) if hasattr(one, maker))
     monkeypatch.setattr(owner, maker, fail)
     place = Place(directory=tmp_path, run_id="r")
-    Writing()(lambda: write_answer(place, *answered))
+    WriteGuard()(lambda: write_answer(place, *answered))
     lost = {
         "forecast_json": {"forecast.json", "decision.json", "answer.json"},
         "step_trace": {"timeline.json.gz"},

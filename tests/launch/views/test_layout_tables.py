@@ -15,7 +15,7 @@ from forerun.calib.answers.request import Request
 from forerun.calib.forecast.rates import RunLeft
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.store.forecast_log import run_left
+from forerun.launch.store.forecast_log import read_remaining_run
 from forerun.launch.views.answer_tables import layouts_table, markdown, rest_json, summary_values
 from forerun.launch.views.table import show_table
 
@@ -47,7 +47,7 @@ def test_eighty_columns_hold_layout_step_interval_and_memory(
     left = left_of(answer) if is_running_out else None
     out = Console(width=80)
     with out.capture() as caught:
-        show_table(layouts_table(answer.known.plan, left=left), out)
+        show_table(layouts_table(answer.known.plan, remaining_run=left), out)
     text = caught.get()
     header = " ".join(text.splitlines()[1:3])
     for name in ("layout", "step", "90 %", "memory"):
@@ -59,7 +59,7 @@ def test_eighty_columns_hold_layout_step_interval_and_memory(
 
 def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> None:
     left, rows = left_of(answer), (answer.known.plan.own, *answer.known.plan.candidates)
-    table = layouts_table(answer.known.plan, left=left)
+    table = layouts_table(answer.known.plan, remaining_run=left)
     for name in ("GPU-hours left", "finish (UTC)", "cost"):
         assert name in table.columns
         assert name not in layouts_table(answer.known.plan).columns
@@ -82,7 +82,7 @@ def test_devices_that_are_known_have_flop_and_mfu(answer: Answer) -> None:
     table = layouts_table(replace(answer.known.plan, own=card))
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert {"tokens/s", "TFLOP/s per GPU", "MFU"} <= first.keys()
-    assert "TFLOP/s per GPU" not in table.within(100).columns
+    assert "TFLOP/s per GPU" not in table.fit_to_width(100).columns
 
 
 def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
@@ -106,7 +106,7 @@ def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
 
 def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path) -> None:
     def left(run_id: str = "one", **more: float) -> RunLeft | None:
-        return run_left(tmp_path, run_id, answer.known.config, 0.5, **more)
+        return read_remaining_run(tmp_path, run_id, answer.known.config, 0.5, **more)
 
     assert left() is None
     said = {"run_id": "one", "remaining_s": 100.0, "now_unix_s": 5.0}

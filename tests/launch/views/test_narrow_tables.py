@@ -59,7 +59,7 @@ def test_columns_go_in_their_order(width: int, seen: list[str]) -> None:
 
 @given(width=st.integers(20, 140))
 def test_what_is_kept_fits_or_nothing_is_left_to_spare(width: int) -> None:
-    report_table = TABLE.within(width)
+    report_table = TABLE.fit_to_width(width)
     assert report_table.columns[:2] == TABLE.columns[:2]
     assert "…" not in printed(width) or not {"90 %", "rests on"} & set(report_table.columns)
 
@@ -93,7 +93,7 @@ def tables(answer: Answer) -> list[ReportTable]:
         )
         for place, one in enumerate(plan.candidates[:6])
     ]
-    return [*tables_of(answer), layouts_table(plan, left=left), plans_table(best)]
+    return [*tables_of(answer), layouts_table(plan, remaining_run=left), plans_table(best)]
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -112,23 +112,23 @@ def test_the_step_of_every_row_is_there_in_full_and_no_line_is_wider(
 
 def test_eighty_columns_hold_step_interval_and_memory(tables: list[ReportTable]) -> None:
     (table,) = [one for one in tables if one.key == "layouts" and "cost" in one.columns]
-    assert {"#", "layout", "step", "90 %", "memory"} <= set(table.within(80).columns)
-    assert "rests on" not in table.within(120).columns
+    assert {"#", "layout", "step", "90 %", "memory"} <= set(table.fit_to_width(80).columns)
+    assert "rests on" not in table.fit_to_width(120).columns
 
 
 def test_eighty_columns_say_which_layout_does_not_fit(answer: Answer) -> None:
-    assert "fits" not in layouts_table(answer.known.plan).within(60).columns
+    assert "fits" not in layouts_table(answer.known.plan).fit_to_width(60).columns
     first, *others = answer.known.plan.candidates
     too_large = replace(first, verdict=Verdict.DOES_NOT_FIT)
     table = layouts_table(replace(answer.known.plan, candidates=(too_large, *others)))
     for width in (60, 80):
-        assert {"step", "fits"} <= set(table.within(width).columns)
+        assert {"step", "fits"} <= set(table.fit_to_width(width).columns)
         assert "does not fit" in drawn(table, width)
 
 
 def test_wide_screens_hold_every_column(tables: list[ReportTable]) -> None:
     for table in tables:
-        assert table.within(200) == table, table.key
+        assert table.fit_to_width(200) == table, table.key
 
 
 cells = st.text("TP8mbs ZeRO.42,", min_size=1, max_size=40).map(lambda text: text.strip() or "x")
@@ -148,7 +148,7 @@ def test_a_step_is_never_cut_whatever_stands_beside_it(
         title="Any",
         columns=("layout", "step", "90 %", "memory", "rests on"),
         rows=tuple((one[0], took, *one[1:]) for one, took in zip(rows, steps, strict=True)),
-    ).sparing("rests on", late=("memory", "90 %"))
+    ).with_spare_columns("rests on", late=("memory", "90 %"))
     text = drawn(table, width)
     assert all(took in text for took in steps)
     assert max(map(cell_len, text.splitlines())) <= width

@@ -77,7 +77,7 @@ def test_a_file_sees_nothing(quick: None, monkeypatch: pytest.MonkeyPatch) -> No
     bar = Bar()
     with waiting("forerun plan"):
         time.sleep(0.05)
-        bar.told("search", 0.5)
+        bar.update("search", 0.5)
         bar.end()
     assert err.getvalue() == ""
 
@@ -88,7 +88,7 @@ def test_a_share_is_shown_and_leaves_nothing(quick: None, monkeypatch: pytest.Mo
     bar = Bar()
     time.sleep(0.02)
     for frac in (0.25, 0.5):
-        bar.told("search", frac)
+        bar.update("search", frac)
     bar.end()
     assert "search: 50 %" in err.getvalue() and "\x1b" not in err.getvalue()
     assert err.screen() == [""]

@@ -72,14 +72,14 @@ def test_a_clock_that_is_set_moves_no_limit(tmp_path: Path) -> None:
 def test_what_is_left_goes_by_the_time_that_passed_and_not_by_the_clock() -> None:
     newest_forecast = NewestForecast(
         now_unix_s=time.time() + 3600.0,
-        left_p95_s=100.0,
-        left_p50_s=80.0,
+        remaining_p95_s=100.0,
+        remaining_p50_s=80.0,
         done_frac=0.25,
         longest_save_s=0.0,
     )
     assert (
-        newest_forecast.left_s(40.0),
-        newest_forecast.left_s(200.0),
+        newest_forecast.remaining_s(40.0),
+        newest_forecast.remaining_s(200.0),
         newest_forecast.done_frac_after(40.0),
     ) == (60, 0, 0.625)
 
@@ -99,11 +99,11 @@ def test_slurm_says_what_is_left_by_its_own_clock() -> None:
     golden = Path(__file__).parents[2] / "golden" / "slurm"
     text = (golden / "limit.txt").read_text().replace("RunTime=00:00:00", "RunTime=02:00:00")
     allocation = from_scontrol(text, "1")
-    assert allocation is not None and allocation.left_s == 24 * 3600.0
+    assert allocation is not None and allocation.remaining_s == 24 * 3600.0
     endless = from_scontrol((golden / "unlimited.txt").read_text(), "2")
-    assert endless is not None and endless.left_s is None
+    assert endless is not None and endless.remaining_s is None
     left = from_squeue("1:30\n", "7", 0.0)
-    assert left is not None and left.left_s == 90.0
+    assert left is not None and left.remaining_s == 90.0
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "-00", "1:" + "9" * 5000])

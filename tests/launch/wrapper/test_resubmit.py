@@ -11,7 +11,7 @@ import pytest
 from wrapped_launch import Launch
 
 from forerun.calib.shell import quoted
-from forerun.launch.wrapper.resubmit import MARK, is_ours, is_written, script
+from forerun.launch.wrapper.resubmit import MARK, is_ours, script, try_write_script
 
 STOPPING = """
 import json, os, pathlib, sys
@@ -103,7 +103,7 @@ def test_every_word_arrives_as_it_was(home: Path, monkeypatch: pytest.MonkeyPatc
     words = (sys.executable, "-m", "forerun.launch.cli", "run", "--", sys.executable, *WORDS)
     path = home / "resubmit.sh"
     monkeypatch.chdir(home)
-    assert is_written(script(words, "\nreboot\r\n", "", {}), path)
+    assert try_write_script(script(words, "\nreboot\r\n", "", {}), path)
     done = subprocess.run([path], capture_output=True, check=True)
     assert tuple(json.loads(done.stdout)) == WORDS[1:]
     assert all("\n" not in quoted(word) for word in WORDS)

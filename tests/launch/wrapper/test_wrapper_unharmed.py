@@ -82,15 +82,15 @@ def test_training_does_not_care_whether_the_wrapper_is_heard(tmp_path: Path) -> 
 def test_a_voice_says_what_can_be_said_and_drops_the_rest() -> None:
     reading, writing = os.pipe()
     writer = LogWriter(writing)
-    writer.tell("first")
+    writer.write_line("first")
     assert os.read(reading, 100) == b"first\n"
     begin = time.monotonic()
     for _ in range(1000):
-        writer.tell("x" * 4000)  # more than a pipe holds
+        writer.write_line("x" * 4000)  # more than a pipe holds
     assert time.monotonic() - begin < 20.0
     os.close(reading)  # the writer's thread ends with an error that it keeps
     writer.finish(PATIENCE_S)
-    writer.tell("nobody")
+    writer.write_line("nobody")
     os.close(writing)
     assert one_line("a\nb\x1b[2J\r c") == "a b [2J c"
 
@@ -154,7 +154,11 @@ def test_numbers_that_no_run_has_make_no_forecast_that_cannot_be_said(tmp_path: 
     (files.folder / "request.json").write_text(json.dumps(saves).replace("inf", "1e999"))
     forecast = files.forecast()
     assert forecast is not None
-    assert (forecast.left_s(0.0), forecast.left_p50_s, forecast.longest_save_s) == (0.0, 0.0, 2.0)
+    assert (forecast.remaining_s(0.0), forecast.remaining_p50_s, forecast.longest_save_s) == (
+        0.0,
+        0.0,
+        2.0,
+    )
 
 
 PLANTING = """

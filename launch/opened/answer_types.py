@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..views import Part, ReportTable
 
 
-class Told(ABC):
+class PrintableAnswer(ABC):
     """An answer.  ``str`` is what the verb prints, and ``repr`` where that is no longer than a
     screen; a notebook shows tables.
 
@@ -63,12 +63,12 @@ class Told(ABC):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class LayoutAnswer(Told):
+class LayoutAnswer(PrintableAnswer):
     """What the step model answers of one layout, or of two."""
 
     machine: Machine
     """The model that it was asked of."""
-    left_out: tuple[str, ...] = ()
+    description_notes: tuple[str, ...] = ()
     """What a description of another run says and the model does not know."""
 
     @property
@@ -80,7 +80,7 @@ class LayoutAnswer(Told):
     def notes(self) -> tuple[str, ...]:
         """All that a reader should know beside it: also damaged records, and what was not
         measured."""
-        return (*self.left_out, *self.machine.problems)
+        return (*self.description_notes, *self.machine.problems)
 
     @property
     @abstractmethod
@@ -100,7 +100,7 @@ class LayoutAnswer(Told):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class _Said(Told):
+class _PublishedAnswer(PrintableAnswer):
     """What an object of JSON says."""
 
     run_id: str
@@ -125,7 +125,7 @@ def _value(whole: Mapping[str, Any], name: str, kind: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class RunForecast(_Said, ForecastFile):
+class RunForecast(_PublishedAnswer, ForecastFile):
     """When the run ends.  Intervals are 90 %; ``p95`` has 5 % beyond it."""
 
     gpu_hours: float | None = None
@@ -177,7 +177,7 @@ class RunForecast(_Said, ForecastFile):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class RunDecision(_Said):
+class RunDecision(_PublishedAnswer):
     """What is advised, and why."""
 
     action: str
@@ -203,8 +203,8 @@ class RunDecision(_Said):
     @property
     def reasons(self) -> tuple[str, ...]:
         """What each rule says, in words."""
-        told = (row.get("text") for row in self._rows("reasons") if isinstance(row, dict))
-        return tuple(text for text in told if isinstance(text, str))
+        texts = (row.get("text") for row in self._rows("reasons") if isinstance(row, dict))
+        return tuple(text for text in texts if isinstance(text, str))
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ def _moment(unix_s: float) -> datetime:
     return datetime.fromtimestamp(min(max(unix_s, 0.0), 2 * LONGEST_S), timezone.utc)
 
 
-class _NamedValues(Told):
+class _NamedValues(PrintableAnswer):
     """Values by their names: a call in ``repr``, a table for people."""
 
     @property
@@ -235,8 +235,8 @@ class _NamedValues(Told):
         """Values by name, in the order in which they are shown."""
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
-        return f"{type(self).__name__}({said})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
+        return f"{type(self).__name__}({arguments})"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -321,6 +321,6 @@ class Model(_NamedValues, ModelShape):
         """A table of names and values; what the model has not is left out."""
         from ..views import table_of
 
-        held = [(name, str(value)) for name, value in self.values.items() if value is not None]
+        rows = [(name, str(value)) for name, value in self.values.items() if value is not None]
         cells = {"name": lambda pair: pair[0], "value": lambda pair: pair[1]}
-        yield table_of("model", "Model", held, cells)
+        yield table_of("model", "Model", rows, cells)

@@ -22,7 +22,7 @@ from ... import calib
 from ...calib.errors import ForerunError
 
 _REST = "rest"
-DAMAGED = (
+DAMAGE_ERRORS = (
     *(BadZipFile, zlib.error, EOFError, OSError, NotImplementedError),
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, MemoryError, ImportError, ForerunError),
@@ -30,7 +30,7 @@ DAMAGED = (
 """Errors that an archive, its JSON and data classes raise for a damaged file or another version."""
 
 
-def written(value: Any) -> bytes:
+def pack_model(value: Any) -> bytes:
     """A file that ``made`` turns back; one object that is held twice stays one.
 
     ``TypeError`` where it holds anything but numbers, text, arrays, tuples, mappings and our own
@@ -43,7 +43,7 @@ def written(value: Any) -> bytes:
     return file.getvalue()
 
 
-def made(data: bytes) -> Any:
+def unpack_model(data: bytes) -> Any:
     """Returns what ``written`` was given; one of ``DAMAGED`` where it cannot be read back."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         arrays = dict(file)
@@ -58,12 +58,12 @@ def made(data: bytes) -> Any:
             return {value_of(key): value_of(one) for key, one in plain["map"]}
         return arrays[plain["array"]] if "array" in plain else objects[plain["object"]]
 
-    for name, held in rest["objects"]:
+    for name, content in rest["objects"]:
         kind = _class(name)
-        if isinstance(held, str):
-            objects.append(kind[held])
-        elif tuple(held) == _fields(kind):
-            objects.append(kind(**{field: value_of(one) for field, one in held.items()}))
+        if isinstance(content, str):
+            objects.append(kind[content])
+        elif tuple(content) == _fields(kind):
+            objects.append(kind(**{field: value_of(one) for field, one in content.items()}))
         else:
             raise ValueError(f"{name} has other fields")
     return value_of(rest["value"])
@@ -97,16 +97,16 @@ class _Writer:
             return {"array": str(len(self.arrays) - 1)}
         kind = type(value)
         is_member = isinstance(value, Enum)
-        held = (
+        content = (
             value.name if is_member else {n: self.plain(getattr(value, n)) for n in _fields(kind)}
         )
-        self.objects.append((_name(kind), held))
+        self.objects.append((_name(kind), content))
         return {"object": len(self.objects) - 1}
 
 
 def _name(kind: type) -> str:
-    room, _, module = kind.__module__.partition(f"{calib.__name__}.")
-    if room or not module:
+    prefix, _, module = kind.__module__.partition(f"{calib.__name__}.")
+    if prefix or not module:
         raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not cached")
     return f"{module}:{kind.__qualname__}"
 
@@ -114,8 +114,8 @@ def _name(kind: type) -> str:
 @cache
 def _class(name: str) -> Any:
     """What ``calib`` has of that name; all but data classes and enumerations have no fields."""
-    module, _, own = name.partition(":")
-    kind = getattr(import_module(f"{calib.__name__}.{module}"), own)
+    module, _, qualname = name.partition(":")
+    kind = getattr(import_module(f"{calib.__name__}.{module}"), qualname)
     if _name(kind) != name:
         raise ValueError(f"{name} is a class of another module")
     return kind

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calib.workload import whole
-from .arguments import CLUSTER, DIRECTORY, RUN_ID, declare, print_json, tell
+from .arguments import CLUSTER, DIRECTORY, RUN_ID, declare, print_json, print_notes
 
 if TYPE_CHECKING:
     from ..opened import Run
@@ -48,7 +48,7 @@ def add_evidence(sub: argparse.ArgumentParser) -> None:
     declare(sub.add_mutually_exclusive_group(), _ELSEWHERE)
 
 
-def opened(args: argparse.Namespace) -> Run:
+def open_run(args: argparse.Namespace) -> Run:
     """The run of a directory with the evidence that the options name, searched as a verb does; of
     a device alone where there is no directory."""
     from ..opened import load
@@ -67,20 +67,20 @@ def opened(args: argparse.Namespace) -> Run:
             searching=search_effort,
         )
     names = ("run_id", "machine", "like", "device", "cluster")
-    asked = {name: getattr(args, name) for name in names}
-    return load(args.directory, **asked, also=args.also or (), searching=search_effort)
+    selection = {name: getattr(args, name) for name in names}
+    return load(args.directory, **selection, also=args.also or (), searching=search_effort)
 
 
 def other_run(args: argparse.Namespace) -> dict[str, Any]:
     """What describes another run, by the names of a run's methods."""
     names = ("config", "command", "anyway")
-    asked = {name: getattr(args, name) for name in names}
-    return {**asked, "assume_no_effect": args.assume_no_effect or ()}
+    description = {name: getattr(args, name) for name in names}
+    return {**description, "assume_no_effect": args.assume_no_effect or ()}
 
 
 def show_answer(args: argparse.Namespace, answer: Any) -> None:
     """Print an answer as JSON or for people, its notes beside it, and write the trace asked for."""
-    tell(*answer.notes)
+    print_notes(*answer.notes)
     if args.json:
         print_json(answer.to_json())
     else:
@@ -89,10 +89,10 @@ def show_answer(args: argparse.Namespace, answer: Any) -> None:
         print_parts(answer.parts())
     if getattr(args, "timeline", None) is not None:
         answer.write_timeline(args.timeline)
-        tell(f"trace for ui.perfetto.dev written to {args.timeline}")
+        print_notes(f"trace for ui.perfetto.dev written to {args.timeline}")
 
 
-def with_place(words: Sequence[str]) -> list[str]:
+def with_directory_placeholder(words: Sequence[str]) -> list[str]:
     """The words of a verb with ``NO_DIRECTORY`` where a device is named and no directory.
 
     >>> with_place(["predict", "--device", "H100"])

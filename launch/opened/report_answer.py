@@ -19,7 +19,7 @@ from ..known import Loaded, with_normal
 from ..store import (
     end_of_run,
     finish_line,
-    number,
+    finite_number,
     object_of_run,
     paths_of,
     read_forecasts,
@@ -40,7 +40,7 @@ from ..views import (
     render,
     tables_of,
 )
-from .last_answers import Told
+from .answer_types import PrintableAnswer
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}
 """Tables of a short report, and how many rows each has there."""
@@ -49,7 +49,7 @@ _NEEDED = ("Problem: ", "Left out by the model: ")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ReportAnswer(Told):
+class ReportAnswer(PrintableAnswer):
     """The report of a run; without a model of its layout, what its steps say."""
 
     directory: Path
@@ -79,8 +79,8 @@ class ReportAnswer(Told):
     @property
     def path(self) -> Path | None:
         """The page that the run itself has written; None where there is none."""
-        found = paths_of(self.directory, PAGE)
-        return found[0] if found else None
+        paths = paths_of(self.directory, PAGE)
+        return paths[0] if paths else None
 
     @property
     def markdown(self) -> str:
@@ -107,16 +107,16 @@ class ReportAnswer(Told):
         tables = tables_of(self.answer)
         rows = [(table, _BRIEF[table.key]) for table in tables if table.key in _BRIEF]
         notes = [note for note in notes_of(self.answer) if note.startswith(_NEEDED)]
-        yield from self._told([replace(one, rows=one.rows[:most]) for one, most in rows], notes)
+        yield from self._sections([replace(one, rows=one.rows[:most]) for one, most in rows], notes)
         if more := len(tables) - len(rows):
             home = quoted(str(self.directory))
             yield Command(f"{more} more tables, and all rows: forerun report {home} --full")
 
     def parts(self) -> Iterator[Part]:
         """The transcript, the tables, and notes, as ``--full`` prints them."""
-        return self._told(tables_of(self.answer), notes_of(self.answer))
+        return self._sections(tables_of(self.answer), notes_of(self.answer))
 
-    def _told(self, tables: Sequence[ReportTable], notes: Sequence[str]) -> Iterator[Part]:
+    def _sections(self, tables: Sequence[ReportTable], notes: Sequence[str]) -> Iterator[Part]:
         yield "\n".join(self.transcript)
         for table in tables:
             yield ""
@@ -124,7 +124,7 @@ class ReportAnswer(Told):
         yield from notes
 
 
-def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
+def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
     """The report of a loaded run; see ``analyse`` for what is raised."""
     request = _request(directory, loaded.table)
     answer = analyse(
@@ -149,8 +149,10 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
     finishes = {}
     for row in rows if isinstance(rows, list) else []:
         if isinstance(row, dict) and isinstance(row.get("window"), int):
-            told = [number(row.get(f"finish_{name}_unix_s")) for name in ("before", "after")]
-            finishes[row["window"]] = told[0] or None, told[1] or None
+            finish_unix_s = [
+                finite_number(row.get(f"finish_{name}_unix_s")) for name in ("before", "after")
+            ]
+            finishes[row["window"]] = finish_unix_s[0] or None, finish_unix_s[1] or None
     ended_unix_s, modelled = end_of_run(top, answer.run_id), answer.modelled
     if modelled is not None:
         modelled = replace(modelled, history=modelled.history.told(finishes))
@@ -177,6 +179,6 @@ def _past(top: Path, answer: Answer, ended_unix_s: float) -> list[str]:
 
 def _request(directory: Path, table: SampleTable) -> Request:
     """What the user had asked of the run, where that was kept."""
-    top, own = top_of(directory)
-    saved = object_of_run(top if own else directory, REQUEST, table.run_id)
+    top, launch_run_ids = top_of(directory)
+    saved = object_of_run(top if launch_run_ids else directory, REQUEST, table.run_id)
     return Request(now_unix_s=time.time()) if saved is None else Request.from_json(saved)
