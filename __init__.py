@@ -33,9 +33,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .faces import names_on_demand  # not above: pytest imports this file as no package
+    from .faces import lazy_getattr  # not above: pytest imports this file as no package
 
-    return names_on_demand(__name__)(name)
+    return lazy_getattr(__name__)(name)
 
 
 def __dir__() -> list[str]:

@@ -65,14 +65,14 @@ class FlagSplit(NamedTuple):
     An option of ours whose value was a word of its own is joined with it by ``=``.
     """
 
-    own: tuple[str, ...]
+    flags: tuple[str, ...]
     rest: tuple[str, ...]
-    left: tuple[str, ...] = ()
+    lookalikes: tuple[str, ...] = ()
 
     @property
     def present(self) -> bool:
         """True where any flag of ours is there."""
-        return bool(self.own)
+        return bool(self.flags)
 
 
 def split(argv: Sequence[str]) -> FlagSplit:
@@ -85,23 +85,23 @@ def split(argv: Sequence[str]) -> FlagSplit:
 
     >>> split(["--lr", "1", "--calibrate", "--calibrate-steps=8"]).rest
     ('--lr', '1')
-    >>> split(["--calibrate", "--calibrate-momentum", "0.9"]).own
+    >>> split(["--calibrate", "--calibrate-momentum", "0.9"]).flags
     ()
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
     head = tuple(argv[:end])
     kinds = [_kind(head, index) for index in range(end)]
     ours = _ours(kinds)
-    own: list[str] = []
+    flags: list[str] = []
     rest: list[str] = []
     for index, (word, kind) in enumerate(zip(head, kinds, strict=True)):
         is_value = index > 0 and kinds[index - 1] in ours and kinds[index - 1] in _WITH_VALUE
         if is_value and _has_value(head, index - 1):
-            own[-1] += "=" + word
+            flags[-1] += "=" + word
         else:
-            (own if kind in ours else rest).append(word)
-    left = (word for word, kind in zip(head, kinds, strict=True) if kind and kind not in ours)
-    return FlagSplit(tuple(own), (*rest, *argv[end:]), tuple(left))
+            (flags if kind in ours else rest).append(word)
+    lookalikes = (word for word, kind in zip(head, kinds, strict=True) if kind and kind not in ours)
+    return FlagSplit(tuple(flags), (*rest, *argv[end:]), tuple(lookalikes))
 
 
 def _ours(kinds: Sequence[str]) -> tuple[str, ...]:
@@ -131,10 +131,10 @@ def _kind(words: Sequence[str], index: int) -> str:
     option = flag[len(name) + 1 :]
     if option in OPTIONS:
         return "sure" if equals else "option"
-    return "slip" if equals and near(option) else "foreign"
+    return "slip" if equals and closest_option(option) else "foreign"
 
 
-def near(option: str) -> str:
+def closest_option(option: str) -> str:
     """The option of ours that was meant, or nothing."""
     import difflib
 
@@ -156,28 +156,30 @@ def load(*, is_explicit: bool = False) -> None:
     try:
         _load(os.environ, is_explicit)
     except (Exception, SystemExit) as err:  # training comes first, whatever is wrong with us
-        say(f"{type(err).__name__}: {err}; calibration is off, training goes on")
+        print_note(f"{type(err).__name__}: {err}; calibration is off, training goes on")
 
 
 def _load(environ: MutableMapping[str, str], is_explicit: bool) -> None:
     words = tuple(getattr(sys, "argv", None) or ())[1:]
-    is_told = environ.get("FORERUN_CALIBRATE") == "1" or environ.get("FORERUN_DEVICE") == "cpu"
-    is_told = is_told or OWNER in environ or TAKEN in environ
-    if not is_told and not any(word.startswith(FLAGS) for word in words):
+    is_enabled_by_environ = (
+        environ.get("FORERUN_CALIBRATE") == "1" or environ.get("FORERUN_DEVICE") == "cpu"
+    )
+    is_enabled_by_environ = is_enabled_by_environ or OWNER in environ or TAKEN in environ
+    if not is_enabled_by_environ and not any(word.startswith(FLAGS) for word in words):
         return
     if is_launcher():
         _release(environ)
         return
-    asked = split(words)
+    flag_split = split(words)
     owner = _owner(environ)
     is_worker = "RANK" in environ and (is_explicit or "LOCAL_RANK" in environ)
     if is_off(environ):
-        if is_worker and asked.own and asked.own[0].startswith(FLAGS[0]):
-            sys.argv[1:] = asked.rest
+        if is_worker and flag_split.flags and flag_split.flags[0].startswith(FLAGS[0]):
+            sys.argv[1:] = flag_split.rest
     elif owner == "another":
-        _be_child(environ, asked)
+        _be_child(environ, flag_split)
     elif is_worker:
-        _be_worker(environ, asked, is_again=owner == "self")
+        _be_worker(environ, flag_split, is_owner=owner == "self")
 
 
 def is_off(environ: Mapping[str, str]) -> bool:
@@ -185,31 +187,31 @@ def is_off(environ: Mapping[str, str]) -> bool:
     return environ.get(OFF, "0") not in ("", "0")
 
 
-def _be_worker(environ: MutableMapping[str, str], asked: FlagSplit, *, is_again: bool) -> None:
-    own = asked.own or _taken(environ)
-    if asked.own:
-        sys.argv[1:] = asked.rest
-        if not is_again:
-            say(f"taken from the arguments: {' '.join(own)} ({OFF}=1 switches this off)")
-    is_calibrating = bool(own) or environ.get("FORERUN_CALIBRATE") == "1"
-    if asked.left and not is_calibrating:
-        say(_about(asked))
+def _be_worker(environ: MutableMapping[str, str], flag_split: FlagSplit, *, is_owner: bool) -> None:
+    flags = flag_split.flags or _taken(environ)
+    if flag_split.flags:
+        sys.argv[1:] = flag_split.rest
+        if not is_owner:
+            print_note(f"taken from the arguments: {' '.join(flags)} ({OFF}=1 switches this off)")
+    is_calibrating = bool(flags) or environ.get("FORERUN_CALIBRATE") == "1"
+    if flag_split.lookalikes and not is_calibrating:
+        print_note(_lookalike_note(flag_split))
     if not is_calibrating and environ.get("FORERUN_DEVICE") != "cpu":
         return
-    environ[OWNER] = f"{os.getpid()}:{started(os.getpid())}"
-    if own:
-        environ[TAKEN] = _BETWEEN.join(own)
+    environ[OWNER] = f"{os.getpid()}:{process_start_ticks(os.getpid())}"
+    if flags:
+        environ[TAKEN] = _BETWEEN.join(flags)
     _find_package()
     from forerun.launch.autoload import begin
 
-    begin(own, is_calibrating=is_calibrating)
+    begin(flags, is_calibrating=is_calibrating)
 
 
-def _be_child(environ: MutableMapping[str, str], asked: FlagSplit) -> None:
+def _be_child(environ: MutableMapping[str, str], flag_split: FlagSplit) -> None:
     """What a worker started: the flags it was handed on are gone, and it has the same device."""
     taken = _taken(environ)
-    if asked.own and all(flag in taken for flag in asked.own):
-        sys.argv[1:] = asked.rest
+    if flag_split.flags and all(flag in taken for flag in flag_split.flags):
+        sys.argv[1:] = flag_split.rest
     if environ.get("FORERUN_DEVICE") == "cpu":
         _find_package()
         from forerun.recipes.stand_in_cuda.install import install
@@ -235,12 +237,12 @@ def _release(environ: MutableMapping[str, str]) -> None:
 def _owner(environ: Mapping[str, str]) -> str:
     """Who has the session: ``self`` (before an exec, it may be), ``another`` that lives, nobody."""
     pid, _, start = environ.get(OWNER, "").partition(":")
-    if not pid.isdecimal() or len(pid) > 10 or started(int(pid)) != start:
+    if not pid.isdecimal() or len(pid) > 10 or process_start_ticks(int(pid)) != start:
         return ""
     return "self" if int(pid) == os.getpid() else "another"
 
 
-def started(pid: int) -> str:
+def process_start_ticks(pid: int) -> str:
     """When a process began, in ticks since boot; empty where that is not told."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -296,15 +298,15 @@ def _find_package() -> None:
         raise ImportError(f"{where} hides the package forerun; rename it")
 
 
-def _about(asked: FlagSplit) -> str:
-    names = " ".join(word.partition("=")[0] for word in asked.left)
+def _lookalike_note(flag_split: FlagSplit) -> str:
+    names = " ".join(word.partition("=")[0] for word in flag_split.lookalikes)
     return (
         f"left to the program: {names}; to calibrate, write --forerun and --forerun-...= in their "
         f"place; to silence this line, set {OFF}=1"
     )
 
 
-def say(text: str) -> None:
+def print_note(text: str) -> None:
     """One line, from one rank."""
     if os.environ.get("RANK") == "0":
         with suppress(Exception):  # nobody may be reading, or no stdout

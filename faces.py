@@ -15,13 +15,13 @@ from importlib.util import find_spec
 from typing import Any
 
 
-def names_on_demand(package: str) -> Callable[[str], Any]:
+def lazy_getattr(package: str) -> Callable[[str], Any]:
     """Returns the ``__getattr__`` of a package whose face its ``__init__`` lists for checkers."""
     homes: dict[str, str] = {}
 
     def named(name: str) -> Any:
         if not homes:
-            homes.update(listed(package))
+            homes.update(exported_names(package))
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(homes[name], package), name)
@@ -31,7 +31,7 @@ def names_on_demand(package: str) -> Callable[[str], Any]:
     return named
 
 
-def listed(package: str) -> dict[str, str]:
+def exported_names(package: str) -> dict[str, str]:
     """Returns the module of each name on the face of a package, relative to the package.
 
     The package's own source is read, by its loader; a package without one shows nothing, which

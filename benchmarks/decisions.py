@@ -34,7 +34,7 @@ from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.one_row import SETS, OneRowSet
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.calib.advice import Candidate, Decision, Plan, compare, decide
-from forerun.calib.answers import fit_own
+from forerun.calib.answers import fit_run_steps
 from forerun.calib.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
 from forerun.calib.records import Action, StepRow
 from forerun.calib.steps import BaseTimes, KnownStep, same_layout
@@ -122,12 +122,12 @@ def plan_of(run: Run, window_s: Floats) -> Plan:
     own, *others = compare(
         run.own.config,
         [run.own.config, *(row.config for row in run.others)],
-        fit_own(run.base, [known], run.own.config),
+        fit_run_steps(run.base, [known], run.own.config),
         memory_capacity_nbytes=_ALL_FIT_NBYTES,
         memory_offset_nbytes=0,
     )
     return Plan(
-        own=own,
+        running=own,
         measured_step_time_s=known.time_s,
         memory_capacity_nbytes=_ALL_FIT_NBYTES,
         candidates=tuple(sorted(others, key=lambda c: (c.step_time_s, c.label))),

@@ -32,9 +32,9 @@ from forerun.calib.differences import (  # noqa: E402
     Difference,
     Floats,
     Verdict,
-    again_log,
-    change,
+    compare_levels,
     difference,
+    estimate_repeat_sigma_log,
     log_level,
     step_windows,
 )
@@ -119,8 +119,12 @@ def published(folder: Path) -> Iterator[list[Run]]:
 def held(first: Run, second: Run, frac: float = 0.0) -> Change:
     """The second held against the first, its steps longer by a share."""
     longer = [times * (1 + frac) for times in second[1]]
-    again = max(again_log(run[1], run[0], is_one_run=False) for run in (first, second))
-    return change(log_level(first[1], again_log=again), log_level(longer, again_log=again))
+    again = max(
+        estimate_repeat_sigma_log(run[1], run[0], is_one_run=False) for run in (first, second)
+    )
+    return compare_levels(
+        log_level(first[1], repeat_sigma_log=again), log_level(longer, repeat_sigma_log=again)
+    )
 
 
 def row(name: str, pairs: Sequence[Pair]) -> list[str]:
@@ -171,7 +175,7 @@ def main() -> int:
         whole = [compared(args.runs, *pair) for pair in itertools.pairwise(alike)]
         shown = sum(found.verdict is not Verdict.NO_DIFFERENCE for found in whole)
         runs = trained(args.runs, alike)
-        levels = [log_level(windows, again_log=0.0).mean for _, windows in runs]
+        levels = [log_level(windows, repeat_sigma_log=0.0).mean for _, windows in runs]
         print(
             f"{text}: {shown} verdicts on {len(whole)} adjacent pairs of equal runs, whose levels "
             f"have a standard deviation of {100 * float(np.std(levels, ddof=1)):.0f} % (logarithm)"

@@ -28,7 +28,14 @@ from launched import torchrun  # noqa: E402
 from planted_drifts import TRANSFER_S, groups_of, window  # noqa: E402
 from planted_stragglers import WORK_S  # noqa: E402
 
-from forerun.calib.drift import CauseKind, Drift, DriftKind, DriftMonitor, causes, group_causes  # noqa: E402  # noqa: E402
+from forerun.calib.drift import (  # noqa: E402  # noqa: E402
+    CauseKind,
+    Drift,
+    DriftKind,
+    DriftMonitor,
+    find_causes,
+    find_group_causes,
+)
 from forerun.calib.workload import Parallelism  # noqa: E402
 
 Floats = NDArray[np.float64]
@@ -145,7 +152,7 @@ def attribution(sigma_log: float, draws: int) -> dict[str, float]:
 
         def told(before=before, layout=layout, rng=rng, **change):
             after = window(layout, rng, sigma_log=sigma_log, **change)
-            return causes(before, after, change_s=0.135, step_s=step_s)[0], after
+            return find_causes(before, after, change_s=0.135, step_s=step_s)[0], after
 
         one, _ = told(slower={rank: 0.15})
         right["rank +15 %"] += (one.kind, one.ranks) == (CauseKind.RANK, (rank,))
@@ -153,11 +160,11 @@ def attribution(sigma_log: float, draws: int) -> dict[str, float]:
         part = ("data", "gap")[seed % 2]
         right["data"] += told(slower=every, part=part)[0].kind is CauseKind.DATA
         _, after = told(slower_groups={group: 0.3})
-        found = group_causes(before, after, step_s=TRANSFER_S * 4)
+        found = find_group_causes(before, after, step_s=TRANSFER_S * 4)
         ranks = tuple(map(int, group[1].split(",")))
         right["group +30 %"] += [(c.role, c.ranks) for c in found] == [(group[0], ranks)]
         none, after = told()
-        quiet = not group_causes(before, after, step_s=TRANSFER_S * 4)
+        quiet = not find_group_causes(before, after, step_s=TRANSFER_S * 4)
         right["nothing"] += none.kind is CauseKind.UNKNOWN and quiet
     return {name: count / draws for name, count in right.items()}
 

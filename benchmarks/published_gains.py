@@ -23,7 +23,7 @@ from forerun.benchmarks.decisions import Run, runs_of
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.one_row import SETS
 from forerun.calib.advice import compare
-from forerun.calib.answers import fit_own
+from forerun.calib.answers import fit_run_steps
 from forerun.calib.steps import KnownStep
 from forerun.calib.workload import RunConfig
 
@@ -64,7 +64,7 @@ def gains_of(run: Run) -> Iterator[dict[str, Any]]:
     """Promised and true log ratio of each other row to the running one."""
     own = run.own
     known = KnownStep(config=own.config, time_s=own.measured_s, sigma_log=KNOWN_SIGMA_LOG)
-    steps = fit_own(run.base, [known], own.config)
+    steps = fit_run_steps(run.base, [known], own.config)
     compared = compare(own.config, [row.config for row in run.others], steps)
     for row, one in zip(run.others, compared, strict=True):
         true = math.log(row.measured_s / own.measured_s)

@@ -22,7 +22,7 @@ from statistics import median
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.protocols.steps import series
 from forerun.benchmarks.published.readers import steps_of
-from forerun.calib.advice import compare, curve
+from forerun.calib.advice import compare, compute_scaling
 from forerun.calib.errors import ForerunError
 from forerun.calib.records import StepRow
 from forerun.calib.steps import KnownStep, table_steps
@@ -94,7 +94,7 @@ def held_series(table: str, label: str, rows: Sequence[StepRow]) -> Iterator[Hel
     ordered = [fastest[count] for count in sorted(fastest)]
     steps = table_steps(ordered[0], known)
     chosen = compare(ordered[0].config, [row.config for row in ordered], steps)
-    for row, point in zip(ordered[1:], curve(chosen, steps).points[1:], strict=True):
+    for row, point in zip(ordered[1:], compute_scaling(chosen, steps).points[1:], strict=True):
         yield Held(
             table=table,
             series=label,

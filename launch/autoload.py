@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from .._forerun_autoload import load as load  # the entry point of older installations
-from .._forerun_autoload import say
+from .._forerun_autoload import print_note
 
 _begun: list[Sequence[str]] = []
 
@@ -32,7 +32,7 @@ def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool) -> None:
         try:
             settings = flags.parse(calibrate_flags, os.environ, sys.argv, command)
         except ConfigError as err:
-            say(f"{err}; calibration is off, training goes on")
+            print_note(f"{err}; calibration is off, training goes on")
     is_cpu = os.environ.get("FORERUN_DEVICE") == "cpu"
     if settings is not None:
         is_cpu = settings.device is DeviceChoice.CPU

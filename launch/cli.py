@@ -19,7 +19,7 @@ from typing import Any
 from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ..calib.workload import shown
-from ..hooks.process import needs
+from ..hooks.process import missing_packages_message
 from .verbs import ExitCode as ExitCode
 from .verbs import (
     VerbParser,
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.set_threshold(_NUM_ALLOCATED)
         atexit.register(gc.freeze)
     try:
-        if args.verb not in _BARE | _CACHED and (text := needs(args.verb)):
+        if args.verb not in _BARE | _CACHED and (text := missing_packages_message(args.verb)):
             raise ConfigError(text)
         with waiting(f"forerun {args.verb}") if args.verb in _SLOW else nullcontext():
             code = int(_module(args.verb).run(args))
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except ImportError:
-        if text := needs(args.verb):
+        if text := missing_packages_message(args.verb):
             return _fail(text, ExitCode.USAGE)
         raise
     except ForerunError as err:

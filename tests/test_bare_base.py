@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.faces import listed
+from forerun.faces import exported_names
 from forerun.hooks.process.interpreter import PACKAGES
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def _imports(path: Path) -> Iterator[tuple[str, Path | None]]:
             names = [alias.name for alias in node.names]
             if home != path.parent and (home / "__init__.py").exists() and home != ROOT:
                 # The face of a room loads the modules of these names alone.
-                shown = listed(".".join(("forerun", *home.relative_to(ROOT).parts)))
+                shown = exported_names(".".join(("forerun", *home.relative_to(ROOT).parts)))
                 names = [shown.get(name, name).lstrip(".") for name in names]
             elif path.name == "__init__.py" and home.parent == path.parent:
                 continue

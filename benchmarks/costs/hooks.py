@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.benchmarks.costs.idle_session import idle_session
 from forerun.hooks.control import CALM_PAUSE_S
-from forerun.hooks.process import Guard, Host, KnownHost, StoreLink, Votes
+from forerun.hooks.process import Guard, Host, StoreLink, Votes, WeakHost
 from forerun.hooks.sensors import (
     DeviceStopwatch,
     HostStopwatch,
@@ -148,7 +148,7 @@ def report_modules(recorder: Recorder, guard: Guard) -> None:
     methods = recorded(ModuleHooks([experts], recorder, guard), recorder)
     call: Action = lambda: dispatcher.dispatch_postprocess(hidden)  # noqa: E731
     report("dispatcher method", call, *methods)
-    instruments = Instruments(KnownHost(Host(models=(model,))), guard)
+    instruments = Instruments(WeakHost(Host(models=(model,))), guard)
 
     def step() -> None:
         instruments.put_on(step=0, window=0)

@@ -26,7 +26,15 @@ from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.own_process import answer_of, peak_nbytes, processor_s
 from forerun.benchmarks.peers.search_cases import CASES, DEVICE, NUM_GPUS
 from forerun.calib.memory import needed_nbytes
-from forerun.calib.search import Room, Tally, best_layouts, cells_of, num_nodes, recomputes, states
+from forerun.calib.search import (
+    MemoryBudget,
+    Tally,
+    best_layouts,
+    cells_of,
+    num_nodes,
+    recomputes,
+    states,
+)
 from forerun.calib.steps import FittedSteps, fit_steps, prior_times
 from forerun.calib.units import GIB, MIB
 from forerun.calib.workload import RunConfig
@@ -108,9 +116,9 @@ def running(case: str) -> RunConfig:
 
 def searched(config: RunConfig, steps: FittedSteps) -> Found:
     """One search with what it costs."""
-    room = Room(capacity_nbytes=CAPACITY_NBYTES)
+    room = MemoryBudget(capacity_nbytes=CAPACITY_NBYTES)
     begin, processor = time.perf_counter(), processor_s()
-    found = best_layouts(config, steps, NUM_GPUS, room=room)
+    found = best_layouts(config, steps, NUM_GPUS, budget=room)
     clock_s, spent_s = time.perf_counter() - begin, processor_s() - processor
     tally = found.proof.tally
     return {

@@ -143,14 +143,14 @@ def host_call_s(num_calls: int = 400) -> tuple[float, float]:
     """Median and 95th percentile, in seconds, of a call into an offline run of a host."""
     import wandb
 
-    from forerun.hooks.process import CompanionFiles, HostWandb, Said
+    from forerun.hooks.process import CompanionFiles, CompanionOutput, HostWandb
 
     with tempfile.TemporaryDirectory() as home:
         quiet = wandb.Settings(silent=True, console="off")
         run = wandb.init(project="host", dir=home, mode="offline", settings=quiet)
         files = CompanionFiles(Path(home), lambda: "")
         values = {"step_time_s": 1.0, "finish_p50_unix_s": 2e9, "tokens_per_s": 1e4}
-        files.said = Said(values=values)
+        files.output = CompanionOutput(values=values)
         host = HostWandb(files)
         taken = []
         for step in range(num_calls):

@@ -18,7 +18,7 @@ from forerun.benchmarks.gpu.bench import Bench
 from forerun.calib.records import CoverageRecord, OperatorRecord, StepFlag, StepRecord, TraceRecord
 from forerun.calib.samples import read_run
 from forerun.calib.workload import TraceChoice
-from forerun.hooks.process import PAUSE_S, SLICE_S, Pace, Settings
+from forerun.hooks.process import PAUSE_S, SLICE_S, Pacer, Settings
 from forerun.hooks.recording import kineto
 from forerun.hooks.session import AttachedRun, Session, current_rank
 
@@ -165,7 +165,7 @@ def pace(bench: Bench) -> None:
     row = {"kind": "linear_fc1", "shape": [4096, 2048, 5632], "start_ns": 1 << 60, "step": 12}
 
     def work() -> None:
-        own = Pace()
+        own = Pacer()
         while not ended.is_set():
             begun.wait()
             json.dumps(row)

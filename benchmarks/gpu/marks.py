@@ -17,8 +17,8 @@ import torch
 from forerun.benchmarks.gpu.bench import Bench, timed_event
 from forerun.calib.records import CollectiveRecord, OperatorRecord
 from forerun.calib.workload import Collective, GroupRole, OperatorKind
-from forerun.hooks.process import Guard, Host, KnownHost
-from forerun.hooks.recording import Attribution, beside_captures, find_dump, find_exchange
+from forerun.hooks.process import Guard, Host, WeakHost
+from forerun.hooks.recording import Attribution, capture_safe_dump, find_dump, find_exchange
 from forerun.hooks.sensors import (
     FORWARD,
     MAX_EVENTS,
@@ -250,7 +250,7 @@ def capture(bench: Bench) -> None:
     event = timed_event()
     event.record()
     torch.cuda.synchronize()
-    ours = beside_captures(lambda: str(event.query()), exchange)
+    ours = capture_safe_dump(lambda: str(event.query()), exchange)
     bench.put(has_exchange=ours is not None)
     asked: dict[str, Callable[[], object] | None] = {"ours": ours, "dump": _real_dump(bench)}
     # What may end a capture comes last: what it leaves behind may disturb what follows.
@@ -281,7 +281,7 @@ def _captured(bench: Bench, mode: str, ask: Callable[[], object]) -> dict[str, A
     model = torch.nn.Sequential(_Block(), _Block()).to("cuda")
     hidden = torch.ones(16, 1, 256, device="cuda")
     guard = Guard()
-    instruments = Instruments(KnownHost(Host(models=(model,))), guard)
+    instruments = Instruments(WeakHost(Host(models=(model,))), guard)
     instruments.put_on(step=0, window=0)
     told: dict[str, Any] = {"asked": [], "problem": ""}
     try:

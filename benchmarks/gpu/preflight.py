@@ -65,11 +65,11 @@ def _own_libraries() -> dict[str, Any]:
     """What Forerun itself looks for by name, and would silently do without."""
     from dataclasses import asdict
 
-    from forerun.hooks.process import see_links
+    from forerun.hooks.process import detect_links
     from forerun.hooks.recording import find_dump, find_exchange
 
     return {
-        "links": asdict(see_links()),
+        "links": asdict(detect_links()),
         "has_exchange": find_exchange() is not None,
         "has_dump": find_dump() is not None,
     }

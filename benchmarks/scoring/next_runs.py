@@ -27,7 +27,7 @@ def telling(steps: FittedSteps, running: StepRow, others: Sequence[StepRow]) -> 
     """Those that a plan names."""
     own, *found = compare(running.config, [running.config, *(o.config for o in others)], steps)
     plan = Plan(
-        own=own,
+        running=own,
         measured_step_time_s=running.measured_s,
         memory_capacity_nbytes=None,
         candidates=tuple(found),

@@ -5,11 +5,11 @@ In: fitted steps and a forecast. Out: ``Plan``, ``Decision``, lists of probes.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
+    from .alternatives import Breadth, WhyNot, breadth, why_not
     from .axes import AXES, axis_value, changed, layout_words, recompute_text, single_choices
-    from .coverage import Breadth, WhyNot, breadth, why_not
     from .decision import (
         Decision,
         Reason,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .explanation import Change, Difference, Explained, Explanation, TermTime, explain
     from .micro_batch import MicroBatchAdvice, micro_batch_advice
     from .named_layouts import named_layout
-    from .planning import Candidate, Plan, compare, left_out, plan, unaskable
+    from .planning import Candidate, Plan, compare, exclusion_reason, plan, unsupported_reason
     from .probe_sizes import (
         COLD_NBYTES,
         MOST_COPIES,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         fingerprint,
     )
     from .probes import collective_probe, is_probed, operator_probe, probe_plan
-    from .remedies import MemoryRoom, Remedy
-    from .scaling import TRUSTED_FACTOR, Growth, ScalePoint, Scaling, best_on, curve
+    from .remedies import FittingLayouts, Remedy
+    from .scaling import TRUSTED_FACTOR, Growth, ScalePoint, Scaling, best_on, compute_scaling
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -70,7 +70,7 @@ def single_choices(one: RunConfig, other: RunConfig) -> dict[str, dict[str, obje
     return choices
 
 
-def mixed(config: RunConfig, other: RunConfig, axes: Collection[str]) -> RunConfig:
+def with_axes_of(config: RunConfig, other: RunConfig, axes: Collection[str]) -> RunConfig:
     """``config`` with the choices of ``other`` on some axes, see ``changed``.
 
     Layers are split over stages as in the layout whose stages they are.
@@ -114,31 +114,31 @@ def changed(
 def _taken(config: RunConfig, axis: str) -> dict[str, Any]:
     """The fields of an axis with their values, by names that no two of the parts share."""
     par = config.parallelism
-    found = {name: getattr(par, name) for name in _DEGREES.get(axis, ())}
+    axis_fields = {name: getattr(par, name) for name in _DEGREES.get(axis, ())}
     if axis == "gpus":
-        return {**found, "num_ranks": par.num_ranks}
+        return {**axis_fields, "num_ranks": par.num_ranks}
     if axis == "sp" and par.tp == 1:
         return {"is_sequence_parallel": False}
     if axis == "offload":
         return {"optimizer_offload_frac": config.optimizer_offload_frac}
     if axis == "pp":
-        return {**found, "chunk_layers": par.chunk_layers if par.vp == 1 else ()}
+        return {**axis_fields, "chunk_layers": par.chunk_layers if par.vp == 1 else ()}
     if axis == "mbs":
         return {"micro_batch_size": config.batch.micro_batch_size}
     if axis == "recompute":
         return {name: getattr(config, name) for name in _RECOMPUTE}
     if axis == "other":
         named = {name for names in _DEGREES.values() for name in names} | {*_FOLLOWS}
-        own = {*_RECOMPUTE, "optimizer_offload_frac", "parallelism", "batch", "unmodelled"}
-        own |= {"cadence"}
+        excluded = {*_RECOMPUTE, "optimizer_offload_frac", "parallelism", "batch", "unmodelled"}
+        excluded |= {"cadence"}
         degrees = {f.name for f in fields(par)} - named
         compared = [f.name for f in fields(config) if f.compare]
         return {
             **{name: getattr(par, name) for name in sorted(degrees)},
-            **{name: getattr(config, name) for name in compared if name not in own},
+            **{name: getattr(config, name) for name in compared if name not in excluded},
             "global_batch_size": config.batch.global_batch_size,
         }
-    return found
+    return axis_fields
 
 
 def _chunk_layers(config: RunConfig, other: RunConfig, pp: int, vp: int) -> tuple[int, ...]:

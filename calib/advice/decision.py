@@ -127,7 +127,7 @@ def decide(
     is_worth = Rule.RESTART in met or bool(confirmed)
     absent = _command_absent(candidate, plan, host_argv, is_worth=is_worth)
     if not absent and candidate is not None:
-        running = plan.own.config if plan else None
+        running = plan.running.config if plan else None
         command = resumed_command(rewrite_command(host_argv, candidate.config, running=running))
     return Decision(
         action=Action.STOP if confirmed else Action.CONTINUE,
@@ -166,8 +166,8 @@ def saving_probability(
     what the log of the ratio is too low by, see ``selection_bias_log``.
     """
     mean, sigma = math.log1p(candidate.time_frac) + bias_log, max(candidate.log_ratio_sigma, 1e-12)
-    left = forecast.left.nodes(_NUM_NODES)
-    worth = left[left > cost_s]
+    remaining_times_s = forecast.remaining_time.nodes(_NUM_NODES)
+    worth = remaining_times_s[remaining_times_s > cost_s]
     logs = np.log1p(-cost_s / worth)
     return float(ndtr((logs - mean) / sigma).sum() / _NUM_NODES)
 
@@ -194,9 +194,9 @@ def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> fl
     shared = np.array([[c.error_log.get(name, 0.0) for name in names] for c in near])
     shared = shared.reshape(len(near), len(names))
     sigmas = np.array([c.log_ratio_sigma for c in near])
-    own = np.sqrt(np.maximum(sigmas**2 - (shared**2).sum(axis=1), 0.0))
+    independent_sigmas = np.sqrt(np.maximum(sigmas**2 - (shared**2).sum(axis=1), 0.0))
     random = np.random.default_rng(_SEED)
-    errors = own * random.standard_normal((_NUM_DRAWS, len(near)))
+    errors = independent_sigmas * random.standard_normal((_NUM_DRAWS, len(near)))
     errors += random.standard_normal((_NUM_DRAWS, len(names))) @ shared.T
     winners = (logs + errors).argmin(axis=1)
     return max(0.0, -float(errors[np.arange(_NUM_DRAWS), winners].mean()))
@@ -204,7 +204,7 @@ def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> fl
 
 def lateness_probability(forecast: Forecast, deadline_unix_s: float) -> float:
     """P(finish > deadline)."""
-    return forecast.left.chance_beyond(deadline_unix_s - forecast.now_unix_s)
+    return forecast.remaining_time.chance_beyond(deadline_unix_s - forecast.now_unix_s)
 
 
 def odds_text(rule: Rule, probability: float, confidence: float) -> str:

@@ -17,7 +17,7 @@ from ..steps import FittedSteps, StepEstimate, StepTerms, paired_sigma_log, simi
 from ..timeline import TERM_TEXTS, Term
 from ..units import format_frac, format_time
 from ..workload import Encoded, RunConfig
-from .axes import axis_value, differing_axes, mixed
+from .axes import axis_value, differing_axes, with_axes_of
 
 _MOST_AXES = 8
 """Choices that are changed apart; of more, the last go together.  All orders of eight are 256
@@ -82,15 +82,15 @@ def walk(start: RunConfig, end: RunConfig, steps: FittedSteps) -> Walk:
     singles = [frozenset({place}) for place in range(len(groups))]
     able = [one for one in singles if one in between]
     layouts = [between[places] for places in (*path, *able)]
-    first, *found = steps.estimates([start, *layouts])
+    first, *estimates = steps.estimates([start, *layouts])
     changes, before = [], (frozenset[int](), first)
-    for places, estimate in zip(path, found[: len(path)], strict=True):
+    for places, estimate in zip(path, estimates[: len(path)], strict=True):
         changed = [axis for place in sorted(places - before[0]) for axis in groups[place]]
         changes.append(_change(changed, before[1], estimate))
         before = (places, estimate)
     alone = [
         _change([axis for place in places for axis in groups[place]], first, estimate)
-        for places, estimate in zip(able, found[len(path) :], strict=True)
+        for places, estimate in zip(able, estimates[len(path) :], strict=True)
     ]
     impossible = [axis for n, axes in enumerate(groups) if singles[n] not in able for axis in axes]
     return Walk(changes=tuple(changes), alone=tuple(alone), impossible=tuple(impossible))
@@ -111,7 +111,7 @@ def _between(
         for chosen in combinations(range(len(groups)), number):
             try:
                 axes = [axis for place in chosen for axis in groups[place]]
-                out[frozenset(chosen)] = mixed(start, end, axes)
+                out[frozenset(chosen)] = with_axes_of(start, end, axes)
             except ConfigError:
                 continue
     if groups:
@@ -204,7 +204,9 @@ class Explained(Encoded):
 class Difference(Encoded):
     """One layout's step less another's, term by term."""
 
-    JSON: ClassVar[str] = "time_s low_s high_s time_frac is_told_apart terms walk"
+    JSON: ClassVar[str] = (
+        "time_s low_s high_s time_frac is_told_apart=is_distinguishable terms walk"
+    )
 
     one: Explained
     other: Explained
@@ -218,7 +220,7 @@ class Difference(Encoded):
     """From the other layout to the one."""
 
     @property
-    def is_told_apart(self) -> bool:
+    def is_distinguishable(self) -> bool:
         """Whether 0 lies outside the interval."""
         return self.low_s > 0 or self.high_s < 0
 
@@ -228,7 +230,7 @@ class Difference(Encoded):
         frac = self.time_s / self.other.estimate.time_s
         if not self.time_s:
             return f"{self.one.label} and {self.other.label} take the same time"
-        if self.is_told_apart:
+        if self.is_distinguishable:
             faster = "faster" if frac < 0 else "slower"
             text = f"{self.one.label} is {format_frac(abs(frac))} {faster} than {self.other.label}"
         else:
@@ -277,17 +279,18 @@ def explain(config: RunConfig, other: RunConfig | None, steps: FittedSteps) -> E
     )
 
 
-def _explained(found: StepTerms) -> Explained:
-    own_s = found.estimate.time_s * found.estimate.own_sigma_log
+def _explained(step_terms: StepTerms) -> Explained:
+    unshared_sigma_s = step_terms.estimate.time_s * step_terms.estimate.own_sigma_log
     terms = []
     for term in Term:
-        time_s = found.terms_s[term]
+        time_s = step_terms.terms_s[term]
         sigma_s = math.hypot(
-            *found.error_s[term].values(), own_s if term is Term.UNEXPLAINED else 0.0
+            *step_terms.error_s[term].values(),
+            unshared_sigma_s if term is Term.UNEXPLAINED else 0.0,
         )
         if time_s or term is Term.UNEXPLAINED:
-            terms.append(_term_time(term, time_s, sigma_s, found.source_frac[term]))
-    return Explained(estimate=found.estimate, terms=tuple(terms))
+            terms.append(_term_time(term, time_s, sigma_s, step_terms.source_frac[term]))
+    return Explained(estimate=step_terms.estimate, terms=tuple(terms))
 
 
 def _term_time(
@@ -335,13 +338,13 @@ def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
     alike = 1.0
     if mine.config != its.config:
         alike = float(similarity([mine.config], [its.config])[0, 0])
-    own_s = math.sqrt(max(0.0, ours_s**2 + theirs_s**2 - 2 * alike * ours_s * theirs_s))
+    unshared_sigma_s = math.sqrt(max(0.0, ours_s**2 + theirs_s**2 - 2 * alike * ours_s * theirs_s))
     terms = []
     for term in Term:
         time_s = one.terms_s[term] - other.terms_s[term]
         sigma_s = math.hypot(
             *_apart(one.error_s[term], other.error_s[term]),
-            own_s if term is Term.UNEXPLAINED else 0.0,
+            unshared_sigma_s if term is Term.UNEXPLAINED else 0.0,
         )
         if one.terms_s[term] or other.terms_s[term] or term is Term.UNEXPLAINED:
             sources = _joined(one, other, term)

@@ -99,7 +99,7 @@ class MicroBatchAdvice:
         if best is None:
             words = ["micro-batch: nothing that fits is surely faster", f"running {now}"]
             if self.nearest is not None:
-                words.append(f"nearest {_told(self.nearest)}")
+                words.append(f"nearest {_describe(self.nearest)}")
         else:
             words = [
                 f"micro-batch: {_in_words(best.config)}, now {now}",
@@ -110,7 +110,7 @@ class MicroBatchAdvice:
                 f"fits with probability {best.fit_probability or 0.0:.2f}",
             ]
         if largest is not None and largest not in (best, self.running, best or self.nearest):
-            words.append(f"largest {_told(largest)}")
+            words.append(f"largest {_describe(largest)}")
         return " · ".join(words)
 
     def to_json(self) -> JsonObject:
@@ -197,8 +197,8 @@ def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
     """
     layouts: list[RunConfig] = []
     for at_size in micro_batches(config):
-        again = recomputes(at_size) if takes_options(config) else ()
-        layouts += [one.of(at_size) for one in again] or [at_size]
+        choices = recomputes(at_size) if takes_options(config) else ()
+        layouts += [one.of(at_size) for one in choices] or [at_size]
     if takes_options(config):
         layouts = [one for one in layouts if not untaken(one, config)] or [config]
     return layouts
@@ -224,12 +224,12 @@ def _fitting(
     config: RunConfig, layouts: Sequence[RunConfig], capacity_nbytes: int, offset_nbytes: int
 ) -> list[RunConfig]:
     """Those that fit beside the measured peak."""
-    own = memory(config).total_nbytes
+    running_nbytes = memory(config).total_nbytes
     outside = overhead_nbytes(config.parallelism, config.device)
     return [
         layout
         for layout, needed in zip(layouts, peaks_nbytes(layouts).tolist(), strict=True)
-        if needed <= own or _chance(needed, outside, capacity_nbytes, offset_nbytes)
+        if needed <= running_nbytes or _chance(needed, outside, capacity_nbytes, offset_nbytes)
     ]
 
 
@@ -262,7 +262,7 @@ def _in_words(config: RunConfig) -> str:
     return f"{config.batch.micro_batch_size} with {recompute_text(config)}"
 
 
-def _told(choice: Candidate) -> str:
+def _describe(choice: Candidate) -> str:
     return f"{_in_words(choice.config)}, {choice.change_text}"
 
 

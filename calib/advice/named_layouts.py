@@ -13,10 +13,10 @@ from ..search import (
     GRAD_OVERLAP,
     NO_OVERLAP,
     NO_P2P,
-    OFFLOAD_BESIDE,
+    OFFLOAD_OVERLAP,
     WHOLE,
     is_usually_split,
-    says_overlaps,
+    label_names_overlaps,
 )
 from ..workload import (
     Batch,
@@ -102,8 +102,8 @@ def _read(word: str) -> Iterator[tuple[str, Any]]:
         yield "overlaps_p2p", False
     elif small.startswith("offload:"):
         share = small.partition(":")[2]
-        yield "optimizer_offload_frac", whole("offload", share.removesuffix(OFFLOAD_BESIDE)) / 100
-        yield "overlaps_optimizer_offload", share.endswith(OFFLOAD_BESIDE)
+        yield "optimizer_offload_frac", whole("offload", share.removesuffix(OFFLOAD_OVERLAP)) / 100
+        yield "overlaps_optimizer_offload", share.endswith(OFFLOAD_OVERLAP)
     else:
         raise ConfigError(f"{word} is not part of a layout; {_USAGE}")
 
@@ -122,13 +122,14 @@ def _layers(text: str) -> tuple[int, ...]:
 def _built(
     named: dict[str, Any], running: RunConfig, num_ranks: int, *, is_whole: bool
 ) -> RunConfig:
-    own = running.parallelism
+    running_par = running.parallelism
     degrees = {
-        n: named.get(n, 1 if is_whole else getattr(own, n)) for n in ("tp", "cp", "ep", "pp")
+        n: named.get(n, 1 if is_whole else getattr(running_par, n))
+        for n in ("tp", "cp", "ep", "pp")
     }
     if degrees["pp"] == 1 or is_whole:
         named.setdefault("vp", 1)
-    degrees["vp"] = named.get("vp", own.vp)
+    degrees["vp"] = named.get("vp", running_par.vp)
     split = degrees["tp"] * degrees["cp"] * degrees["pp"]
     if "dp" not in named and num_ranks % split:
         raise ConfigError(
@@ -148,28 +149,28 @@ def _built(
 def _parallelism(
     named: dict[str, Any], running: RunConfig, degrees: dict[str, int], *, is_whole: bool
 ) -> Parallelism:
-    own = running.parallelism
-    is_same_split = (own.pp, own.vp) == (degrees["pp"], degrees["vp"])
+    running_par = running.parallelism
+    is_same_split = (running_par.pp, running_par.vp) == (degrees["pp"], degrees["vp"])
     layers = () if degrees["vp"] > 1 else uneven_layers(running.model.num_layers, degrees["pp"])
     if is_same_split and not is_whole:
-        layers = own.chunk_layers
-    schedule = Schedule.ONE_F_ONE_B if degrees["vp"] > 1 or is_whole else own.schedule
+        layers = running_par.chunk_layers
+    schedule = Schedule.ONE_F_ONE_B if degrees["vp"] > 1 or is_whole else running_par.schedule
     # Megatron trains experts over tp only with sequence parallelism.
-    is_split = own.is_sequence_parallel or running.model.experts is not None
+    is_split = running_par.is_sequence_parallel or running.model.experts is not None
     if is_whole:
         is_split = is_usually_split(running)
     is_split = named.get("is_sequence_parallel", is_split)
-    is_beside = own.overlaps_p2p or (is_whole and degrees["vp"] > 1)
-    shared = _sharding(named, own, degrees, is_whole=is_whole)
+    overlaps_p2p = running_par.overlaps_p2p or (is_whole and degrees["vp"] > 1)
+    shared = _sharding(named, running_par, degrees, is_whole=is_whole)
     return replace(
-        own,
+        running_par,
         **degrees,
-        etp=named.get("etp", own.etp),
+        etp=named.get("etp", running_par.etp),
         chunk_layers=named.get("chunk_layers", layers),
         schedule=named.get("schedule", schedule),
-        microbatch_group_size=own.microbatch_group_size if is_same_split else 0,
+        microbatch_group_size=running_par.microbatch_group_size if is_same_split else 0,
         is_sequence_parallel=is_split and degrees["tp"] > 1,
-        overlaps_p2p=named.get("overlaps_p2p", is_beside),
+        overlaps_p2p=named.get("overlaps_p2p", overlaps_p2p),
         **shared | _overlaps(named, running, degrees, shared, is_whole=is_whole),
     )
 
@@ -184,16 +185,16 @@ def _overlaps(
 ) -> dict[str, bool]:
     """What is said of overlaps; a label that says nothing has all that can be."""
     is_alone = degrees["dp"] * degrees["cp"] == 1
-    if "overlaps" not in named and (is_alone or not is_whole or not says_overlaps(running)):
+    if "overlaps" not in named and (is_alone or not is_whole or not label_names_overlaps(running)):
         return {}
-    own = running.parallelism.is_optimizer_distributed
-    usual = True, shared.get("is_optimizer_distributed", own)
+    is_distributed = running.parallelism.is_optimizer_distributed
+    usual = True, shared.get("is_optimizer_distributed", is_distributed)
     names = ("overlaps_grad_reduce", "overlaps_param_gather")
     return dict(zip(names, named.get("overlaps", usual), strict=True))
 
 
 def _sharding(
-    named: dict[str, Any], own: Parallelism, degrees: dict[str, int], *, is_whole: bool
+    named: dict[str, Any], running_par: Parallelism, degrees: dict[str, int], *, is_whole: bool
 ) -> dict[str, Any]:
     replicas = degrees["dp"] * degrees["cp"]
     if "sharding" not in named:
@@ -204,24 +205,28 @@ def _sharding(
     sharding, copies = named["sharding"], named["copies"]
     if sharding is Sharding.NONE:
         return WHOLE
-    found = own.num_optimizer_instances if own.num_optimizer_instances > 1 else 2
-    is_new = own.overlaps_grad_reduce and not own.is_optimizer_distributed
+    default_copies = (
+        running_par.num_optimizer_instances if running_par.num_optimizer_instances > 1 else 2
+    )
+    is_new = running_par.overlaps_grad_reduce and not running_par.is_optimizer_distributed
     return {
         "is_optimizer_distributed": True,
-        "overlaps_param_gather": own.overlaps_param_gather or is_new,
+        "overlaps_param_gather": running_par.overlaps_param_gather or is_new,
         "sharding": sharding,
-        "num_optimizer_instances": copies or found,
+        "num_optimizer_instances": copies or default_copies,
     }
 
 
 def _recompute(named: dict[str, Any], running: RunConfig, *, is_whole: bool) -> dict[str, Any]:
     recompute = named.get("recompute", Recompute.NONE if is_whole else running.recompute)
-    is_own = recompute is running.recompute
-    own_modules = running.recompute_modules if is_own and "recompute" not in named else ()
+    is_same_recompute = recompute is running.recompute
+    default_modules = (
+        running.recompute_modules if is_same_recompute and "recompute" not in named else ()
+    )
     return {
         "recompute": recompute,
         "recompute_num_layers": named.get(
-            "recompute_num_layers", running.recompute_num_layers if is_own else 0
+            "recompute_num_layers", running.recompute_num_layers if is_same_recompute else 0
         ),
         "overlaps_optimizer_offload": named.get(
             "overlaps_optimizer_offload", running.overlaps_optimizer_offload
@@ -229,5 +234,5 @@ def _recompute(named: dict[str, Any], running: RunConfig, *, is_whole: bool) -> 
         "optimizer_offload_frac": named.get(
             "optimizer_offload_frac", 0.0 if is_whole else running.optimizer_offload_frac
         ),
-        "recompute_modules": named.get("recompute_modules", own_modules),
+        "recompute_modules": named.get("recompute_modules", default_modules),
     }

@@ -27,9 +27,9 @@ from ..search import (
     FSDP_OPTIONS,
     OFFLOAD_OPTIONS,
     Effort,
-    Found,
+    MemoryBudget,
     Proof,
-    Room,
+    SearchResult,
     best_layouts,
     cells_of,
     layout_label,
@@ -67,36 +67,38 @@ _WITHIN = (
 _NOT_ON_A_CPU = ("--context-parallel-size", *FSDP_OPTIONS, *OFFLOAD_OPTIONS)
 
 
-def askable(config: RunConfig, keep: Keep | None) -> Keep | None:
+def fix_unavailable_axes(config: RunConfig, keep: Keep | None) -> Keep | None:
     """The layouts that are asked for, with each axis that the program has no option for as it runs.
 
     An axis that is asked for otherwise stays asked for: its rows say why they are not offered.
     """
     if not takes_options(config):
         return keep
-    kept = keep
+    constraint = keep
     for name, option in _axes(config).items():
         if option in config.absent:
-            asked = kept or Keep()
-            kept = asked.having(name, layout_name(name).read(config)) or asked
-    return kept
+            base = constraint or Keep()
+            constraint = base.having(name, layout_name(name).read(config)) or base
+    return constraint
 
 
-def counted(config: RunConfig, num_ranks: int, keep: Keep | None, found: Found) -> Found:
+def count_excluded(
+    config: RunConfig, num_ranks: int, keep: Keep | None, result: SearchResult
+) -> SearchResult:
     """What was found, with the layouts that the program cannot be asked for among what rules cut.
 
     ``keep`` is what was asked for.
     """
-    reason = left_out(config)
+    reason = exclusion_reason(config)
     if not reason:
-        return found
+        return result
     cells = cells_of(replace(config, absent=()), num_ranks, keep)
-    number = max(0, num_variants(cells, keep) - found.proof.num_layouts)
-    proof = replace(found.proof, cut={**found.proof.cut, reason: number})
-    return replace(found, proof=proof)
+    number = max(0, num_variants(cells, keep) - result.proof.num_layouts)
+    proof = replace(result.proof, cut={**result.proof.cut, reason: number})
+    return replace(result, proof=proof)
 
 
-def left_out(config: RunConfig) -> str:
+def exclusion_reason(config: RunConfig) -> str:
     """Why layouts of a run were not searched; empty where its program takes all options.
 
     Options that no layout of this model and device needs are not named.
@@ -108,9 +110,11 @@ def left_out(config: RunConfig) -> str:
         wanted = {option: None for option in wanted if option not in _NOT_ON_A_CPU}
     missing = ", ".join(option for option in wanted if option in config.absent)
     texts = [f"{program_name(config)} takes no {missing}"] if missing else []
-    again = [name for name in modules_of(replace(config, absent=())) if name in NEEDS_ENGINE]
-    if TRANSFORMER_ENGINE in config.absent and again:
-        texts.append(f"recompute of {', '.join(again)} needs Transformer Engine")
+    engine_modules = [
+        name for name in modules_of(replace(config, absent=())) if name in NEEDS_ENGINE
+    ]
+    if TRANSFORMER_ENGINE in config.absent and engine_modules:
+        texts.append(f"recompute of {', '.join(engine_modules)} needs Transformer Engine")
     return "; ".join(texts)
 
 
@@ -157,7 +161,7 @@ __all__ = [
     "layout_label",
     "plan",
     "takes_options",
-    "unaskable",
+    "unsupported_reason",
 ]
 
 SCHEMA = 1
@@ -266,12 +270,12 @@ class Plan(Encoded):
     """The running layout and the others, fastest that may run first."""
 
     JSON: ClassVar[str] = (
-        "schema config=own.config own measured_step_time_s memory_capacity_nbytes num_layouts "
+        "schema config=running.config own=running measured_step_time_s memory_capacity_nbytes num_layouts "
         "search best=best.label doubt? telling candidates"
     )
     schema: ClassVar[int] = SCHEMA
 
-    own: Candidate
+    running: Candidate
     """The layout that runs; of a plan for another model, batch or device the asked run in it."""
     measured_step_time_s: float | None
     memory_capacity_nbytes: int | None
@@ -313,8 +317,8 @@ class Plan(Encoded):
     def by_code(self) -> Candidate | None:
         """The fastest layout that is surely faster and that no option of the running program sets,
         only its code; None where one may be offered, and without such a layout."""
-        running = self.own.config
-        if self.best is not None or takes_options(running) or not self.own.is_comparable:
+        running = self.running.config
+        if self.best is not None or takes_options(running) or not self.running.is_comparable:
             return None
         surely = (
             c
@@ -335,8 +339,8 @@ class Plan(Encoded):
     @property
     def nearest_miss(self) -> str:
         """Which layout comes nearest to an offer, and why it is none; empty without others."""
-        found = self.nearest
-        return "" if found is None else self.missed_by(found, found.label)
+        nearest = self.nearest
+        return "" if nearest is None else self.missed_by(nearest, nearest.label)
 
     def missed_by(self, candidate: Candidate, name: str) -> str:
         """Why a layout that is called so is not offered, after how much it would gain."""
@@ -351,19 +355,19 @@ class Plan(Encoded):
 
         What Megatron would refuse of the running layout too is no obstacle: it runs.
         """
-        config, running = candidate.config, self.own.config
+        config, running = candidate.config, self.running.config
         if candidate.verdict is Verdict.DOES_NOT_FIT:
             return "it does not fit in memory"
         if candidate.verdict is Verdict.TIGHT and self.is_unmeasured:
             return f"it fits in memory with a probability of {candidate.fit_probability:.2f} only"
         if candidate.time_frac >= 0:
             return "it is not faster"
-        return unaskable(config, running) or self.conversion(config)
+        return unsupported_reason(config, running) or self.conversion(config)
 
     def conversion(self, config: RunConfig) -> str:
         """The converter that the run's checkpoint needs before this layout can resume from it;
         empty where none is needed, and where the run has no checkpoint of this model."""
-        return converter(config, self.own.config) if self.has_checkpoints else ""
+        return converter(config, self.running.config) if self.has_checkpoints else ""
 
     @property
     def worth_measuring(self) -> tuple[Candidate, ...]:
@@ -412,22 +416,26 @@ def plan(
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
-    room = Room(capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes or 0)
+    budget = MemoryBudget(
+        capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes or 0
+    )
 
-    def searched(count: int, kept: Keep | None) -> Found:
-        found = best_layouts(config, steps, count, room=room, keep=kept, effort=effort or Effort())
-        if kept is None or not kept.axes:
-            return found
-        number = num_variants(cells_of(config, count, kept), kept)
-        return replace(found, proof=replace(found.proof, num_asked=number))
+    def searched(count: int, constraint: Keep | None) -> SearchResult:
+        result = best_layouts(
+            config, steps, count, budget=budget, keep=constraint, effort=effort or Effort()
+        )
+        if constraint is None or not constraint.axes:
+            return result
+        number = num_variants(cells_of(config, count, constraint), constraint)
+        return replace(result, proof=replace(result.proof, num_requested=number))
 
     planned = partial(
-        _planned, config, steps, memory_capacity_nbytes, memory_offset_nbytes, is_running
+        _make_plan, config, steps, memory_capacity_nbytes, memory_offset_nbytes, is_running
     )
-    given = askable(config, keep)
-    found = {n: counted(config, n, keep, searched(n, given)) for n in wanted}
-    first = planned(found, ())
-    followed = _followed(config, given or Keep())
+    given = fix_unavailable_axes(config, keep)
+    results = {n: count_excluded(config, n, keep, searched(n, given)) for n in wanted}
+    first = planned(results, ())
+    followed = _resumable_constraint(config, given or Keep())
     # The ratio is NaN where no running layout does the same work; such layouts may be offered.
     quicker = [c for c in first.candidates if not c.time_frac >= 0]
     is_host_alone = any(c.verdict is not Verdict.DOES_NOT_FIT for c in quicker)
@@ -435,10 +443,10 @@ def plan(
         return first
     # What the host takes may stand behind all of these.
     others = [layout for count in wanted for layout in searched(count, followed).layouts]
-    return planned(found, others)
+    return planned(results, others)
 
 
-def unaskable(config: RunConfig, running: RunConfig) -> str:
+def unsupported_reason(config: RunConfig, running: RunConfig) -> str:
     """Why the program of the running layout cannot be asked for another one, or would refuse it;
     empty where it would train in it."""
     is_same_split = config.parallelism == running.parallelism and (
@@ -454,17 +462,17 @@ def unaskable(config: RunConfig, running: RunConfig) -> str:
     return f"Megatron would refuse it: {fresh[0]}" if fresh else ""
 
 
-def _planned(
+def _make_plan(
     config: RunConfig,
     steps: FittedSteps,
     capacity_nbytes: int | None,
     offset_nbytes: int | None,
     is_running: bool,
-    found: Mapping[int, Found],
+    results: Mapping[int, SearchResult],
     others: Sequence[RunConfig],
 ) -> Plan:
-    layouts = [layout for one in found.values() for layout in one.layouts]
-    own, *candidates = compare(
+    layouts = [layout for one in results.values() for layout in one.layouts]
+    running, *candidates = compare(
         config,
         [config, *dict.fromkeys((*layouts, *others))],
         steps,
@@ -474,11 +482,11 @@ def _planned(
     )
     candidates.sort(key=_standing)
     return Plan(
-        own=own,
-        misfit_log=steps.misfit_log if own.is_comparable else 0.0,
+        running=running,
+        misfit_log=steps.misfit_log if running.is_comparable else 0.0,
         measured_step_time_s=steps.measured_s(config),
         memory_capacity_nbytes=capacity_nbytes,
-        proofs={count: one.proof for count, one in found.items()},
+        proofs={count: one.proof for count, one in results.items()},
         candidates=tuple(candidates),
     )
 
@@ -489,17 +497,17 @@ def _standing(one: Candidate) -> tuple[bool, bool, float, str]:
     return one.verdict is Verdict.DOES_NOT_FIT, not is_faster, one.step_time_s, one.label
 
 
-_OWN_CODE = ("tp", "sp", "cp", "ep", "etp", "pp", "vpp", "recompute")
+_USER_LOOP_AXES = ("tp", "sp", "cp", "ep", "etp", "pp", "vpp", "recompute")
 """What a loop of the user's own decides beside its sharding."""
 
 
-def _followed(config: RunConfig, keep: Keep) -> Keep | None:
+def _resumable_constraint(config: RunConfig, keep: Keep) -> Keep | None:
     """Layouts that the host of a run can go on in; None where others are asked for."""
-    names = ("sharding",) if takes_options(config) else ("sharding", *_OWN_CODE)
-    kept: Keep | None = keep
+    names = ("sharding",) if takes_options(config) else ("sharding", *_USER_LOOP_AXES)
+    constraint: Keep | None = keep
     for name in names:
-        kept = kept and kept.having(name, layout_name(name).read(config))
-    return kept
+        constraint = constraint and constraint.having(name, layout_name(name).read(config))
+    return constraint
 
 
 def compare(
@@ -513,11 +521,11 @@ def compare(
 ) -> list[Candidate]:
     """Each of the layouts, in their order, against the running one where that does the same work;
     see ``plan``."""
-    own, *others = steps.estimates([config, *layouts])
+    running, *others = steps.estimates([config, *layouts])
     return [
         _candidate(
             estimate,
-            own if is_running and estimate.config.does_work_of(config) else None,
+            running if is_running and estimate.config.does_work_of(config) else None,
             memory_capacity_nbytes,
             memory_offset_nbytes,
         )

@@ -25,7 +25,7 @@ _OPTIMIZER_COPIES = 5
 """Gradients, weights, two moments, and what one update makes."""
 SMALL_NBYTES = 1 << 20
 """Up to this size PyTorch's allocator serves requests from a pool of their own (``kSmallSize``)."""
-_EXTRA: dict[OperatorKind, int] = {
+_INPUT_COPIES: dict[OperatorKind, int] = {
     # Chains of eager calls keep what each of them made, RMSNorm's and the loss's in fp32.
     OperatorKind.NORM: 14,
     OperatorKind.RESIDUAL: 6,
@@ -37,7 +37,7 @@ _EXTRA: dict[OperatorKind, int] = {
 """Copies of the input that a kind makes between its input and its output, and keeps or frees."""
 _SCORE_COPIES = 12
 """Copies of the square of scores, where it is made: scores, mask, softmax, dropout, gradients."""
-_KEPT: dict[OperatorKind, int] = {
+_OUTPUT_COPIES: dict[OperatorKind, int] = {
     # A fused kernel's backward pass has an fp32 sum and the gradients of each head.
     OperatorKind.CORE_ATTENTION: 4,
     OperatorKind.POSITION: 4,
@@ -97,9 +97,9 @@ def _tensors(
     inputs, weights, outputs = _elements(kind, shape)
     copies = max(1, min(MOST_COPIES, COLD_NBYTES // max(1, sum(weights) * element_nbytes)))
     sums = _FP32_NBYTES // element_nbytes
-    yield from ((one, 2 + _EXTRA.get(kind, 0)) for one in inputs)
+    yield from ((one, 2 + _INPUT_COPIES.get(kind, 0)) for one in inputs)
     yield from ((one, copies + 2 + sums) for one in weights)
-    yield from ((one, 2 + _KEPT.get(kind, 0)) for one in outputs)
+    yield from ((one, 2 + _OUTPUT_COPIES.get(kind, 0)) for one in outputs)
 
 
 _Sizes = tuple[int, ...]
@@ -198,11 +198,11 @@ Probe = OperatorProbe | CollectiveProbe
 
 def fingerprint(probes: Iterable[Probe]) -> str:
     """Equal on all ranks that have the same list."""
-    text = json.dumps([described(probe) for probe in probes])
+    text = json.dumps([probe_json(probe) for probe in probes])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def described(probe: Probe) -> list[object]:
+def probe_json(probe: Probe) -> list[object]:
     """All that tells two probes apart, as JSON values."""
     if isinstance(probe, OperatorProbe):
         return [probe.kind.value, list(probe.shape), probe.element_nbytes, probe.is_control]

@@ -43,8 +43,8 @@ from .probe_sizes import (
     CollectiveProbe,
     OperatorProbe,
     Probe,
-    described,
     need_of,
+    probe_json,
 )
 
 TRANSFER_SIGMA_LOG = 0.5
@@ -116,20 +116,20 @@ def probe_plan(config: RunConfig, *, budget_s: float) -> tuple[Probe, ...]:
     smallest.
     """
     expected = Unmeasured(device=config.device)
-    own = _works(config)
+    running_times_s = _work_times_s(config)
     values: defaultdict[Operator | CollectiveCall, float] = defaultdict(float)
     layouts, weights = _best_layouts(config)
     for layout, weight in zip(layouts, weights, strict=True):
-        times_s = _works(layout)
+        times_s = _work_times_s(layout)
         whole_s = sum(times_s.values())
         for wanted, time_s in times_s.items():
-            if wanted not in own:
+            if wanted not in running_times_s:
                 values[wanted] += weight * time_s / whole_s * _sigma_log(wanted, expected)
-    found = [*_operators(values, config), *_transfers(values, config)]
-    return _within(_with_controls(found, own, config), budget_s)
+    probes = [*_operators(values, config), *_transfers(values, config)]
+    return _within(_with_controls(probes, running_times_s, config), budget_s)
 
 
-def carriers(config: RunConfig) -> dict[tuple[int, int], GroupRole]:
+def group_roles(config: RunConfig) -> dict[tuple[int, int], GroupRole]:
     """Roles of groups that carry traffic of this layout, by their ranks and nodes."""
     par = config.parallelism
     roles = {
@@ -138,10 +138,10 @@ def carriers(config: RunConfig) -> dict[tuple[int, int], GroupRole]:
         for use in collective_uses(config, stage=stage)
         if use.call.role is not GroupRole.EMBEDDING
     }
-    found: dict[tuple[int, int], GroupRole] = {}
+    role_of_group: dict[tuple[int, int], GroupRole] = {}
     for role in sorted(roles, key=lambda role: role.value):
-        found.setdefault((len(group(par, role, 0)), num_nodes(par, role)), role)
-    return found
+        role_of_group.setdefault((len(group(par, role, 0)), num_nodes(par, role)), role)
+    return role_of_group
 
 
 def operator_probe(
@@ -184,8 +184,10 @@ def _best_layouts(config: RunConfig) -> tuple[list[RunConfig], list[float]]:
         of_degrees.setdefault(False, (time_s, layouts[place]))
         if batch == config.batch:
             of_degrees.setdefault(True, (time_s, layouts[place]))
-    found = [pair for of_degrees in [*best.values()][:MOST_LAYOUTS] for pair in of_degrees.values()]
-    return [c for _, c in found], [order[0][0] / time_s for time_s, _ in found]
+    timed_layouts = [
+        pair for of_degrees in [*best.values()][:MOST_LAYOUTS] for pair in of_degrees.values()
+    ]
+    return [c for _, c in timed_layouts], [order[0][0] / time_s for time_s, _ in timed_layouts]
 
 
 def _unlike_shapes(config: RunConfig) -> list[RunConfig]:
@@ -193,32 +195,32 @@ def _unlike_shapes(config: RunConfig) -> list[RunConfig]:
 
     Virtual stages, layers of stages and sharding change no shape.
     """
-    own = config.parallelism
-    cells = cells_of(config, own.num_ranks)
+    par = config.parallelism
+    cells = cells_of(config, par.num_ranks)
     columns = cells.columns
-    is_split = own.is_sequence_parallel or config.model.experts is not None
+    is_split = par.is_sequence_parallel or config.model.experts is not None
     wanted = (
         (columns["vp"] == 1)
         & (columns["deep"] == 0)
-        & np.isin(columns["cp"], (1, own.cp))
-        & ((columns["etp"] == columns["tp"]) | (columns["etp"] == own.expert_tp))
+        & np.isin(columns["cp"], (1, par.cp))
+        & ((columns["etp"] == columns["tp"]) | (columns["etp"] == par.expert_tp))
         & ((columns["tp"] == 1) | (columns["is_split"] == is_split))
     )
     plain = cells.subset(np.flatnonzero(wanted))
     shaped = ("tp", "cp", "ep", "etp", "pp", "dp", "micro", "is_split")
     firsts, _ = plain.distinct(*(plain.columns[name] for name in shaped))
-    again = Again.own(config)
-    return [again.of(plain.layout(place)) for place in firsts.tolist()]
+    recompute = Again.own(config)
+    return [recompute.of(plain.layout(place)) for place in firsts.tolist()]
 
 
 def _rough_s(config: RunConfig) -> float:
     """Work of the fullest stage and the pipeline's bubble: enough to choose what to measure by."""
     passes, stages = config.num_microbatches, config.parallelism.pp
     # The bubble of 1F1B: pp - 1 passes more than micro-batches.
-    return sum(_works(config).values()) * (passes + stages - 1) / passes
+    return sum(_work_times_s(config).values()) * (passes + stages - 1) / passes
 
 
-def _works(config: RunConfig) -> dict[Operator | CollectiveCall, float]:
+def _work_times_s(config: RunConfig) -> dict[Operator | CollectiveCall, float]:
     """Every operator and transfer of a step, with its seconds on the stage where it has most."""
     expected = Unmeasured(device=config.device)
     counts: dict[Operator | CollectiveCall, int] = {}
@@ -238,14 +240,14 @@ def _works(config: RunConfig) -> dict[Operator | CollectiveCall, float]:
 def _stage_counts(config: RunConfig, stage: int) -> list[tuple[Operator | CollectiveCall, int]]:
     done = stage_operators(config, stage)
     passes = config.num_microbatches
-    found: list[tuple[Operator | CollectiveCall, int]] = [
+    counts: list[tuple[Operator | CollectiveCall, int]] = [
         (operator, count * passes) for operator, count in (*done.forward, *done.backward)
     ]
-    found += done.step
+    counts += done.step
     calls: defaultdict[CollectiveCall, int] = defaultdict(int)
     for call, count in step_collectives(config, stage=stage):
         calls[canonical(call)] += count
-    return [*found, *calls.items()]
+    return [*counts, *calls.items()]
 
 
 def _sigma_log(wanted: Operator | CollectiveCall, expected: Unmeasured) -> float:
@@ -278,15 +280,15 @@ def _transfers(
     values: Mapping[Operator | CollectiveCall, float], config: RunConfig
 ) -> list[CollectiveProbe]:
     """Transfers whose number of ranks and nodes an existing group has."""
-    roles = carriers(config)
-    found = []
+    roles = group_roles(config)
+    probes = []
     for call, value in values.items():
         if isinstance(call, Operator) or call.collective not in PROBED_COLLECTIVES:
             continue
         over = roles.get((call.num_ranks, call.num_nodes))
         if over is not None and call.num_ranks > 1:
-            found.append(collective_probe(call, over, config, value=value))
-    return found
+            probes.append(collective_probe(call, over, config, value=value))
+    return probes
 
 
 def collective_probe(
@@ -312,13 +314,15 @@ def collective_probe(
 
 
 def _with_controls(
-    found: Sequence[Probe], own: Mapping[Operator | CollectiveCall, float], config: RunConfig
+    probes: Sequence[Probe],
+    running_times_s: Mapping[Operator | CollectiveCall, float],
+    config: RunConfig,
 ) -> list[Probe]:
     """The most valuable first, and before the first of a kind that kind's controls."""
-    shapes, calls = _own_shapes(own), _own_calls(own, config)
+    shapes, calls = _running_shapes(running_times_s), _running_calls(running_times_s, config)
     ordered: list[Probe] = []
     seen: set[OperatorKind | Collective] = set()
-    for probe in sorted(found, key=lambda probe: (-probe.value, json.dumps(described(probe)))):
+    for probe in sorted(probes, key=lambda probe: (-probe.value, json.dumps(probe_json(probe)))):
         kind = probe.kind if isinstance(probe, OperatorProbe) else probe.call.collective
         if kind not in seen:
             seen.add(kind)
@@ -342,7 +346,7 @@ def _controls(
             operator_probe(shape, config, value=value, is_control=True)
             for shape in _ends(shapes.get(kind, ()), config)
         ]
-    roles = carriers(config)
+    roles = group_roles(config)
     return [
         collective_probe(
             call, roles[call.num_ranks, call.num_nodes], config, value=value, is_control=True
@@ -359,12 +363,12 @@ def _ends(ordered: Sequence[_One], config: RunConfig) -> Sequence[_One]:
     return [ordered[-1], ordered[0]] if has_both else ordered[-1:]
 
 
-def _own_shapes(
-    own: Mapping[Operator | CollectiveCall, float],
+def _running_shapes(
+    running_times_s: Mapping[Operator | CollectiveCall, float],
 ) -> dict[OperatorKind, list[_Shape]]:
     """The run's shapes by kind, in the order of what it spends on them."""
     times_s: defaultdict[OperatorKind, dict[_Shape, float]] = defaultdict(dict)
-    for wanted, time_s in own.items():
+    for wanted, time_s in running_times_s.items():
         if isinstance(wanted, Operator):
             shape = (wanted.kind, wanted.shape, wanted.element_nbytes)
             times_s[wanted.kind][shape] = max(times_s[wanted.kind].get(shape, 0.0), time_s)
@@ -374,14 +378,14 @@ def _own_shapes(
     }
 
 
-def _own_calls(
-    own: Mapping[Operator | CollectiveCall, float], config: RunConfig
+def _running_calls(
+    running_times_s: Mapping[Operator | CollectiveCall, float], config: RunConfig
 ) -> dict[Collective, list[CollectiveCall]]:
     """The run's transfers by kind that can be probed, in the order of their bytes."""
-    roles = carriers(config)
+    roles = group_roles(config)
     able = [
         call
-        for call in own
+        for call in running_times_s
         if isinstance(call, CollectiveCall)
         and call.collective in PROBED_COLLECTIVES
         and call.num_ranks > 1

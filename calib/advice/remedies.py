@@ -14,9 +14,9 @@ from ..steps import FittedSteps
 from ..units import format_bytes, format_frac
 from ..workload import Encoded, RunConfig
 from .micro_batch import micro_batches
-from .planning import Candidate, compare, unaskable
+from .planning import Candidate, compare, unsupported_reason
 
-_NUM_TOLD = 2
+_NUM_REMEDIES = 2
 _MOST_CHANGES = 3
 _DEGREES = (2, 4, 8)
 _CHOICES = (
@@ -56,10 +56,10 @@ class Remedy(Encoded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRoom:
+class FittingLayouts:
     """Layouts that fit on one kind of device in place of one that was requested."""
 
-    asked: RunConfig
+    requested: RunConfig
     steps: FittedSteps
     capacity_nbytes: int
     offset_nbytes: int | None
@@ -68,7 +68,7 @@ class MemoryRoom:
         """The layout with the largest micro-batch that is likelier to fit than not; None where none
         is."""
         unfit = Verdict.DOES_NOT_FIT
-        fitting = [one for one in micro_batches(self.asked) if self.verdict(one) is not unfit]
+        fitting = [one for one in micro_batches(self.requested) if self.verdict(one) is not unfit]
         largest = {("--mbs", str(one.batch.micro_batch_size)): one for one in fitting[-1:]}
         return next(iter(self.priced(largest)), None)
 
@@ -81,7 +81,7 @@ class MemoryRoom:
                 for best in self.priced(fitting)[:1]:
                     cheapest[best.words] = best
             if cheapest:
-                return sorted(cheapest.values(), key=lambda one: one.slower_frac)[:_NUM_TOLD]
+                return sorted(cheapest.values(), key=lambda one: one.slower_frac)[:_NUM_REMEDIES]
         return []
 
     def verdict(self, config: RunConfig) -> Verdict:
@@ -92,16 +92,16 @@ class MemoryRoom:
 
     def priced(self, layouts: dict[tuple[str, ...], RunConfig]) -> list[Remedy]:
         """Layouts by their options, the fastest first."""
-        (own, *candidates) = compare(
-            self.asked,
-            [self.asked, *layouts.values()],
+        (requested, *candidates) = compare(
+            self.requested,
+            [self.requested, *layouts.values()],
             self.steps,
             memory_capacity_nbytes=self.capacity_nbytes,
             memory_offset_nbytes=self.offset_nbytes,
         )
         pairs = zip(layouts, candidates, strict=True)
         made = [
-            Remedy(words=w, layout=c, slower_frac=c.step_time_s / own.step_time_s - 1.0)
+            Remedy(words=w, layout=c, slower_frac=c.step_time_s / requested.step_time_s - 1.0)
             for w, c in pairs
         ]
         return sorted(made, key=lambda one: one.slower_frac)
@@ -112,8 +112,10 @@ class MemoryRoom:
         for chosen in choices:
             words = tuple(word for one in chosen for word in one)
             try:
-                config = apply_options(self.asked, words)
+                config = apply_options(self.requested, words)
             except ConfigError:
                 continue
-            if self.verdict(config) is Verdict.FITS and not unaskable(config, self.asked):
+            if self.verdict(config) is Verdict.FITS and not unsupported_reason(
+                config, self.requested
+            ):
                 yield words, config

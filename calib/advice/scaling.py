@@ -171,11 +171,13 @@ class Scaling(Encoded):
 
     def _first_past(self, probability: float) -> int | None:
         past = (one for one in self.growths if one.past_knee_probability >= probability)
-        found = next(past, None)
-        return found.before.num_ranks if found is not None else None
+        first_growth = next(past, None)
+        return first_growth.before.num_ranks if first_growth is not None else None
 
 
-def curve(chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = "") -> Scaling:
+def compute_scaling(
+    chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = ""
+) -> Scaling:
     """The curve over given layouts, one for each number of GPUs, fewest first.
 
     The batch may stay (strong scaling) or grow with the GPUs (weak scaling): efficiency is that of
@@ -193,7 +195,7 @@ def curve(chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = "") 
     )
 
 
-def best_on(num_ranks: int, found: Plan, keep: Keep | None = None) -> Candidate | None:
+def best_on(num_ranks: int, plan: Plan, keep: Keep | None = None) -> Candidate | None:
     """The fastest layout of a plan on so many ranks that may fit; None where none does.
 
     The running layout counts where ``keep`` allows it.  Of a machine that nothing was measured on
@@ -201,13 +203,13 @@ def best_on(num_ranks: int, found: Plan, keep: Keep | None = None) -> Candidate 
     """
     able = [
         one
-        for one in (*found.candidates, found.own)
+        for one in (*plan.candidates, plan.running)
         if one.config.parallelism.num_ranks == num_ranks
         and one.verdict is not Verdict.DOES_NOT_FIT
         and (keep is None or keep.allows(one.config))
     ]
     by_time = sorted(able, key=lambda one: one.step_time_s)
-    sure = (one for one in by_time if one.verdict is not Verdict.TIGHT or not found.is_unmeasured)
+    sure = (one for one in by_time if one.verdict is not Verdict.TIGHT or not plan.is_unmeasured)
     return next(sure, by_time[0] if by_time else None)
 
 

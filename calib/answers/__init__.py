@@ -5,20 +5,20 @@ In: a ``SampleTable`` and a ``Request``. Out: an ``Answer`` with transcript and 
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .analysis import analyse, finish_lines, renewed
+    from .analysis import analyse, finish_lines, with_new_forecast
     from .answer import Answer, Modelled
-    from .finish_line import moment
+    from .finish_line import format_moment
     from .measured_steps import (
         CPU_SESSION_SIGMA_LOG,
         SESSION_SIGMA_LOG,
         config_on,
-        fit_own,
+        fit_run_steps,
         known_elsewhere,
         known_step,
-        layout_left,
+        remaining_layout,
         run_steps,
         running_config,
         steps_on,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         overhead,
     )
     from .step_traces import PREDICTED, step_trace
-    from .transcript import PREFIX, prefixed, run_line
+    from .transcript import PREFIX, run_line, with_prefix
     from .what_if import predict_words
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -35,8 +35,8 @@ from ..units import HOUR_S, format_count
 from ..workload import Goals, MicroBatchChoice, RunConfig
 from .answer import Answer, Modelled, measured_groups
 from .finish_line import finish_line
-from .history import History, Levels, Models
-from .measured_steps import RunFit, fit_run, layout_left, running_config
+from .history import ForecastInputs, History, Models
+from .measured_steps import RunFit, fit_run, remaining_layout, running_config
 from .request import Request
 from .routing import (
     imbalance_cost_frac,
@@ -58,8 +58,8 @@ from .transcript import (
     checked_line,
     decision_line,
     faster_line,
-    prefixed,
     run_line,
+    with_prefix,
 )
 from .what_if import what_if
 
@@ -88,14 +88,14 @@ def analyse(
     total = config.cadence.train_iters if config else 0
     end = run_end(table.loop(), last, steps_total=total)
     if config is None:
-        return _of_steps(table, request, end, problems)
+        return _answer_without_layout(table, request, end, problems)
     config = replace(config, cadence=replace(config.cadence, train_iters=end.steps_total))
-    return _of_layout(
+    return _answer_with_layout(
         table, request, end, config, problems, history=history, known=known, directory=directory
     )
 
 
-def renewed(answer: Answer, request: Request) -> Answer:
+def with_new_forecast(answer: Answer, request: Request) -> Answer:
     """Returns the answer at a later moment: all steps so far, the window and its fit as they were.
 
     Of a run whose layout is known the decision and the transcript stay as well.
@@ -117,12 +117,14 @@ def renewed(answer: Answer, request: Request) -> Answer:
 def finish_lines(answer: Answer, goals: Goals) -> tuple[str, ...]:
     """Returns the end of the run or of the pass alone, as lines for a later moment."""
     if answer.has_finish:
-        return tuple(prefixed([finish_line(answer.forecast, goals)]))
+        return tuple(with_prefix([finish_line(answer.forecast, goals)]))
     # Why no other end is known was said before.
-    return tuple(prefixed(end_lines(answer.end, answer.forecast)[:-1]))
+    return tuple(with_prefix(end_lines(answer.end, answer.forecast)[:-1]))
 
 
-def _of_steps(table: SampleTable, request: Request, end: RunEnd, problems: Sequence[str]) -> Answer:
+def _answer_without_layout(
+    table: SampleTable, request: Request, end: RunEnd, problems: Sequence[str]
+) -> Answer:
     run, anew_s = MeasuredRun.of(table), recalibration_s(table)
     ahead = measured_forecast(run, request, steps_total=end.horizon or request.last_step)
     answer = Answer(
@@ -143,7 +145,7 @@ def _of_steps(table: SampleTable, request: Request, end: RunEnd, problems: Seque
     return replace(answer, transcript=_lines_of_steps(answer, request))
 
 
-def _of_layout(
+def _answer_with_layout(
     table: SampleTable,
     request: Request,
     end: RunEnd,
@@ -156,15 +158,15 @@ def _of_layout(
 ) -> Answer:
     calibration = calibrate(table, device=config.device)
     fit = fit_run(table, live_times(calibration, config), known, config)
-    room, run = _room(table, request), MeasuredRun.of(table)
-    others = _plan(request, layout_left(config), fit.steps, room)
-    modelled = _modelled(table, request, config, calibration, fit, others, room)
+    device_memory, run = _device_memory(table, request), MeasuredRun.of(table)
+    others = _plan(request, remaining_layout(config), fit.steps, device_memory)
+    modelled = _modelled(table, request, config, calibration, fit, others, device_memory)
     view, hooks = modelled.model_forecast, hook_summary(table)
     ahead, decision = run_forecast(view, request), None
     if end.steps_total:
         decision = _decision(request, others, ahead, hooks, recalibration_s(table))
-    levels = Levels(model_forecast=view, so_far=request) if end.steps_total else None
-    models = Models(calibration=calibration, own_s=fit.modelled_step.time_s)
+    levels = ForecastInputs(model_forecast=view, so_far=request) if end.steps_total else None
+    models = Models(calibration=calibration, step_time_s=fit.modelled_step.time_s)
     modelled = replace(modelled, history=_history(table, history, models, levels))
     if end.pass_end:
         ahead = measured_forecast(run, request, steps_total=end.pass_end)
@@ -193,13 +195,13 @@ def _modelled(
     calibration: Calibration,
     fit: RunFit,
     others: Plan,
-    room: _Room,
+    device_memory: _DeviceMemory,
 ) -> Modelled:
-    ahead, routing = layout_left(config), measured_routing(table)
+    ahead, routing = remaining_layout(config), measured_routing(table)
     return Modelled(
         config=config,
         calibration=calibration,
-        own=fit.unseen,
+        running_estimate=fit.unseen,
         model_forecast=_outlook(table, config, request, fit.blind, fit.unseen),
         plan=others,
         step=fit.modelled_step,
@@ -213,11 +215,13 @@ def _modelled(
             if routing is not None
             else None
         ),
-        micro_batch=_micro_batch(request, ahead, fit.steps, room),
+        micro_batch=_micro_batch(request, ahead, fit.steps, device_memory),
         explained=_explained(others, fit.steps),
-        lint=_lint(request, ahead, fit.steps, room),
+        lint=_lint(request, ahead, fit.steps, device_memory),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
-        what_if=what_if(others, fit.steps, request.goals.gpus, room["memory_offset_nbytes"]),
+        what_if=what_if(
+            others, fit.steps, request.goals.gpus, device_memory["memory_offset_nbytes"]
+        ),
     )
 
 
@@ -239,7 +243,7 @@ def _lines_of_layout(
         decision_line(answer.decision, plan, directory=directory),
         checked_line(answer.hooks, answer.overhead, answer.measured_step_s, modelled.step),
     ]
-    return tuple(prefixed(lines))
+    return tuple(with_prefix(lines))
 
 
 def _lines_of_steps(answer: Answer, request: Request) -> tuple[str, ...]:
@@ -254,7 +258,7 @@ def _lines_of_steps(answer: Answer, request: Request) -> tuple[str, ...]:
         decision_line(answer.decision) if is_decided else "",
         checked_line(answer.hooks, answer.overhead, step_s, None),
     ]
-    return tuple(prefixed(lines))
+    return tuple(with_prefix(lines))
 
 
 def _end_lines(answer: Answer, goals: Goals) -> list[str]:
@@ -286,39 +290,41 @@ def _decision_of_steps(
     )
 
 
-class _Room(TypedDict):
+class _DeviceMemory(TypedDict):
     """What is known of a rank's memory, as all that asks whether a layout fits takes it."""
 
     memory_capacity_nbytes: int | None
     memory_offset_nbytes: int | None
 
 
-def _room(table: SampleTable, request: Request) -> _Room:
+def _device_memory(table: SampleTable, request: Request) -> _DeviceMemory:
     return {
         "memory_capacity_nbytes": request.memory_capacity_nbytes or memory_capacity_nbytes(table),
         "memory_offset_nbytes": memory_offset_nbytes(table),
     }
 
 
-def _plan(request: Request, config: RunConfig, steps: FittedSteps, room: _Room) -> Plan:
+def _plan(
+    request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
+) -> Plan:
     return plan(
         config,
         steps,
         num_ranks=(config.parallelism.num_ranks, *request.goals.gpus),
-        **room,
+        **device_memory,
     )
 
 
-def _explained(found: Plan, steps: FittedSteps) -> tuple[Explanation, ...]:
-    own, best = found.own.config, found.best
-    against = explain(best.config, own, steps) if best is not None else None
+def _explained(layout_plan: Plan, steps: FittedSteps) -> tuple[Explanation, ...]:
+    running, best = layout_plan.running.config, layout_plan.best
+    against = explain(best.config, running, steps) if best is not None else None
     if against is None or against.difference is None:
-        return (explain(own, None, steps),)
+        return (explain(running, None, steps),)
     return (Explanation(one=against.difference.other), against)
 
 
 def _micro_batch(
-    request: Request, config: RunConfig, steps: FittedSteps, room: _Room
+    request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
 ) -> MicroBatchAdvice | None:
     """None where nobody asked for it."""
     if request.goals.micro_batch is not MicroBatchChoice.ADVISE:
@@ -326,19 +332,21 @@ def _micro_batch(
     return micro_batch_advice(
         config,
         steps,
-        **room,
+        **device_memory,
         confidence=request.goals.confidence,
         host_argv=request.host_argv,
     )
 
 
-def _lint(request: Request, config: RunConfig, steps: FittedSteps, room: _Room) -> Lint:
+def _lint(
+    request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
+) -> Lint:
     """Of the words that the request has; variables are not among them."""
     hours = request.goals.mtbf_hours
     pricing = Pricing(
         config=config,
         steps=steps,
-        **room,
+        **device_memory,
         mtbf_s=None if hours is None else hours * HOUR_S,
         restart_s=request.goals.restart_cost_s,
         eval_times_s=request.eval_times_s,
@@ -348,12 +356,12 @@ def _lint(request: Request, config: RunConfig, steps: FittedSteps, room: _Room) 
 
 
 def _decision(
-    request: Request, found: Plan, ahead: Forecast, hooks: HookSummary, anew_s: float
+    request: Request, layout_plan: Plan, ahead: Forecast, hooks: HookSummary, anew_s: float
 ) -> Decision:
     return decide(
         request.goals,
         forecast=ahead,
-        plan=found,
+        plan=layout_plan,
         recalibration_s=anew_s,
         coverage_frac=hooks.num_fired / hooks.num_installed if hooks.num_installed else None,
         silent=", ".join(name for name in hooks.remarks if name.startswith("inside ")),
@@ -363,15 +371,15 @@ def _decision(
 
 
 def _history(
-    table: SampleTable, known: History | None, models: Models, levels: Levels | None
+    table: SampleTable, known: History | None, models: Models, levels: ForecastInputs | None
 ) -> History:
     """With the newest window; ``models`` are the run's own where no other run's rows are there."""
     if known is None:
         if len(windows_of(table)) > 1:
-            return replace(History.of(table), levels=levels)
+            return replace(History.of(table), forecast_inputs=levels)
         known = History()
-    is_own = bool((table.samples["run_id"] == table.run_id).all())
-    return known.followed_by(table, models if is_own else None, levels)
+    is_single_run = bool((table.samples["run_id"] == table.run_id).all())
+    return known.followed_by(table, models if is_single_run else None, levels)
 
 
 def _outlook(
@@ -379,14 +387,14 @@ def _outlook(
     config: RunConfig,
     request: Request,
     steps: FittedSteps,
-    own: StepEstimate,
+    running_estimate: StepEstimate,
 ) -> ModelForecast:
     recent = replace(table, steps=table.steps[table.steps["step"] >= request.level_since_step])
     runs = table.newest("runs")
     return model_forecast(
         config,
         steps,
-        own,
+        running_estimate,
         started_unix_s=float(runs["started_unix_s"].min()),
         recorded_s=tuple(recent.step_times_s(is_hooked=False).tolist()),
         recorded_numbers=recent.bare_step_numbers(),

@@ -14,7 +14,7 @@ from ..forecast import (
     MeasuredRun,
     ModelForecast,
     PredictedStep,
-    RunLeft,
+    RemainingRun,
     Throughput,
     at_batch_size,
     batch_size_at,
@@ -31,7 +31,7 @@ from .history import History, WindowScore, window_scores
 from .routing import MeasuredRouting
 from .run_end import RunEnd, forecast_json
 from .run_measurements import HookSummary, Overhead
-from .transcript import advised
+from .transcript import advice_line
 
 _UNMEASURED = (
     "its transfers are not measured: DistributedDataParallel issues them in C++, where only "
@@ -78,7 +78,7 @@ def measured_groups(table: SampleTable, loop: LoopRecord) -> tuple[MeasuredGroup
     seen = rows.groupby(["role", "num_ranks", "kind"])["num_seen"].transform("max")
     calls = rows["count"] * here / (rows["num_steps"].max() * seen).clip(lower=1)
     rows = rows.assign(calls=calls, nbytes=rows["nbytes"] * calls, time_s=rows["time_s"] * calls)
-    found = [
+    groups = [
         MeasuredGroup(
             role=str(role),
             num_ranks=int(num_ranks),
@@ -90,11 +90,13 @@ def measured_groups(table: SampleTable, loop: LoopRecord) -> tuple[MeasuredGroup
         )
         for (role, num_ranks, kind), part in rows.groupby(["role", "num_ranks", "kind"], sort=True)
     ]
-    if loop.num_replicas > 1 and not found:
+    if loop.num_replicas > 1 and not groups:
         size = format_bytes(loop.grad_nbytes)
         note = f"gradients of {size} are averaged in every step; {_UNMEASURED}"
-        found.append(MeasuredGroup(role=GroupRole.DP.value, num_ranks=loop.num_replicas, note=note))
-    return tuple(found)
+        groups.append(
+            MeasuredGroup(role=GroupRole.DP.value, num_ranks=loop.num_replicas, note=note)
+        )
+    return tuple(groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ class Modelled:
 
     config: RunConfig
     calibration: Calibration
-    own: StepEstimate
+    running_estimate: StepEstimate
     model_forecast: ModelForecast
     """What later forecasts start from, without a new fit."""
     plan: Plan
@@ -200,13 +202,15 @@ class Answer:
         )
 
     @property
-    def left(self) -> RunLeft | None:
+    def remaining_run(self) -> RemainingRun | None:
         """The remaining run; None at its end, and where its length or layout is not known."""
         if self.modelled is None or not self.has_finish:
             return None
-        own = self.modelled.plan.own
+        running = self.modelled.plan.running
         restart_s = self.modelled.restart_s
-        return RunLeft.of(self.forecast, own.config, own.step_time_s, restart_s=restart_s)
+        return RemainingRun.of(
+            self.forecast, running.config, running.step_time_s, restart_s=restart_s
+        )
 
     @property
     def rates(self) -> dict[str, float]:
@@ -224,8 +228,8 @@ class Answer:
         unit, count = self.batch
         if not count:
             return {}
-        own = count / step_time_s
-        return {f"{unit}_per_s": own * self.run.num_ranks, f"{unit}_per_s_per_gpu": own}
+        rate = count / step_time_s
+        return {f"{unit}_per_s": rate * self.run.num_ranks, f"{unit}_per_s_per_gpu": rate}
 
     @property
     def batch(self) -> tuple[str, int]:
@@ -246,7 +250,7 @@ class Answer:
     @property
     def advice(self) -> str:
         """The line of the transcript that says what is advised; empty where none does."""
-        return advised(self.transcript)
+        return advice_line(self.transcript)
 
     @property
     def is_stop(self) -> bool:
@@ -277,17 +281,17 @@ class Answer:
         """``decision.json``."""
         modelled = self.modelled
         if modelled is None:
-            own: JsonObject = {
+            details: JsonObject = {
                 "throughput": dict(self.rates),
                 "groups": [asdict(group) for group in self.groups],
                 "reason_no_finish": self.end.reason,
             }
         else:
-            own = {"throughput": modelled.throughput(self.measured_step_s).to_json()}
+            details = {"throughput": modelled.throughput(self.measured_step_s).to_json()}
             if modelled.micro_batch is not None:
-                own["micro_batch"] = modelled.micro_batch.to_json()
+                details["micro_batch"] = modelled.micro_batch.to_json()
         return self.decision.to_json() | {
-            **own,
+            **details,
             "forecast": self.forecast_json(),
             "transcript": list(self.transcript),
             "problems": list(self.problems),

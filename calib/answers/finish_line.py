@@ -12,7 +12,7 @@ from ..workload import Goals
 
 _DAY_S = 24 * HOUR_S
 _WEEK_S = 7 * _DAY_S
-_SECONDS_TELL_S = 600.0
+_SHOW_SECONDS_BELOW_S = 600.0
 """A finish this near is said with its seconds."""
 _BEYOND = "beyond any calendar"
 
@@ -22,7 +22,7 @@ def finish_line(forecast: Forecast, goals: Goals) -> str:
 
     The median, and by when 95 % of the chances lie; durations from the begin of this launch.
     """
-    words = [ending(forecast), f"{format_time(forecast.total_s)} in all"]
+    words = [finish_text(forecast), f"{format_time(forecast.total_s)} in all"]
     if forecast.gpu_hours is not None:
         words.append(f"{forecast.gpu_hours:.3g} GPU-hours")
     if forecast.cost is not None:
@@ -33,12 +33,12 @@ def finish_line(forecast: Forecast, goals: Goals) -> str:
     return " · ".join(words)
 
 
-def moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> str:
+def format_moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> str:
     """A moment in UTC, as little of it as tells which: its day only where it is not within a day.
 
-    >>> moment(0.0, -60.0), moment(0.0, -60.0, has_seconds=True)
+    >>> format_moment(0.0, -60.0), format_moment(0.0, -60.0, has_seconds=True)
     ('00:00 UTC', '00:00:00 UTC')
-    >>> moment(0.0, -1e5), moment(0.0, -1e6), moment(0.0, -1e8)
+    >>> format_moment(0.0, -1e5), format_moment(0.0, -1e6), format_moment(0.0, -1e8)
     ('Thu 00:00 UTC', 'Thu 1 Jan 00:00 UTC', 'Thu 1 Jan 1970 00:00 UTC')
     """
     at = _at(unix_s)
@@ -48,18 +48,18 @@ def moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> st
     return f"{day}{_clock(at, has_seconds=has_seconds)} UTC"
 
 
-def ending(forecast: Forecast) -> str:
+def finish_text(forecast: Forecast) -> str:
     """``ends`` with the median, and by when 95 % of the chances lie."""
     now, middle, late = (
         forecast.now_unix_s,
         forecast.finish_p50_unix_s,
         forecast.finish_p95_unix_s,
     )
-    has_seconds = forecast.remaining_high_s < _SECONDS_TELL_S
-    text = f"ends {moment(middle, now, has_seconds=has_seconds)}"
+    has_seconds = forecast.remaining_high_s < _SHOW_SECONDS_BELOW_S
+    text = f"ends {format_moment(middle, now, has_seconds=has_seconds)}"
     begin, end = _at(middle), _at(late)
     if begin is None or end is None:
-        return f"{text} (by {moment(late, now, has_seconds=has_seconds)} with 95 %)"
+        return f"{text} (by {format_moment(late, now, has_seconds=has_seconds)} with 95 %)"
     is_same_day = begin.date() == end.date() or end - begin < timedelta(hours=12)
     day = "" if is_same_day else _day(end, max(late - now, _DAY_S))
     return f"{text} (by {day}{_clock(end, has_seconds=has_seconds)} with 95 %)"
@@ -92,7 +92,7 @@ def _limits(forecast: Forecast, goals: Goals) -> Iterator[tuple[str, float]]:
         length = _length(goals.limit_unix_s - begin_unix_s)
         yield f"the Slurm limit of {length}", goals.limit_unix_s
     if goals.deadline_unix_s is not None:
-        at = moment(goals.deadline_unix_s, forecast.now_unix_s)
+        at = format_moment(goals.deadline_unix_s, forecast.now_unix_s)
         yield f"the deadline, {at}", goals.deadline_unix_s
     if goals.budget_hours is not None:
         budget_s = goals.budget_hours * HOUR_S

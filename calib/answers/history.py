@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..fit import Calibration, calibrate, measured_operators
-from ..forecast import ModelForecast, SoFar, run_forecast
+from ..forecast import ModelForecast, RunProgress, run_forecast
 from ..network import Measured
 from ..samples import SampleTable, only_windows, windows_of
 from ..steps import fit_steps, live_times
@@ -68,24 +68,24 @@ class History:
     """Of the windows before the newest; None where there are none."""
     after: Models | None = None
     """With the newest window."""
-    levels_before: Levels | None = None
+    forecast_inputs_before: ForecastInputs | None = None
     """Likewise what forecasts were made from; None where none were."""
-    levels: Levels | None = None
+    forecast_inputs: ForecastInputs | None = None
 
     @staticmethod
     def of(table: SampleTable) -> History:
         """That of all windows of the table's newest run, the newest ``MOST_REFITTED`` of many."""
         windows = windows_of(table)
-        found = History()
+        history = History()
         begin = max(0, len(windows) - MOST_REFITTED)
         if begin:
-            found = History(after=Models.of(only_windows(table, windows[:begin])))
+            history = History(after=Models.of(only_windows(table, windows[:begin])))
         for place in range(begin, len(windows)):
-            found = found.followed_by(only_windows(table, windows[: place + 1]))
-        return found
+            history = history.followed_by(only_windows(table, windows[: place + 1]))
+        return history
 
     def followed_by(
-        self, table: SampleTable, models: Models | None = None, levels: Levels | None = None
+        self, table: SampleTable, models: Models | None = None, levels: ForecastInputs | None = None
     ) -> History:
         """With the newest window of the table; again, where that is the newest one here.
 
@@ -93,10 +93,10 @@ class History:
         forecast after the window was made from.
         """
         window = windows_of(table)[-1]
-        is_again = bool(self.errors) and self.errors[-1].window == window
-        before = self.before if is_again else self.after
-        known = self.errors[:-1] if is_again else self.errors
-        levels_before = self.levels_before if is_again else self.levels
+        is_repeated = bool(self.errors) and self.errors[-1].window == window
+        before = self.before if is_repeated else self.after
+        known = self.errors[:-1] if is_repeated else self.errors
+        levels_before = self.forecast_inputs_before if is_repeated else self.forecast_inputs
         after = models or Models.of(table)
         here = only_windows(table, [window])
         measured_s = measured_step_s(here)
@@ -109,8 +109,8 @@ class History:
             after_frac=after.step_error_frac(measured_s),
             operator_before_frac=before.operator_error_frac(operators) if before else None,
             operator_after_frac=after.operator_error_frac(operators),
-            modelled_before_s=before.own_s if before else None,
-            modelled_after_s=after.own_s,
+            modelled_before_s=before.step_time_s if before else None,
+            modelled_after_s=after.step_time_s,
             finish_before_unix_s=levels_before.finish_unix_s(levels.so_far)
             if levels_before and levels
             else None,
@@ -120,11 +120,11 @@ class History:
             errors=(*known, error)[-MOST_WINDOWS:],
             before=before,
             after=after,
-            levels_before=levels_before,
-            levels=levels,
+            forecast_inputs_before=levels_before,
+            forecast_inputs=levels,
         )
 
-    def told(self, finishes: Mapping[int, tuple[float | None, float | None]]) -> History:
+    def with_finishes(self, finishes: Mapping[int, tuple[float | None, float | None]]) -> History:
         """With the finishes that were predicted at windows of these numbers, before and after."""
         errors = [
             replace(
@@ -140,13 +140,13 @@ class History:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
+class ForecastInputs:
     """What a forecast was made from."""
 
     model_forecast: ModelForecast
-    so_far: SoFar
+    so_far: RunProgress
 
-    def finish_unix_s(self, now: SoFar) -> float:
+    def finish_unix_s(self, now: RunProgress) -> float:
         """The median finish at another moment, had nothing been measured since."""
         moved = replace(self.so_far, now_unix_s=now.now_unix_s, last_step=now.last_step)
         return run_forecast(self.model_forecast, moved).finish_p50_unix_s
@@ -157,7 +157,7 @@ class Models:
     """What was fitted on the windows up to one of them."""
 
     calibration: Calibration
-    own_s: float
+    step_time_s: float
     """The running layout's step by these models."""
 
     @staticmethod
@@ -169,20 +169,20 @@ class Models:
         steps = fit_steps(live_times(calibration, config))
         waiting_s = mean_waiting_s(table, routed_s(steps, config))
         rest_s = waiting_s - perturbation_s(table, measured_overhead(table))
-        (own_s,) = steps.predict([config]).time_s.tolist()
-        return Models(calibration=calibration, own_s=own_s + rest_s)
+        (step_time_s,) = steps.predict([config]).time_s.tolist()
+        return Models(calibration=calibration, step_time_s=step_time_s + rest_s)
 
     def step_error_frac(self, measured_s: float) -> float:
         """Modelled over measured step, minus one."""
-        return self.own_s / measured_s - 1
+        return self.step_time_s / measured_s - 1
 
     def operator_error_frac(self, measured: Mapping[Operator, Measured]) -> float:
         """Median absolute error of measured operators."""
         if not measured:
             return 0.0
-        found = self.calibration.operators(list(measured))
+        estimates = self.calibration.operators(list(measured))
         actual = np.array([one.time_s for one in measured.values()])
-        return float(np.median(np.abs(found.time_s / actual - 1)))
+        return float(np.median(np.abs(estimates.time_s / actual - 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def running_config(table: SampleTable) -> RunConfig:
     return at_batch_size(config, batch_size_at(config, int(table.steps["step"].max()) + 1))
 
 
-def layout_left(config: RunConfig) -> RunConfig:
+def remaining_layout(config: RunConfig) -> RunConfig:
     """The layout of a run for what is left of it: at the batch size behind its ramp, where its
     micro-batches divide that."""
     full = full_batch_size(config)
@@ -73,14 +73,14 @@ def passing_sigma_log(config: RunConfig) -> float:
     return CPU_SESSION_SIGMA_LOG if config.device == "cpu" else 0.0
 
 
-def known_elsewhere(table: SampleTable, asked: RunConfig) -> KnownStep:
+def known_elsewhere(table: SampleTable, target: RunConfig) -> KnownStep:
     """The same as evidence for another run: another session, maybe another release."""
-    found = known_step(table)
-    session = CPU_SESSION_SIGMA_LOG if found.config.device == "cpu" else SESSION_SIGMA_LOG
+    step = known_step(table)
+    session = CPU_SESSION_SIGMA_LOG if step.config.device == "cpu" else SESSION_SIGMA_LOG
     return replace(
-        found,
-        sigma_log=math.hypot(found.sigma_log, session),
-        site="" if found.config.framework == asked.framework else found.config.framework,
+        step,
+        sigma_log=math.hypot(step.sigma_log, session),
+        site="" if step.config.framework == target.framework else step.config.framework,
     )
 
 
@@ -109,8 +109,8 @@ def fit_run(
 
     The verbs and the live answer share this fit.
     """
-    own, layout = known_step(table), same_layout(config)
-    blind = fit_own(base, [one for one in known if same_layout(one.config) != layout], config)
+    measured, layout = known_step(table), same_layout(config)
+    blind = fit_run_steps(base, [one for one in known if same_layout(one.config) != layout], config)
     overhead = measured_overhead(table)
     waiting_s = mean_waiting_s(table, routed_s(blind, config))
     perturbed_s = perturbation_s(table, overhead)
@@ -118,13 +118,13 @@ def fit_run(
     modelled = PredictedStep(
         time_s=unseen.time_s + rest_s, low_s=unseen.low_s + rest_s, high_s=unseen.high_s + rest_s
     )
-    steps = fit_own(base, with_own(known, own), config)
+    steps = fit_run_steps(base, with_measured_step(known, measured), config)
     return RunFit(
         blind=blind,
         unseen=unseen,
         steps=replace(
             steps,
-            misfit_log=_misfit_log(own, modelled),
+            misfit_log=_misfit_log(measured, modelled),
             unrun_log=math.log(LEFT_OUT_FACTOR) if {*config.unmodelled} - ASIDE else 0.0,
         ),
         modelled_step=modelled,
@@ -134,13 +134,13 @@ def fit_run(
     )
 
 
-def _misfit_log(own: KnownStep, modelled: PredictedStep) -> float:
+def _misfit_log(measured: KnownStep, modelled: PredictedStep) -> float:
     """Measured over modelled step, log; 0 where the errors of both, and how far the machine's level
     moves meanwhile, allow it with 90 %."""
     if min(modelled.low_s, modelled.time_s) <= 0:
         return 0.0
-    off_log = math.log(own.time_s / modelled.time_s)
-    measured_log = Z_90 * math.hypot(own.sigma_log, passing_sigma_log(own.config))
+    off_log = math.log(measured.time_s / modelled.time_s)
+    measured_log = Z_90 * math.hypot(measured.sigma_log, passing_sigma_log(measured.config))
     allowed_log = math.hypot(math.log(modelled.high_s / modelled.low_s) / 2, measured_log)
     return off_log if abs(off_log) > allowed_log else 0.0
 
@@ -155,16 +155,16 @@ def run_steps(
     Raises ``CalibrationError`` where no operator was sampled.
     """
     config = table.config()
-    found = calibrate(table, device=config.device)
+    calibration = calibrate(table, device=config.device)
     if like is not None:
-        found = carried_over(found, calibrate(like, device=like.config().device))
-    base = live_times(found, config)
+        calibration = carried_over(calibration, calibrate(like, device=like.config().device))
+    base = live_times(calibration, config)
     if table.steps.empty:
         return fit_steps(base, known)
     return fit_run(table, base, known, running_config(table)).steps
 
 
-def fit_own(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> FittedSteps:
+def fit_run_steps(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> FittedSteps:
     """The step model of a run: what its layouts have in common moves from hour to hour."""
     return fit_steps(base, known, passing_sigma_log=passing_sigma_log(config))
 
@@ -175,28 +175,28 @@ def steps_on(table: SampleTable, device: str, stated: StatedNodes | None = None)
     ``stated`` is said of the nodes of that device.  Raises ``CalibrationError`` where one of the
     two is a CPU and the other is none.
     """
-    own = table.config()
+    config = table.config()
     cluster = Cluster(stated=stated or StatedNodes())
-    found = on_device(calibrate(table, device=own.device), device, cluster)
-    return fit_steps(live_times(found, config_on(table, device, stated)))
+    calibration = on_device(calibrate(table, device=config.device), device, cluster)
+    return fit_steps(live_times(calibration, config_on(table, device, stated)))
 
 
 def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> RunConfig:
     """The run's layout on another device, on nodes of as many GPUs as are said or were here; a CPU
     run has none, and those that are usual for the device count."""
-    own, said = table.config(), stated or StatedNodes()
-    if is_processor(own.device) is is_processor(device):
-        here = table.cluster().node.num_local_ranks or own.parallelism.ranks_per_node
+    config, nodes = table.config(), stated or StatedNodes()
+    if is_processor(config.device) is is_processor(device):
+        here = table.cluster().node.num_local_ranks or config.parallelism.ranks_per_node
     else:
         links = network_prior(device).links
         here = links.topology.num_gpus if links is not None else 0
-    layout = replace(own.parallelism, ranks_per_node=said.num_gpus or here)
-    layout = Cluster(stated=said).joined(layout, device)
-    return replace(own, device=device, parallelism=layout)
+    layout = replace(config.parallelism, ranks_per_node=nodes.num_gpus or here)
+    layout = Cluster(stated=nodes).joined(layout, device)
+    return replace(config, device=device, parallelism=layout)
 
 
-def with_own(known: Sequence[KnownStep], own: KnownStep) -> list[KnownStep]:
+def with_measured_step(known: Sequence[KnownStep], measured: KnownStep) -> list[KnownStep]:
     """What is known, with a run's own step in place of what earlier runs took in its layout."""
-    layout = same_layout(own.config)
+    layout = same_layout(measured.config)
     others = (one for one in known if one.site or same_layout(one.config) != layout)
-    return [*others, own]
+    return [*others, measured]

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from ..arguments import kept_arguments, program_of
 from ..errors import ConfigError, RecordError
-from ..forecast import SoFar
+from ..forecast import RunProgress
 from ..workload import Encoded, RunConfig, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request(SoFar, Encoded):
+class Request(RunProgress, Encoded):
     """What is asked of an analysis; everything that it cannot read from the table."""
 
     JSON: ClassVar[str] = "* -goals **goals"

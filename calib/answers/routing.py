@@ -102,10 +102,10 @@ def measured_loads(table: SampleTable) -> tuple[RankLoad, ...]:
         in_pass=rows["num_most"] / mean,
         in_layers=rows["num_fullest"] * rows["num_microbatches"] / mean,
     )
-    found = rows.groupby("num_ranks", sort=True)[["in_pass", "in_layers"]].max().clip(lower=1.0)
+    loads = rows.groupby("num_ranks", sort=True)[["in_pass", "in_layers"]].max().clip(lower=1.0)
     return tuple(
         RankLoad(num_ranks=int(str(number)), in_pass=float(in_pass), in_layers=float(in_layers))
-        for number, in_pass, in_layers in found.itertuples()
+        for number, in_pass, in_layers in loads.itertuples()
     )
 
 
@@ -151,8 +151,8 @@ def routed_s(steps: FittedSteps, config: RunConfig) -> float:
 def _cost_s(steps: FittedSteps, config: RunConfig, imbalance: float) -> tuple[float, float]:
     """Seconds that an even routing would save, and those of the step."""
     near, far = _FAR
-    asked = (with_imbalance(config, near), with_imbalance(config, far), config)
-    near_s, far_s, whole_s = steps.predict(asked).time_s.tolist()
+    configs = (with_imbalance(config, near), with_imbalance(config, far), config)
+    near_s, far_s, whole_s = steps.predict(configs).time_s.tolist()
     slope_s = max(0.0, (far_s - near_s) / (far - near))
     return min(slope_s * (imbalance - 1.0), whole_s * (1.0 - 1.0 / imbalance)), whole_s
 
@@ -178,13 +178,13 @@ def _drift(routing: MeasuredRouting) -> str:
     values = routing.by_window
     if max(values) - min(values) < _WORTH_TELLING * values[0]:
         return ""
-    told = f", {values[0]:.2f} at first"
+    text = f", {values[0]:.2f} at first"
     inner = values[1:-1]
     if inner and max(inner) > max(values[0], values[-1]) * (1.0 + _WORTH_TELLING):
-        told += f", at most {max(inner):.2f}"
+        text += f", at most {max(inner):.2f}"
     if inner and min(inner) < min(values[0], values[-1]) / (1.0 + _WORTH_TELLING):
-        told += f", at least {min(inner):.2f}"
-    return told
+        text += f", at least {min(inner):.2f}"
+    return text
 
 
 def routing_line(routing: MeasuredRouting | None, cost_frac: float | None) -> str:
@@ -201,14 +201,14 @@ def routing_line(routing: MeasuredRouting | None, cost_frac: float | None) -> st
     """
     if routing is None or routing.imbalance < 1.0 + _WORTH_TELLING:
         return ""
-    told = f"routing: busiest rank {routing.imbalance:.2f} x the mean"
-    told += _drift(routing)
+    text = f"routing: busiest rank {routing.imbalance:.2f} x the mean"
+    text += _drift(routing)
     steady = routing.steady >= 1.0 + _WORTH_TELLING
     who = f"rank {routing.busiest_rank}" if steady else "no rank in particular"
     layer = routing.worst_layer
-    told += f"; {who}, layer {layer}: {routing.by_layer[layer]:.2f} x"
+    text += f"; {who}, layer {layer}: {routing.by_layer[layer]:.2f} x"
     if routing.num_ranks > routing.num_counted:
-        told += f" (counted on {routing.num_counted} of {routing.num_ranks} ranks)"
+        text += f" (counted on {routing.num_counted} of {routing.num_ranks} ranks)"
     if cost_frac is not None:
-        told += f" · imbalance costs {format_frac(cost_frac)} of the step"
-    return told
+        text += f" · imbalance costs {format_frac(cost_frac)} of the step"
+    return text

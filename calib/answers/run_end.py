@@ -9,7 +9,7 @@ from ..forecast import SCHEMA, Forecast
 from ..plain_json import JsonObject
 from ..records import Action, DataLength, LoopRecord
 from ..workload import Goals
-from .finish_line import ending
+from .finish_line import finish_text
 
 _REMEDY = "give --calibrate-total-steps=N, or train_iters=N to forerun.attach"
 _REASONS = {
@@ -78,18 +78,21 @@ def forecast_json(end: RunEnd, ahead: Forecast) -> JsonObject:
 
     ``ahead`` reaches to the end of the run, else to that of the pass, else says how long steps are.
     """
-    told = ahead.to_json()
+    forecast_fields = ahead.to_json()
     if end.steps_total:
-        return told | {"reason_no_finish": ""}
-    steps = [name for name in told if name.startswith(_OF_STEP)]
-    found: JsonObject = {
+        return forecast_fields | {"reason_no_finish": ""}
+    steps = [name for name in forecast_fields if name.startswith(_OF_STEP)]
+    result: JsonObject = {
         "schema": SCHEMA,
         "reason_no_finish": end.reason,
-        **{name: told[name] for name in ("now_unix_s", "steps_done", *steps)},
+        **{name: forecast_fields[name] for name in ("now_unix_s", "steps_done", *steps)},
     }
     if end.pass_end:
-        found["pass"] = {"end_step": end.pass_end, **{name: told[name] for name in _OF_PASS}}
-    return found
+        result["pass"] = {
+            "end_step": end.pass_end,
+            **{name: forecast_fields[name] for name in _OF_PASS},
+        }
+    return result
 
 
 def end_lines(end: RunEnd, ahead: Forecast | None) -> list[str]:
@@ -98,6 +101,6 @@ def end_lines(end: RunEnd, ahead: Forecast | None) -> list[str]:
         return []
     lines = [f"end of the run not known: {end.reason}"]
     if end.pass_end and ahead is not None:
-        left = f"{ahead.steps_left:,} steps left in it · the run may go on after it"
-        lines.insert(0, f"this pass over the data {ending(ahead)} · {left}")
+        remaining_text = f"{ahead.steps_left:,} steps left in it · the run may go on after it"
+        lines.insert(0, f"this pass over the data {finish_text(ahead)} · {remaining_text}")
     return lines

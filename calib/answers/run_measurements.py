@@ -108,8 +108,8 @@ def measured_sigma_log(table: SampleTable) -> float:
         times = newest.step_times_s()
     if times.size < 2:
         return ONE_STEP_SIGMA_LOG
-    found = mean_estimate(times)
-    return math.hypot(found.standard_error / found.mean, DRIFT_FRAC)
+    estimate = mean_estimate(times)
+    return math.hypot(estimate.standard_error / estimate.mean, DRIFT_FRAC)
 
 
 def recalibration_s(table: SampleTable) -> float:

@@ -26,7 +26,7 @@ _TICKS_PER_US = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inside:
+class NestedSlices:
     """What a slice is made of: name, category and arguments of each, and where in it each ends."""
 
     labels: tuple[Event, ...]
@@ -34,7 +34,7 @@ class Inside:
     """Seconds from the start of the slice."""
 
 
-NOTHING = Inside(labels=(), ends_s=())
+NOTHING = NestedSlices(labels=(), ends_s=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Bar:
     """Name, category and arguments."""
     start_s: float
     end_s: float
-    inside: Inside = NOTHING
+    inside: NestedSlices = NOTHING
     leaves: tuple[int, ...] = ()
     """Arrows that begin here."""
     arrives: tuple[int, ...] = ()
@@ -224,7 +224,7 @@ class _Predicted:
 
     def __init__(self, estimate: StepEstimate, first_arrow: int) -> None:
         self._spans, self._slices = estimate.spans, estimate.slices
-        self._inside: dict[Place, Inside] = {}
+        self._inside: dict[Place, NestedSlices] = {}
         self._num_chunks = estimate.config.parallelism.num_chunks
         sent = [
             (span.kind, span.chunk, span.microbatch)
@@ -239,14 +239,14 @@ class _Predicted:
 
     def tracks(self) -> Iterator[tuple[str, list[Bar]]]:
         """Names with their slices, stage by stage."""
-        found: dict[tuple[int, str], list[Bar]] = {}
+        bars: dict[tuple[int, str], list[Bar]] = {}
         for span in self._spans:
             stream = _STREAMS.get(span.kind, _PASSES)
-            found.setdefault((span.stage, stream), []).append(self._bar(span))
-        for stage in sorted({stage for stage, _ in found}):
+            bars.setdefault((span.stage, stream), []).append(self._bar(span))
+        for stage in sorted({stage for stage, _ in bars}):
             for stream in (_PASSES, _MESSAGES, _SYNC):
-                if (stage, stream) in found:
-                    yield f"stage {stage} {stream}", found[stage, stream]
+                if (stage, stream) in bars:
+                    yield f"stage {stage} {stream}", bars[stage, stream]
 
     def _bar(self, span: Span) -> Bar:
         leaves = self._arrows.get((span.kind, span.chunk, span.microbatch))
@@ -262,11 +262,11 @@ class _Predicted:
             arrives=() if arrives is None else (arrives,),
         )
 
-    def _made_of(self, span: Span) -> Inside:
+    def _made_of(self, span: Span) -> NestedSlices:
         place = span.kind, span.stage, span.chunk
         if place not in self._inside:
-            own = self._slices.get(place, ())
-            self._inside[place] = _inside(own) if own else NOTHING
+            slices = self._slices.get(place, ())
+            self._inside[place] = _inside(slices) if slices else NOTHING
         return self._inside[place]
 
     def _to(self, kind: TaskKind, chunk: int) -> int | None:
@@ -279,7 +279,7 @@ class _Predicted:
         return chunk - 1 if kind is TaskKind.FORWARD else chunk + 1
 
 
-def _inside(slices: Sequence[Slice]) -> Inside:
+def _inside(slices: Sequence[Slice]) -> NestedSlices:
     labels: list[Event] = []
     for one in slices:
         args: Event = {"calls": round(one.calls, 3)}
@@ -291,20 +291,20 @@ def _inside(slices: Sequence[Slice]) -> Inside:
             args["source"] = one.source.value
         labels.append({"name": one.name, "cat": one.part.value, "args": args})
     ends_s = tuple(accumulate(one.time_s for one in slices))
-    return Inside(labels=tuple(labels), ends_s=ends_s)
+    return NestedSlices(labels=tuple(labels), ends_s=ends_s)
 
 
 def _measured(spans: Sequence[MeasuredSpan]) -> Iterator[tuple[str, list[Bar]]]:
-    found: dict[tuple[int, int, str], list[Bar]] = {}
+    bars: dict[tuple[int, int, str], list[Bar]] = {}
     for span in spans:
         stream = _STREAMS.get(span.kind, _PASSES)
         label = _label(span.kind, span.microbatch if stream == _PASSES else -1, {})
         bar = Bar(label=label, start_s=span.start_s, end_s=span.end_s)
-        found.setdefault((span.stage, span.rank, stream), []).append(bar)
-    for stage, rank in sorted({key[:2] for key in found}):
+        bars.setdefault((span.stage, span.rank, stream), []).append(bar)
+    for stage, rank in sorted({key[:2] for key in bars}):
         for stream in (_PASSES, _SYNC):
-            if (stage, rank, stream) in found:
-                yield f"stage {stage} {stream}, rank {rank}", found[stage, rank, stream]
+            if (stage, rank, stream) in bars:
+                yield f"stage {stage} {stream}, rank {rank}", bars[stage, rank, stream]
 
 
 def _label(kind: TaskKind, microbatch: int, args: Event) -> Event:

@@ -26,12 +26,12 @@ _SEPARATOR = " · "
 _DECISION = "decision: "
 
 
-def prefixed(lines: Sequence[str]) -> list[str]:
+def with_prefix(lines: Sequence[str]) -> list[str]:
     """As they stand in the log; empty ones are left out."""
     return [f"{PREFIX} {line}" for line in lines if line]
 
 
-def advised(lines: Sequence[str]) -> str:
+def advice_line(lines: Sequence[str]) -> str:
     """Of the lines of a transcript the one that says what is advised; empty where none does."""
     return next((line for line in lines if line.startswith(f"{PREFIX} {_DECISION}")), "")
 
@@ -40,7 +40,7 @@ def run_line(
     config: RunConfig | None,
     num_ranks: int,
     measured_s: float | None,
-    found: Throughput | None = None,
+    throughput: Throughput | None = None,
     *,
     device: str = "",
 ) -> str:
@@ -55,8 +55,8 @@ def run_line(
         words.append(layout_words(config))
     if measured_s is not None:
         words.append(f"step {format_time(measured_s)}")
-    if found is not None:
-        words.append(found.text)
+    if throughput is not None:
+        words.append(throughput.text)
     if config is not None and config.device != "cpu" and peak_flop_per_s(config) is None:
         words.append(f"no MFU: the peak of {config.device} is not known")
     return _SEPARATOR.join(words)
@@ -87,9 +87,12 @@ def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) 
         if (near := plan.nearest) is not None:
             words.append(plan.missed_by(near, layout_words(near.config)))
         return _SEPARATOR.join(words)
-    own, other = plan.own.config.parallelism.num_ranks, best.config.parallelism.num_ranks
-    kind = "CPU ranks" if plan.own.config.device == "cpu" else "GPUs"
-    where = "here" if own == other else f"on {other} {kind}"
+    running_num_ranks, other = (
+        plan.running.config.parallelism.num_ranks,
+        best.config.parallelism.num_ranks,
+    )
+    kind = "CPU ranks" if plan.running.config.device == "cpu" else "GPUs"
+    where = "here" if running_num_ranks == other else f"on {other} {kind}"
     faster = "perhaps faster" if best.is_unsure else "faster"
     words = [
         f"{faster} {where}: {layout_words(best.config)}",
@@ -180,10 +183,13 @@ def _shown_by(candidate: Candidate | None, plan: Plan | None, directory: str) ->
     """The command that prints the launch line of a candidate, which is a row of the plan."""
     if candidate is None or plan is None:
         return ""
-    own, ranks = plan.own.config.parallelism.num_ranks, candidate.config.parallelism.num_ranks
+    running_num_ranks, ranks = (
+        plan.running.config.parallelism.num_ranks,
+        candidate.config.parallelism.num_ranks,
+    )
     rows = [c for c in plan.candidates if c.config.parallelism.num_ranks == ranks]
     if candidate not in rows:
         return ""
-    gpus = f" --gpus {ranks}" if ranks != own else ""
+    gpus = f" --gpus {ranks}" if ranks != running_num_ranks else ""
     row = rows.index(candidate) + 1
     return f"forerun plan {quoted(directory)}{gpus} --show {row} prints the command"

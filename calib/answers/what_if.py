@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from ..advice import Candidate, Plan, changed, compare, unaskable
+from ..advice import Candidate, Plan, changed, compare, unsupported_reason
 from ..arguments import LAYOUT_NAMES, apply_options, options
 from ..errors import ConfigError
 from ..search import is_usually_split
@@ -22,7 +22,7 @@ _DOUBLINGS = range(-_MOST_DOUBLINGS, _MOST_DOUBLINGS + 1)
 
 
 def what_if(
-    found: Plan,
+    plan: Plan,
     steps: FittedSteps,
     gpus: Sequence[int] = (),
     memory_offset_nbytes: int | None = None,
@@ -33,8 +33,8 @@ def what_if(
     pp and micro-batch; ranks are half, as many, twice and ``gpus``.  ``steps`` and
     ``memory_offset_nbytes`` are what ``forerun predict`` answers by.
     """
-    running = found.own.config
-    wanted = dict.fromkeys((running, *(one.config for one in found.candidates)))
+    running = plan.running.config
+    wanted = dict.fromkeys((running, *(one.config for one in plan.candidates)))
     for config in _neighbours(running, gpus):
         if len(wanted) >= MOST_ROWS:
             break
@@ -43,7 +43,7 @@ def what_if(
         running,
         list(wanted)[:MOST_ROWS],
         steps,
-        memory_capacity_nbytes=found.memory_capacity_nbytes,
+        memory_capacity_nbytes=plan.memory_capacity_nbytes,
         memory_offset_nbytes=memory_offset_nbytes,
     )
     return tuple(rows)
@@ -86,27 +86,27 @@ def _gives(words: Sequence[str], config: RunConfig, running: RunConfig) -> bool:
 
 def _neighbours(running: RunConfig, gpus: Sequence[int]) -> Iterator[RunConfig]:
     """Layouts that differ from the running one, the nearest first."""
-    own = running.parallelism
+    par = running.parallelism
     is_free = takes_options(running)
     degrees = _DOUBLINGS if is_free else (0,)
-    again = (Recompute.NONE, Recompute.FULL) if is_free else ()
-    kinds = tuple(dict.fromkeys((running.recompute, *again)))
-    half = own.num_ranks // 2 if own.num_ranks % 2 == 0 else own.num_ranks
-    counts = tuple(dict.fromkeys((own.num_ranks, half, 2 * own.num_ranks, *gpus)))
+    other_kinds = (Recompute.NONE, Recompute.FULL) if is_free else ()
+    kinds = tuple(dict.fromkeys((running.recompute, *other_kinds)))
+    half = par.num_ranks // 2 if par.num_ranks % 2 == 0 else par.num_ranks
+    counts = tuple(dict.fromkeys((par.num_ranks, half, 2 * par.num_ranks, *gpus)))
     choices = product(counts, degrees, degrees, _DOUBLINGS, kinds)
 
     def distance(choice: tuple[int, int, int, int, Recompute]) -> float:
         count, tp, pp, micro, kind = choice
-        away = abs(math.log2(count / own.num_ranks))
+        away = abs(math.log2(count / par.num_ranks))
         return away + abs(tp) + abs(pp) + abs(micro) + (kind is not running.recompute)
 
     for count, tp, pp, micro, kind in sorted(choices, key=distance):
         size = running.batch.micro_batch_size
-        sizes = _doubled(own.tp, tp), _doubled(own.pp, pp), _doubled(size, micro)
+        sizes = _doubled(par.tp, tp), _doubled(par.pp, pp), _doubled(size, micro)
         if 0 in sizes:
             continue
         config = _changed(running, count, *sizes, kind)
-        if config is not None and not (is_free and unaskable(config, running)):
+        if config is not None and not (is_free and unsupported_reason(config, running)):
             yield config
 
 
@@ -114,11 +114,11 @@ def _changed(
     running: RunConfig, num_ranks: int, tp: int, pp: int, micro: int, kind: Recompute
 ) -> RunConfig | None:
     """None where such a layout cannot run."""
-    own = running.parallelism
+    par = running.parallelism
     values: dict[str, Any] = {"num_ranks": num_ranks, "tp": tp, "pp": pp, "micro_batch_size": micro}
-    if pp != own.pp:
+    if pp != par.pp:
         values |= {"vp": 1, "microbatch_group_size": 0}
-    if tp > own.tp == 1:
+    if tp > par.tp == 1:
         values["is_sequence_parallel"] = is_usually_split(running)
     if kind is not running.recompute:
         values |= {"recompute": kind, "recompute_num_layers": 0, "recompute_modules": ()}

@@ -6,7 +6,7 @@ In: argument lists and namespaces. Out: a ``RunConfig``, and back again. Imports
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .hugging_face import Training, from_hugging_face, from_training, in_its_precision
@@ -59,4 +59,4 @@ if TYPE_CHECKING:
         untaken,
     )
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

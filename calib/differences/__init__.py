@@ -5,7 +5,7 @@ In: two sample tables.  Out: a verdict with an interval, the settings and the te
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .levels import (
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
         Side,
         TermChange,
         Verdict,
-        again_log,
-        change,
+        compare_levels,
+        estimate_repeat_sigma_log,
         log_level,
     )
     from .norms import Normal, bus_rates, modelled_nearest, near_rows, normal
     from .terms import ALL_ELSE, step_windows
     from .two_runs import difference
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -39,12 +39,12 @@ _OF_INTERVAL = 0.95
 class Level:
     """A quantity of a run, one value for each of its windows.
 
-    ``again`` is how far the quantity lies apart, as a standard deviation in the same unit, when the
+    ``repeat_sigma`` is how far the quantity lies apart, as a standard deviation in the same unit, when the
     same is run once more.
     """
 
     values: tuple[float, ...]
-    again: float
+    repeat_sigma: float
     noise: float = 0.0
     """Standard error of a window's value from the scatter of its steps; 0 where it is not known."""
     noise_freedom: float = _SURE
@@ -74,8 +74,8 @@ class Level:
         wander2, freedom = shown._wander2, max(1, len(shown.values) - 1)
         mean2 = self._variance / number if number > 1 else self.noise**2
         of_mean = number - 1 if number > 1 else self.noise_freedom
-        if wander2 <= self.again**2:
-            return [(mean2, of_mean), (self.again**2, _SURE)]
+        if wander2 <= self.repeat_sigma**2:
+            return [(mean2, of_mean), (self.repeat_sigma**2, _SURE)]
         if shown is self:
             return [(mean2 + wander2, freedom)]
         return [(mean2, of_mean), (wander2, freedom)]
@@ -99,7 +99,7 @@ class Change:
         return abs(self.value) > self.least
 
 
-def change(first: Level, second: Level, *, num_compared: int = 1) -> Change:
+def compare_levels(first: Level, second: Level, *, num_compared: int = 1) -> Change:
     """The second less the first; claims share ``FALSE_ALARM`` among as many as are compared.
 
     Student's t with the degrees of freedom of Welch (1947) and Satterthwaite (1946).
@@ -123,23 +123,23 @@ def change(first: Level, second: Level, *, num_compared: int = 1) -> Change:
     )
 
 
-def log_level(windows: Sequence[Floats], *, again_log: float) -> Level:
+def log_level(windows: Sequence[Floats], *, repeat_sigma_log: float) -> Level:
     """Of the steps of each window, seconds: medians of their logarithms.
 
     The scatter of a window's steps counts with their autocorrelation (batch means).
     """
     logs = [np.log(steps) for steps in windows]
     known = [(mean_estimate(one), len(one)) for one in logs if len(one) > 1]
-    noise2 = [(MEDIAN_OVER_MEAN * found.standard_error) ** 2 for found, _ in known]
+    noise2 = [(MEDIAN_OVER_MEAN * estimate.standard_error) ** 2 for estimate, _ in known]
     return Level(
         values=tuple(float(np.median(one)) for one in logs),
-        again=again_log,
+        repeat_sigma=repeat_sigma_log,
         noise=math.sqrt(float(np.mean(noise2))) if noise2 else ONE_STEP_SIGMA_LOG,
         noise_freedom=float(sum(found.degrees for found, _ in known)) or 1.0,
     )
 
 
-def again_log(windows: Sequence[Floats], device: str, *, is_one_run: bool) -> float:
+def estimate_repeat_sigma_log(windows: Sequence[Floats], device: str, *, is_one_run: bool) -> float:
     """How far the logarithm of a step lies apart when the same is run once more, or in another
     window of one run.
 
@@ -261,9 +261,9 @@ class Difference(Encoded):
     @property
     def settings_text(self) -> str:
         """What was set differently, the most telling first; empty where nothing was."""
-        told = [one.text for one in self.settings]
-        more = f" and {len(told) - 3} more settings" if len(told) > 3 else ""
-        return f"B has {', '.join(told[:3])}{more}" if told else ""
+        texts = [one.text for one in self.settings]
+        more = f" and {len(texts) - 3} more settings" if len(texts) > 3 else ""
+        return f"B has {', '.join(texts[:3])}{more}" if texts else ""
 
     @property
     def sentence(self) -> str:

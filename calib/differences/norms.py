@@ -102,16 +102,16 @@ class Normal(Encoded):
         return self.num_slower / self.num_alike
 
 
-def normal(own: StepRow, published: Sequence[StepRow]) -> Normal:
+def normal(run: StepRow, published: Sequence[StepRow]) -> Normal:
     """A run among published ones, of which it is none; without the nearest of them.
 
     Raises ``CalibrationError`` where nothing is published of its kind of device.
     """
-    rows, words = alike_rows(own.config, _others(own, published))
-    mine, *rates = (throughput(row.config, row.measured_s) for row in (own, *rows))
+    rows, words = alike_rows(run.config, _others(run, published))
+    mine, *rates = (throughput(row.config, row.measured_s) for row in (run, *rows))
     mfu = mine.mfu_frac or 0.0
     return Normal(
-        run_id=own.machine,
+        run_id=run.machine,
         flop_per_s_per_gpu=mine.flop_per_s_per_gpu,
         mfu_frac=mfu,
         num_slower=sum((rate.mfu_frac or 0.0) < mfu for rate in rates),
@@ -121,36 +121,38 @@ def normal(own: StepRow, published: Sequence[StepRow]) -> Normal:
 
 
 def near_rows(
-    own: StepRow, steps: FittedSteps, published: Sequence[StepRow], sources: Mapping[str, str]
+    run: StepRow, steps: FittedSteps, published: Sequence[StepRow], sources: Mapping[str, str]
 ) -> tuple[NearRow, ...]:
     """The published rows that are nearest to a run, priced by its model; ``sources`` by table."""
-    rows, _ = alike_rows(own.config, _others(own, published))
-    near = _nearest(own.config, rows)[:_NUM_NEAR]
-    return tuple(_near(own, row, steps, sources) for row in near)
+    rows, _ = alike_rows(run.config, _others(run, published))
+    near = _nearest(run.config, rows)[:_NUM_NEAR]
+    return tuple(_near(run, row, steps, sources) for row in near)
 
 
 def modelled_nearest(config: RunConfig, steps: FittedSteps, published: Sequence[StepRow]) -> str:
     """The published runs of its device that are nearest to a described one, and how much slower or
     faster each was modelled than it was measured; empty where none is published."""
     name = device_prior(config.device).name
-    own = [
+    device_rows = [
         row
         for row in published
         if device_prior(row.config.device).name == name and Trait.SOCKET_NETWORK not in row.traits
     ]
-    if not own:
+    if not device_rows:
         return ""
-    rows, words = alike_rows(config, own)
+    rows, words = alike_rows(config, device_rows)
     firsts: dict[str, StepRow] = {}
     for row in _nearest(config, rows):
         firsts.setdefault(row.group, row)
     near = [*firsts.values()][:_NUM_NEAR]
     errors = [float(steps.median_times([row.config])[0]) / row.measured_s - 1 for row in near]
-    told = ", ".join(
+    errors_text = ", ".join(
         f"{row.group} {format_frac(off, signed=True)}"
         for row, off in zip(near, errors, strict=True)
     )
-    return f"nearest of {len(rows)} published runs ({words}), modelled against measured: {told}"
+    return (
+        f"nearest of {len(rows)} published runs ({words}), modelled against measured: {errors_text}"
+    )
 
 
 def _nearest(config: RunConfig, rows: Sequence[StepRow]) -> list[StepRow]:
@@ -161,13 +163,13 @@ def _nearest(config: RunConfig, rows: Sequence[StepRow]) -> list[StepRow]:
     return [rows[place] for place in order]
 
 
-def _others(own: StepRow, published: Sequence[StepRow]) -> list[StepRow]:
+def _others(run: StepRow, published: Sequence[StepRow]) -> list[StepRow]:
     """Rows that are not the run itself."""
-    layout = same_layout(own.config)
+    layout = same_layout(run.config)
     return [
         row
         for row in published
-        if same_layout(row.config) != layout or abs(row.measured_s / own.measured_s - 1) > 1e-4
+        if same_layout(row.config) != layout or abs(row.measured_s / run.measured_s - 1) > 1e-4
     ]
 
 
@@ -178,14 +180,14 @@ def alike_rows(config: RunConfig, published: Sequence[StepRow]) -> tuple[list[St
     ours = _traits(config, config)
     known = [(row, _traits(row.config, config)) for row in published]
     for number in range(len(ours), 0, -1):
-        found = [row for row, traits in known if traits[:number] == ours[:number]]
-        if len(found) >= _LEAST:
-            return found, ", ".join(ours[:number])
+        rows = [row for row, traits in known if traits[:number] == ours[:number]]
+        if len(rows) >= _LEAST:
+            return rows, ", ".join(ours[:number])
     peak = peak_flop_per_s(config)
-    if found := [
+    if rows := [
         r for r, t in known if t[0] == ours[0] or (peak and peak_flop_per_s(r.config) == peak)
     ]:
-        return found, f"GPUs with the peak of {ours[0]}"
+        return rows, f"GPUs with the peak of {ours[0]}"
     there = ", ".join(sorted({traits[0] for _, traits in known}))
     raise CalibrationError(
         f"{config.device}: no run on such a device is published; there are those of {there}"
@@ -203,10 +205,10 @@ def _traits(config: RunConfig, run: RunConfig) -> tuple[str, ...]:
     return device_prior(config.device).name.upper(), f"{bits}-bit", kind, size
 
 
-def _near(own: StepRow, row: StepRow, steps: FittedSteps, sources: Mapping[str, str]) -> NearRow:
+def _near(run: StepRow, row: StepRow, steps: FittedSteps, sources: Mapping[str, str]) -> NearRow:
     """A row with its settings in place of the run's own, one at a time."""
-    settings = _priced(own.config, row.config, steps)
-    whole = replace(row.config, device=own.config.device)
+    settings = _priced(run.config, row.config, steps)
+    whole = replace(row.config, device=run.config.device)
     rate = _flop_per_s(row.config, row.measured_s)
     return NearRow(
         row_id=row.row_id,
@@ -214,8 +216,8 @@ def _near(own: StepRow, row: StepRow, steps: FittedSteps, sources: Mapping[str, 
         framework=row.config.framework,
         source=sources.get(row.table, row.table),
         flop_per_s_per_gpu=rate,
-        rate_frac=rate / _flop_per_s(own.config, own.measured_s) - 1,
-        modelled_frac=_modelled(whole, steps) / _modelled(own.config, steps) - 1,
+        rate_frac=rate / _flop_per_s(run.config, run.measured_s) - 1,
+        modelled_frac=_modelled(whole, steps) / _modelled(run.config, steps) - 1,
         settings=tuple(sorted(settings, key=lambda one: -abs(one.rate_frac or 0.0))),
     )
 
@@ -231,11 +233,11 @@ def _flop_per_s(config: RunConfig, step_time_s: float) -> float:
 
 def _priced(config: RunConfig, other: RunConfig, steps: FittedSteps) -> Iterator[PricedSetting]:
     """Every setting of another run that matters, alone in place of this run's own."""
-    own = _modelled(config, steps)
+    base_flop_per_s = _modelled(config, steps)
     for name, values in _choices(config, other).items():
         frac = None
         with suppress(ConfigError):
-            frac = _modelled(changed(config, values, like=other), steps) / own - 1
+            frac = _modelled(changed(config, values, like=other), steps) / base_flop_per_s - 1
         if frac is None or abs(frac) > _LEAST_FRAC:
             yield PricedSetting(
                 part=part_of((name,)),
@@ -249,15 +251,15 @@ def _priced(config: RunConfig, other: RunConfig, steps: FittedSteps) -> Iterator
 def _choices(config: RunConfig, other: RunConfig) -> dict[str, dict[str, object]]:
     """Settings with values; a batch that grows with the ranks goes with them, and the length of
     samples is none of the model."""
-    found = single_choices(config, other)
+    choices = single_choices(config, other)
     each = [c.batch.global_batch_size / c.parallelism.num_ranks for c in (config, other)]
-    if {"gpus", "global_batch_size"} <= found.keys() and each[0] == each[1]:
-        found["gpus"] |= found.pop("global_batch_size")
-    if found.pop("model", None):
+    if {"gpus", "global_batch_size"} <= choices.keys() and each[0] == each[1]:
+        choices["gpus"] |= choices.pop("global_batch_size")
+    if choices.pop("model", None):
         ours, theirs = config.model, other.model
-        found["seq_length"] = {"model": replace(ours, seq_length=theirs.seq_length)}
-        found["model"] = {"model": replace(theirs, seq_length=ours.seq_length)}
-    return {name: values for name, values in found.items() if name not in _OF_TABLES}
+        choices["seq_length"] = {"model": replace(ours, seq_length=theirs.seq_length)}
+        choices["model"] = {"model": replace(theirs, seq_length=ours.seq_length)}
+    return {name: values for name, values in choices.items() if name not in _OF_TABLES}
 
 
 def _shown(config: RunConfig, other: RunConfig, name: str) -> str:
@@ -281,8 +283,8 @@ def bus_rates(table: SampleTable, published: pd.DataFrame) -> pd.DataFrame:
     """The rows of ``published`` that are of the kind of a group of the newest run, and in
     ``bytes_per_s`` its best rate at large payloads."""
     rows = table.collectives.rename(columns={"kind": "collective"})
-    is_told = (rows["run_id"] == table.run_id) & ~rows["is_bound"] & (rows["time_s"] > 0)
-    rows = rows[is_told & (rows["nbytes"] >= _LARGE_NBYTES)]
+    is_timed = (rows["run_id"] == table.run_id) & ~rows["is_bound"] & (rows["time_s"] > 0)
+    rows = rows[is_timed & (rows["nbytes"] >= _LARGE_NBYTES)]
     names = zip(rows["collective"], rows["num_ranks"], strict=True)
     factors = [bus_factor(Collective(name), ranks) for name, ranks in names]
     rows = rows.assign(bytes_per_s=factors * rows["nbytes"] / rows["time_s"])

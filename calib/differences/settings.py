@@ -112,7 +112,7 @@ class Settings:
 def setting_changes(first: Settings, second: Settings) -> tuple[SettingChange, ...]:
     """Every setting that differs, by part; what belongs to no step (cadence) is left out."""
     ours, theirs = dict(_leaves(first)), dict(_leaves(second))
-    found = [
+    changes = [
         SettingChange(
             part=part_of(key),
             name=setting_name(key[-1]),
@@ -123,7 +123,7 @@ def setting_changes(first: Settings, second: Settings) -> tuple[SettingChange, .
         if ours.get(key, "") != theirs.get(key, "") and key[-1] not in _AFTER_SIZE
     ]
     order = list(Part)
-    return tuple(sorted(found, key=lambda one: order.index(one.part)))
+    return tuple(sorted(changes, key=lambda one: order.index(one.part)))
 
 
 def _leaves(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:

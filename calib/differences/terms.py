@@ -41,16 +41,16 @@ def step_windows(table: SampleTable) -> dict[int, pd.DataFrame]:
     steps = steps[steps["is_clean"]]
     bare = steps[~steps["is_hooked"]]
     rows = (steps if bare.empty else bare).groupby(["window", "step"], sort=True)["time_s"]
-    found = rows.median().reset_index()
-    found = found[found["time_s"] > 0]
-    return {int(str(window)): part for window, part in found.groupby("window", sort=True)}
+    medians = rows.median().reset_index()
+    medians = medians[medians["time_s"] > 0]
+    return {int(str(window)): part for window, part in medians.groupby("window", sort=True)}
 
 
 def term_windows(table: SampleTable) -> pd.DataFrame:
     """Seconds per step of each term, mean over ranks, one row per window; the last column,
     ``ALL_ELSE``, makes them add up to the window's step."""
     steps = {w: float(part["time_s"].median()) for w, part in step_windows(table).items()}
-    phases = _own_phases(table)
+    phases = _phase_self_times(table)
     columns: dict[str, pd.Series] = {}
     for phase, name in _PASSES.items():
         columns |= _of_passes(table, phase, phases.get(name, pd.Series(dtype=float)))
@@ -74,10 +74,10 @@ class Scatter:
     @staticmethod
     def of(times_s: pd.Series, size_s: float | None = None) -> Scatter:
         """Of the median of these times, as a share of their mean or of another size."""
-        found = mean_estimate(times_s.to_numpy(dtype=np.float64))
-        size_s = abs(found.mean if size_s is None else size_s)
-        error = MEDIAN_OVER_MEAN * found.standard_error
-        return Scatter(error_frac=error / size_s if size_s else 0.0, freedom=found.degrees)
+        estimate = mean_estimate(times_s.to_numpy(dtype=np.float64))
+        size_s = abs(estimate.mean if size_s is None else size_s)
+        error = MEDIAN_OVER_MEAN * estimate.standard_error
+        return Scatter(error_frac=error / size_s if size_s else 0.0, freedom=estimate.degrees)
 
 
 def term_scatter(table: SampleTable, terms: pd.DataFrame) -> dict[str, Scatter]:
@@ -89,8 +89,8 @@ def term_scatter(table: SampleTable, terms: pd.DataFrame) -> dict[str, Scatter]:
     if len(steps) < 2:
         return {}
     parts = {str(name): Scatter.of(steps[name]) for name in steps}
-    found = {str(name): parts[_source(str(name))] for name in terms if name != ALL_ELSE}
-    return {**found, ALL_ELSE: Scatter.of(steps["step"], float(terms[ALL_ELSE].mean()))}
+    scatters = {str(name): parts[_source(str(name))] for name in terms if name != ALL_ELSE}
+    return {**scatters, ALL_ELSE: Scatter.of(steps["step"], float(terms[ALL_ELSE].mean()))}
 
 
 def rank_scatter(table: SampleTable) -> dict[int, dict[str, Scatter]]:
@@ -112,9 +112,9 @@ def _by_step(table: SampleTable) -> pd.DataFrame:
     sums = rows.groupby(["step", "rank", "name"])["own_s"].sum().unstack("name").fillna(0.0)
     known = {part: sums.get(name, pd.Series(0.0, index=sums.index)) for part, name in _PARTS}
     inside = rows[rows["name"].isin(_OUTER)].groupby(["step", "rank"])
-    found = pd.DataFrame({**known, "waiting": inside["wait_s"].sum()}).dropna()
-    whole_s = steps.reindex(found.index)
-    return found.assign(step=whole_s, host=whole_s - inside["time_s"].sum()).dropna()
+    parts = pd.DataFrame({**known, "waiting": inside["wait_s"].sum()}).dropna()
+    whole_s = steps.reindex(parts.index)
+    return parts.assign(step=whole_s, host=whole_s - inside["time_s"].sum()).dropna()
 
 
 def _source(term: str) -> str:
@@ -141,7 +141,7 @@ def rank_windows(table: SampleTable) -> dict[int, pd.DataFrame]:
     }
 
 
-def _own_phases(table: SampleTable) -> Mapping[str, pd.Series]:
+def _phase_self_times(table: SampleTable) -> Mapping[str, pd.Series]:
     """Own time of phases in hooked clean steps, without waiting and hooks, by window: mean over
     ranks of the median over steps."""
     rows = _hooked_phases(table)
@@ -164,8 +164,8 @@ def _of_passes(table: SampleTable, phase: Phase, whole_s: pd.Series) -> dict[str
     Where only some of the passes were timed in detail, their shares stand for all.
     """
     rows = _sampled(table)
-    again = Phase.RECOMPUTE.value if phase is Phase.BACKWARD else phase.value
-    rows = rows[rows["phase"].isin([phase.value, again]) & ~rows["kind"].isin(_ONCE)]
+    recompute_phase = Phase.RECOMPUTE.value if phase is Phase.BACKWARD else phase.value
+    rows = rows[rows["phase"].isin([phase.value, recompute_phase]) & ~rows["kind"].isin(_ONCE)]
     if rows.empty or whole_s.empty:
         return {f"{phase.value} passes": whole_s} if not whole_s.empty else {}
     # What one window lacks, others tell.
@@ -206,12 +206,12 @@ def _of_groups(table: SampleTable) -> dict[str, pd.Series]:
         return {}
     ranks = rows.groupby("window")["rank"].nunique()
     sums = rows.groupby(["role", "window"], sort=True)[["transfer_s", "wait_s"]].sum()
-    found: dict[str, pd.Series] = {}
+    columns: dict[str, pd.Series] = {}
     name_of: dict[str, Callable[[str], str]] = {"transfer_s": _transfers, "wait_s": _waiting}
     for column, text in name_of.items():
         for role in sums.index.get_level_values("role").unique():
-            found[text(str(role))] = sums[column].loc[role] / ranks
-    return found
+            columns[text(str(role))] = sums[column].loc[role] / ranks
+    return columns
 
 
 def _transfers(role: str) -> str:

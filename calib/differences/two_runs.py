@@ -9,11 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..drift import causes, waiting_report
+from ..drift import find_causes, waiting_report
 from ..errors import CalibrationError
 from ..forecast import batch_size_at
 from ..samples import SampleTable
-from .levels import Basis, Difference, Floats, Level, Side, TermChange, again_log, change, log_level
+from .levels import (
+    Basis,
+    Difference,
+    Floats,
+    Level,
+    Side,
+    TermChange,
+    compare_levels,
+    estimate_repeat_sigma_log,
+    log_level,
+)
 from .settings import Part, SettingChange, Settings, setting_changes
 from .terms import (
     ALL_ELSE,
@@ -36,29 +46,31 @@ def difference(first: SampleTable, second: SampleTable) -> Difference:
     """
     ours, theirs = _Run(first), _Run(second)
     is_one_run = first.run_id == second.run_id
-    again = max(run.again_log(is_one_run=is_one_run) for run in (ours, theirs))
-    found = setting_changes(ours.settings, theirs.settings)
+    repeat_sigma_log = max(run.repeat_sigma_log(is_one_run=is_one_run) for run in (ours, theirs))
+    changes = setting_changes(ours.settings, theirs.settings)
     is_same_work = ours.settings.tokens_per_step == theirs.settings.tokens_per_step
     is_alike = ours.settings.layout == theirs.settings.layout
     per_tokens = 0 if is_same_work else 1000
-    step = change(ours.level(again), theirs.level(again))
+    step = compare_levels(ours.level(repeat_sigma_log), theirs.level(repeat_sigma_log))
     answer = Difference(
         first=ours.side(),
         second=theirs.side(),
-        settings=found,
+        settings=changes,
         basis=Basis.STEP_TIME if is_alike else Basis.THROUGHPUT,
-        reason=_reason(ours.settings, theirs.settings, found),
+        reason=_reason(ours.settings, theirs.settings, changes),
         step=step,
-        terms=_terms(ours.terms(per_tokens, again), theirs.terms(per_tokens, again)),
+        terms=_terms(
+            ours.terms(per_tokens, repeat_sigma_log), theirs.terms(per_tokens, repeat_sigma_log)
+        ),
         per_tokens=per_tokens,
-        ranks=_ranks(ours, theirs, again) if is_alike else (),
+        ranks=_ranks(ours, theirs, repeat_sigma_log) if is_alike else (),
         causes=(),
     )
     if not (is_alike and step.is_shown):
         return answer
     moved_s = answer.second.step_time_s - answer.first.step_time_s
     before, after = _as_one_window(first), _as_one_window(second)
-    why = causes(before, after, change_s=moved_s, step_s=answer.first.step_time_s)
+    why = find_causes(before, after, change_s=moved_s, step_s=answer.first.step_time_s)
     return replace(answer, causes=why)
 
 
@@ -89,13 +101,15 @@ class _Run:
             for window, part in self._windows.items()
         ]
 
-    def again_log(self, *, is_one_run: bool) -> float:
+    def repeat_sigma_log(self, *, is_one_run: bool) -> float:
         """How far the run lies from itself when it is run again."""
-        return again_log(self._per_token_s(), self.settings.device, is_one_run=is_one_run)
+        return estimate_repeat_sigma_log(
+            self._per_token_s(), self.settings.device, is_one_run=is_one_run
+        )
 
-    def level(self, again: float) -> Level:
+    def level(self, repeat_sigma_log: float) -> Level:
         """Of the logarithm of seconds per token."""
-        return log_level(self._per_token_s(), again_log=again)
+        return log_level(self._per_token_s(), repeat_sigma_log=repeat_sigma_log)
 
     def side(self) -> Side:
         """What is told of the run by itself."""
@@ -113,69 +127,69 @@ class _Run:
             slow=waiting_report(self.table, step_s).line,
         )
 
-    def terms(self, per_tokens: int, again: float) -> Mapping[str, Level]:
+    def terms(self, per_tokens: int, repeat_sigma_log: float) -> Mapping[str, Level]:
         """Seconds of each term by window."""
         frame = term_windows(self.table)
         scatter = term_scatter(self.table, frame) if len(frame) == 1 else {}
         each = [per_tokens / self._tokens[w] if per_tokens else 1.0 for w in frame.index]
         frame = frame.mul(each, axis=0)
-        return {str(n): _level(frame[n], again, scatter.get(str(n))) for n in frame}
+        return {str(n): _level(frame[n], repeat_sigma_log, scatter.get(str(n))) for n in frame}
 
-    def ranks(self, again: float) -> Mapping[tuple[int, str], Level]:
+    def ranks(self, repeat_sigma_log: float) -> Mapping[tuple[int, str], Level]:
         """Seconds of work and waiting of each rank by window."""
         frames = rank_windows(self.table)
         is_one = len(self._windows) == 1
         scatter = rank_scatter(self.table) if is_one else {}
         return {
-            (rank, name): _level(frame[name], again, scatter.get(rank, {}).get(name))
+            (rank, name): _level(frame[name], repeat_sigma_log, scatter.get(rank, {}).get(name))
             for rank, frame in frames.items()
             for name in ("work", "waiting")
         }
 
 
-def _reason(first: Settings, second: Settings, found: tuple[SettingChange, ...]) -> str:
+def _reason(first: Settings, second: Settings, changes: tuple[SettingChange, ...]) -> str:
     if first.model != second.model:
         if first.model is None or second.model is None:
             return "only one of the runs says what it trains"
-        told = [one.text for one in found if one.part is Part.MODEL]
-        return f"another model (B has {', '.join(told[:2])})"
+        texts = [one.text for one in changes if one.part is Part.MODEL]
+        return f"another model (B has {', '.join(texts[:2])})"
     return ""
 
 
-def _level(values: pd.Series, again: float, scatter: Scatter | None) -> Level:
+def _level(values: pd.Series, repeat_sigma_log: float, scatter: Scatter | None) -> Level:
     """Of seconds by window; a single one scatters by all of itself where nothing else is known."""
     known = tuple(values.to_numpy(dtype=np.float64).tolist())
     size = abs(float(np.mean(known)))
-    found = Level(values=known, again=again * size)
+    level = Level(values=known, repeat_sigma=repeat_sigma_log * size)
     if len(known) > 1:
-        return found
+        return level
     if scatter is None:
-        return replace(found, noise=size)
-    return replace(found, noise=size * scatter.error_frac, noise_freedom=scatter.freedom)
+        return replace(level, noise=size)
+    return replace(level, noise=size * scatter.error_frac, noise_freedom=scatter.freedom)
 
 
 def _terms(first: Mapping[str, Level], second: Mapping[str, Level]) -> tuple[TermChange, ...]:
     names = [n for n in dict.fromkeys((*first, *second)) if n != ALL_ELSE]
-    found = []
+    terms = []
     for name in (*names, ALL_ELSE):
         ours, theirs = (side.get(name) or _none_of(side) for side in (first, second))
-        found.append(_term(name, ours, theirs, len(names) + 1))
-    return tuple(found)
+        terms.append(_term(name, ours, theirs, len(names) + 1))
+    return tuple(terms)
 
 
 def _none_of(side: Mapping[str, Level]) -> Level:
     """Of a term that the run does not have."""
-    return Level(values=(0.0,) * len(side[ALL_ELSE].values), again=0.0)
+    return Level(values=(0.0,) * len(side[ALL_ELSE].values), repeat_sigma=0.0)
 
 
 def _term(name: str, ours: Level, theirs: Level, num_compared: int) -> TermChange:
-    found = change(ours, theirs, num_compared=num_compared)
-    return TermChange(name=name, first_s=ours.mean, second_s=theirs.mean, change=found)
+    term_change = compare_levels(ours, theirs, num_compared=num_compared)
+    return TermChange(name=name, first_s=ours.mean, second_s=theirs.mean, change=term_change)
 
 
-def _ranks(first: _Run, second: _Run, again: float) -> tuple[TermChange, ...]:
+def _ranks(first: _Run, second: _Run, repeat_sigma_log: float) -> tuple[TermChange, ...]:
     """Changes of single ranks that noise would not show, the largest first."""
-    ours, theirs = first.ranks(again), second.ranks(again)
+    ours, theirs = first.ranks(repeat_sigma_log), second.ranks(repeat_sigma_log)
     both = sorted(ours.keys() & theirs.keys())
     text = {"work": "own work", "waiting": "waiting"}
     terms = [

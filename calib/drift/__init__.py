@@ -5,10 +5,10 @@ In: step times and sample tables. Out: drift events, each with a cause where one
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .attribution import Cause, CauseKind, causes, group_causes
+    from .attribution import Cause, CauseKind, find_causes, find_group_causes
     from .monitor import (
         SCHEMA,
         Drift,
@@ -20,4 +20,4 @@ if TYPE_CHECKING:
     )
     from .stragglers import Clock, WaitingReport, waiting_report
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

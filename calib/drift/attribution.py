@@ -39,9 +39,9 @@ LEAST_FRAC = 0.03
 """Of the step: a smaller change is no cause of a drift."""
 LEAST_SHARE = 0.3
 """Of the step's change that a cause must explain."""
-AGAIN_FRAC = 0.008
+REPEAT_SIGMA_FRAC = 0.008
 """How far a rank's work beside that of the others lies apart in two windows, beyond its noise."""
-AGAIN_ALIKE_FRAC = 0.016
+COMMON_REPEAT_SIGMA_FRAC = 0.016
 """The same of the work of all ranks together."""
 # A scatter has to be seen: two values tell next to nothing of it.
 _LEAST_SAMPLES = 3
@@ -51,7 +51,7 @@ _ALIKE = 0.5
 """A rank is apart from the rest with an excess of this much of the largest."""
 LEAST_CHANGE_FRAC = 0.1
 """Share of a group's transfers: links differ by less from one window to the next."""
-AGAIN_SIGMA_LOG = 0.02
+REPEAT_SIGMA_LOG = 0.02
 """How far the same transfers lie apart in two windows, beyond the noise of their steps."""
 _KEYS = ["kind", "role", "num_ranks", "num_nodes", "nbytes", "ranks"]
 
@@ -107,7 +107,7 @@ class Cause(Encoded):
         return f"{self.kind.value}: {what} {amount} per step"
 
 
-def causes(
+def find_causes(
     before: SampleTable, after: SampleTable, *, change_s: float, step_s: float
 ) -> tuple[Cause, ...]:
     """What explains a change of the step by ``change_s``, the largest part first; never empty.
@@ -115,24 +115,26 @@ def causes(
     ``before`` and ``after`` hold one window each, of one layout; ``step_s`` is the step before.
     """
     sign = 1.0 if change_s > 0 else -1.0
-    found = [
+    large_causes = [
         cause
         for cause in (*_of_ranks(before, after, sign, step_s), *_of_groups(before, after, sign))
         if sign * cause.change_s >= max(LEAST_FRAC * step_s, LEAST_SHARE * abs(change_s))
     ]
-    if found:
-        return tuple(sorted(found, key=lambda c: -sign * c.change_s))
+    if large_causes:
+        return tuple(sorted(large_causes, key=lambda c: -sign * c.change_s))
     return (Cause(kind=CauseKind.UNKNOWN, reason=_unknown(before, after)),)
 
 
-def group_causes(before: SampleTable, after: SampleTable, *, step_s: float) -> tuple[Cause, ...]:
+def find_group_causes(
+    before: SampleTable, after: SampleTable, *, step_s: float
+) -> tuple[Cause, ...]:
     """Groups whose transfers have changed, also where they hide behind compute.
 
     Those of a whole role count as one; of interest from ``LEAST_FRAC`` of the step on.
     """
     both = (*_of_groups(before, after, 1.0), *_of_groups(before, after, -1.0))
-    found = [c for c in both if abs(c.change_s) >= LEAST_FRAC * step_s]
-    return tuple(sorted(found, key=lambda c: -abs(c.change_s)))
+    large_causes = [c for c in both if abs(c.change_s) >= LEAST_FRAC * step_s]
+    return tuple(sorted(large_causes, key=lambda c: -abs(c.change_s)))
 
 
 def _unknown(before: SampleTable, after: SampleTable) -> str:
@@ -146,15 +148,18 @@ def _of_groups(before: SampleTable, after: SampleTable, sign: float) -> list[Cau
     by_role: dict[str, list[LinkChange]] = {}
     for link in link_changes(before.links, after.links):
         by_role.setdefault(link.role, []).append(link)
-    found: list[LinkChange] = []
+    changed_links: list[LinkChange] = []
     for _, every in sorted(by_role.items()):
         hit = [link for link in every if link.chance <= FALSE_ALARM and sign * link.change_s > 0]
         if len(every) > 1 and len(hit) == len(every):
             ranks = tuple(sorted({rank for link in hit for rank in link.ranks}))
             # The slowest stands for them.
             hit = [replace(max(hit, key=lambda link: abs(link.change_s)), ranks=ranks)]
-        found += hit
-    return [Cause(kind=CauseKind.GROUP, change_s=link.change_s, **asdict(link)) for link in found]
+        changed_links += hit
+    return [
+        Cause(kind=CauseKind.GROUP, change_s=link.change_s, **asdict(link))
+        for link in changed_links
+    ]
 
 
 def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: float) -> list[Cause]:
@@ -166,11 +171,11 @@ def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: floa
         return []
     # Bonferroni: each rank and all together, in compute and in data.
     num_tests = 2 * (len(ranks) + 1)
-    found: list[Cause] = []
+    rank_causes: list[Cause] = []
     for kind, name in ((CauseKind.CLOCKS, "compute"), (CauseKind.DATA, "data")):
         part = _Part(_values(old, ranks, name), _values(new, ranks, name), sign)
-        found += _changed(part, kind, ranks, num_tests=num_tests, step_s=step_s)
-    return found
+        rank_causes += _changed(part, kind, ranks, num_tests=num_tests, step_s=step_s)
+    return rank_causes
 
 
 def _values(compute: RankCompute, ranks: NDArray[np.int64], name: str) -> Floats:
@@ -197,18 +202,20 @@ class _Part:
         """Chance of the change that all share, from the scatter of the steps' middle rank."""
         old, new = np.median(self.before, axis=1), np.median(self.after, axis=1)
         freedom = len(old) + len(new) - 2
-        return self._chance(self.common_s, _error(old), _error(new), freedom, AGAIN_ALIKE_FRAC)
+        return self._chance(
+            self.common_s, _error(old), _error(new), freedom, COMMON_REPEAT_SIGMA_FRAC
+        )
 
     def excess_chance(self, place: int) -> float:
         """Chance of one rank's excess, from its scatter around the others in the same step."""
-        old, new = _beside(self.before, place), _beside(self.after, place)
+        old, new = _excess_over_others(self.before, place), _excess_over_others(self.after, place)
         excess_s, freedom = float(self.excess_s[place]), len(old) + len(new) - 2
-        return self._chance(excess_s, _error(old), _error(new), freedom, AGAIN_FRAC)
+        return self._chance(excess_s, _error(old), _error(new), freedom, REPEAT_SIGMA_FRAC)
 
     def _chance(
-        self, change_s: float, old: float, new: float, freedom: int, again_frac: float
+        self, change_s: float, old: float, new: float, freedom: int, repeat_sigma_frac: float
     ) -> float:
-        again = again_frac * self._level_s
+        repeat_sigma_s = repeat_sigma_frac * self._level_s
         if freedom + 2 < 2 * _LEAST_SAMPLES:
             # One sample of a window each: what is left is how far the ranks scatter.
             if len(self.excess_s) < _LEAST_CROWD:
@@ -216,7 +223,7 @@ class _Part:
             old, new = mad_sigma(self.excess_s), 0.0
             # A median deviation is worth about a third of its values (0.37 on normal data).
             freedom = max(1, len(self.excess_s) // 3)
-        error = float(np.sqrt(old**2 + new**2 + again**2))
+        error = float(np.sqrt(old**2 + new**2 + repeat_sigma_s**2))
         if error <= 0:
             return 0.0 if change_s > 0 else 1.0
         return float(stdtr(max(1, freedom), -change_s / error))
@@ -226,7 +233,7 @@ def _changed(
     part: _Part, kind: CauseKind, ranks: NDArray[np.int64], *, num_tests: int, step_s: float
 ) -> list[Cause]:
     """The ranks that changed beyond the rest, and what all changed alike."""
-    found = []
+    part_causes = []
     least_s = LEAST_FRAC * step_s
     chances = [part.excess_chance(place) * num_tests for place in range(len(ranks))]
     largest_s = float(part.excess_s.max())
@@ -240,12 +247,12 @@ def _changed(
         worst = max(apart, key=lambda place: part.excess_s[place])
         names = tuple(int(rank) for rank in ranks[apart])
         chance = max(chances[place] for place in apart)
-        found.append(_cause(part, who, worst, names, float(part.excess_s[worst]), chance))
+        part_causes.append(_cause(part, who, worst, names, float(part.excess_s[worst]), chance))
     chance = part.common_chance() * num_tests
     if chance <= FALSE_ALARM and part.common_s >= least_s:
         middle = int(np.argsort(part.excess_s)[(len(ranks) - 1) // 2])
-        found.append(_cause(part, kind, middle, (), part.common_s, chance))
-    return found
+        part_causes.append(_cause(part, kind, middle, (), part.common_s, chance))
+    return part_causes
 
 
 def _cause(
@@ -259,7 +266,7 @@ def _cause(
     )
 
 
-def _beside(values: Floats, place: int) -> Floats:
+def _excess_over_others(values: Floats, place: int) -> Floats:
     """A rank's values less the median of the others, shape (samples,)."""
     if values.shape[1] < 2:
         return values[:, place]
@@ -318,14 +325,14 @@ def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
     sums["freedom"] = MAD_EFFICIENCY * groups[["num_steps_before", "num_steps_after"]].min().sum(
         axis=1
     )
-    found = []
+    changes = []
     for (role, ranks), row in zip(sums.index.tolist(), sums.to_dict("records"), strict=True):
         old, new = row["own_s_before"], row["own_s_after"]
         error = np.hypot(row["error_s_before"], row["error_s_after"])
-        error = np.hypot(error, AGAIN_SIGMA_LOG * old)
+        error = np.hypot(error, REPEAT_SIGMA_LOG * old)
         chance = float(stdtr(max(1.0, row["freedom"]), -abs(new - old) / error)) * 2 * len(sums)
         is_small = abs(new - old) < LEAST_CHANGE_FRAC * min(old, new)
-        found.append(
+        changes.append(
             LinkChange(
                 role=str(role),
                 ranks=tuple(int(rank) for rank in str(ranks).split(",")),
@@ -334,11 +341,11 @@ def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
                 chance=1.0 if is_small else min(1.0, chance),
             )
         )
-    return found
+    return changes
 
 
 def _timed(links: pd.DataFrame) -> pd.DataFrame:
     rows = links[links["num_steps"] > 1]
-    own_s = rows["time_s"] * rows["count"] / rows["num_steps"]
-    error_s = median_error_log(rows) * own_s
-    return rows[[*_KEYS, "num_steps"]].assign(own_s=own_s, error_s=error_s)
+    transfer_s = rows["time_s"] * rows["count"] / rows["num_steps"]
+    error_s = median_error_log(rows) * transfer_s
+    return rows[[*_KEYS, "num_steps"]].assign(own_s=transfer_s, error_s=error_s)

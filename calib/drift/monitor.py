@@ -22,7 +22,7 @@ from scipy.special import gammaln
 from ..samples import MEDIAN_OVER_MEAN, SampleTable, mad_sigma, only_windows
 from ..units import format_frac, format_time
 from ..workload import Encoded
-from .attribution import Cause, causes, group_causes
+from .attribution import Cause, find_causes, find_group_causes
 
 _MOST_LEVELS = 100
 """Earlier levels that a step can come back to."""
@@ -175,10 +175,10 @@ class DriftMonitor:
         z = max(-_CLIP, min(_CLIP, z))
         self._points.add(z)
         self._sum(z)
-        found = self._confirmed()
-        if found is None:
+        drift = self._confirmed()
+        if drift is None:
             self._settle()
-        return found
+        return drift
 
     def _begin(self) -> None:
         self._is_known = False
@@ -256,7 +256,7 @@ class DriftMonitor:
         since = self._since(change)
         values = [value for iteration, value in self._recent if iteration >= since]
         before, after = self._center, float(np.median(values)) if values else level
-        found = Drift(
+        drift = Drift(
             kind=self._kind(before, after),
             iteration=self._recent[-1][0],
             since_iteration=since,
@@ -266,7 +266,7 @@ class DriftMonitor:
         )
         self._levels.append(before)
         self._rebase(values)
-        return found
+        return drift
 
     def _since(self, change: float) -> int:
         """First recent step of the unbroken tail beyond half the change, outliers bridged."""
@@ -343,13 +343,13 @@ class DriftEvent(Encoded):
         """
         if self.drift is None:
             return f"drift of transfers, seen at iteration {self.iteration}: {self._why}"
-        found = self.drift
-        what = "recovered" if found.kind is DriftKind.RECOVERED else "drift"
-        side = "more" if found.change_frac >= 0 else "less"
+        drift = self.drift
+        what = "recovered" if drift.kind is DriftKind.RECOVERED else "drift"
+        side = "more" if drift.change_frac >= 0 else "less"
         text = (
-            f"{what}: a step takes {format_time(found.after_s)} since iteration "
-            f"{found.since_iteration}, {format_frac(abs(found.change_frac))} {side} than before "
-            f"({format_time(found.before_s)})"
+            f"{what}: a step takes {format_time(drift.after_s)} since iteration "
+            f"{drift.since_iteration}, {format_frac(abs(drift.change_frac))} {side} than before "
+            f"({format_time(drift.before_s)})"
         )
         return f"{text}; {self._why}" if self.causes else text
 
@@ -376,7 +376,7 @@ def drift_causes(table: SampleTable, drift: Drift, window: int) -> tuple[Cause, 
     opened = rows[rows["window"] == window]["first_step"]
     if earlier.empty or opened.empty or int(opened.max()) < since:
         return ()
-    return causes(
+    return find_causes(
         only_windows(table, [int(earlier.max())]),
         only_windows(table, [window]),
         change_s=drift.after_s - drift.before_s,
@@ -389,4 +389,4 @@ def transfer_causes(table: SampleTable, windows: Sequence[int], step_s: float) -
     if len(windows) < 2:
         return ()
     before, after = (only_windows(table, [window]) for window in windows[-2:])
-    return group_causes(before, after, step_s=step_s)
+    return find_group_causes(before, after, step_s=step_s)

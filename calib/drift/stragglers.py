@@ -97,8 +97,8 @@ def step_floor_s(passes_s: Floats, serial_s: Floats, layout: RankPlaces) -> Floa
         weight_gradient_s=backward_s / 2,
         num_virtual_stages=layout.pipeline.num_virtual_stages,
     )
-    (found,) = simulate_long([(costs, layout.pipeline)])
-    return found.makespan_s.reshape(shape[:2]).max(axis=1) + serial_s.max(axis=1)
+    (simulation,) = simulate_long([(costs, layout.pipeline)])
+    return simulation.makespan_s.reshape(shape[:2]).max(axis=1) + serial_s.max(axis=1)
 
 
 Floats = NDArray[np.float64]
@@ -121,7 +121,7 @@ _STILL = 0.5
 """Of the excess in all windows, what the newest has to show: who was slow is not blamed for it."""
 LEAST_SLOWER_FRAC = 0.1
 """Share of a transfer by which links of one kind may differ without a fault."""
-AGAIN_SIGMA_LOG = 0.02
+REPEAT_SIGMA_LOG = 0.02
 """How far medians of the same work lie apart when it is measured again on another rank."""
 _TRANSFER = ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
 _OPERATOR = ["kind", "phase", "shape", "element_nbytes"]
@@ -175,14 +175,14 @@ def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
         return StragglerReport(reason=str(err))
     if study is None:
         return StragglerReport(reason="fewer than two ranks recorded what they did")
-    found, compute, layout = study.named(), study.compute, study.layout
-    taken = {rank for slow in found for rank in slow.ranks}
+    stragglers, compute, layout = study.named(), study.compute, study.layout
+    taken = {rank for slow in stragglers for rank in slow.ranks}
     links = [
         replace(link, stage=_stage_of(layout, compute, link.ranks))
         for link in link_stragglers(table, least_s=LEAST_FRAC * step_s, false_alarm=FALSE_ALARM)
         if not taken & set(link.ranks)
     ]
-    every = sorted([*found, *links], key=lambda s: (-s.cost_s, -s.excess_s, s.ranks))
+    every = sorted([*stragglers, *links], key=lambda s: (-s.cost_s, -s.excess_s, s.ranks))
     return StragglerReport(
         slow=tuple(every),
         cost_s=study.cost_of(taken) + sum(link.cost_s for link in links),
@@ -234,10 +234,10 @@ class _Study:
         self.tail = false_alarm / len(compute.ranks)
         self.stage_compute = stage_compute(table, self.tail) if self.alone.any() else {}
         number = len(compute.work_s)
-        told = f"{number} sample{'s' * (number != 1)} of each rank"
-        self.reason = f"no rank stands out in {told}"
+        samples_text = f"{number} sample{'s' * (number != 1)} of each rank"
+        self.reason = f"no rank stands out in {samples_text}"
         if number < _LEAST_SAMPLES and (crowd < _LEAST_CROWD).all():
-            self.reason = f"{told} cannot tell, where ranks are few; record more steps"
+            self.reason = f"{samples_text} cannot tell, where ranks are few; record more steps"
         if self.alone.all() and not self.stage_compute:
             self.reason = "every stage has one rank and no operator in common with another"
         self.places = self._stand_out()
@@ -254,16 +254,16 @@ class _Study:
 
     def _stand_out(self) -> set[int]:
         mean = self.excess.mean(axis=0)
-        found = mean >= LEAST_FRAC * self.step_s
-        found &= ~self.alone & _is_lasting(self.excess, self.layout.stages, self.tail)
-        found &= _is_apart(mean, self.layout.stages, self.tail, is_needed=self._is_short)
-        found &= self.excess[-self.compute.num_newest :].mean(axis=0) >= _STILL * mean
+        is_slow = mean >= LEAST_FRAC * self.step_s
+        is_slow &= ~self.alone & _is_lasting(self.excess, self.layout.stages, self.tail)
+        is_slow &= _is_apart(mean, self.layout.stages, self.tail, is_needed=self._is_short)
+        is_slow &= self.excess[-self.compute.num_newest :].mean(axis=0) >= _STILL * mean
         lone = [
             p
             for p in np.flatnonzero(self.alone)
             if self._lone_excess_s(int(p)) >= LEAST_FRAC * self.step_s
         ]
-        return {int(p) for p in np.flatnonzero(found)} | {int(p) for p in lone}
+        return {int(p) for p in np.flatnonzero(is_slow)} | {int(p) for p in lone}
 
     @property
     def _is_short(self) -> bool:
@@ -271,15 +271,15 @@ class _Study:
 
     def _lone_excess_s(self, place: int) -> float:
         """Of a rank alone on its stage: what its operators take beyond those of other stages."""
-        found = self.stage_compute.get(int(self.layout.stages[place]))
-        if found is None or found.low_log <= 0:
+        comparison = self.stage_compute.get(int(self.layout.stages[place]))
+        if comparison is None or comparison.low_log <= 0:
             return 0.0
-        return float(self.compute.passes_s[:, place].mean()) * -float(np.expm1(-found.log))
+        return float(self.compute.passes_s[:, place].mean()) * -float(np.expm1(-comparison.log))
 
     def _lone_error(self, place: int) -> float:
         """Half of a 90 % interval of such an excess, as a share of it."""
-        found = self.stage_compute[int(self.layout.stages[place])]
-        return Z_90 * found.sigma_log / float(np.expm1(found.log))
+        comparison = self.stage_compute[int(self.layout.stages[place])]
+        return Z_90 * comparison.sigma_log / float(np.expm1(comparison.log))
 
     def _slow(self, place: int, hosts: set[int]) -> Straggler:
         gains = self._gains([place])
@@ -393,8 +393,8 @@ def _is_lasting(excess: Floats, stages: NDArray[np.int64], tail: float) -> NDArr
             continue
         pooled = float(np.sqrt(np.mean(error[here] ** 2)))
         enough = float(stdtrit((number - 1) * (len(here) - 1), 1 - tail)) * pooled
-        own = float(stdtrit(number - 1, 1 - FALSE_ALARM)) * error[here]
-        out[here] = mean[here] > np.maximum(enough, own)
+        per_rank_threshold = float(stdtrit(number - 1, 1 - FALSE_ALARM)) * error[here]
+        out[here] = mean[here] > np.maximum(enough, per_rank_threshold)
     return out
 
 
@@ -435,12 +435,12 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
     ].sum()
     # Bonferroni over all groups that are compared.
     strict = float(ndtri(1 - false_alarm / len(sums)))
-    found = []
+    stragglers = []
     for (role, ranks), row in zip(sums.index.tolist(), sums.to_dict("records"), strict=True):
         usual_s = row["whole_s"] - row["excess_s"]
         is_slow = row["excess_s"] > max(strict * row["error_s"], LEAST_SLOWER_FRAC * usual_s)
         if is_slow and row["cost_s"] >= least_s:
-            found.append(
+            stragglers.append(
                 Straggler(
                     kind=StragglerKind.LINK,
                     stage=-1,
@@ -452,7 +452,7 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
                     high_s=row["cost_s"] + Z_90 * row["error_s"],
                 )
             )
-    return found
+    return stragglers
 
 
 def _beyond(rows: pd.DataFrame, column: str) -> pd.Series:
@@ -488,17 +488,20 @@ def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
     rows = rows.assign(
         own=each * rows["time_s"],
         others=each * others,
-        error=each * others * np.hypot(error, AGAIN_SIGMA_LOG),
+        error=each * others * np.hypot(error, REPEAT_SIGMA_LOG),
     )
     # The other side of the comparison is as uncertain.
     strict = float(ndtri(1 - tail))
-    found = {}
+    by_stage = {}
     for stage, part in rows.groupby("stage", sort=True):
-        own, Z_90 = float(part["own"].sum()), float(part["others"].sum())
-        log, sigma = math.log(own / Z_90), math.sqrt(2) * float(part["error"].sum()) / Z_90
+        stage_s, others_s = float(part["own"].sum()), float(part["others"].sum())
+        log, sigma = (
+            math.log(stage_s / others_s),
+            math.sqrt(2) * float(part["error"].sum()) / others_s,
+        )
         low = log - strict * sigma
-        found[int(str(stage))] = StageCompute(log=log, low_log=low, sigma_log=sigma)
-    return found
+        by_stage[int(str(stage))] = StageCompute(log=log, low_log=low, sigma_log=sigma)
+    return by_stage
 
 
 SCHEMA = 1

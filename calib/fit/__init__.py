@@ -5,7 +5,7 @@ In: a ``SampleTable``, or tables of a device. Out: ``Estimates`` with intervals 
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .batches import ShapeBatch, Timed, batch_of
@@ -22,4 +22,4 @@ if TYPE_CHECKING:
     from .training import measured_operators
     from .transferred import transfer
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -5,7 +5,7 @@ In: fitted steps and measured step times. Out: ``Forecast``, and the evaluation 
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .adaptive import AdaptiveInterval
@@ -29,17 +29,24 @@ if TYPE_CHECKING:
         full_batch_size,
         model_forecast,
     )
-    from .rates import RestOfRun, RunLeft, Throughput, peak_flop_per_s, rest_of_run, throughput
+    from .rates import (
+        RemainingRun,
+        RemainingRunCost,
+        Throughput,
+        peak_flop_per_s,
+        remaining_run_cost,
+        throughput,
+    )
     from .remaining_run import (
         EVAL_SIGMA_LOG,
         FEW_SIGMA_LOG,
         SAVE_SIGMA_LOG,
         MeasuredRun,
-        SoFar,
+        RunProgress,
         measured_forecast,
         run_forecast,
     )
     from .remaining_schedule import read_count, step_groups
     from .whole import WholeRun, whole_run
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -58,26 +58,27 @@ class PredictedStep:
 
 
 def model_ratios(
-    config: RunConfig, steps: FittedSteps, own: StepEstimate, sizes: Sequence[int]
+    config: RunConfig, steps: FittedSteps, running_estimate: StepEstimate, sizes: Sequence[int]
 ) -> tuple[dict[int, StepEstimate], dict[int, BatchRatio]]:
-    """Modelled steps by global batch size, and their ratios to ``own``.
+    """Modelled steps by global batch size, and their ratios to ``running_estimate``.
 
-    ``own`` is the model's.  Errors that both steps share cancel.
+    ``running_estimate`` is the model's.  Errors that both steps share cancel.
     """
     base = config.batch.global_batch_size
     of_all = config.batch.micro_batch_size * config.parallelism.dp
     others = [size for size in sizes if size != base and size % of_all == 0]
     batches = [replace(config.batch, global_batch_size=size) for size in others]
-    found = steps.estimates([replace(config, batch=batch) for batch in batches])
-    estimates = dict(zip(others, found, strict=True)) | {base: own}
+    other_estimates = steps.estimates([replace(config, batch=batch) for batch in batches])
+    estimates = dict(zip(others, other_estimates, strict=True)) | {base: running_estimate}
     for size in sizes:
-        estimates.setdefault(size, own)
+        estimates.setdefault(size, running_estimate)
     ratios = {base: BatchRatio(ratio=1.0, sigma_log=0.0)}
-    for size, other in zip(others, found, strict=True):
-        paired = sum(log**2 for log in error_ratio(other, own).values())
+    for size, other in zip(others, other_estimates, strict=True):
+        paired = sum(log**2 for log in error_ratio(other, running_estimate).values())
         schedule = RATIO_SIGMA_LOG * math.log2(size / base)
         ratios[size] = BatchRatio(
-            ratio=other.time_s / own.time_s, sigma_log=math.hypot(math.sqrt(paired), schedule)
+            ratio=other.time_s / running_estimate.time_s,
+            sigma_log=math.hypot(math.sqrt(paired), schedule),
         )
     return estimates, ratios
 

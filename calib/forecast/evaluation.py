@@ -58,22 +58,22 @@ class PastForecast(Encoded):
     @staticmethod
     def of(forecast: Forecast, run_id: str) -> PastForecast:
         """What is kept of a forecast."""
-        now, left = forecast.now_unix_s, forecast.left
+        now, remaining_time = forecast.now_unix_s, forecast.remaining_time
         bounds = {
             str(share): (
-                now + left.quantile(0.5 - 0.5 * share),
-                now + left.quantile(0.5 + 0.5 * share),
+                now + remaining_time.quantile(0.5 - 0.5 * share),
+                now + remaining_time.quantile(0.5 + 0.5 * share),
             )
             for share in NOMINAL_FRAC
         }
-        own = [one.name for one in fields(PastForecast) if hasattr(forecast, one.name)]
+        shared_names = [one.name for one in fields(PastForecast) if hasattr(forecast, one.name)]
         return PastForecast(
             run_id=run_id,
             unix_s=now,
             iteration=forecast.steps_done,
             finish_low_unix_s=now + forecast.remaining_low_s,
             finish_intervals_unix_s=bounds,
-            **{name: getattr(forecast, name) for name in own},
+            **{name: getattr(forecast, name) for name in shared_names},
         )
 
     @staticmethod
@@ -262,11 +262,11 @@ def _finish_inside(made: Sequence[PastForecast], end_unix_s: float) -> dict[str,
 
 def _error(made: PastForecast, end_unix_s: float, total_s: float) -> FinishError:
     error_s = made.finish_p50_unix_s - end_unix_s
-    left_s = end_unix_s - made.unix_s
+    remaining_s = end_unix_s - made.unix_s
     return FinishError(
         iteration=made.iteration,
         error_s=error_s,
-        of_left_frac=error_s / left_s if left_s > 0 else 0.0,
+        of_left_frac=error_s / remaining_s if remaining_s > 0 else 0.0,
         of_total_frac=error_s / total_s if total_s > 0 else 0.0,
         is_inside=made.finish_low_unix_s <= end_unix_s <= made.finish_p95_unix_s,
         is_beyond_p95=end_unix_s > made.finish_p95_unix_s,

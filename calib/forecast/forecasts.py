@@ -67,11 +67,11 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLeft:
+class RemainingTime:
     """A mixture of normal distributions, one for each number of failures.
 
-    >>> left = TimeLeft.normal(100.0, 10.0)
-    >>> round(left.quantile(0.95), 1), round(left.chance_beyond(100.0), 2)
+    >>> remaining = RemainingTime.normal(100.0, 10.0)
+    >>> round(remaining.quantile(0.95), 1), round(remaining.chance_beyond(100.0), 2)
     (116.4, 0.5)
     """
 
@@ -80,12 +80,12 @@ class TimeLeft:
     sigmas_s: tuple[float, ...]
 
     @staticmethod
-    def normal(mean_s: float, sigma_s: float) -> TimeLeft:
+    def normal(mean_s: float, sigma_s: float) -> RemainingTime:
         """Without failures."""
-        return TimeLeft(weights=(1.0,), means_s=(mean_s,), sigmas_s=(max(sigma_s, 0.0),))
+        return RemainingTime(weights=(1.0,), means_s=(mean_s,), sigmas_s=(max(sigma_s, 0.0),))
 
     @staticmethod
-    def with_failures(mean_s: float, sigma_s: float, failures: Failures) -> TimeLeft:
+    def with_failures(mean_s: float, sigma_s: float, failures: Failures) -> RemainingTime:
         """Work of ``mean_s`` +- ``sigma_s``, interrupted at random.
 
         The number of failures is Poisson with mean ``mean_s / mtbf_s`` (those during repeated work
@@ -100,7 +100,7 @@ class TimeLeft:
         chances /= chances.sum()
         means = mean_s + counts * failures.mean_cost_s
         sigmas = np.sqrt(sigma_s**2 + counts * failures.cost_variance_s2)
-        return TimeLeft(
+        return RemainingTime(
             weights=tuple(chances.tolist()),
             means_s=tuple(means.tolist()),
             sigmas_s=tuple(sigmas.tolist()),
@@ -129,10 +129,10 @@ class TimeLeft:
         # A normal distribution has 2e-33 beyond twelve deviations: the root is always inside.
         reach = 12.0 * sigmas + 1e-9
         low, high = float((means - reach).min()), float((means + reach).max())
-        found = optimize.root_scalar(
+        solution = optimize.root_scalar(
             lambda time_s: 1.0 - self.chance_beyond(time_s) - level, bracket=(low, high)
         )
-        return max(0.0, float(found.root))
+        return max(0.0, float(solution.root))
 
     def nodes(self, count: int = 128) -> Floats:
         """Times at the middles of ``count`` equally likely parts, for integrals over the time."""
@@ -175,7 +175,7 @@ class Extra:
     """Work between steps, such as evaluations or saves: how many are left and what one takes."""
 
     name: str
-    num_left: int
+    num_remaining: int
     time_s: float
     sigma_s: float = 0.0
     """Standard error of ``time_s``."""
@@ -186,15 +186,17 @@ class Extra:
     @property
     def all_sigma_s(self) -> float:
         """Standard deviation of all that are left: a common error, and what each has of its own."""
-        return math.hypot(self.num_left * self.sigma_s, math.sqrt(self.num_left) * self.scatter_s)
+        return math.hypot(
+            self.num_remaining * self.sigma_s, math.sqrt(self.num_remaining) * self.scatter_s
+        )
 
     @property
     def part(self) -> ForecastPart:
         """All that are left, as a part of the forecast."""
         return ForecastPart(
             name=self.name,
-            num_left=self.num_left,
-            time_s=self.num_left * self.time_s,
+            num_left=self.num_remaining,
+            time_s=self.num_remaining * self.time_s,
             sigma_s=self.all_sigma_s,
             provenance=self.provenance,
         )
@@ -216,7 +218,7 @@ class ForecastPart:
 class StepLoad:
     """Steps that are left at one global batch size, relative to the steps that were measured."""
 
-    num_left: int
+    num_remaining: int
     time_ratio: float = 1.0
     sigma_log: float = 0.0
     """Standard deviation of the logarithm of ``time_ratio``."""
@@ -226,7 +228,7 @@ class StepLoad:
 class Forecast(Encoded):
     """The run to its end.  All intervals are 90 %; ``p95`` has 5 % beyond it."""
 
-    JSON: ClassVar[str] = "schema * -left"
+    JSON: ClassVar[str] = "schema * -remaining_time"
     schema: ClassVar[int] = SCHEMA
 
     now_unix_s: float
@@ -248,16 +250,16 @@ class Forecast(Encoded):
     failures_s: float
     """What failures and restarts are expected to cost."""
     remaining_s: float
-    """Median of ``left``."""
+    """Median of ``remaining_time``."""
     remaining_low_s: float
     remaining_high_s: float
-    left: TimeLeft
+    remaining_time: RemainingTime
     elapsed_s: float
     total_s: float
     finish_p50_unix_s: float
     finish_p95_unix_s: float
     parts: tuple[ForecastPart, ...] = ()
-    """What ``left`` is made of."""
+    """What ``remaining_time`` is made of."""
     gpu_hours: float | None = None
     """Of this launch from its begin to the end; None on processors that have no price."""
     cost: float | None = None
@@ -317,38 +319,38 @@ def forecast(
     the whole.  Raises ``CalibrationError`` where there is neither a measured nor a modelled step.
     """
     step = _step(np.asarray(step_times_s, dtype=np.float64), estimate)
-    left = max(0, steps_total - steps_done)
-    loads = loads or (StepLoad(num_left=left),)
-    steps_s = step.mean * sum(load.num_left * load.time_ratio for load in loads)
-    extras_s = sum(extra.num_left * extra.time_s for extra in extras)
+    num_remaining_steps = max(0, steps_total - steps_done)
+    loads = loads or (StepLoad(num_remaining=num_remaining_steps),)
+    steps_s = step.mean * sum(load.num_remaining * load.time_ratio for load in loads)
+    extras_s = sum(extra.num_remaining * extra.time_s for extra in extras)
     wide = float(stdtrit(step.degrees, 0.95))
     # Seen as a normal variable of the same 95 % point, so that rules can ask for any level.
     sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / Z_90
     work_s = steps_s + extras_s
-    time_left = TimeLeft.normal(work_s, sigma_s)
+    remaining_time = RemainingTime.normal(work_s, sigma_s)
     if failures is not None:
-        time_left = TimeLeft.with_failures(work_s, sigma_s, failures)
-    own = wide * step.standard_error
+        remaining_time = RemainingTime.with_failures(work_s, sigma_s, failures)
+    mean_half_s = wide * step.standard_error
     single = wide * math.hypot(step.sd, step.standard_error, drift_frac * step.mean)
-    median_s, high_s = time_left.quantile(0.5), time_left.quantile(0.95)
+    median_s, high_s = remaining_time.quantile(0.5), remaining_time.quantile(0.95)
     return Forecast(
         now_unix_s=now_unix_s,
         steps_done=steps_done,
-        steps_left=left,
+        steps_left=num_remaining_steps,
         is_measured=step.num_values > 0,
         num_samples=step.num_values,
         step_time_s=step.mean,
-        step_low_s=max(0.0, step.mean - own),
-        step_high_s=step.mean + own,
+        step_low_s=max(0.0, step.mean - mean_half_s),
+        step_high_s=step.mean + mean_half_s,
         single_low_s=max(0.0, step.mean - single),
         single_high_s=step.mean + single,
         steps_s=steps_s,
         extras_s=extras_s,
-        failures_s=time_left.mean_s - steps_s - extras_s,
+        failures_s=remaining_time.mean_s - steps_s - extras_s,
         remaining_s=median_s,
-        remaining_low_s=time_left.quantile(0.05),
+        remaining_low_s=remaining_time.quantile(0.05),
         remaining_high_s=high_s,
-        left=time_left,
+        remaining_time=remaining_time,
         elapsed_s=elapsed_s,
         total_s=elapsed_s + median_s,
         finish_p50_unix_s=now_unix_s + median_s,
@@ -378,7 +380,7 @@ def learned_drift_frac(step_times_s: ArrayLike, *, prior_frac: float = DRIFT_FRA
 def _remaining_sigma(
     step: MeanEstimate, loads: Sequence[StepLoad], extras: Sequence[Extra], drift_frac: float
 ) -> float:
-    counts = np.asarray([load.num_left for load in loads], dtype=np.float64)
+    counts = np.asarray([load.num_remaining for load in loads], dtype=np.float64)
     ratios = np.asarray([load.time_ratio for load in loads])
     sigmas = np.asarray([load.sigma_log for load in loads])
     whole = float(np.dot(counts, ratios))

@@ -33,7 +33,7 @@ class ModelForecast:
     """What the model predicts of the rest of a run, beside what was measured of it."""
 
     config: RunConfig
-    own: StepEstimate
+    running_estimate: StepEstimate
     started_unix_s: float
     recorded_s: tuple[float, ...]
     """Bare steps of the windows."""
@@ -82,7 +82,7 @@ def batch_levels(config: RunConfig) -> tuple[BatchLevel, ...]:
 def model_forecast(
     config: RunConfig,
     steps: FittedSteps,
-    own: StepEstimate,
+    running_estimate: StepEstimate,
     *,
     started_unix_s: float,
     recorded_s: Sequence[float] = (),
@@ -91,7 +91,7 @@ def model_forecast(
     """What the model says of steps at other batch sizes, of an evaluation and of a save."""
     full = full_batch_size(config)
     sizes = {level.global_batch_size for level in batch_levels(config)} | {full}
-    estimates, ratios = model_ratios(config, steps, own, sorted(sizes))
+    estimates, ratios = model_ratios(config, steps, running_estimate, sorted(sizes))
     largest = estimates[full]
     parts = largest.parts_s
     work = [parts.get(part, 0.0) for part in (Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE)]
@@ -101,7 +101,7 @@ def model_forecast(
     peak = memory(config)
     return ModelForecast(
         config=config,
-        own=own,
+        running_estimate=running_estimate,
         started_unix_s=started_unix_s,
         recorded_s=tuple(recorded_s),
         recorded_numbers=tuple(recorded_numbers),

@@ -60,12 +60,12 @@ class Throughput(Encoded):
     @property
     def rates(self) -> dict[str, float]:
         """Those that are logged at each step, by their keys; MFU where it is known."""
-        found = {
+        rates = {
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "mfu_frac": self.mfu_frac,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in rates.items() if value is not None}
 
 
 def throughput(config: RunConfig, step_time_s: float) -> Throughput:
@@ -127,8 +127,10 @@ def recomputed_frac(config: RunConfig) -> float:
         recompute_num_layers=0,
     )
     chunks = config.chunk_layers
-    again = sum(min(config.recompute_num_layers or held, held) for held in chunks)
-    return _whole_frac(whole) * again / sum(chunks)
+    num_recomputed = sum(
+        min(config.recompute_num_layers or num_layers, num_layers) for num_layers in chunks
+    )
+    return _whole_frac(whole) * num_recomputed / sum(chunks)
 
 
 @lru_cache(maxsize=64)
@@ -142,7 +144,7 @@ def _flop(operators: tuple[OperatorCount, ...]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLeft:
+class RemainingRun:
     """What is left of the run as it runs, which other layouts would do in another time."""
 
     config: RunConfig
@@ -159,14 +161,14 @@ class RunLeft:
     @staticmethod
     def of(
         ahead: Forecast, config: RunConfig, step_time_s: float, *, restart_s: float
-    ) -> RunLeft | None:
+    ) -> RemainingRun | None:
         """What a forecast leaves of the run, by its own price; None at the end."""
         if ahead.remaining_s <= 0:
             return None
         price = None
         if ahead.cost is not None and ahead.gpu_hours:
             price = ahead.cost / ahead.gpu_hours
-        return RunLeft(
+        return RemainingRun(
             config=config,
             step_time_s=step_time_s,
             remaining_s=ahead.remaining_s,
@@ -178,7 +180,7 @@ class RunLeft:
     @staticmethod
     def from_forecast(
         value: Mapping[str, object], config: RunConfig, step_time_s: float | None = None
-    ) -> RunLeft | None:
+    ) -> RemainingRun | None:
         """Of ``forecast.json``; None where nothing is left, or where it says nothing of it.
 
         ``step_time_s`` is the running layout's step in the plan that others are compared in; None:
@@ -188,7 +190,7 @@ class RunLeft:
         now_unix_s = value.get("now_unix_s")
         if not (_is_length(remaining_s) and _is_length(step_s)):
             return None
-        return RunLeft(
+        return RemainingRun(
             config=config,
             step_time_s=float(step_s),
             remaining_s=float(remaining_s),
@@ -201,7 +203,7 @@ def _is_length(value: object) -> TypeGuard[float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestOfRun(Encoded):
+class RemainingRunCost(Encoded):
     """The rest of the run in one layout."""
 
     remaining_s: float
@@ -211,21 +213,27 @@ class RestOfRun(Encoded):
     """In the currency of the price that was given."""
 
 
-def rest_of_run(left: RunLeft, config: RunConfig, step_time_s: float) -> RestOfRun:
+def remaining_run_cost(
+    remaining_run: RemainingRun, config: RunConfig, step_time_s: float
+) -> RemainingRunCost:
     """What is left of the run, were it to go on in this layout.
 
     The samples that are left stay the same, whatever the global batch; evaluations, saves and
     failures shrink with the step, as they do where a decision is made.  Another layout than the
     running one first pays ``restart_s``.
     """
-    samples_ratio = left.config.batch.global_batch_size / config.batch.global_batch_size
-    remaining_s = left.remaining_s * samples_ratio * step_time_s / left.step_time_s
-    remaining_s += 0.0 if config == left.config else left.restart_s
+    samples_ratio = remaining_run.config.batch.global_batch_size / config.batch.global_batch_size
+    remaining_s = (
+        remaining_run.remaining_s * samples_ratio * step_time_s / remaining_run.step_time_s
+    )
+    remaining_s += 0.0 if config == remaining_run.config else remaining_run.restart_s
     gpu_hours = remaining_s / HOUR_S * config.parallelism.num_ranks
-    price = left.price_per_gpu_hour
-    return RestOfRun(
+    price = remaining_run.price_per_gpu_hour
+    return RemainingRunCost(
         remaining_s=remaining_s,
-        finish_unix_s=None if left.now_unix_s is None else left.now_unix_s + remaining_s,
+        finish_unix_s=None
+        if remaining_run.now_unix_s is None
+        else remaining_run.now_unix_s + remaining_s,
         gpu_hours=gpu_hours,
         cost=None if price is None else price * gpu_hours,
     )

@@ -45,7 +45,7 @@ _FEW_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoFar:
+class RunProgress:
     """What a run has shown."""
 
     now_unix_s: float
@@ -70,26 +70,26 @@ class SoFar:
     mean_power_w: float | None = None
 
 
-def run_forecast(model_forecast: ModelForecast, so_far: SoFar) -> Forecast:
+def run_forecast(model_forecast: ModelForecast, so_far: RunProgress) -> Forecast:
     """The forecast at this moment; deterministic, a few milliseconds."""
     config, cadence = model_forecast.config, model_forecast.config.cadence
     done = so_far.last_step
     total = max(_last_step(config, done), done)
     levels = batch_levels(config)
     is_saving = cadence.is_saving or cadence.save_interval > 0
-    left = remaining_schedule(
+    schedule = remaining_schedule(
         cadence, levels, steps_done=done, steps_total=total, is_saving=is_saving
     )
-    left = _with_due(left, config, done, total)
+    schedule = _with_due(schedule, config, done, total)
     seen = _by_size(model_forecast, so_far, levels, since=so_far.level_since_step + 1)
     reference = next(reversed(seen), config.batch.global_batch_size)
     ratios = measured_ratios(seen, reference, model_forecast.ratios)
     times = _series(seen, reference, ratios)
     history = _series(_by_size(model_forecast, so_far, levels), reference, ratios)
-    loads, words = _loads(left, reference, ratios)
+    loads, words = _loads(schedule, reference, ratios)
     prior = CPU_DRIFT_FRAC if config.device == "cpu" else DRIFT_FRAC
-    extras = _extras(model_forecast, so_far, left, times, reference)
-    found = forecast(
+    extras = _extras(model_forecast, so_far, schedule, times, reference)
+    base_forecast = forecast(
         now_unix_s=so_far.now_unix_s,
         steps_done=done,
         steps_total=total,
@@ -103,34 +103,34 @@ def run_forecast(model_forecast: ModelForecast, so_far: SoFar) -> Forecast:
             num_ranks=config.parallelism.num_ranks,
             is_cpu=config.device == "cpu",
             started_unix_s=model_forecast.started_unix_s,
-            save_every_s=(cadence.save_interval or left.num_steps)
-            * (float(np.mean(times)) if len(times) else model_forecast.own.time_s),
+            save_every_s=(cadence.save_interval or schedule.num_steps)
+            * (float(np.mean(times)) if len(times) else model_forecast.running_estimate.time_s),
         ),
         drift_frac=learned_drift_frac(history, prior_frac=prior),
     )
     return with_parts(
-        found,
+        base_forecast,
         so_far,
         extras,
-        words if found.is_measured else "modelled",
+        words if base_forecast.is_measured else "modelled",
         num_ranks=config.parallelism.num_ranks,
         is_cpu=config.device == "cpu",
     )
 
 
 def _with_due(
-    left: RemainingSchedule, config: RunConfig, done: int, total: int
+    schedule: RemainingSchedule, config: RunConfig, done: int, total: int
 ) -> RemainingSchedule:
     """What is due after the step that has just ended is still to come."""
     cadence = config.cadence
     if not 0 < done < total:
-        return left
+        return schedule
     is_eval = cadence.eval_iters and cadence.eval_interval and not done % cadence.eval_interval
     is_save = cadence.save_interval and not done % cadence.save_interval
     return replace(
-        left,
-        num_evals=left.num_evals + bool(is_eval),
-        num_saves=left.num_saves + bool(is_save),
+        schedule,
+        num_evals=schedule.num_evals + bool(is_eval),
+        num_saves=schedule.num_saves + bool(is_save),
     )
 
 
@@ -146,24 +146,28 @@ def _last_step(config: RunConfig, done: int) -> int:
 def _at(model_forecast: ModelForecast, size: int) -> StepEstimate:
     """The modelled step at the batch size that the measured ones have."""
     ratio = model_forecast.ratios.get(size)
-    own = model_forecast.own
+    estimate = model_forecast.running_estimate
     if ratio is None or size == model_forecast.config.batch.global_batch_size:
-        return own
-    sigma = math.hypot(own.sigma_log, ratio.sigma_log)
-    return replace(own, time_s=own.time_s * ratio.ratio, sigma_log=sigma)
+        return estimate
+    sigma = math.hypot(estimate.sigma_log, ratio.sigma_log)
+    return replace(estimate, time_s=estimate.time_s * ratio.ratio, sigma_log=sigma)
 
 
 def _by_size(
-    model_forecast: ModelForecast, so_far: SoFar, levels: Sequence[BatchLevel], *, since: int = 0
+    model_forecast: ModelForecast,
+    so_far: RunProgress,
+    levels: Sequence[BatchLevel],
+    *,
+    since: int = 0,
 ) -> dict[int, list[float]]:
     """Bare steps by global batch size, the newest size last; those of iterations before ``since``
     left out."""
-    own = model_forecast.config.batch.global_batch_size
+    batch_size = model_forecast.config.batch.global_batch_size
     times, numbers = so_far.step_times_s, so_far.step_numbers
     if len(times) < len(model_forecast.recorded_s):
         times, numbers = model_forecast.recorded_s, model_forecast.recorded_numbers
     if not numbers:
-        return {own: list(times)} if times else {}
+        return {batch_size: list(times)} if times else {}
     seen: dict[int, list[float]] = {}
     groups = step_groups(max(numbers), levels)
     ends = np.asarray([group.end for group in groups])
@@ -188,35 +192,37 @@ def _series(
 
 
 def _loads(
-    left: RemainingSchedule, reference: int, ratios: Mapping[int, BatchRatio]
+    schedule: RemainingSchedule, reference: int, ratios: Mapping[int, BatchRatio]
 ) -> tuple[tuple[StepLoad, ...], str]:
     loads: list[StepLoad] = []
     words = ["measured"]
-    for group in left.groups:
+    for group in schedule.groups:
         ratio = BatchRatio(ratio=1.0, sigma_log=0.0, provenance="measured")
         if group.global_batch_size != reference:
             ratio = ratios.get(group.global_batch_size, ratio)
             words.append(f"batch {group.global_batch_size} {ratio.provenance}")
         loads.append(
-            StepLoad(num_left=group.num_steps, time_ratio=ratio.ratio, sigma_log=ratio.sigma_log)
+            StepLoad(
+                num_remaining=group.num_steps, time_ratio=ratio.ratio, sigma_log=ratio.sigma_log
+            )
         )
     return tuple(loads), ", ".join(dict.fromkeys(words))
 
 
 def _extras(
     model_forecast: ModelForecast,
-    so_far: SoFar,
-    left: RemainingSchedule,
+    so_far: RunProgress,
+    schedule: RemainingSchedule,
     times: Sequence[float],
     reference: int,
 ) -> list[Extra]:
     # Hosts and kernels that are slower than modelled are so in evaluations as well.
-    own = _at(model_forecast, reference)
-    slowdown = float(np.mean(times)) / own.time_s if len(times) else 1.0
-    found = [
+    estimate = _at(model_forecast, reference)
+    slowdown = float(np.mean(times)) / estimate.time_s if len(times) else 1.0
+    extras = [
         seen_extra(
             "evaluations",
-            left.num_evals,
+            schedule.num_evals,
             so_far.eval_times_s,
             model_forecast.eval_s * slowdown,
             sigma_log=EVAL_SIGMA_LOG,
@@ -224,7 +230,7 @@ def _extras(
         ),
         seen_extra(
             "saves",
-            left.num_saves,
+            schedule.num_saves,
             so_far.save_times_s,
             model_forecast.save_s,
             sigma_log=SAVE_SIGMA_LOG,
@@ -232,11 +238,11 @@ def _extras(
         ),
     ]
     if so_far.irregular_times_s and len(times):
-        found.append(irregular_extra(so_far, times, left.num_steps))
-    return [extra for extra in found if extra.num_left]
+        extras.append(irregular_extra(so_far, times, schedule.num_steps))
+    return [extra for extra in extras if extra.num_remaining]
 
 
-def irregular_extra(so_far: SoFar, times: Sequence[float], num_steps: int) -> Extra:
+def irregular_extra(so_far: RunProgress, times: Sequence[float], num_steps: int) -> Extra:
     """What steps that are not like the others take beyond these."""
     irregular = so_far.irregular_times_s
     share = len(irregular) / (len(irregular) + so_far.num_regular)
@@ -245,7 +251,7 @@ def irregular_extra(so_far: SoFar, times: Sequence[float], num_steps: int) -> Ex
     scatter_s = float(excess.std())
     return Extra(
         name="irregular steps",
-        num_left=round(share * num_steps),
+        num_remaining=round(share * num_steps),
         time_s=mean_s,
         # A few may agree by chance: half of their mean is the least scatter.
         sigma_s=max(scatter_s, 0.5 * mean_s) / math.sqrt(len(irregular)),
@@ -255,7 +261,7 @@ def irregular_extra(so_far: SoFar, times: Sequence[float], num_steps: int) -> Ex
 
 def seen_extra(
     name: str,
-    num_left: int,
+    num_remaining: int,
     seen: Sequence[float],
     prior_s: float,
     *,
@@ -266,7 +272,7 @@ def seen_extra(
     if not seen:
         return Extra(
             name=name,
-            num_left=num_left,
+            num_remaining=num_remaining,
             time_s=prior_s,
             sigma_s=prior_s * sigma_log,
             provenance=provenance,
@@ -276,7 +282,7 @@ def seen_extra(
     scatter_s = math.hypot(scatter_s, FEW_SIGMA_LOG * mean_s / math.sqrt(len(seen)))
     return Extra(
         name=name,
-        num_left=num_left,
+        num_remaining=num_remaining,
         time_s=mean_s,
         sigma_s=scatter_s / math.sqrt(len(seen)),
         scatter_s=scatter_s,
@@ -285,7 +291,7 @@ def seen_extra(
 
 
 def expected_failures(
-    so_far: SoFar, *, num_ranks: int, is_cpu: bool, started_unix_s: float, save_every_s: float
+    so_far: RunProgress, *, num_ranks: int, is_cpu: bool, started_unix_s: float, save_every_s: float
 ) -> Failures | None:
     """Failures where the user expects some, where some have been, or from the public rate."""
     if so_far.goals.mtbf_hours is None and is_cpu and not so_far.num_restarts:
@@ -300,8 +306,8 @@ def expected_failures(
 
 
 def with_parts(
-    found: Forecast,
-    so_far: SoFar,
+    base_forecast: Forecast,
+    so_far: RunProgress,
     extras: Sequence[Extra],
     words: str,
     *,
@@ -309,15 +315,15 @@ def with_parts(
     is_cpu: bool,
 ) -> Forecast:
     """The forecast with its breakdown, its GPU-hours, its cost and its energy."""
-    hours = found.total_s / HOUR_S * num_ranks
+    hours = base_forecast.total_s / HOUR_S * num_ranks
     price = so_far.goals.price_per_gpu_hour
     is_counted = not is_cpu or price is not None
     energy_j = so_far.energy_used_j
     if energy_j is not None and so_far.mean_power_w is not None:
-        energy_j += so_far.mean_power_w * found.remaining_s
+        energy_j += so_far.mean_power_w * base_forecast.remaining_s
     return replace(
-        found,
-        parts=tuple(_parts(found, so_far, [extra.part for extra in extras], words)),
+        base_forecast,
+        parts=tuple(_parts(base_forecast, so_far, [extra.part for extra in extras], words)),
         gpu_hours=hours if is_counted else None,
         cost=None if price is None else price * hours,
         energy_j=energy_j,
@@ -325,27 +331,29 @@ def with_parts(
 
 
 def _parts(
-    found: Forecast, so_far: SoFar, extra_parts: Sequence[ForecastPart], words: str
+    base_forecast: Forecast, so_far: RunProgress, extra_parts: Sequence[ForecastPart], words: str
 ) -> Iterator[ForecastPart]:
     # The narrowest of the mixture is the one without failures.
-    whole_s = found.left.sigmas_s[0]
+    whole_s = base_forecast.remaining_time.sigmas_s[0]
     rest_s = math.sqrt(max(0.0, whole_s**2 - sum(part.sigma_s**2 for part in extra_parts)))
     yield ForecastPart(
         name="steps",
-        num_left=found.steps_left,
-        time_s=found.steps_s,
+        num_left=base_forecast.steps_left,
+        time_s=base_forecast.steps_s,
         sigma_s=rest_s,
         provenance=words,
     )
     yield from extra_parts
-    if len(found.left.means_s) > 1:
-        mean_cost_s = found.left.means_s[1] - found.left.means_s[0]
-        num_failures = found.failures_s / mean_cost_s
+    if len(base_forecast.remaining_time.means_s) > 1:
+        mean_cost_s = (
+            base_forecast.remaining_time.means_s[1] - base_forecast.remaining_time.means_s[0]
+        )
+        num_failures = base_forecast.failures_s / mean_cost_s
         prior = "given" if so_far.goals.mtbf_hours is not None else "prior: Llama 3, 2024"
         yield ForecastPart(
             name="failures",
             num_left=num_failures,
-            time_s=found.failures_s,
+            time_s=base_forecast.failures_s,
             sigma_s=math.sqrt(num_failures) * mean_cost_s,
             provenance=f"{prior}, {so_far.num_restarts} restarts so far",
         )
@@ -373,7 +381,7 @@ class MeasuredRun:
         )
 
 
-def measured_forecast(run: MeasuredRun, so_far: SoFar, *, steps_total: int) -> Forecast:
+def measured_forecast(run: MeasuredRun, so_far: RunProgress, *, steps_total: int) -> Forecast:
     """The forecast at this moment, to the end of so many steps.
 
     Evaluations and saves go on as often as they have come so far; where none has come, none is
@@ -382,10 +390,10 @@ def measured_forecast(run: MeasuredRun, so_far: SoFar, *, steps_total: int) -> F
     done = so_far.last_step
     total = max(steps_total, done)
     times = max(so_far.step_times_s, run.recorded_s, key=len)
-    extras = [*_measured_extras(so_far, times, num_left=total - done)]
+    extras = [*_measured_extras(so_far, times, num_remaining_steps=total - done)]
     mean_s = float(np.mean(times)) if times else 0.0
     save_every_s = mean_s * done / len(so_far.save_times_s) if so_far.save_times_s else 0.0
-    found = forecast(
+    base_forecast = forecast(
         now_unix_s=so_far.now_unix_s,
         steps_done=done,
         steps_total=total,
@@ -403,15 +411,19 @@ def measured_forecast(run: MeasuredRun, so_far: SoFar, *, steps_total: int) -> F
             times, prior_frac=CPU_DRIFT_FRAC if run.is_cpu else DRIFT_FRAC
         ),
     )
-    return with_parts(found, so_far, extras, "measured", num_ranks=run.num_ranks, is_cpu=run.is_cpu)
+    return with_parts(
+        base_forecast, so_far, extras, "measured", num_ranks=run.num_ranks, is_cpu=run.is_cpu
+    )
 
 
-def _measured_extras(so_far: SoFar, times: Sequence[float], *, num_left: int) -> Iterator[Extra]:
+def _measured_extras(
+    so_far: RunProgress, times: Sequence[float], *, num_remaining_steps: int
+) -> Iterator[Extra]:
     """What will come between steps, each kind as often as in the steps so far."""
     seen = {"evaluations": so_far.eval_times_s, "saves": so_far.save_times_s}
     for name, each_s in seen.items():
-        count = round(len(each_s) * num_left / max(1, so_far.last_step))
+        count = round(len(each_s) * num_remaining_steps / max(1, so_far.last_step))
         if count:
             yield seen_extra(name, count, each_s, 0.0, sigma_log=0.0, provenance="")
-    if so_far.irregular_times_s and len(times) and num_left:
-        yield irregular_extra(so_far, times, num_left)
+    if so_far.irregular_times_s and len(times) and num_remaining_steps:
+        yield irregular_extra(so_far, times, num_remaining_steps)

@@ -110,7 +110,7 @@ def remaining_schedule(
     A save is due every ``save_interval`` steps, where the batch size changes, and at the end.
     """
     groups = step_groups(steps_total, levels)
-    left = tuple(
+    remaining_groups = tuple(
         replace(group, begin=max(group.begin, steps_done))
         for group in groups
         if group.end > steps_done
@@ -122,7 +122,7 @@ def remaining_schedule(
     evals = len(_multiples(cadence.eval_interval, steps_done, steps_total))
     evals += is_going * cadence.num_final_evals
     return RemainingSchedule(
-        groups=left,
+        groups=remaining_groups,
         num_evals=evals if cadence.eval_iters else 0,
         num_saves=len(saves) + changes if is_saving else 0,
     )

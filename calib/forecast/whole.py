@@ -66,35 +66,38 @@ def whole_run(
 
     Raises ``ConfigError`` where these do not say it.
     """
-    (own,) = steps.estimates([config])
+    (estimate,) = steps.estimates([config])
     levels, seq_length = batch_levels(config), config.model.seq_length
     num_steps = config.cadence.train_iters
     if num_tokens:
         num_steps = _num_steps(-(-num_tokens // seq_length), levels)
     if not num_steps:
         raise ConfigError("nothing says how long the run is; give --tokens such as 1T")
-    ahead = model_forecast(config, steps, own, started_unix_s=0.0)
-    left = remaining_schedule(
+    ahead = model_forecast(config, steps, estimate, started_unix_s=0.0)
+    schedule = remaining_schedule(
         config.cadence,
         levels,
         steps_done=0,
         steps_total=num_steps,
         is_saving=config.cadence.is_saving,
     )
-    each_s = [own.time_s * ahead.ratios[one.global_batch_size].ratio for one in left.groups]
+    each_s = [
+        estimate.time_s * ahead.ratios[one.global_batch_size].ratio for one in schedule.groups
+    ]
     duration_s = math.fsum(
         (
-            *(one.num_steps * time_s for one, time_s in zip(left.groups, each_s, strict=True)),
-            left.num_evals * ahead.eval_s,
-            left.num_saves * ahead.save_s,
+            *(one.num_steps * time_s for one, time_s in zip(schedule.groups, each_s, strict=True)),
+            schedule.num_evals * ahead.eval_s,
+            schedule.num_saves * ahead.save_s,
         )
     )
     return WholeRun(
-        num_tokens=sum(one.num_steps * one.global_batch_size for one in left.groups) * seq_length,
+        num_tokens=sum(one.num_steps * one.global_batch_size for one in schedule.groups)
+        * seq_length,
         num_steps=num_steps,
         duration_s=duration_s,
-        low_s=duration_s * own.low_s / own.time_s,
-        high_s=duration_s * own.high_s / own.time_s,
+        low_s=duration_s * estimate.low_s / estimate.time_s,
+        high_s=duration_s * estimate.high_s / estimate.time_s,
         gpu_hours=duration_s / HOUR_S * config.parallelism.num_ranks,
         price_per_gpu_hour=price_per_gpu_hour,
     )

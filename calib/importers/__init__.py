@@ -5,7 +5,7 @@ In: frames and text. Out: frames in our own format; a bad row or column is named
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .kineto import kineto_tables
@@ -34,4 +34,4 @@ if TYPE_CHECKING:
         refuse_unread,
     )
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -6,7 +6,7 @@ Imports ``workload``.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .again import CORE_ATTENTION, WITHIN_MOE, Again
@@ -36,4 +36,4 @@ if TYPE_CHECKING:
     )
     from .tensors import block_numel
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -3,11 +3,11 @@ measured, or put the run at risk; what to write instead, and what the run's mode
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .linter import Flaw, Lint, lint
     from .pricing import Pricing
     from .rule import stated_launch
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -40,7 +40,7 @@ def _async_save(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None:
     is_able = launch.text("--ckpt-format", "torch_dist") == "torch_dist" and launch.is_on_gpu
     if not (is_able and interval and launch.says("--save")) or launch.says(option):
         return None
-    gain = pricing.apart(pricing.save, interval) if pricing is not None else None
+    gain = pricing.interval_gain(pricing.save, interval) if pricing is not None else None
     return Remedy(what=missing(option), put=((option,), (worker,)), gain=gain)
 
 
@@ -48,14 +48,14 @@ def _evaluations(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None
     cadence = launch.config.cadence
     if pricing is None or not cadence.eval_interval or not cadence.eval_iters:
         return None
-    part, step_s = pricing.evaluation, pricing.own.step_time_s
+    part, step_s = pricing.evaluation, pricing.current.step_time_s
     if part.time_s / (part.time_s + step_s * cadence.eval_interval) < _MOST_EVAL_FRAC:
         return None
     wanted = _round_up(part.time_s * (1 / _WANTED_EVAL_FRAC - 1) / step_s)
     return Remedy(
         what=f"--eval-interval {cadence.eval_interval} with --eval-iters {cadence.eval_iters}",
         put=(("--eval-interval", str(wanted)),),
-        gain=pricing.apart(part, cadence.eval_interval, wanted),
+        gain=pricing.interval_gain(part, cadence.eval_interval, wanted),
     )
 
 
@@ -69,7 +69,7 @@ def _saves(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None:
     interval = launch.config.cadence.save_interval
     if pricing is None or not interval or not pricing.mtbf_s or launch.says("--async-save"):
         return None
-    step_s, between_s = pricing.own.step_time_s, pricing.mtbf_s + pricing.restart_s
+    step_s, between_s = pricing.current.step_time_s, pricing.mtbf_s + pricing.restart_s
     wanted = max(1, round(math.sqrt(2 * between_s * pricing.save.time_s) / step_s))
 
     def lost_frac(steps: int, one_s: float) -> float:

@@ -20,7 +20,7 @@ RULES = (*option_rules.RULES, *host_rules.RULES, *variable_rules.RULES)
 UNASKED = "no run was given; give the directory of one, or --device"
 _LEAST_FRAC = 0.001
 """Less is not worth a line."""
-_TOLD_FRAC = 0.01
+_REPORTED_FRAC = 0.01
 """What is worth a line among others of a run."""
 _ORDER = (Harm.DISTORTS, Harm.WASTES, Harm.RISKS)
 
@@ -64,7 +64,7 @@ class Lint(Encoded):
     def best(self) -> Flaw | None:
         """The largest gain that is worth a line beside a plan: at least 1 %, and surely some."""
         sure = (flaw for flaw in self.flaws if flaw.gain is not None and flaw.gain.is_sure)
-        return next((one for one in sure if one.rank[0] <= -_TOLD_FRAC), None)
+        return next((one for one in sure if one.rank[0] <= -_REPORTED_FRAC), None)
 
     @property
     def sure_frac(self) -> float:
@@ -129,5 +129,5 @@ def _flaws(able: Sequence[tuple[Rule, Remedy]], pricing: Pricing | None) -> Iter
 
 
 def _is_worth(gain: Gain) -> bool:
-    is_room = gain.memory_frac < -LEAST_MEMORY_FRAC and gain.time_frac <= 0
-    return is_room or gain.time_frac < -_LEAST_FRAC
+    frees_memory = gain.memory_frac < -LEAST_MEMORY_FRAC and gain.time_frac <= 0
+    return frees_memory or gain.time_frac < -_LEAST_FRAC

@@ -64,13 +64,13 @@ class Pricing:
         )
 
     @cached_property
-    def own(self) -> Candidate:
+    def current(self) -> Candidate:
         """The launch as it is."""
         return self.candidates([self.config])[0]
 
     def gain(self, one: Candidate) -> Gain | None:
         """The gain of a layout; None where it needs more memory than there is."""
-        change_nbytes = one.memory.total_nbytes - self.own.memory.total_nbytes
+        change_nbytes = one.memory.total_nbytes - self.current.memory.total_nbytes
         if change_nbytes > 0 and one.verdict is Verdict.DOES_NOT_FIT:
             return None
         return Gain(
@@ -78,32 +78,32 @@ class Pricing:
             low_frac=one.time_frac_low,
             high_frac=one.time_frac_high,
             memory_nbytes=change_nbytes,
-            memory_frac=one.memory.total_nbytes / self.own.memory.total_nbytes - 1,
+            memory_frac=one.memory.total_nbytes / self.current.memory.total_nbytes - 1,
         )
 
     @cached_property
-    def _beside(self) -> ModelForecast:
-        own = self.steps.estimates([self.config])[0]
-        return model_forecast(self.config, self.steps, own, started_unix_s=0.0)
+    def _model_forecast(self) -> ModelForecast:
+        estimate = self.steps.estimates([self.config])[0]
+        return model_forecast(self.config, self.steps, estimate, started_unix_s=0.0)
 
     @property
     def evaluation(self) -> Part:
         """One evaluation, as measured or as the model has it."""
         if self.eval_times_s:
             return _measured(self.eval_times_s)
-        return Part(time_s=self._beside.eval_s, sigma_log=EVAL_SIGMA_LOG)
+        return Part(time_s=self._model_forecast.eval_s, sigma_log=EVAL_SIGMA_LOG)
 
     @property
     def save(self) -> Part:
         """One save, as measured or as the model has it."""
         if self.save_times_s:
             return _measured(self.save_times_s)
-        return Part(time_s=self._beside.save_s, sigma_log=SAVE_SIGMA_LOG)
+        return Part(time_s=self._model_forecast.save_s, sigma_log=SAVE_SIGMA_LOG)
 
-    def apart(self, part: Part, now: int, then: float = math.inf) -> Gain:
+    def interval_gain(self, part: Part, now: int, then: float = math.inf) -> Gain:
         """What other steps between two of a part are worth, of the time of steps and these; for
         ever apart: they take no time of training at all."""
-        step_s = self.own.step_time_s
+        step_s = self.current.step_time_s
         return part.gain(lambda one_s: (step_s + one_s / then) / (step_s + one_s / now) - 1)
 
 

@@ -57,8 +57,8 @@ def _threads(launch: StatedLaunch, _: object) -> Remedy | None:
     name = "OMP_NUM_THREADS"
     if not launch.config.optimizer_offload_frac or launch.variables.get(name, "1") != "1":
         return None
-    is_said = name in launch.variables
-    what = f"{name}=1" if is_said else f"{name} is not set by the command"
+    is_stated = name in launch.variables
+    what = f"{name}=1" if is_stated else f"{name} is not set by the command"
     return Remedy(what=what, variables={name: _THREADS})
 
 

@@ -5,7 +5,7 @@ In: a ``RunConfig``. Out: bytes by kind, and whether they fit. Imports ``workloa
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .activations import (
@@ -34,4 +34,4 @@ if TYPE_CHECKING:
     )
     from .states import StateBytes, state_bytes
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -5,7 +5,7 @@ In: measured transfers. Out: times of collectives. Imports ``workload`` and ``re
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .cluster import (
@@ -25,4 +25,4 @@ if TYPE_CHECKING:
     from .once_per_node import as_all_to_all
     from .systems import REACHED_FRAC, NetworkPrior, network_prior
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

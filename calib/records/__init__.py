@@ -5,7 +5,7 @@ In: lines of JSON. Out: record classes, and runs with damaged lines named. Impor
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .cluster import (
@@ -98,4 +98,4 @@ if TYPE_CHECKING:
     )
     from .step_rows import SkippedRow, StepKind, StepPredictions, StepRow, StepTable, Trait
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

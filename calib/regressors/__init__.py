@@ -5,7 +5,7 @@ In and out: numpy arrays. Imports nothing of ours but errors.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
@@ -24,4 +24,4 @@ if TYPE_CHECKING:
     )
     from .trees import Forest, Line, Trees, fit_forest, fit_line, fit_trees
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

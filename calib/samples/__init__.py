@@ -5,7 +5,7 @@ In: runs of ``records``. Out: a ``SampleTable`` of pandas frames, stored as Parq
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .columns import FRAMES, normalise, parse_shape, shape_text
@@ -24,4 +24,4 @@ if TYPE_CHECKING:
     from .store import RunReader, check_parquet, read_run, read_table, run_ids, write_table
     from .table import SampleTable, build_table, only_windows, windows_of
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

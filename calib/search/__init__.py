@@ -6,32 +6,32 @@ say in bulk how fast and how large each can be at best, ``best_first`` evaluates
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .best_first import best_layouts
     from .cells import cells_of, num_variants
-    from .found import TOP, Effort, Found, Proof, Room, Tally
     from .labels import (
         GRAD_OVERLAP,
         NO_OVERLAP,
         NO_P2P,
-        OFFLOAD_BESIDE,
+        OFFLOAD_OVERLAP,
         is_usually_split,
+        label_names_overlaps,
         layers_text,
         layout_label,
-        says_overlaps,
     )
+    from .results import TOP, Effort, MemoryBudget, Proof, SearchResult, Tally
     from .space import (
         FSDP_OPTIONS,
         OFFLOAD_OPTIONS,
         WHOLE,
         modules_of,
         num_nodes,
+        other_shardings,
         recomputes,
-        sharded_otherwise,
         states,
     )
     from .variants import rounded_log
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -30,7 +30,7 @@ from ..steps import CONTENTION, FittedSteps, degrees_of_columns
 from ..timeline import compile_blocks, least_makespans
 from ..workload import SCHEDULES, Recompute, RunConfig
 from .cells import Cells, Ints, cells_of, groups, num_variants
-from .found import NUM_LACKING, Effort, Found, Lacking, Proof, Ranked, Room, Tally
+from .results import NUM_LACKING, Effort, Lacking, MemoryBudget, Proof, Ranked, SearchResult, Tally
 from .space import block_kinds, num_nodes, recomputes, states
 from .variants import Outcome, Study, rounded_log
 
@@ -75,8 +75,8 @@ class TimeBounds:
         configs = [part.layout(int(first), is_plain=True) for first in firsts]
         if not configs:
             return np.empty(0)
-        found = _priced([(experts_part(config), config) for config in configs], self._steps)
-        return self._bounds(members, found.times_s[:, places])
+        passes = _priced([(experts_part(config), config) for config in configs], self._steps)
+        return self._bounds(members, passes.times_s[:, places])
 
     def _add(self, distinct: tuple[Ints, Ints], made: Callable[[RunConfig], Block]) -> Ints:
         firsts, places = distinct
@@ -93,8 +93,8 @@ class TimeBounds:
         columns = cells.columns
         shapes = cells.distinct(columns["pp"], columns["vp"], columns["split"])[1]
         for alike in groups(shapes):
-            beside = None if experts_s is None else experts_s[:, alike]
-            time_s[alike] = self._pipelines(members[alike], beside)
+            alike_experts_s = None if experts_s is None else experts_s[:, alike]
+            time_s[alike] = self._pipelines(members[alike], alike_experts_s)
         return time_s * np.exp(self.levels[members]) * (1 - _ROUNDING)
 
     def _pipelines(self, members: Ints, experts_s: Floats | None) -> Floats:
@@ -130,10 +130,10 @@ class TimeBounds:
     def _block_s(self, kind: BlockKind, members: Ints, experts_s: Floats | None) -> Floats:
         if kind not in self._rows:
             return np.zeros((2, len(members)))
-        found = self._passes.times_s[:, self._rows[kind][members]]
+        block_s = self._passes.times_s[:, self._rows[kind][members]]
         if kind is _PARTS_KIND and experts_s is not None:
-            found = found + experts_s
-        return self._effects(kind, members) * found
+            block_s = block_s + experts_s
+        return self._effects(kind, members) * block_s
 
     def _effects(self, kind: BlockKind, members: Ints) -> Floats | float:
         """The least factor that effects on layers may have."""
@@ -161,7 +161,7 @@ class _Passes:
 def _priced(pairs: Sequence[tuple[Block, RunConfig]], steps: FittedSteps) -> _Passes:
     compiled = compile_blocks(pairs, steps.base.conditions.weight_fracs)
     times_s, priced, theta = steps.priced(compiled)
-    found = compiled.sums.times(
+    pass_times = compiled.sums.times(
         times_s,
         contention=1.0 + priced.named(theta, CONTENTION),
         is_host_only=compiled.is_host_only,
@@ -169,7 +169,7 @@ def _priced(pairs: Sequence[tuple[Block, RunConfig]], steps: FittedSteps) -> _Pa
     config = pairs[0][1]
     forward, backward, step = (float(times_s[place, 0]) for place in compiled.hosts)
     return _Passes(
-        times_s=np.stack([found.forward_pass_s[:, 0], found.backward_pass_s[:, 0]]),
+        times_s=np.stack([pass_times.forward_pass_s[:, 0], pass_times.backward_pass_s[:, 0]]),
         host_s=(0.0, 0.0, 0.0) if config.is_step_replayed else (forward, backward, step),
         growth=steps.growth(config, priced, theta),
     )
@@ -239,13 +239,13 @@ class _Least:
         out = np.zeros(len(self._cells))
         for members in self._alike():
             sample = self._cells.layout(int(members[0]))
-            modules = ModuleBytes(**{name: found[members] for name, found in self._table.items()})
+            modules = ModuleBytes(**{name: column[members] for name, column in self._table.items()})
             state = self._states(sample, members)
             last = sample.parallelism.pp - 1
             stages = {*range(min(_MIDDLE, last + 1)), *range(max(0, last - _MIDDLE + 1), last + 1)}
             for stage in sorted(stages):
-                found = _stage(sample, modules, state, stage)
-                out[members] = np.maximum(out[members], found)
+                stage_nbytes = _stage(sample, modules, state, stage)
+                out[members] = np.maximum(out[members], stage_nbytes)
         return out
 
     def _modules(self) -> dict[str, Floats]:
@@ -268,7 +268,7 @@ class _Least:
     def _fields(self, *keys: NDArray[np.int64 | np.bool_]) -> tuple[dict[str, Floats], Ints]:
         firsts, places = self._cells.distinct(*keys)
         rows = [
-            module_bytes(_all_again(self._cells.layout(int(first), is_plain=True)))
+            module_bytes(_full_recompute(self._cells.layout(int(first), is_plain=True)))
             for first in firsts
         ]
         columns = {
@@ -289,7 +289,7 @@ class _Least:
 
     def _states(self, sample: RunConfig, members: Ints) -> StateBytes:
         """Bytes per parameter where they are spread most."""
-        columns = {name: found[members] for name, found in self._cells.columns.items()}
+        columns = {name: column[members] for name, column in self._cells.columns.items()}
         deep = bool(columns["deep"][0])
         choices = states(sample, 1)
         is_spread = deep or any(
@@ -315,13 +315,13 @@ class _Least:
         )
 
 
-def _all_again(layout: RunConfig) -> RunConfig:
+def _full_recompute(layout: RunConfig) -> RunConfig:
     return replace(layout, recompute=Recompute.FULL)
 
 
 def _stage(sample: RunConfig, modules: ModuleBytes, state: StateBytes, stage: int) -> Floats:
-    found = stage_parts(sample, modules, state, stage, stage_chunks(sample, stage))
-    return np.asarray(found.total, dtype=float)
+    parts = stage_parts(sample, modules, state, stage, stage_chunks(sample, stage))
+    return np.asarray(parts.total, dtype=float)
 
 
 _ROUND = 128
@@ -342,18 +342,20 @@ def best_layouts(
     steps: FittedSteps,
     num_ranks: int,
     *,
-    room: Room | None = None,
+    budget: MemoryBudget | None = None,
     keep: Keep | None = None,
     effort: Effort | None = None,
-) -> Found:
+) -> SearchResult:
     """The best layouts of a run on so many ranks, no two alike in degrees, micro-batch and
     sharding, and none where the running layout is the best of its kind.
 
     Where the search is stopped, the best so far, and ``gap_frac`` says how far from proven.
     """
-    search = _Search(config, steps, num_ranks, room or Room(), keep or Keep(), effort or Effort())
+    search = _Search(
+        config, steps, num_ranks, budget or MemoryBudget(), keep or Keep(), effort or Effort()
+    )
     search.search()
-    return search.found()
+    return search.result()
 
 
 class _Search:
@@ -362,12 +364,12 @@ class _Search:
         config: RunConfig,
         steps: FittedSteps,
         num_ranks: int,
-        room: Room,
+        budget: MemoryBudget,
         keep: Keep,
         effort: Effort,
     ) -> None:
-        self._steps, self._room, self._keep, self._effort = steps, room, keep, effort
-        self._own = config
+        self._steps, self._budget, self._keep, self._effort = steps, budget, keep, effort
+        self._running = config
         self._cells = cells_of(config, num_ranks, keep)
         self._best: list[Ranked] = []
         self._lacking: list[Lacking] = []
@@ -377,24 +379,24 @@ class _Search:
     def search(self) -> None:
         """Bounds of all cells, and those evaluated that may be among the best."""
         able = self._fitting()
-        self._effort.told("bounds", 0.0)
+        self._effort.on_progress("bounds", 0.0)
         self._bounds = TimeBounds(able, self._steps)
         self._least_s = self._bounds.bare()
-        self._study = Study(cells=able, steps=self._steps, room=self._room, keep=self._keep)
+        self._study = Study(cells=able, steps=self._steps, budget=self._budget, keep=self._keep)
         self._evaluate()
 
     def _fitting(self) -> Cells:
         """Cells of which something may fit."""
         cells = self._cells
-        self._effort.told("memory", 0.0)
+        self._effort.on_progress("memory", 0.0)
         least, overhead = least_nbytes(cells), overheads(cells)
-        is_able = np.asarray(self._room.holds(least, overhead))
+        is_able = np.asarray(self._budget.holds(least, overhead))
         over = np.flatnonzero(~is_able)
         nearest = over[np.argsort((least + overhead)[over], kind="stable")[:_MOST_LACKING]]
         for place in nearest.tolist():
             if len(self._lacking) == NUM_LACKING:
                 break
-            layout = _least_that_is_kept(cells.layout(place), self._keep)
+            layout = _lightest_allowed(cells.layout(place), self._keep)
             if layout is not None:
                 nbytes = float(least[place] + overhead[place])
                 self._lacking.append(Lacking(config=layout, needed_nbytes=nbytes))
@@ -405,7 +407,7 @@ class _Search:
         """Rounds of cells until no bound is below the limit."""
         cells = self._study.cells
         self._is_open = np.ones(len(cells), dtype=bool)
-        self._take(self._study.measured(self._own, self._cells.num_ranks))
+        self._take(self._study.measured(self._running, self._cells.num_ranks))
         if cells.config.model.experts is not None:
             self._price_experts()
         self._rounds(self._in_order(np.flatnonzero(self._is_open)))
@@ -447,7 +449,7 @@ class _Search:
             self._take(self._study.examine(members, limit_s))
             self._is_open[members] = False
             remaining = int((least_s[self._is_open] < self._limit_s).sum())
-            self._effort.told("layouts", begin / max(begin + remaining, 1))
+            self._effort.on_progress("layouts", begin / max(begin + remaining, 1))
 
     @property
     def _limit_s(self) -> float:
@@ -460,22 +462,22 @@ class _Search:
     @property
     def _others(self) -> list[Ranked]:
         """The best so far but the layout that runs, which may stand first in its row."""
-        return [one for one in self._best if one.config != self._own][: self._effort.top]
+        return [one for one in self._best if one.config != self._running][: self._effort.top]
 
     def _take(self, outcome: Outcome) -> None:
         self._tally.add(outcome.tally)
         self._lacking += outcome.lacking
-        found: dict[Hashable, Ranked] = {}
+        by_row: dict[Hashable, Ranked] = {}
         for one in sorted((*self._best, *outcome.best), key=_rank):
-            found.setdefault(_row(one.config), one)
-        self._best = list(found.values())[: self._effort.top + 1]
+            by_row.setdefault(_row(one.config), one)
+        self._best = list(by_row.values())[: self._effort.top + 1]
 
-    def found(self) -> Found:
+    def result(self) -> SearchResult:
         """The answer."""
         lacking = sorted(self._lacking, key=lambda one: one.needed_nbytes)[:NUM_LACKING]
-        return Found(
+        return SearchResult(
             best=tuple(self._others),
-            lacking=tuple(one.config for one in lacking if one.config != self._own),
+            lacking=tuple(one.config for one in lacking if one.config != self._running),
             proof=Proof(
                 num_cells=len(self._cells),
                 tally=self._tally,
@@ -485,11 +487,11 @@ class _Search:
         )
 
 
-def _least_that_is_kept(layout: RunConfig, keep: Keep) -> RunConfig | None:
+def _lightest_allowed(layout: RunConfig, keep: Keep) -> RunConfig | None:
     """A variant that needs little of what is asked for: states spread, and most computed again."""
     for choice in reversed(states(layout, num_nodes(layout))):
-        for again in reversed(recomputes(layout)):
-            variant = again.of(choice.of(layout))
+        for recompute in reversed(recomputes(layout)):
+            variant = recompute.of(choice.of(layout))
             if not variant.optimizer_offload_frac and keep.allows(variant):
                 return variant
     return None

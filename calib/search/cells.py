@@ -53,11 +53,11 @@ class Cells:
         row = {name: int(self.columns[name][place]) for name in COLUMNS}
         if is_plain:
             row["deep"] = 0
-        own = self.config.parallelism
+        par = self.config.parallelism
         changes = {
             **self.shardings[row["deep"]],
             **{name: row[name] for name in ("tp", "cp", "ep", "pp", "vp", "dp")},
-            "etp": row["etp"] if own.etp == row["etp"] or row["etp"] != row["tp"] else 0,
+            "etp": row["etp"] if par.etp == row["etp"] or row["etp"] != row["tp"] else 0,
             "chunk_layers": self.splits[row["split"]],
             "is_sequence_parallel": bool(row["is_split"]),
         }
@@ -96,7 +96,7 @@ class Cells:
 
     def subset(self, members: Ints) -> Cells:
         """Some of the cells."""
-        columns = {name: found[members] for name, found in self.columns.items()}
+        columns = {name: column[members] for name, column in self.columns.items()}
         return replace(self, columns=columns)
 
 
@@ -154,28 +154,28 @@ class _Builder:
             cut=dict(self._cut),
         )
 
-    def _kept(self, axis: str, values: Sequence[int]) -> list[int]:
+    def _allowed(self, axis: str, values: Sequence[int]) -> list[int]:
         """Those of the values of an axis that are asked for."""
         wanted = self._keep.values_of(axis)
         return [value for value in values if wanted is None or value in wanted]
 
-    def _passes(self, rule: str, *, is_kept: bool, number: int = 1) -> bool:
-        if not is_kept:
+    def _passes(self, rule: str, *, is_met: bool, number: int = 1) -> bool:
+        if not is_met:
             self._cut[rule] += number
-        return is_kept
+        return is_met
 
     def _degrees(self) -> Iterator[tuple[int, int, int, int, int]]:
         """tp, cp, pp, dp and sequence parallelism."""
         ranks = self._num_ranks
-        for tp in self._kept("tp", divisors(ranks)):
+        for tp in self._allowed("tp", divisors(ranks)):
             if not self._is_tp_allowed(tp):
                 continue
-            for cp in self._kept("cp", divisors(ranks // tp)):
+            for cp in self._allowed("cp", divisors(ranks // tp)):
                 if not self._is_cp_allowed(tp, cp):
                     continue
-                for pp in self._kept("pp", divisors(ranks // (tp * cp))):
+                for pp in self._allowed("pp", divisors(ranks // (tp * cp))):
                     dp = ranks // (tp * cp * pp)
-                    if self._kept("dp", [dp]) and self._is_dp_allowed(pp, dp):
+                    if self._allowed("dp", [dp]) and self._is_dp_allowed(pp, dp):
                         for is_split in self._is_split(tp, cp):
                             yield tp, cp, pp, dp, is_split
 
@@ -184,61 +184,61 @@ class _Builder:
         heads, groups = model.num_attention_heads, model.num_query_groups
         shared = experts.shared_ffn_hidden_size if experts is not None else 0
         return (
-            self._passes(f"tp does not divide {heads} heads", is_kept=heads % tp == 0)
+            self._passes(f"tp does not divide {heads} heads", is_met=heads % tp == 0)
             and self._passes(
                 f"tp and {groups} query groups do not divide",
-                is_kept=groups % tp == 0 or tp % groups == 0,
+                is_met=groups % tp == 0 or tp % groups == 0,
             )
             and self._passes(
                 "tp does not divide the widths of the MLP",
-                is_kept=model.ffn_hidden_size % tp == 0 and shared % tp == 0,
+                is_met=model.ffn_hidden_size % tp == 0 and shared % tp == 0,
             )
             and self._passes(
                 f"tp does not divide a vocabulary of {model.vocab_size}",
-                is_kept=model.vocab_size % tp == 0,
+                is_met=model.vocab_size % tp == 0,
             )
         )
 
     def _is_cp_allowed(self, tp: int, cp: int) -> bool:
         config = self._config
-        model, own = config.model, config.parallelism
-        if cp in (1, own.cp):
+        model, par = config.model, config.parallelism
+        if cp in (1, par.cp):
             return True
         heads = min(model.num_attention_heads, model.num_query_groups)
         # Of these degrees alone: beside the running ones there may be far too many ranks.
-        around = Parallelism(cp=cp, context_comm=own.context_comm, context_inner=own.context_inner)
+        around = Parallelism(cp=cp, context_comm=par.context_comm, context_inner=par.context_inner)
         exchanged = around.exchanged_cp
         return (
-            self._passes("cp on a CPU", is_kept=config.device != "cpu")
-            and self._passes(f"cp above {MOST_CONTEXT}", is_kept=cp <= MOST_CONTEXT)
+            self._passes("cp on a CPU", is_met=config.device != "cpu")
+            and self._passes(f"cp above {MOST_CONTEXT}", is_met=cp <= MOST_CONTEXT)
             and self._passes(
                 f"2 x cp does not divide the sequence of {model.seq_length}",
-                is_kept=model.seq_length % (2 * cp) == 0,
+                is_met=model.seq_length % (2 * cp) == 0,
             )
             and self._passes(
                 "tp x cp does not divide the heads, as the exchange a2a needs",
-                is_kept=exchanged == 1 or (heads % (tp * exchanged) == 0 and cp % exchanged == 0),
+                is_met=exchanged == 1 or (heads % (tp * exchanged) == 0 and cp % exchanged == 0),
             )
         )
 
     def _is_dp_allowed(self, pp: int, dp: int) -> bool:
         layers, samples = self._config.model.num_layers, self._config.batch.global_batch_size
-        own = self._config.parallelism
-        is_deep = own.engine is Engine.DEEPSPEED and own.shards_grads
+        par = self._config.parallelism
+        is_deep = par.engine is Engine.DEEPSPEED and par.shards_grads
         return (
-            self._passes(f"pp above {layers} layers", is_kept=pp <= layers)
+            self._passes(f"pp above {layers} layers", is_met=pp <= layers)
             and self._passes(
-                "DeepSpeed's pipelines shard the optimizer alone", is_kept=pp == 1 or not is_deep
+                "DeepSpeed's pipelines shard the optimizer alone", is_met=pp == 1 or not is_deep
             )
             and self._passes(
-                f"dp does not divide the global batch of {samples}", is_kept=samples % dp == 0
+                f"dp does not divide the global batch of {samples}", is_met=samples % dp == 0
             )
         )
 
     def _is_split(self, tp: int, cp: int) -> list[bool]:
         """Sequence parallelism off and on; experts over tp train only with it."""
         local = self._config.model.seq_length // cp
-        is_able = self._passes("tp does not divide the local sequence", is_kept=local % tp == 0)
+        is_able = self._passes("tp does not divide the local sequence", is_met=local % tp == 0)
         choices = [False] if tp == 1 or self._config.model.experts is None else []
         choices += [True] if tp > 1 and is_able else []
         wanted = self._keep.values_of("sp")
@@ -270,16 +270,16 @@ class _Builder:
 
     def _experts(self, tp: int, num_ranks: int) -> Ints:
         """Expert parallelism and expert tp over the ranks of a stage, shape (pairs, 2)."""
-        experts, own = self._config.model.experts, self._config.parallelism
+        experts, par = self._config.model.experts, self._config.parallelism
         if experts is None:
             return np.array([[1, tp]])
-        found = []
-        for ep in self._kept("ep", divisors(experts.num_experts)):
-            for etp in self._kept("etp", sorted({*divisors(tp), own.expert_tp})):
+        pairs = []
+        for ep in self._allowed("ep", divisors(experts.num_experts)):
+            for etp in self._allowed("etp", sorted({*divisors(tp), par.expert_tp})):
                 is_even = experts.ffn_hidden_size % etp == 0 and num_ranks % (ep * etp) == 0
-                if self._passes("ep x etp does not divide the ranks of a stage", is_kept=is_even):
-                    found.append((ep, etp))
-        return np.array(found, dtype=np.int64).reshape(-1, 2)
+                if self._passes("ep x etp does not divide the ranks of a stage", is_met=is_even):
+                    pairs.append((ep, etp))
+        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
     def _batch_table(self, pp: int, dp: int) -> Ints:
         """Micro-batch, virtual stages and split, shape (choices, 3)."""
@@ -298,17 +298,17 @@ class _Builder:
         )
         if pp == 2 and not config.parallelism.overlaps_p2p:
             virtual = ()
-        for micro in self._kept("mbs", divisors(samples)):
+        for micro in self._allowed("mbs", divisors(samples)):
             number = samples // micro
-            if self._kept("vpp", [1]):
+            if self._allowed("vpp", [1]):
                 yield from ((micro, 1, place) for place in places)
             is_able = self._passes(
                 "interleaving needs a number of micro-batches that pp divides",
-                is_kept=number % pp == 0,
+                is_met=number % pp == 0,
                 number=len(virtual),
             )
             if is_able:
-                yield from ((micro, vp, 0) for vp in self._kept("vpp", virtual))
+                yield from ((micro, vp, 0) for vp in self._allowed("vpp", virtual))
 
 
 def divisors(number: int) -> list[int]:
@@ -321,7 +321,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-_AGAIN = "recompute"
+_RECOMPUTE_AXIS = "recompute"
 """The axis of what is computed again; all others that vary in a cell are of its states."""
 
 
@@ -344,10 +344,12 @@ def num_variants(cells: Cells, keep: Keep | None = None) -> int:
 
 def _of_cell(layout: RunConfig, keep: Keep) -> int:
     """What is computed again and how states are kept do not depend on each other."""
-    agains, kept = recomputes(layout), states(layout, num_nodes(layout))
+    recompute_options, state_choices = recomputes(layout), states(layout, num_nodes(layout))
     if not keep.axes:
-        return len(agains) * len(kept)
-    of_states = keep.without(_AGAIN)
-    of_again = Keep(axes=tuple(one for one in keep.axes if one.name == _AGAIN))
-    num_again = sum(of_again.allows(again.of(layout)) for again in agains)
-    return num_again * sum(of_states.allows(choice.of(layout)) for choice in kept)
+        return len(recompute_options) * len(state_choices)
+    of_states = keep.without(_RECOMPUTE_AXIS)
+    of_recompute = Keep(axes=tuple(one for one in keep.axes if one.name == _RECOMPUTE_AXIS))
+    num_recomputes = sum(
+        of_recompute.allows(recompute.of(layout)) for recompute in recompute_options
+    )
+    return num_recomputes * sum(of_states.allows(choice.of(layout)) for choice in state_choices)

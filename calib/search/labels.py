@@ -10,7 +10,7 @@ NO_OVERLAP, GRAD_OVERLAP = "noOverlap", "gradOverlap"
 """Nothing of what replicas share runs beside the passes; the gradients alone do."""
 NO_P2P = "noP2P"
 """Messages between virtual stages are waited for."""
-OFFLOAD_BESIDE = "+overlap"
+OFFLOAD_OVERLAP = "+overlap"
 """The optimizer's states move to the host and back beside its own work."""
 
 
@@ -47,8 +47,8 @@ def layout_label(config: RunConfig) -> str:
         layers = f":{config.recompute_num_layers}" if config.recompute_num_layers else ""
         words.append("+".join((config.recompute.value + layers, *config.recompute_modules)))
     if config.optimizer_offload_frac:
-        beside = OFFLOAD_BESIDE if config.overlaps_optimizer_offload else ""
-        words.append(f"offload:{100 * config.optimizer_offload_frac:.0f}{beside}")
+        suffix = OFFLOAD_OVERLAP if config.overlaps_optimizer_offload else ""
+        words.append(f"offload:{100 * config.optimizer_offload_frac:.0f}{suffix}")
     return " ".join(words)
 
 
@@ -58,7 +58,7 @@ def is_usually_split(config: RunConfig) -> bool:
     return config.device != "cpu" or config.model.experts is not None
 
 
-def says_overlaps(config: RunConfig) -> bool:
+def label_names_overlaps(config: RunConfig) -> bool:
     """Whether a label says what of the replicas' transfers does not run beside the passes, where
     not all does that can: on accelerators, where the host can be asked for either."""
     is_megatron = config.parallelism.engine is Engine.MEGATRON
@@ -68,7 +68,10 @@ def says_overlaps(config: RunConfig) -> bool:
 def _overlaps(config: RunConfig) -> list[str]:
     par = config.parallelism
     usual = True, par.is_optimizer_distributed
-    if not says_overlaps(config) or (par.overlaps_grad_reduce, par.overlaps_param_gather) == usual:
+    if (
+        not label_names_overlaps(config)
+        or (par.overlaps_grad_reduce, par.overlaps_param_gather) == usual
+    ):
         return []
     return [GRAD_OVERLAP if par.overlaps_grad_reduce else NO_OVERLAP]
 

@@ -75,22 +75,22 @@ def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
     The first is none of them.  Megatron-FSDP wants an accelerator; loops of one's own have DDP,
     FSDP and FSDP in copies.
     """
-    own = config.parallelism
-    if own.engine is Engine.DEEPSPEED:
+    par = config.parallelism
+    if par.engine is Engine.DEEPSPEED:
         return ({},)
     plain = {"sharding": Sharding.OPTIMIZER, "num_optimizer_instances": 1}
     deep = {"is_optimizer_distributed": True, "num_optimizer_instances": 1}
-    beside = {"overlaps_grad_reduce": True, "overlaps_param_gather": True}
+    overlaps = {"overlaps_grad_reduce": True, "overlaps_param_gather": True}
     if not takes_options(config):
-        whole = {**deep, **beside, "sharding": Sharding.WEIGHTS}
+        whole = {**deep, **overlaps, "sharding": Sharding.WEIGHTS}
         return (WHOLE, whole, {**whole, "num_optimizer_instances": 2})
-    needed = (*FSDP_OPTIONS, *(_SWITCHES[name] for name in _SWITCHES if not getattr(own, name)))
+    needed = (*FSDP_OPTIONS, *(_SWITCHES[name] for name in _SWITCHES if not getattr(par, name)))
     if config.device == "cpu" or any(option in config.absent for option in needed):
         return (plain,)
     return (
         plain,
-        {**deep, **beside, "sharding": Sharding.GRADS},
-        {**deep, **beside, "sharding": Sharding.WEIGHTS},
+        {**deep, **overlaps, "sharding": Sharding.GRADS},
+        {**deep, **overlaps, "sharding": Sharding.WEIGHTS},
     )
 
 
@@ -103,15 +103,15 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
     What the program of the run takes no options for is not among them.
     """
     par = layout.parallelism
-    own = (States(changes=(), offload_frac=layout.optimizer_offload_frac),)
+    unchanged = (States(changes=(), offload_frac=layout.optimizer_offload_frac),)
     is_deep = par.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
     if par.dp * par.cp == 1 or is_deep or par.engine is not Engine.MEGATRON:
-        return own
+        return unchanged
     if not takes_options(layout):
-        return own
+        return unchanged
     # The precision-aware optimizer is the distributed optimizer's.
     is_plain = not layout.optimizer_state_nbytes
-    found = [(WHOLE, on) for on in _overlaps(layout, 1)] if is_plain else []
+    choices = [(WHOLE, on) for on in _overlaps(layout, 1)] if is_plain else []
     for number in dict.fromkeys((1, num_instances)):
         if par.dp * par.cp % number or par.expert_dp % number:
             continue
@@ -120,13 +120,13 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
             "sharding": Sharding.OPTIMIZER,
             "num_optimizer_instances": number,
         }
-        found += [(changes, on) for on in _overlaps(layout, 2)]
+        choices += [(changes, on) for on in _overlaps(layout, 2)]
     every = tuple(
         States(changes=tuple({**changes, **on}.items()), offload_frac=frac)
-        for changes, on in found
+        for changes, on in choices
         for frac in _offloads(layout, changes)
     )
-    return every if not layout.absent else _taken(layout, every) or own
+    return every if not layout.absent else _taken(layout, every) or unchanged
 
 
 def _taken(layout: RunConfig, every: Sequence[States]) -> tuple[States, ...]:
@@ -150,14 +150,14 @@ def _offloads(layout: RunConfig, changes: dict[str, Any]) -> tuple[float, ...]:
 
     Megatron's optimizer with states in the host's memory is a distributed one in mixed precision.
     """
-    own = layout.optimizer_offload_frac
+    current_frac = layout.optimizer_offload_frac
     is_able = changes["is_optimizer_distributed"] and changes["num_optimizer_instances"] == 1
     if not is_able or layout.device == "cpu" or layout.precision is not Precision.BF16:
         return (0.0,)
-    return tuple(dict.fromkeys((0.0, own, 1.0)))
+    return tuple(dict.fromkeys((0.0, current_frac, 1.0)))
 
 
-def sharded_otherwise(layout: RunConfig) -> list[RunConfig]:
+def other_shardings(layout: RunConfig) -> list[RunConfig]:
     """A layout under every other sharding and overlap that its host has.
 
     Loops of one's own: DDP, FSDP and FSDP in two copies.  Nothing where there is one replica.
@@ -166,14 +166,14 @@ def sharded_otherwise(layout: RunConfig) -> list[RunConfig]:
     if par.dp * par.cp == 1:
         return []
     deep = shardings(layout) if par.pp == 1 else shardings(layout)[:1]
-    found: dict[RunConfig, None] = {}
+    layouts: dict[RunConfig, None] = {}
     for changes in deep:
         try:
             base = replace(layout, parallelism=replace(par, **dict[str, Any](changes)))
         except ConfigError:
             continue
-        found |= dict.fromkeys(choice.of(base) for choice in states(base, num_nodes(base)))
-    return [one for one in found if one != layout]
+        layouts |= dict.fromkeys(choice.of(base) for choice in states(base, num_nodes(base)))
+    return [one for one in layouts if one != layout]
 
 
 def num_nodes(layout: RunConfig) -> int:
@@ -198,15 +198,15 @@ def splits(config: RunConfig, pp: int) -> list[tuple[int, ...]]:
     num_layers = config.model.num_layers
     if pp == 1:
         return [()]
-    found = dict.fromkeys([uneven_layers(num_layers, pp)])
-    own = config.parallelism
-    if own.pp == pp and own.vp == 1 and own.chunk_layers:
-        found.setdefault(own.chunk_layers)
+    layer_splits = dict.fromkeys([uneven_layers(num_layers, pp)])
+    par = config.parallelism
+    if par.pp == pp and par.vp == 1 and par.chunk_layers:
+        layer_splits.setdefault(par.chunk_layers)
     if takes_options(config):
-        found |= dict.fromkeys(_fewer_at_ends(num_layers, pp))
+        layer_splits |= dict.fromkeys(_fewer_at_ends(num_layers, pp))
     if "--pipeline-model-parallel-layout" in config.absent:
-        return [one for one in found if one in ((), own.chunk_layers)]
-    return list(found)
+        return [one for one in layer_splits if one in ((), par.chunk_layers)]
+    return list(layer_splits)
 
 
 def _fewer_at_ends(num_layers: int, pp: int) -> Iterator[tuple[int, ...]]:
@@ -224,13 +224,13 @@ def with_degrees(config: RunConfig, batch: Batch, changes: Mapping[str, object])
 
     Raises ``ConfigError`` where it cannot run.
     """
-    own = config.parallelism
+    par = config.parallelism
     fields: dict[str, Any] = dict(changes)
     parallelism = replace(
-        own,
+        par,
         microbatch_group_size=0,
-        schedule=own.schedule if fields["vp"] == 1 else Schedule.ONE_F_ONE_B,
-        overlaps_tp=own.overlaps_tp and fields["is_sequence_parallel"],
+        schedule=par.schedule if fields["vp"] == 1 else Schedule.ONE_F_ONE_B,
+        overlaps_tp=par.overlaps_tp and fields["is_sequence_parallel"],
         **fields,
     )
     return replace(
@@ -247,18 +247,18 @@ def block_kinds(config: RunConfig) -> tuple[BlockKind, ...]:
     """Kinds of blocks that layouts of this model consist of."""
     model = config.model
     has_dense = not all(model.has_experts(layer) for layer in range(model.num_layers))
-    found = [BlockKind.EMBEDDING]
-    found += [BlockKind.LAYER] if has_dense else []
-    found += [BlockKind.EXPERT_LAYER] if model.experts is not None else []
+    kinds = [BlockKind.EMBEDDING]
+    kinds += [BlockKind.LAYER] if has_dense else []
+    kinds += [BlockKind.EXPERT_LAYER] if model.experts is not None else []
     if model.num_prediction_layers:
-        found += [BlockKind.EMBEDDING_COPY, BlockKind.PREDICTION]
-    return (*found, BlockKind.HEAD)
+        kinds += [BlockKind.EMBEDDING_COPY, BlockKind.PREDICTION]
+    return (*kinds, BlockKind.HEAD)
 
 
 _FULL = ("--recompute-method", "--recompute-num-layers")
 
 
-def lightest(agains: Iterable[Again]) -> list[Again]:
+def lightest(recompute_options: Iterable[Again]) -> list[Again]:
     """Those that no other one is within.
 
     >>> names = (("moe",), ("moe_act", "shared_experts"), ("mlp",), ("mlp", "moe_act"))
@@ -266,11 +266,11 @@ def lightest(agains: Iterable[Again]) -> list[Again]:
     >>> [one.modules for one in lightest(selective)]
     [('mlp',), ('moe_act', 'shared_experts')]
     """
-    found: list[Again] = []
-    for again in sorted(agains, key=lambda one: one.weight):
-        if not any(one.is_within(again) for one in found):
-            found.append(again)
-    return found
+    result: list[Again] = []
+    for recompute in sorted(recompute_options, key=lambda one: one.weight):
+        if not any(one.is_within(recompute) for one in result):
+            result.append(recompute)
+    return result
 
 
 def recomputes(config: RunConfig) -> tuple[Again, ...]:
@@ -299,12 +299,12 @@ def recomputes(config: RunConfig) -> tuple[Again, ...]:
 # Thousands of layouts share few of these.
 @cache
 def _all(modules: tuple[str, ...], num_layers: int | None) -> tuple[Again, ...]:
-    found = [Again()]
+    options = [Again()]
     for chosen in _sets(modules):
         named = () if chosen == CORE_ATTENTION else chosen
-        found.append(Again(recompute=Recompute.SELECTIVE, modules=named))
+        options.append(Again(recompute=Recompute.SELECTIVE, modules=named))
     numbers = () if num_layers is None else (*range(1, num_layers), 0)
-    return (*found, *(Again(recompute=Recompute.FULL, num_layers=one) for one in numbers))
+    return (*options, *(Again(recompute=Recompute.FULL, num_layers=one) for one in numbers))
 
 
 def _sets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:

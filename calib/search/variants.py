@@ -13,7 +13,7 @@ from ..memory import LayoutMemory
 from ..steps import FittedSteps, same_layout
 from ..workload import RunConfig, Sharding
 from .cells import Cells, Ints
-from .found import Lacking, Ranked, Room, Tally
+from .results import Lacking, MemoryBudget, Ranked, Tally
 from .space import lightest, num_nodes, recomputes, states
 
 _DECIMALS = 9
@@ -35,7 +35,7 @@ class Study:
 
     cells: Cells
     steps: FittedSteps
-    room: Room
+    budget: MemoryBudget
     keep: Keep
     memory: LayoutMemory = field(default_factory=LayoutMemory)
 
@@ -51,62 +51,64 @@ class Study:
         for one in variants:
             tally.add(one.tally)
         return Outcome(
-            best=tuple(found for one in variants for found in one.best()),
+            best=tuple(ranked for one in variants for ranked in one.best()),
             lacking=tuple(found for one in variants for found in one.lacking()),
             tally=tally,
         )
 
-    def measured(self, own: RunConfig, num_ranks: int) -> Outcome:
+    def measured(self, running: RunConfig, num_ranks: int) -> Outcome:
         """Layouts whose steps are known, which no bound of the model holds for."""
         known = dict.fromkeys(one.config for one in self.steps.known if not one.site)
         alike = [
-            _written_as(config, own)
+            _written_as(config, running)
             for config in known
-            if _is_alike(config, own, num_ranks) and self.keep.allows(config)
+            if _is_alike(config, running, num_ranks) and self.keep.allows(config)
         ]
         if not alike:
             return Outcome(best=(), tally=Tally())
-        holds = self.room.holds(*self.memory.needed_nbytes(alike)).tolist()
+        holds = self.budget.holds(*self.memory.needed_nbytes(alike)).tolist()
         times_s = self.steps.median_times(alike).tolist()
         best = tuple(
             Ranked(config=config, time_s=time_s, order=len(self.cells))
-            for config, time_s, is_held in zip(alike, times_s, holds, strict=True)
-            if is_held
+            for config, time_s, fits in zip(alike, times_s, holds, strict=True)
+            if fits
         )
         return Outcome(best=best, tally=Tally())
 
-    def _fit(self, asked: Sequence[tuple[_Kept, tuple[Again, ...]]]) -> None:
+    def _fit(self, requests: Sequence[tuple[_StateGroup, tuple[Again, ...]]]) -> None:
         """Whether ways to keep states fit with what is computed again."""
         allocated, overhead = self.memory.recomputed_nbytes(
-            [(kept.config, agains) for kept, agains in asked]
+            [(group.config, agains) for group, agains in requests]
         )
-        holds = iter(self.room.holds(allocated, overhead).tolist())
+        holds = iter(self.budget.holds(allocated, overhead).tolist())
         needed = iter((allocated + overhead).tolist())
-        for kept, agains in asked:
-            for again in agains:
-                kept.fits[again], kept.needs[again] = next(holds), next(needed)
+        for kept, agains in requests:
+            for recompute in agains:
+                kept.fits[recompute], kept.needs[recompute] = next(holds), next(needed)
 
     def _hopeful(
-        self, asked: Sequence[tuple[_Kept, tuple[Again, ...]]]
-    ) -> list[tuple[_Kept, tuple[Again, ...]]]:
+        self, requests: Sequence[tuple[_StateGroup, tuple[Again, ...]]]
+    ) -> list[tuple[_StateGroup, tuple[Again, ...]]]:
         """What is left to ask where what is least of all does not fit: how far it is from that."""
-        if not asked:
+        if not requests:
             return []
-        modules = frozenset(name for again in asked[0][1] for name in again.parts)
-        least = self.memory.least_nbytes([kept.config for kept, _ in asked], modules)
-        found = []
-        for (kept, agains), is_held in zip(asked, self.room.holds(*least).tolist(), strict=True):
-            if is_held:
-                found.append((kept, agains))
+        modules = frozenset(name for recompute in requests[0][1] for name in recompute.parts)
+        least = self.memory.least_nbytes([group.config for group, _ in requests], modules)
+        promising = []
+        for (kept, recompute_options), fits in zip(
+            requests, self.budget.holds(*least).tolist(), strict=True
+        ):
+            if fits:
+                promising.append((kept, recompute_options))
             else:
-                kept.fits |= dict.fromkeys(agains, False)
-                found.append((kept, agains[-1:]))
-        return found
+                kept.fits |= dict.fromkeys(recompute_options, False)
+                promising.append((kept, recompute_options[-1:]))
+        return promising
 
-    def _bound(self, asked: Sequence[tuple[_Variants, Again]]) -> None:
+    def _bound(self, pairs: Sequence[tuple[_Variants, Again]]) -> None:
         """The least time of cells with what is computed again, however their states are kept."""
-        least_s = self.steps.least_times([again.of(one.layout) for one, again in asked])
-        for (one, again), bound_s in zip(asked, least_s.tolist(), strict=True):
+        least_s = self.steps.least_times([recompute.of(one.layout) for one, recompute in pairs])
+        for (one, again), bound_s in zip(pairs, least_s.tolist(), strict=True):
             one.least_s[again] = bound_s
 
     def _time(self, batches: Sequence[Sequence[_Variant]]) -> None:
@@ -120,7 +122,7 @@ class Study:
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _StateGroup:
     """Ways to keep states that take the same memory."""
 
     config: RunConfig
@@ -135,7 +137,7 @@ class _State:
 
     config: RunConfig
     order: int
-    kept: _Kept
+    group: _StateGroup
     light: list[Again] = field(default_factory=list)
     """What may be computed again: the lightest that fit."""
 
@@ -155,60 +157,62 @@ class _Variants:
         self.tally = Tally()
         self.least_s: dict[Again, float] = {}
         self.layout = study.cells.layout(place)
-        self._agains = recomputes(self.layout)
+        self._recompute_options = recomputes(self.layout)
         self._timed: list[_Variant] = []
         self._states = self._with_states()
-        self._open = list(dict.fromkeys(one.kept for one in self._states))
+        self._open = list(dict.fromkeys(one.group for one in self._states))
 
     def _with_states(self) -> list[_State]:
-        kept: dict[Hashable, _Kept] = {}
-        found = []
+        groups: dict[Hashable, _StateGroup] = {}
+        result = []
         for number, choice in enumerate(states(self.layout, num_nodes(self.layout))):
             config = choice.of(self.layout)
             par = config.parallelism
             alike = (par.sharded, par.num_optimizer_instances, choice.offload_frac)
-            held = kept.setdefault(alike, _Kept(config=config))
-            found.append(_State(config=config, order=number, kept=held))
-        return found
+            group = groups.setdefault(alike, _StateGroup(config=config))
+            result.append(_State(config=config, order=number, group=group))
+        return result
 
-    def lightest(self) -> list[tuple[_Kept, tuple[Again, ...]]]:
+    def lightest(self) -> list[tuple[_StateGroup, tuple[Again, ...]]]:
         """What has to be known of memory first."""
-        return [(kept, self._agains[:1]) for kept in self._open]
+        return [(group, self._recompute_options[:1]) for group in self._open]
 
-    def heavier(self) -> list[tuple[_Kept, tuple[Again, ...]]]:
+    def heavier(self) -> list[tuple[_StateGroup, tuple[Again, ...]]]:
         """What has to be known beyond: where the lightest does not fit, or may not be taken."""
-        lightest = self._agains[0]
+        lightest = self._recompute_options[0]
         return [
-            (kept, self._agains)
-            for kept in self._open
-            if not (kept.fits[lightest] and self._is_asked(kept, lightest))
+            (group, self._recompute_options)
+            for group in self._open
+            if not (group.fits[lightest] and self._is_requested(group, lightest))
         ]
 
     def passes(self) -> list[tuple[_Variants, Again]]:
         """The lightest that fit with any states.  What computes more again of the same kind takes
         at least as long."""
         for state in self._states:
-            known = state.kept.fits
-            fitting = [again for again, fits in known.items() if fits]
-            allowed = [again for again in fitting if self._is_asked(state, again)]
+            known = state.group.fits
+            fitting = [recompute for recompute, fits in known.items() if fits]
+            allowed = [again for again in fitting if self._is_requested(state, again)]
             state.light = lightest(allowed)
             self.tally.over_memory += len(known) - len(fitting)
             self.tally.not_asked += len(fitting) - len(allowed)
-            left = len(self._agains) - len(known) + len(allowed) - len(state.light)
-            self.tally.dominated += left
-        found = dict.fromkeys(again for state in self._states for again in state.light)
-        return [(self, again) for again in found]
+            num_dominated = (
+                len(self._recompute_options) - len(known) + len(allowed) - len(state.light)
+            )
+            self.tally.dominated += num_dominated
+        candidates = dict.fromkeys(again for state in self._states for again in state.light)
+        return [(self, again) for again in candidates]
 
     def likeliest(self, limit_s: float) -> list[_Variant]:
         """Of each way to keep states the variant of the least bound, where that is below the
         limit."""
-        found = []
+        chosen = []
         for state in self._states:
-            again = min(state.light, key=self.least_s.__getitem__, default=None)
-            if again is not None and self.least_s[again] < limit_s:
-                state.light.remove(again)
-                found.append(self._variant(state, again))
-        return found
+            recompute = min(state.light, key=self.least_s.__getitem__, default=None)
+            if recompute is not None and self.least_s[recompute] < limit_s:
+                state.light.remove(recompute)
+                chosen.append(self._variant(state, recompute))
+        return chosen
 
     def rest(self, limit_s: float) -> list[_Variant]:
         """Others that may still be the best of their row, and among the best."""
@@ -216,39 +220,41 @@ class _Variants:
         for one in self._timed:
             sharded = one.config.parallelism.sharded
             row_s[sharded] = min(row_s.get(sharded, limit_s), one.time_s)
-        found = []
+        chosen = []
         for state in self._states:
             below_s = row_s.get(state.config.parallelism.sharded, limit_s)
-            able = [again for again in state.light if self.least_s[again] < below_s]
+            able = [recompute for recompute in state.light if self.least_s[recompute] < below_s]
             self.tally.bounded += len(state.light) - len(able)
-            found += [self._variant(state, again) for again in able]
-        return found
+            chosen += [self._variant(state, again) for again in able]
+        return chosen
 
-    def _is_asked(self, one: _State | _Kept, again: Again) -> bool:
-        return not self._keep.axes or self._keep.allows(again.of(one.config))
+    def _is_requested(self, one: _State | _StateGroup, recompute: Again) -> bool:
+        return not self._keep.axes or self._keep.allows(recompute.of(one.config))
 
-    def _variant(self, state: _State, again: Again) -> _Variant:
-        order = state.order + 1000 * self._agains.index(again)
-        found = _Variant(config=again.of(state.config), order=order)
-        self._timed.append(found)
+    def _variant(self, state: _State, recompute: Again) -> _Variant:
+        order = state.order + 1000 * self._recompute_options.index(recompute)
+        variant = _Variant(config=recompute.of(state.config), order=order)
+        self._timed.append(variant)
         self.tally.evaluated += 1
-        return found
+        return variant
 
     def best(self) -> list[Ranked]:
         """The fastest that was timed, of each sharding."""
         order = int(self._study.cells.columns["number"][self._place])
-        found: dict[Sharding, Ranked] = {}
+        by_sharding: dict[Sharding, Ranked] = {}
         for one in sorted(self._timed, key=lambda one: (rounded_log(one.time_s), one.order)):
             ranked = Ranked(config=one.config, time_s=one.time_s, order=order)
-            found.setdefault(one.config.parallelism.sharded, ranked)
-        return list(found.values())
+            by_sharding.setdefault(one.config.parallelism.sharded, ranked)
+        return list(by_sharding.values())
 
     def lacking(self) -> list[Lacking]:
         """What needs least, where nothing fits."""
-        if any(fits for kept in self._open for fits in kept.fits.values()):
+        if any(fits for group in self._open for fits in group.fits.values()):
             return []
         needs = [
-            (nbytes, kept, again) for kept in self._open for again, nbytes in kept.needs.items()
+            (nbytes, kept, recompute)
+            for kept in self._open
+            for recompute, nbytes in kept.needs.items()
         ]
         for nbytes, kept, again in sorted(needs, key=lambda one: one[0]):
             config = again.of(kept.config)
@@ -263,21 +269,21 @@ def rounded_log(time_s: float) -> float:
     return round(float(np.log(time_s)), _DECIMALS)
 
 
-def _is_alike(config: RunConfig, own: RunConfig, num_ranks: int) -> bool:
+def _is_alike(config: RunConfig, running: RunConfig, num_ranks: int) -> bool:
     """Whether a known layout is one of the same work on so many ranks."""
     size = (config.batch.global_batch_size, config.device, config.precision, config.fp8)
-    wanted = (own.batch.global_batch_size, own.device, own.precision, own.fp8)
-    same = same_layout(own).model == same_layout(config).model
+    wanted = (running.batch.global_batch_size, running.device, running.precision, running.fp8)
+    same = same_layout(running).model == same_layout(config).model
     return size == wanted and same and config.parallelism.num_ranks == num_ranks
 
 
-def _written_as(config: RunConfig, own: RunConfig) -> RunConfig:
+def _written_as(config: RunConfig, running: RunConfig) -> RunConfig:
     """A known layout with what is no part of it as the running one has it."""
-    per_node = own.parallelism.ranks_per_node
+    per_node = running.parallelism.ranks_per_node
     return replace(
         config,
-        model=own.model,
+        model=running.model,
         parallelism=replace(config.parallelism, ranks_per_node=per_node),
-        cadence=own.cadence,
-        unmodelled=own.unmodelled,
+        cadence=running.cadence,
+        unmodelled=running.unmodelled,
     )

@@ -6,7 +6,7 @@ estimates any layout with its interval.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .base_times import BaseTimes, prior_times
@@ -27,4 +27,4 @@ if TYPE_CHECKING:
     from .slices import Place, Slice
     from .step_tables import TableSteps, design, expected_sigma_log, machine_times, table_steps
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -5,7 +5,7 @@ In: times of blocks and transfers. Out: step time, bubbles, and what is exposed.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .block_times import BlockTimes
@@ -31,4 +31,4 @@ if TYPE_CHECKING:
     from .simulation import Simulation, Span, bulk_program, simulate, simulate_least, spans
     from .terms import PART_TEXTS, TERM_TEXTS, Term, term_of, term_of_role, term_times
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

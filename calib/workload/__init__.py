@@ -6,7 +6,7 @@ group. Imports nothing of ours but errors.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .argument_values import (
@@ -108,4 +108,4 @@ if TYPE_CHECKING:
         options,
     )
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

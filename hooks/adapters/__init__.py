@@ -5,7 +5,7 @@ In: a host's import. Out: calls of a session. Each is listed in ``registry``.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .bridge import bridge_callback
@@ -14,4 +14,4 @@ if TYPE_CHECKING:
     from .megatron_training import request_stop
     from .registry import ADAPTERS
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -13,17 +13,17 @@ from ..process import (
     Host,
     Reference,
     contents,
+    function_at,
     is_a,
     is_stood_in,
-    living,
-    lying_at,
+    live_objects,
     reference,
     references,
     stand_in,
     when_imported,
 )
 from ..session import EVAL, SAVE, Session
-from .callbacks import Found, Listeners, OwnCallback, WatchedTraining
+from .callbacks import Listeners, TrainingSetup, UserCallback, WatchedTraining
 from .megatron_model import chunks_of, place, run_config, timer_holders
 from .patches import Patches
 
@@ -49,7 +49,7 @@ def _listen(session: Session, module: Any) -> None:
         (module, "should_fire", listeners.asking),
         (manager, "fire", listeners.firing),
     ):
-        original = lying_at(owner, name)
+        original = function_at(owner, name)
         is_there = patches.note(owner, name, original is not None, lost)
         if is_there and not is_stood_in(original):
             patches.put(owner, name, wrap(original))
@@ -85,13 +85,15 @@ class _Listeners(Listeners):
 
         def fire(manager: Any, event_name: str, context: Any) -> None:
             original(manager, event_name, context)
-            self.tell(manager, event_name, context)
+            self.notify(manager, event_name, context)
 
         return stand_in(original, fire)
 
-    def _has_own(self, owner: Any) -> bool:
-        held = contents(owner).get("_callbacks")
-        methods = held.get(self._starts, ()) if type(held) is dict else ()
+    def _has_user_callback(self, owner: Any) -> bool:
+        callbacks_by_event = contents(owner).get("_callbacks")
+        methods = (
+            callbacks_by_event.get(self._starts, ()) if type(callbacks_by_event) is dict else ()
+        )
         return any(is_a(getattr(one, "__self__", None), self._events) for one in methods)
 
 
@@ -100,7 +102,7 @@ def bridge_callback(**options: Any) -> BridgeCallback:
 
     Where ``--calibrate`` started a session, it is that one, and the options are ignored.
     """
-    return _OwnBridgeCallback(bridge_callback, options)
+    return _UserBridgeCallback(bridge_callback, options)
 
 
 class BridgeCallback(WatchedTraining):
@@ -108,7 +110,7 @@ class BridgeCallback(WatchedTraining):
 
     def on_train_start(self, context: Any) -> None:
         """Take the session, and say what is trained."""
-        self.begin(lambda: _found(context))
+        self.begin(lambda: _training_setup(context))
 
     def on_train_step_start(self, context: Any) -> None:
         """A step, by Bridge's own number."""
@@ -131,16 +133,16 @@ class BridgeCallback(WatchedTraining):
         self.end()
 
 
-class _OwnBridgeCallback(OwnCallback, BridgeCallback):
+class _UserBridgeCallback(UserCallback, BridgeCallback):
     """The same, in the user's list."""
 
 
-def _found(context: Any) -> Found:
+def _training_setup(context: Any) -> TrainingSetup:
     training = importlib.import_module(f"{_TRAINING}.train")
     models = chunks_of(context.model)
     state, optimizers = context.state, (context.optimizer,)
     known = references(models), reference(state)
-    return Found(
+    return TrainingSetup(
         optimizer=context.optimizer,
         host=Host(
             models=models,
@@ -172,4 +174,4 @@ def _run_config(models: tuple[Reference, ...], state: Reference) -> RunConfig:
         global_batch_size=config.train.global_batch_size,
         rampup_batch_size=tuple(getattr(config.train, "rampup_batch_size", None) or ()),
     )
-    return run_config(living(models), call, hint)
+    return run_config(live_objects(models), call, hint)

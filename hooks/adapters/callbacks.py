@@ -10,8 +10,8 @@ from typing import Any
 from ..process import Guard, Host, Reference, contents, is_a, reference, references
 from ..session import (
     DataWatch,
-    Known,
-    LoopSight,
+    FrameworkSettings,
+    LoopObserver,
     Session,
     chain_of,
     new_session,
@@ -23,16 +23,16 @@ from .patches import Patches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class TrainingSetup:
     """What a framework hands to a callback when training begins."""
 
     optimizer: Any
-    known: Known = field(default_factory=Known)
+    known: FrameworkSettings = field(default_factory=FrameworkSettings)
     brackets: tuple[tuple[Any, str, str], ...] = ()
     """Owner and name of what evaluates and saves, and the label of it."""
     models: tuple[Any, ...] = ()
     """Empty: the modules around the optimizer's parameters."""
-    tells_passes: bool = False
+    reports_passes: bool = False
     """The callbacks say when passes begin and end; else the modules do."""
     host: Host | None = None
     """Where the framework tells all of it; else a first step shows the rest."""
@@ -49,42 +49,44 @@ class WatchedTraining:
     def __init__(self, make_session: Callable[[], Session]) -> None:
         self._make_session = make_session
         self._session: Session | None = None
-        self._known = Known()
-        self._tells_passes = False
+        self._known = FrameworkSettings()
+        self._reports_passes = False
         self._optimizer: Reference = reference(None)
         self._chain: tuple[Reference, ...] = ()
         self._patches: Patches | None = None
-        self._sight: LoopSight | None = None
+        self._loop_observer: LoopObserver | None = None
         self._data: DataWatch | None = None
         self._number = -1
 
-    def begin(self, find: Callable[[], Found]) -> None:
+    def begin(self, find: Callable[[], TrainingSetup]) -> None:
         """Training begins; where ``find`` fails, the run is not watched."""
         Guard().protect(self._begin)(find)
 
-    def _begin(self, find: Callable[[], Found]) -> None:
-        session = self._own_session()
+    def _begin(self, find: Callable[[], TrainingSetup]) -> None:
+        session = self._get_session()
         if not session.claim(self):
             return
-        found = find()
+        setup = find()
         self._patches = Patches(session)
-        for owner, name, label in found.brackets:
+        for owner, name, label in setup.brackets:
             lost = f"the time of {label} counts as time between steps"
             self._patches.bracket(owner, name, label, lost=lost)
-        session.describe(found.host or self._watch(session, found))
+        session.describe(setup.host or self._watch(session, setup))
         self._session = session
 
-    def _own_session(self) -> Session:
+    def _get_session(self) -> Session:
         return running() or self._make_session()
 
-    def _watch(self, session: Session, found: Found) -> Host:
+    def _watch(self, session: Session, setup: TrainingSetup) -> Host:
         """What is known before the first step, which is looked at for the rest."""
-        chain = found.models or chain_of(found.optimizer)
-        self._known, self._tells_passes = found.known, found.tells_passes
-        self._optimizer, self._chain = reference(found.optimizer), references(chain)
+        chain = setup.models or chain_of(setup.optimizer)
+        self._known, self._reports_passes = setup.known, setup.reports_passes
+        self._optimizer, self._chain = reference(setup.optimizer), references(chain)
         make_host = functools.partial(self._host, session)
-        self._sight = LoopSight(session, found.optimizer, chain, found.known, make_host, self._data)
-        return self._host(session, found.optimizer, chain)
+        self._loop_observer = LoopObserver(
+            session, setup.optimizer, chain, setup.known, make_host, self._data
+        )
+        return self._host(session, setup.optimizer, chain)
 
     def _host(
         self,
@@ -97,7 +99,7 @@ class WatchedTraining:
         return Host(
             models=chain[:1],
             optimizers=(optimizer,),
-            passes=() if self._tells_passes else chain,
+            passes=() if self._reports_passes else chain,
             unseen=unseen_in(chain),
             roles=roles_in(chain),
             run_config=run_config,
@@ -116,9 +118,9 @@ class WatchedTraining:
         """The optimizer has stepped."""
         if self._session is not None:
             self._session.end_step()
-            if self._sight is not None:
-                self._session.guard.protect(self._sight.end_step)()
-                self._sight = None if self._sight.is_over else self._sight
+            if self._loop_observer is not None:
+                self._session.guard.protect(self._loop_observer.end_step)()
+                self._loop_observer = None if self._loop_observer.is_over else self._loop_observer
 
     @property
     def should_stop(self) -> bool:
@@ -152,16 +154,16 @@ class WatchedTraining:
 
     def end(self) -> None:
         """Training is over: everything goes back to where it was."""
-        if self._sight is not None:
-            self.guard.protect(self._sight.close)()
+        if self._loop_observer is not None:
+            self.guard.protect(self._loop_observer.close)()
         if self._patches is not None:
             self._patches.remove()
         if self._session is not None:
             self._session.finish()
-        self._session = self._sight = self._patches = None
+        self._session = self._loop_observer = self._patches = None
 
 
-class OwnCallback(WatchedTraining):
+class UserCallback(WatchedTraining):
     """A callback that a user adds himself; what is copied or unpickled from it has not begun.
 
     Where no flag started a session, it makes one.  ``make`` gives such a callback for ``options``,
@@ -179,7 +181,7 @@ class OwnCallback(WatchedTraining):
 @functools.cache
 def callback_class(events: type, base: type) -> type:
     """``events`` as a callback of the class that a framework's callbacks must have."""
-    return type("ForerunCallback", (OwnCallback, events, base), {})
+    return type("ForerunCallback", (UserCallback, events, base), {})
 
 
 class Watched:
@@ -195,8 +197,8 @@ class Watched:
 
     def put(self, owner: Any, watcher: Any) -> None:
         """It is watched from now on; watchers of what has died go."""
-        held = self._known.items()
-        self._known = {key: one for key, one in held if one[0]() is not None}
+        entries = self._known.items()
+        self._known = {key: one for key, one in entries if one[0]() is not None}
         self._known[id(owner)] = reference(owner), watcher
 
     def drop(self, owner: Any) -> None:
@@ -213,22 +215,22 @@ class Listeners(Watched):
         self.names = frozenset(name for name in vars(events) if name.startswith("on_"))
         self._protect = Guard().protect
 
-    def tell(self, owner: Any, event: str, *args: Any, **kwargs: Any) -> None:
+    def notify(self, owner: Any, event: str, *args: Any, **kwargs: Any) -> None:
         """Hand an event to the owner's watcher; the event that begins training makes one.
 
         A callback of the same kind that the user has put in the owner's list watches in its place.
         """
         if event in self.names:
-            self._protect(self._tell)(owner, event, *args, **kwargs)
+            self._protect(self._notify)(owner, event, *args, **kwargs)
 
-    def _tell(self, owner: Any, event: str, *args: Any, **kwargs: Any) -> None:
+    def _notify(self, owner: Any, event: str, *args: Any, **kwargs: Any) -> None:
         watcher = self.of(owner)
-        if watcher is None and event == self._starts and not self._has_own(owner):
+        if watcher is None and event == self._starts and not self._has_user_callback(owner):
             watcher = self._events(new_session)
             self.put(owner, watcher)
         if watcher is not None:
             getattr(watcher, event)(*args, **kwargs)
 
-    def _has_own(self, owner: Any) -> bool:
-        held = contents(owner).get("callbacks")
-        return type(held) is list and any(is_a(one, self._events) for one in held)
+    def _has_user_callback(self, owner: Any) -> bool:
+        callbacks = contents(owner).get("callbacks")
+        return type(callbacks) is list and any(is_a(one, self._events) for one in callbacks)

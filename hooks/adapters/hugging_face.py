@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from ...calib.workload import Cadence
-from ..process import contents, is_stood_in, lying_at, stand_in, when_imported
+from ..process import contents, function_at, is_stood_in, stand_in, when_imported
 from ..sensors import OPTIMIZER
-from ..session import EVAL, SAVE, Known, Session
-from .callbacks import Found, Listeners, WatchedTraining, callback_class
+from ..session import EVAL, SAVE, FrameworkSettings, Session
+from .callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class
 from .patches import Patches
 
 _CALL = "call_event"
@@ -41,7 +41,7 @@ def hugging_face_callback(**options: Any) -> Any:
 def _listen(session: Session, _: ModuleType) -> None:
     from transformers.trainer_callback import CallbackHandler
 
-    patches, original = Patches(session), lying_at(CallbackHandler, _CALL)
+    patches, original = Patches(session), function_at(CallbackHandler, _CALL)
     lost = "Trainers are not seen; give them forerun.hugging_face_callback()"
     if patches.note(CallbackHandler, _CALL, original is not None, lost) and not is_stood_in(
         original
@@ -55,10 +55,10 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     def call_event(
         self: Any, event: str, args: Any, state: Any, control: Any, **kwargs: Any
     ) -> Any:
-        found = original(self, event, args, state, control, **kwargs)
+        updated_control = original(self, event, args, state, control, **kwargs)
         optimizer = contents(self).get("optimizer")
-        listeners.tell(self, event, args, state, found, optimizer=optimizer)
-        return found
+        listeners.notify(self, event, args, state, updated_control, optimizer=optimizer)
+        return updated_control
 
     return stand_in(original, call_event)
 
@@ -68,7 +68,7 @@ class _Events(WatchedTraining):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Take the session, and stand around what is not a step."""
-        self.begin(lambda: _found(args, state, given["optimizer"]))
+        self.begin(lambda: _training_setup(args, state, given["optimizer"]))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The first micro-batch of a step."""
@@ -93,15 +93,15 @@ class _Events(WatchedTraining):
         self.end()
 
 
-def _found(args: Any, state: Any, optimizer: Any) -> Found:
+def _training_setup(args: Any, state: Any, optimizer: Any) -> TrainingSetup:
     import transformers
 
     trainer = transformers.Trainer
     is_steps = {name: getattr(args, f"{name}_strategy", None) == _STEPS for name in _EVERY}
     every = {name: int(getattr(args, f"{name}_steps") or 0) for name in _EVERY if is_steps[name]}
-    return Found(
+    return TrainingSetup(
         optimizer=optimizer,
-        known=Known(
+        known=FrameworkSettings(
             cadence=Cadence(
                 train_iters=int(state.max_steps),
                 eval_interval=every.get("eval", 0),

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from ...calib.workload import Cadence
-from ..process import is_stood_in, lying_at, stand_in, when_imported
+from ..process import function_at, is_stood_in, stand_in, when_imported
 from ..sensors import BACKWARD, FORWARD, OPTIMIZER
-from ..session import EVAL, SAVE, Known, Session
-from .callbacks import Found, Listeners, WatchedTraining, callback_class
+from ..session import EVAL, SAVE, FrameworkSettings, Session
+from .callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class
 from .patches import Patches
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -44,7 +44,7 @@ def lightning_callback(package: str = _PACKAGES[0], **options: Any) -> Any:
 
 def _listen(session: Session, package: str, _: Any) -> None:
     calls: Any = sys.modules.get(f"{package}.trainer.call")
-    patches, original = Patches(session), lying_at(calls, _CALL)
+    patches, original = Patches(session), function_at(calls, _CALL)
     lost = "Trainers are not seen; give them forerun.lightning_callback()"
     if patches.note(calls, _CALL, original is not None, lost) and not is_stood_in(original):
         patches.put(calls, _CALL, _telling(original))
@@ -55,7 +55,7 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     listeners = Listeners(_Events, "on_train_start")
 
     def call_callback_hooks(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        listeners.tell(trainer, hook_name, trainer, None, *args)
+        listeners.notify(trainer, hook_name, trainer, None, *args)
         original(trainer, hook_name, *args, **kwargs)
 
     return stand_in(original, call_callback_hooks)
@@ -66,7 +66,7 @@ class _Events(WatchedTraining):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take the session."""
-        self.begin(lambda: _found(trainer))
+        self.begin(lambda: _training_setup(trainer))
 
     def on_train_batch_start(self, trainer: Any, *given: Any) -> None:
         """A micro-batch; the first one of a step begins it."""
@@ -120,18 +120,18 @@ def _save(trainer: Any) -> None:
         trainer.save_checkpoint(folder / f"stopped-step={trainer.global_step}.ckpt")
 
 
-def _found(trainer: Any) -> Found:
+def _training_setup(trainer: Any) -> TrainingSetup:
     version = importlib.import_module(type(trainer).__module__.partition(".")[0]).__version__
     limit = int(trainer.max_steps)
     expected = min(trainer.estimated_stepping_batches, limit if limit > 0 else math.inf)
     steps = int(expected) if math.isfinite(expected) else 0
-    return Found(
+    return TrainingSetup(
         optimizer=trainer.optimizers[0],
-        known=Known(
+        known=FrameworkSettings(
             cadence=Cadence(train_iters=steps),
             framework=f"Lightning {version}",
             num_microbatches=int(trainer.accumulate_grad_batches),
         ),
         brackets=((type(trainer), "save_checkpoint", SAVE),),
-        tells_passes=True,
+        reports_passes=True,
     )

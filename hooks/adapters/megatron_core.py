@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..process import Host, Reference, living, reference, references, stand_in, when_imported
+from ..process import Host, Reference, live_objects, reference, references, stand_in, when_imported
 from ..sensors import OPTIMIZER, OptimizerSteps
 from ..session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, run_config, timer_holders
@@ -116,14 +116,14 @@ class CoreLoop:
     def _describe(self) -> None:
         hint = self._session.settings.cadence
         known, call = self._models, self._call
-        models, optimizers = living(known), living(self._optimizers)
+        models, optimizers = live_objects(known), live_objects(self._optimizers)
         self._session.describe(
             Host(
                 models=models,
                 optimizers=optimizers,
                 timer_holders=timer_holders(models, optimizers),
                 unseen=self._patches.unseen,
-                run_config=lambda: run_config(living(known), call, hint),
+                run_config=lambda: run_config(live_objects(known), call, hint),
                 **(self._session.guard.protect(place)() or {}),
             )
         )

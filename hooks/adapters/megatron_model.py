@@ -86,7 +86,7 @@ def with_layers(config: RunConfig, models: tuple[Any, ...]) -> RunConfig:
     A spec that is given by hand may differ from what the arguments name, or leave at its default.
     """
     modules = tree(*models)
-    if any(map(_has_own_attention, modules)):
+    if any(map(_has_unfused_attention, modules)):
         config = replace(config, attention=Attention.UNFUSED)
     if any(attribute(module, "layer_norm_weight") is not None for module in modules):
         return replace(config, fuses_norms=True)
@@ -94,7 +94,7 @@ def with_layers(config: RunConfig, models: tuple[Any, ...]) -> RunConfig:
     return replace(config, fuses_norms=False) if has_layers else config
 
 
-def _has_own_attention(module: Any) -> bool:
+def _has_unfused_attention(module: Any) -> bool:
     """True for the one kind that keeps a matrix of sequence x sequence; Transformer Engine's class
     has the same name."""
     return any(

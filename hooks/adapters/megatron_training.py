@@ -15,7 +15,16 @@ from types import ModuleType
 from typing import Any
 
 from ...calib.workload import RunConfig
-from ..process import Host, Reference, attribute, living, references, stand_in, tree, when_imported
+from ..process import (
+    Host,
+    Reference,
+    attribute,
+    live_objects,
+    references,
+    stand_in,
+    tree,
+    when_imported,
+)
 from ..session import EVAL, SAVE, Session
 from .megatron_model import (
     chunks_of,
@@ -210,6 +219,6 @@ def _run_config(models: tuple[Reference, ...]) -> RunConfig:
     from ..session import device_name
 
     version = f"Megatron-LM {megatron.core.__version__}"
-    built = living(models)
+    built = live_objects(models)
     config = with_device(from_namespace(_arguments()), device_name(built), version)
     return with_running_batch(with_layers(config, built))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..process import lying_at, places_of, stand_in
+from ..process import function_at, places_of, stand_in
 from ..session import Session
 
 _log = logging.getLogger(__name__)
@@ -38,21 +38,23 @@ class Patches:
         self._session = session
         self._depths: Counter[str] = Counter()
         self._saved: list[tuple[Any, str, Any, Any]] = []
-        self.found: dict[str, bool] = {}
+        self.presence_by_place: dict[str, bool] = {}
         """Place, as ``module.name``, to whether this release of the host has it."""
 
     @property
     def unseen(self) -> tuple[str, ...]:
         """Names for the coverage, as files have them: the places that are missing."""
-        return tuple(f"seam:{name}" for name, is_there in self.found.items() if not is_there)
+        return tuple(
+            f"seam:{name}" for name, is_there in self.presence_by_place.items() if not is_there
+        )
 
     def note(self, owner: Any, name: str, is_there: bool, lost: str) -> bool:
         """Keep whether ``owner.name`` is there; where it is not, say once what is lost."""
         place = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
-        if not is_there and self.found.get(place) is not False:
+        if not is_there and self.presence_by_place.get(place) is not False:
             text = "[forerun] no patch at %s, which is missing: %s; training goes on"
             _log.warning(text, place, lost)
-        self.found[place] = is_there
+        self.presence_by_place[place] = is_there
         return is_there
 
     def bracket(self, owner: Any, name: str, label: str, *, lost: str = "") -> None:
@@ -86,7 +88,7 @@ class Patches:
         lost: str = "",
     ) -> None:
         """Call both around ``owner.name``, as ``wrapped`` does; ``lost`` is said where it lacks."""
-        original = lying_at(owner, name)
+        original = function_at(owner, name)
         if lost:
             self.note(owner, name, original is not None, lost)
         if original is not None:

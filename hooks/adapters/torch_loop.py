@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ...calib.workload import Cadence
-from ..process import living, reference, stand_in, when_imported
+from ..process import live_objects, reference, stand_in, when_imported
 from ..sensors import OPTIMIZER, OptimizerSteps
-from ..session import EVAL, SAVE, DataWatch, Known, Session
-from .callbacks import Found, WatchedTraining
+from ..session import EVAL, SAVE, DataWatch, FrameworkSettings, Session
+from .callbacks import TrainingSetup, WatchedTraining
 
 _Module: Any = torch.nn.Module
 _CHECKPOINT = "torch.distributed.checkpoint"
@@ -48,7 +48,7 @@ class TorchLoop(WatchedTraining):
         self._watched: dict[int, Any] = {}
         self._data = self._batches = DataWatch(self._guard)
 
-    def _own_session(self) -> Session:
+    def _get_session(self) -> Session:
         """The one that it was made for, whatever the flag started."""
         return self._make_session()
 
@@ -103,9 +103,9 @@ class TorchLoop(WatchedTraining):
 
     def _begin_with(self, optimizer: Any) -> None:
         self.begin(
-            lambda: Found(
+            lambda: TrainingSetup(
                 optimizer=optimizer,
-                known=Known(cadence=Cadence(train_iters=self._hint.train_iters or 0)),
+                known=FrameworkSettings(cadence=Cadence(train_iters=self._hint.train_iters or 0)),
                 brackets=tuple(_savers()),
             )
         )
@@ -113,7 +113,7 @@ class TorchLoop(WatchedTraining):
             self._is_standing_down = True
             self._batches.remove()
             return
-        self._watched = {id(module): reference(module) for module in living(self._chain)}
+        self._watched = {id(module): reference(module) for module in live_objects(self._chain)}
         self._session.begin_step(1)
 
     def end(self) -> None:
@@ -143,6 +143,6 @@ def _savers() -> Iterator[tuple[Any, str, str]]:
     """What saves beneath the functions that users call, hand to others and pickle."""
     for place, name in _SAVERS:
         module, _, kind = place.partition(":")
-        found = sys.modules.get(module)
-        if found is not None:
-            yield getattr(found, kind, found), name, SAVE
+        loaded_module = sys.modules.get(module)
+        if loaded_module is not None:
+            yield getattr(loaded_module, kind, loaded_module), name, SAVE

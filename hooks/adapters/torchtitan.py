@@ -11,16 +11,16 @@ from typing import Any
 from ...calib.workload import Cadence
 from ..process import (
     contents,
+    function_at,
     is_stood_in,
-    lying_at,
     module_name,
     reference,
     stand_in,
     when_imported,
 )
-from ..sensors import OPTIMIZER, OptimizerSteps, tell_captured
-from ..session import EVAL, SAVE, Known, Session, new_session
-from .callbacks import Found, Watched, WatchedTraining
+from ..sensors import OPTIMIZER, OptimizerSteps, register_captured
+from ..session import EVAL, SAVE, FrameworkSettings, Session, new_session
+from .callbacks import TrainingSetup, Watched, WatchedTraining
 from .patches import Patches
 
 _READERS = ("torchtitan.config.manager", "torchtitan.config_manager")
@@ -55,11 +55,11 @@ def _watch_program(session: Session, module: ModuleType) -> None:
 
 def _watch_trainers(session: Session, module: ModuleType) -> None:
     trainer = getattr(module, "Trainer", None)
-    if trainer is None or is_stood_in(lying_at(trainer, "train")):
+    if trainer is None or is_stood_in(function_at(trainer, "train")):
         return
     patches, watched = Patches(session), Watched()
     for name, wrap in (("train", _wrap_train), ("train_step", _wrap_step)):
-        original = lying_at(trainer, name)
+        original = function_at(trainer, name)
         if patches.note(trainer, name, original is not None, _LOST):
             patches.put(trainer, name, wrap(original, watched))
 
@@ -115,11 +115,11 @@ class _Training(WatchedTraining):
         super().__init__(make_session)
         self._steps: OptimizerSteps | None = None
 
-    def find(self, trainer: Any) -> Found:
+    def find(self, trainer: Any) -> TrainingSetup:
         """What is trained; the steps of the optimizers are their phase."""
         config, optimizers = _config_of(trainer), trainer.optimizers
         if is_graphed(trainer):
-            tell_captured(trainer.model_parts, "forward and backward of each micro-batch")
+            register_captured(trainer.model_parts, "forward and backward of each micro-batch")
         protect, is_watched = self.guard.protect, reference(optimizers)
 
         def marking(mark: Callable[[str], object]) -> Callable[[Any], object]:
@@ -131,10 +131,10 @@ class _Training(WatchedTraining):
         validator = getattr(trainer, "validator", None)
         if validator is not None:
             brackets.append((type(validator), "validate", EVAL))
-        return Found(
+        return TrainingSetup(
             optimizer=optimizers,
             models=tuple(trainer.model_parts),
-            known=Known(
+            known=FrameworkSettings(
                 cadence=Cadence(train_iters=int(config.training.steps)),
                 framework="torchtitan",
                 num_microbatches=int(trainer.gradient_accumulation_steps),

@@ -27,7 +27,7 @@ SETTINGS_S = 30.0
 """How long the companion may take until it has read them."""
 # What one call moves: a pipe's own size on Linux.
 _MOST_NBYTES = 1 << 16
-_HELD_NBYTES = 1 << 19
+_SEND_BUFFER_NBYTES = 1 << 19
 """What the system may hold of events, and of settings, until the companion reads them."""
 _MOST_LATE = 16
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
@@ -52,12 +52,12 @@ def companion_environment(environment: Mapping[str, str]) -> dict[str, str]:
     >>> companion_environment({"RANK": "3", "HOME": "/h"})
     {'HOME': '/h', 'OMP_NUM_THREADS': '1'}
     """
-    kept = {
+    inherited = {
         name: value
         for name, value in environment.items()
         if name not in _WORKER_NAMES and not name.startswith("TORCHELASTIC_")
     }
-    return {**kept, "OMP_NUM_THREADS": "1"}
+    return {**inherited, "OMP_NUM_THREADS": "1"}
 
 
 class CompanionPipe:
@@ -86,7 +86,7 @@ class CompanionPipe:
         self.is_alive = True
         self._socket.setblocking(False)
         with suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HELD_NBYTES)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_NBYTES)
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], settings: Mapping[str, Any]
@@ -186,14 +186,14 @@ def _await_end(process: subprocess.Popen[bytes], timeout_s: float) -> str:
     """Why the process has not ended: time is over, or it is stopped at two looks; else empty."""
     end_s, was_stopped = time.monotonic() + timeout_s, False
     while True:
-        left_s = end_s - time.monotonic()
+        remaining_s = end_s - time.monotonic()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, min(left_s, LOOK_S)))
+            process.wait(max(0.0, min(remaining_s, LOOK_S)))
             return ""
         if was_stopped and is_stopped(process.pid):
             so = f"kill -CONT {process.pid} lets it finish, forerun report answers without it"
             return f"is stopped and not waited for; {so}"
-        if left_s <= LOOK_S:
+        if remaining_s <= LOOK_S:
             return "still works; it finishes on its own"
         was_stopped = is_stopped(process.pid)
 
@@ -202,7 +202,7 @@ def _hand_over(ours: socket.socket, text: bytes) -> None:
     """All of it, within ``SETTINGS_S``; a program that does not read them has its own reasons."""
     ours.settimeout(SETTINGS_S)
     with suppress(OSError):
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HELD_NBYTES)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_NBYTES)
         sent = 0
         while sent < len(text):
             sent += ours.send(text[sent : sent + _MOST_NBYTES], _NO_SIGNAL)

@@ -27,7 +27,7 @@ from ..process import (
     LaunchNote,
     Settings,
     host_run,
-    waiting,
+    no_live_answers_message,
 )
 from ..recording import StepPlan
 from .companion_link import CompanionPipe
@@ -43,14 +43,14 @@ class Live:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._pipe: CompanionPipe | None = None
-        self._told: CompanionSettings | None = None
+        self._companion_settings: CompanionSettings | None = None
         self._environment: dict[str, str] = {}
         self._identity = LaunchIdentity(settings)
         self._note = LaunchNote(settings)
         self._files = CompanionFiles(settings.directory, self.launch_id)
         self._wandb: HostWandb | None = None
         self._is_after_window = False
-        self._has_said_where = False
+        self._has_logged_directory = False
 
     def start(self, host: Host | None = None) -> None:
         """On the rank that logs, a way to a companion; the host's W&B run on every one.
@@ -67,18 +67,25 @@ class Live:
         has_program = bool(self._settings.companion_command)
         if is_home and has_program and self._pipe is None:
             self._environment = dict(os.environ)
-            self._told = companion_settings(self._settings, has_host_wandb=has_host_wandb)
+            self._companion_settings = companion_settings(
+                self._settings, has_host_wandb=has_host_wandb
+            )
             self._pipe = CompanionPipe()
-        if is_home and not has_program and self._settings.is_answered and not self._has_said_where:
-            self._has_said_where = True
-            _log.warning("[forerun] %s", waiting(self._settings.directory))
+        if (
+            is_home
+            and not has_program
+            and self._settings.is_answered
+            and not self._has_logged_directory
+        ):
+            self._has_logged_directory = True
+            _log.warning("[forerun] %s", no_live_answers_message(self._settings.directory))
         self._identity.begin(is_needed=self._pipe is not None or self._wandb is not None)
 
     def launch_id(self) -> str:
         """The name of this launch; empty until it is known."""
         return self._identity.name
 
-    def tell(self, event: str, **values: Any) -> None:
+    def send_event(self, event: str, **values: Any) -> None:
         """An event for the companion, where this rank has one."""
         if self._pipe is not None:
             self._pipe.send({"event": event, **values})
@@ -89,7 +96,7 @@ class Live:
         """A step has ended."""
         time_s, unix_s = (duration_ns + gap_ns) * 1e-9, time.time()
         is_after_window = self._is_after_window and plan.window is None
-        self.tell(
+        self.send_event(
             "step",
             step=number,
             time_s=time_s,
@@ -150,10 +157,10 @@ class Live:
             self._log(lambda wandb: wandb.poll(is_final=True))
 
     def _start_companion(self) -> None:
-        pipe, name, told = self._pipe, self._identity.name, self._told
-        if pipe is None or told is None or pipe.is_started or not name:
+        pipe, name, settings = self._pipe, self._identity.name, self._companion_settings
+        if pipe is None or settings is None or pipe.is_started or not name:
             return
-        value = encode_fields(replace(told, launch_id=name))
+        value = encode_fields(replace(settings, launch_id=name))
         pipe.start(self._settings.companion_command, self._environment, value)
 
 

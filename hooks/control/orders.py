@@ -29,8 +29,8 @@ from ...calib.records import MARKER, PRIVATE, replace_file, with_iso_times
 from ...calib.workload import OnAdvice, decode, encode
 from ..process import (
     LATE,
-    OWN_THREAD,
     RANKS_PER_S,
+    THREAD_NAME_PREFIX,
     YES,
     Guard,
     Settings,
@@ -38,7 +38,7 @@ from ..process import (
     Votes,
     find_link,
     launch_folder,
-    why_not,
+    refusal_reason,
 )
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Orders:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._stop: Callable[[], bool] | None = None
-        self._is_asked = False
+        self._is_polled_by_loop = False
         self._begun = self._ended = -1
         self._begun_s = 0.0
         self._step_s = 0.0
@@ -161,7 +161,7 @@ class Orders:
         self._attempts = 0
         self._last_order: Order | None = None
         self._stopped_after: int | None = None
-        self._is_told = False
+        self._is_reported = False
         self._is_marked = False
         self.should_stop = False
 
@@ -176,7 +176,9 @@ class Orders:
         if not self.is_wanted or self._thread is not None or self._closing.is_set():
             return
         self._link = find_link(self._rank.run_id) if self._rank.world_size > 1 else None
-        self._thread = threading.Thread(target=self._run, name=f"{OWN_THREAD}orders", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"{THREAD_NAME_PREFIX}orders", daemon=True
+        )
         self._thread.start()
 
     def begin_step(self, number: int) -> bool:
@@ -214,7 +216,7 @@ class Orders:
 
     def ask(self) -> bool:
         """A loop's own question after a step, the answer the same on all ranks."""
-        self._is_asked = True
+        self._is_polled_by_loop = True
         if self.should_stop and self._stopped_after is None:
             self._stopped_after = self._ended
         return self.should_stop
@@ -333,7 +335,7 @@ class Orders:
         """Why this rank cannot follow an order of this kind; empty where it can."""
         if self._guard.is_tripped:
             return f"the hooks of rank {self._rank.rank} were removed after faults"
-        if kind is OrderKind.STOP and self._stop is None and not self._is_asked:
+        if kind is OrderKind.STOP and self._stop is None and not self._is_polled_by_loop:
             return f"rank {self._rank.rank} cannot save and end: its loop never asks should_stop()"
         return ""
 
@@ -343,19 +345,19 @@ class Orders:
         if course is None or not course.outcome:
             return
         if course.outcome == YES:
-            self._say(course)
+            self._print_outcome(course)
             if not course.is_done or course.proposal.kind is OrderKind.STOP:
                 return
             self._drop(course.order)
-        elif why_not(course.outcome) != LATE:
-            self._say(course)
+        elif refusal_reason(course.outcome) != LATE:
+            self._print_outcome(course)
             self._drop(course.order)
         elif self._order is course.order:
             self._attempts += 1
             if self._attempts >= MOST_ATTEMPTS:
-                self._say(course)
+                self._print_outcome(course)
                 self._drop(course.order)
-        self._course, self._is_told = None, False
+        self._course, self._is_reported = None, False
         self._next_number = course.number + 1
 
     def _drop(self, order: Order | None) -> None:
@@ -363,18 +365,18 @@ class Orders:
         if self._order is order:
             self._order = None
 
-    def _say(self, course: _Course) -> None:
-        if self._last_order is None or self._is_told:
+    def _print_outcome(self, course: _Course) -> None:
+        if self._last_order is None or self._is_reported:
             return
-        self._is_told = True
+        self._is_reported = True
         what, after = self._last_order.reason, course.proposal.step
         if course.outcome != YES:
-            said = f"{course.proposal.kind.value} not followed: {why_not(course.outcome)}; {what}"
+            message = f"{course.proposal.kind.value} not followed: {refusal_reason(course.outcome)}; {what}"
         elif course.proposal.kind is OrderKind.STOP:
-            said = f"stopping on all ranks after iteration {after + 1}: {what}"
+            message = f"stopping on all ranks after iteration {after + 1}: {what}"
         else:
-            said = f"window reopens with iteration {after + 1}: {what}"
-        print(f"[forerun] {said}", flush=True)
+            message = f"window reopens with iteration {after + 1}: {what}"
+        print(f"[forerun] {message}", flush=True)
 
     def _mark(self) -> None:
         """On the companion's rank: that the run has been stopped, for who starts the next one."""

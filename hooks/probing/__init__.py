@@ -5,10 +5,10 @@ In: a list of probes. Out: records.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .probe_sweep import Sweep, copy_bytes_per_s
     from .probes import Probing
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

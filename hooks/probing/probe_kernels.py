@@ -19,8 +19,8 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 def embed(*values: Tensor) -> Tensor:
     table, *positions, ids = values
-    found = functional.embedding(ids, table)
-    return found + positions[0] if positions else found
+    embedded = functional.embedding(ids, table)
+    return embedded + positions[0] if positions else embedded
 
 
 def split_heads(
@@ -47,10 +47,10 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))
     attend = functional.scaled_dot_product_attention
     if query.shape[1] > key.shape[1]:  # torch 2.5 and later
-        found = attend(query, key, value, is_causal=True, enable_gqa=True)
+        attended = attend(query, key, value, is_causal=True, enable_gqa=True)
     else:
-        found = attend(query, key, value, is_causal=True)
-    return found.permute(2, 0, 1, 3).contiguous()
+        attended = attend(query, key, value, is_causal=True)
+    return attended.permute(2, 0, 1, 3).contiguous()
 
 
 def unfused_attention(
@@ -82,8 +82,8 @@ class Dropout:
     def __call__(self, x: Tensor) -> Tensor:
         if self._generator is None:
             return x
-        kept = torch.empty_like(x).bernoulli_(1.0 - self._rate, generator=self._generator)
-        return x * kept.div_(1.0 - self._rate)
+        keep_mask = torch.empty_like(x).bernoulli_(1.0 - self._rate, generator=self._generator)
+        return x * keep_mask.div_(1.0 - self._rate)
 
 
 def add_residuals(

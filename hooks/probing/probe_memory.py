@@ -25,10 +25,10 @@ _CHANNEL_NBYTES = (512 << 10) + (4800 << 10) + (4 << 20)
 2.30, ``computeBuffSizes`` in init.cc): 9.2 MiB."""
 
 
-class HostRoom:
+class HostMemoryBudget:
     """Memory of a CPU: ranks share it, and each stays within its part of what is free.
 
-    ``DeviceRoom`` answers the same questions.
+    ``DeviceMemoryBudget`` answers the same questions.
     """
 
     def __init__(self, *, local_world_size: int) -> None:
@@ -52,7 +52,7 @@ class HostRoom:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-class DeviceRoom:
+class DeviceMemoryBudget:
     """Memory of a device, of which probes take blocks that training's allocator has cached.
 
     A request that no cached block holds makes the allocator ask the device, and, where that has no
@@ -65,11 +65,11 @@ class DeviceRoom:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._num_asked = self._asked()
+        self._allocation_counts = self._read_allocation_counts()
 
     def has(self, nbytes: int, small_nbytes: int = 0) -> bool:
         """True where cached blocks hold a probe of that size; False where they are not shown."""
-        self._num_asked = self._asked()
+        self._allocation_counts = self._read_allocation_counts()
         used = torch.cuda.memory_allocated(self._device)
         if used + nbytes > torch.cuda.max_memory_allocated(self._device):
             return False
@@ -85,12 +85,12 @@ class DeviceRoom:
 
     def is_disturbed(self) -> bool:
         """True where the allocator has asked the device for memory since the last question."""
-        return self._asked() != self._num_asked
+        return self._read_allocation_counts() != self._allocation_counts
 
     def give_back(self) -> None:
         """Nothing: what is cached is training's."""
 
-    def _asked(self) -> tuple[int, int]:
+    def _read_allocation_counts(self) -> tuple[int, int]:
         stats = torch.cuda.memory_stats(self._device)
         return stats.get("segment.all.allocated", 0), stats.get("num_alloc_retries", 0)
 

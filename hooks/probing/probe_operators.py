@@ -67,8 +67,10 @@ class Bench:
         """Gradients of inputs and weights; the latter are added into fp32 buffers."""
         outputs, self._outputs = self._outputs, ()
         leaves = (*self.activations, *self.weights[self._turn])
-        found = torch.autograd.grad(outputs, leaves, self._gradients)
-        for total, part in zip(self._sums, found[len(found) - len(self._sums) :], strict=True):
+        gradients = torch.autograd.grad(outputs, leaves, self._gradients)
+        for total, part in zip(
+            self._sums, gradients[len(gradients) - len(self._sums) :], strict=True
+        ):
             total.add_(part)
 
 

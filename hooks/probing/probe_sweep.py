@@ -30,7 +30,7 @@ from ...calib.layers import stage_operators
 from ...calib.records import CollectiveRecord, Record
 from ...calib.workload import Collective, CollectiveCall, GroupRole, OperatorKind, RunConfig
 from ..sensors import Stopwatch
-from .probe_memory import FREE_FRAC, HostRoom
+from .probe_memory import FREE_FRAC, HostMemoryBudget
 from .probe_operators import ramp
 from .probe_runs import ProbeRuns, slowest_s
 from .probe_transfers import TransferBench, carrier_of
@@ -45,7 +45,7 @@ _HOST_COPY_NBYTES = 1 << 24
 _SIZES = tuple(1 << power for power in range(12, 31, 2))
 _MOST_FRAC = 0.1
 """Share of the time that one operator may be expected to take."""
-_NUM_NOT_KEPT = 4 + WARMUPS
+_NUM_UNRECORDED_RUNS = 4 + WARMUPS
 """Runs of a transfer that are not kept: two that tell how long one takes, each after a first one,
 and warm-ups."""
 _ROLES = {
@@ -61,7 +61,7 @@ _APART = {OperatorKind.FUSED_NORM: OperatorKind.NORM}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class SweptGroup:
     """A group that is swept."""
 
     group: dist.ProcessGroup
@@ -81,12 +81,12 @@ class Sweep:
 
     def operators(self) -> Iterator[Record]:
         """Every operator of the layout and of the best others in turn, then square products."""
-        room = HostRoom(local_world_size=self._config.parallelism.ranks_per_node)
+        memory_budget = HostMemoryBudget(local_world_size=self._config.parallelism.ranks_per_node)
         end_s = math.inf
         for probe in self._wanted():
-            is_possible = probe.nbytes <= self._free_nbytes(room)
-            left_s = end_s - time.perf_counter()
-            if left_s <= 0 or probe.cost_s > _MOST_FRAC * self._seconds or not is_possible:
+            is_possible = probe.nbytes <= self._free_nbytes(memory_budget)
+            remaining_s = end_s - time.perf_counter()
+            if remaining_s <= 0 or probe.cost_s > _MOST_FRAC * self._seconds or not is_possible:
                 continue
             measured = self._measured(partial(self._runs.operator, probe))
             if end_s == math.inf:
@@ -102,16 +102,16 @@ class Sweep:
         swept = make_groups(self._config.parallelism.ranks_per_node)
         share_s = self._seconds / max(1, len(swept) * len(_ROLES))
         dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
-        for found, collective in product(swept, _ROLES):
+        for swept_group, collective in product(swept, _ROLES):
             spent_s = 0.0
             for nbytes in _SIZES:
-                carrier = carrier_of(found.group)
+                carrier = carrier_of(swept_group.group)
                 bench = TransferBench(collective, nbytes, carrier, dtype=dtype, device=self._device)
                 bench.run()
-                spent_s += (REPEATS + _NUM_NOT_KEPT) * slowest_s(bench)
+                spent_s += (REPEATS + _NUM_UNRECORDED_RUNS) * slowest_s(bench)
                 if spent_s > share_s and nbytes != _SIZES[0]:
                     break
-                benches = [(self._transfer(found, collective, nbytes), bench)]
+                benches = [(self._transfer(swept_group, collective, nbytes), bench)]
                 run = partial(self._runs.transfers, benches, most_s=math.inf)
                 yield from _for_all_roles(self._measured(run), collective)
 
@@ -125,7 +125,7 @@ class Sweep:
 
     def _wanted(self) -> Iterator[OperatorProbe]:
         """The layout's own operators, those of others, square products."""
-        own = (
+        layout_keys = (
             # Products run alone here: a norm inside one is timed apart.
             (_APART.get(operator.kind, operator.kind), operator.shape, operator.element_nbytes)
             for stage in sorted({0, self._config.parallelism.pp - 1})
@@ -133,7 +133,7 @@ class Sweep:
             for operator, _ in (*done.forward, *done.step)
             if operator.shape
         )
-        for key in dict.fromkeys(own):
+        for key in dict.fromkeys(layout_keys):
             if is_probed(key[0], self._config):
                 yield operator_probe(key, self._config)
         for probe in probe_plan(self._config, budget_s=self._seconds):
@@ -145,7 +145,7 @@ class Sweep:
             key = (OperatorKind.LINEAR, (size, size, size), self._config.precision.nbytes)
             yield operator_probe(key, self._config)
 
-    def _transfer(self, swept: Swept, collective: Collective, nbytes: int) -> CollectiveProbe:
+    def _transfer(self, swept: SweptGroup, collective: Collective, nbytes: int) -> CollectiveProbe:
         call = CollectiveCall(
             collective=collective,
             role=_ROLES[collective][0],
@@ -155,11 +155,11 @@ class Sweep:
         )
         return collective_probe(call, GroupRole.OTHER, self._config)
 
-    def _free_nbytes(self, room: HostRoom) -> float:
+    def _free_nbytes(self, memory_budget: HostMemoryBudget) -> float:
         """What a probe may take where no training runs beside it."""
         if self._device.type == "cuda":
             return FREE_FRAC * torch.cuda.mem_get_info(self._device)[0]
-        return math.inf if room.has(1 << 30) else 1 << 28
+        return math.inf if memory_budget.has(1 << 30) else 1 << 28
 
 
 def copy_bytes_per_s(device: torch.device) -> float:
@@ -177,7 +177,7 @@ def copy_bytes_per_s(device: torch.device) -> float:
     return 2 * nbytes / best_s
 
 
-def make_groups(ranks_per_node: int) -> list[Swept]:
+def make_groups(ranks_per_node: int) -> list[SweptGroup]:
     """Groups of all kinds to which this rank belongs; every rank has to call this."""
     size = dist.get_world_size()
     per_node = ranks_per_node or size
@@ -193,7 +193,7 @@ def make_groups(ranks_per_node: int) -> list[Swept]:
             made = dist.new_group(list(ranks))
             if isinstance(made, dist.ProcessGroup) and len(ranks) > 1:
                 nodes = len({rank // per_node for rank in ranks})
-                swept.append(Swept(group=made, num_nodes=nodes))
+                swept.append(SweptGroup(group=made, num_nodes=nodes))
     return swept
 
 

@@ -37,16 +37,16 @@ def find_carrier(role: GroupRole, ranks: tuple[int, ...], roles: GroupRoles) -> 
     ``roles`` says what groups are for.  Where it knows one by its ranks alone, these ranks do: two
     roles of the same ranks are carried alike.
     """
-    found = [
+    matching_groups = [
         group
         for group in distributed_c10d._world.pg_map
         if tuple(dist.get_process_group_ranks(group)) == ranks
-        and (told := roles.of(group, ranks)) not in _UNSPECIFIC
-        and (told is role or not is_described(group.group_desc))
+        and (group_role := roles.of(group, ranks)) not in _UNSPECIFIC
+        and (group_role is role or not is_described(group.group_desc))
     ]
-    if not found:
+    if not matching_groups:
         return None
-    group = min(found, key=lambda g: _PREFERRED not in g.group_desc)
+    group = min(matching_groups, key=lambda g: _PREFERRED not in g.group_desc)
     return carrier_of(group)
 
 

@@ -25,9 +25,9 @@ from ...calib.advice import (
 )
 from ...calib.records import CoverageRecord, Record
 from ...calib.workload import Collective, GroupRole, OperatorKind, RunConfig, group
-from ..process import Settings, Votes, why_not
+from ..process import Settings, Votes, refusal_reason
 from ..sensors import GroupRoles, Stopwatch
-from .probe_memory import DeviceRoom, HostRoom, connection_nbytes
+from .probe_memory import DeviceMemoryBudget, HostMemoryBudget, connection_nbytes
 from .probe_runs import ProbeLog, ProbeRuns, dtype_of
 from .probe_transfers import TransferBench, find_carrier
 
@@ -76,10 +76,10 @@ class Probing:
             self._transfers = []
         self._runs = ProbeRuns(config, device, stopwatch)
         self._roles = GroupRoles(roles, config.parallelism)
-        self._room = (
-            HostRoom(local_world_size=settings.rank.local_world_size)
+        self._memory_budget = (
+            HostMemoryBudget(local_world_size=settings.rank.local_world_size)
             if stopwatch.is_host
-            else DeviceRoom(device)
+            else DeviceMemoryBudget(device)
         )
         self._remarks: dict[str, bool] = {}
         if not is_probed(OperatorKind.LINEAR, config):
@@ -118,7 +118,7 @@ class Probing:
             self._operators.clear()
         if not self._is_given_back and not (self._operators or self._transfers):
             self._is_given_back = True
-            self._room.give_back()
+            self._memory_budget.give_back()
 
     def abstain(self) -> None:
         """No more probes here, and no collectives anywhere."""
@@ -139,7 +139,7 @@ class Probing:
                 self._put(record)
 
     def _put_remarks(self, window: int) -> None:
-        for name in [name for name, is_said in self._remarks.items() if not is_said]:
+        for name in [name for name, is_emitted in self._remarks.items() if not is_emitted]:
             self._remarks[name] = True
             self._put(CoverageRecord(window=window, name=name, installed=0, fired=0))
 
@@ -148,7 +148,7 @@ class Probing:
         begin_s = self._clock()
         while self._operators:
             probe = self._operators.pop(0)
-            if self._room.has(probe.nbytes, probe.small_nbytes):
+            if self._memory_budget.has(probe.nbytes, probe.small_nbytes):
                 with torch.autocast(self._device.type, enabled=False):
                     self._runs.operator(probe, log)
                 self._look_at_memory()
@@ -161,7 +161,7 @@ class Probing:
         self._logs.append(log)
 
     def _look_at_memory(self) -> None:
-        if self._room.is_disturbed():
+        if self._memory_budget.is_disturbed():
             self._is_disturbed = True
             self._remarks.setdefault(_DISTURBED, False)
             self._operators.clear()
@@ -173,27 +173,29 @@ class Probing:
             return
         batch = self._next_batch()
         is_out = self._is_disturbed or self.spent_s >= self._budget_s
-        found = _ABSTAINS if is_out else self._benches(batch)
+        benches_or_reason = _ABSTAINS if is_out else self._benches(batch)
         number, self._num_met = self._num_met, self._num_met + 1
-        if isinstance(found, str):
-            votes.refuse(number, found)
+        if isinstance(benches_or_reason, str):
+            votes.refuse(number, benches_or_reason)
         elif votes.meet(number, self._name, patience_s=PATIENCE_S):
             log = self._runs.begin(step, window)
-            self._runs.transfers_once(found, log)
+            self._runs.transfers_once(benches_or_reason, log)
             self._runs.end(log)
             self._logs.append(log)
-            self._joined |= {(bench.carrier.name, bench.collective) for _, bench in found}
+            self._joined |= {
+                (bench.carrier.name, bench.collective) for _, bench in benches_or_reason
+            }
             self._look_at_memory()
             return
-        self._leave_out(batch, why_not(votes.outcome(number)))
+        self._leave_out(batch, refusal_reason(votes.outcome(number)))
 
     def _leave_out(self, batch: Sequence[CollectiveProbe], why: str) -> None:
         """Drop probes that a rank has no memory for, on all ranks: they read the same ``why``."""
-        asked = [*batch, *self._transfers]
+        pending = [*batch, *self._transfers]
         for name, remark in ((_sized, _NO_BUFFERS), (_over, f"not probed: {why}")):
-            left = [probe for probe in asked if not why.startswith(name(probe))]
-            if len(left) < len(asked):
-                self._transfers = left
+            remaining = [probe for probe in pending if not why.startswith(name(probe))]
+            if len(remaining) < len(pending):
+                self._transfers = remaining
                 self._remarks.setdefault(remark, False)
                 return
         self._num_refused += 1
@@ -203,10 +205,10 @@ class Probing:
     def _next_batch(self) -> list[CollectiveProbe]:
         """The same on all ranks, whatever they have measured; each transfer once."""
         batch = [self._transfers.pop(0)]
-        left_s = _BATCH_S - batch[0].cost_s / REPEATS
+        remaining_s = _BATCH_S - batch[0].cost_s / REPEATS
         while self._transfers and self._transfers[0] not in batch:
-            left_s -= self._transfers[0].cost_s / REPEATS
-            if left_s < 0:
+            remaining_s -= self._transfers[0].cost_s / REPEATS
+            if remaining_s < 0:
                 break
             batch.append(self._transfers.pop(0))
         return batch
@@ -219,7 +221,7 @@ class Probing:
         for probe in batch:
             nbytes += probe.nbytes
             small += probe.small_nbytes
-            if not self._room.has(nbytes, small):
+            if not self._memory_budget.has(nbytes, small):
                 return f"{_sized(probe)}a rank lacks a free block of {nbytes} bytes"
         benches = [self._bench(probe) for probe in batch]
         needed = 0
@@ -228,7 +230,7 @@ class Probing:
                 return _ABSTAINS
             if not (bench.is_connected or (bench.carrier.name, bench.collective) in self._joined):
                 needed += connection_nbytes(bench.collective, len(bench.carrier.ranks))
-                if not self._room.has_beyond(needed):
+                if not self._memory_budget.has_beyond(needed):
                     return f"{_over(probe)}a rank lacks {needed >> 20} MiB that NCCL may take"
         return [(probe, bench) for probe, bench in zip(batch, benches, strict=True) if bench]
 

@@ -5,17 +5,17 @@ Standard library and torch alone; nothing of the other rooms of ``hooks``.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .cores import PAUSE_S, SLICE_S, Pace, step_aside
+    from .cores import PAUSE_S, SLICE_S, Pacer, move_to_spare_cores
     from .events import CollectionWatch, in_forked_child
-    from .guard import OWN_THREAD, Guard, is_failing
+    from .guard import THREAD_NAME_PREFIX, Guard, is_failing
     from .host import (
         Host,
-        KnownHost,
         Reference,
-        living,
+        WeakHost,
+        live_objects,
         param_groups,
         reference,
         references,
@@ -26,24 +26,36 @@ if TYPE_CHECKING:
         HOST_TABLES,
         HOST_VALUES,
         CompanionFiles,
+        CompanionOutput,
         HostWandb,
-        Said,
         attach_report,
         define_steps,
         host_run,
         wandb_table,
     )
+    from .inspection import (
+        attribute,
+        class_names,
+        classes,
+        contents,
+        direct_weights,
+        is_a,
+        module_name,
+        named_tree,
+        tree,
+        weights,
+    )
     from .interpreter import (
         PACKAGES,
         VARIABLE,
         companion_command,
+        install_command,
         installed_version,
         is_installed,
-        missing,
-        needs,
-        own_version,
-        remedy,
-        waiting,
+        missing_packages,
+        missing_packages_message,
+        no_live_answers_message,
+        running_version,
     )
     from .launch_identity import (
         LAUNCH_ID,
@@ -58,19 +70,7 @@ if TYPE_CHECKING:
         safe_launch_id,
     )
     from .launch_note import LaunchNote, is_module
-    from .looking import (
-        attribute,
-        class_names,
-        classes,
-        contents,
-        is_a,
-        module_name,
-        named_tree,
-        own_weights,
-        tree,
-        weights,
-    )
-    from .node_sight import Sight, see_links, see_node
+    from .node_topology import NodeTopology, detect_links, detect_node
     from .post_import import when_imported
     from .settings import (
         LOCAL_RANKS,
@@ -81,8 +81,8 @@ if TYPE_CHECKING:
         RankInfo,
         Settings,
     )
-    from .stand_ins import eager, is_stood_in, lying_at, pass_over_package, places_of, stand_in
+    from .stand_ins import eager, function_at, is_stood_in, pass_over_package, places_of, stand_in
     from .stopping import should_stop
-    from .votes import LATE, YES, StoreLink, Votes, find_link, values, why_not
+    from .votes import LATE, YES, StoreLink, Votes, find_link, read_values, refusal_reason
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -16,17 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from .guard import OWN_THREAD
+from .guard import THREAD_NAME_PREFIX
 from .interpreter import COMPANION
 from .settings import LOCAL_RANKS, LOCAL_SIZES
 
 PROC = Path("/proc")
 _GRANTED = ("SLURM_CPUS_ON_NODE", "NCPUS")
 """Variables in which Slurm and PBS say how many cores of this node the job may use."""
-_NAME = f"{OWN_THREAD}writer"
+_NAME = f"{THREAD_NAME_PREFIX}writer"
 
 
-def step_aside(environ: Mapping[str, str] = os.environ) -> None:
+def move_to_spare_cores(environ: Mapping[str, str] = os.environ) -> None:
     """Take the calling thread off the cores that training is pinned to, where others are left.
 
     What the thread starts from then on goes with it.  No thread of training is touched.
@@ -63,7 +63,9 @@ def spare_cores(given: Set[int], ranks: Iterable[Set[int]], others: Iterable[Set
 
 def _spare_here(environ: Mapping[str, str]) -> set[int]:
     launcher = os.getppid()
-    num_ranks = int(next((told for name in LOCAL_SIZES if (told := environ.get(name))), "0"))
+    num_ranks = int(
+        next((size_text for name in LOCAL_SIZES if (size_text := environ.get(name))), "0")
+    )
     # 0: the launcher is outside of this container, and number 0 would mean this thread.
     if launcher == 0 or num_ranks < 1:
         return set()
@@ -92,8 +94,10 @@ def _children(pid: int) -> Iterator[int]:
 def _local_rank(pid: int) -> str:
     """Which rank of its node a process was started as; empty where it is none."""
     fields = (PROC / f"{pid}/environ").read_bytes().split(b"\0")
-    told = dict(field.split(b"=", 1) for field in fields if b"=" in field)
-    return next((told[n].decode() for name in LOCAL_RANKS if (n := name.encode()) in told), "")
+    variables = dict(field.split(b"=", 1) for field in fields if b"=" in field)
+    return next(
+        (variables[n].decode() for name in LOCAL_RANKS if (n := name.encode()) in variables), ""
+    )
 
 
 def _cores_of(pid: int) -> set[int]:
@@ -112,7 +116,7 @@ def _cores_of(pid: int) -> set[int]:
 
 def _is_ours(pid: int, task: str) -> bool:
     name = (PROC / f"{pid}/task/{task}/comm").read_text(encoding="utf-8", errors="replace")
-    return name.startswith(OWN_THREAD)
+    return name.startswith(THREAD_NAME_PREFIX)
 
 
 def _others(given: Set[int], free: Set[int], ranks: Set[int]) -> Iterator[set[int]]:
@@ -140,7 +144,7 @@ longer while it lasted, one in twenty-one 3 to 8 % (``benchmarks/RESULTS.md``, O
 _Item = TypeVar("_Item")
 
 
-class Pace:
+class Pacer:
     """A short slice of work, then a pause in which training has the interpreter to itself."""
 
     def __init__(self, pause: Callable[[float], None] = time.sleep) -> None:

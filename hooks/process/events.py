@@ -46,9 +46,9 @@ def in_forked_child(owner: Any, do: Callable[[Any], object]) -> None:
     reference = weakref.ref(owner)
 
     def after_fork() -> None:
-        found = reference()
-        if found is not None:
+        living_owner = reference()
+        if living_owner is not None:
             with suppress(Exception):
-                do(found)
+                do(living_owner)
 
     os.register_at_fork(after_in_child=after_fork)

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 MAX_FAULTS = 3
 # An error may hold a whole tensor as text; a log line must stay a line.
 _MAX_TEXT = 200
-OWN_THREAD = "forerun-"
+THREAD_NAME_PREFIX = "forerun-"
 """How the names of our own threads begin: what fails there does not spoil a step of training."""
 
 
@@ -67,16 +67,18 @@ class Guard:
         being put on or called are not taken off under its hands.
         """
         self.num_faults += 1
-        self.num_training_faults += not threading.current_thread().name.startswith(OWN_THREAD)
+        self.num_training_faults += not threading.current_thread().name.startswith(
+            THREAD_NAME_PREFIX
+        )
         # Also where the user's log handler fails, or the stack has no room left for a message.
         with suppress(Exception):
             if self.num_faults == 1:
-                _say("hook fault", err)
+                _log_fault("hook fault", err)
         if self.num_faults < MAX_FAULTS or self.is_tripped:
             return
         self.is_tripped = True
         with suppress(Exception):
-            _say(f"hooks removed after {self.num_faults} faults, the last", err)
+            _log_fault(f"hooks removed after {self.num_faults} faults, the last", err)
         if threading.get_ident() == self._thread:
             self._remove()
 
@@ -99,7 +101,7 @@ class Guard:
             on_trip()
         except Exception as err:
             with suppress(Exception):
-                _say("removal fault", err)
+                _log_fault("removal fault", err)
 
 
 def _without_modes() -> Callable[[], AbstractContextManager[object]]:
@@ -120,7 +122,7 @@ def place(err: BaseException) -> str:
     return f"{where} {type(err).__name__}"
 
 
-def _say(what: str, err: Exception) -> None:
+def _log_fault(what: str, err: Exception) -> None:
     # A text, not the error: a handler that keeps its records would keep the tensors of its frames.
     text = masked_text(str(err)[:_MAX_TEXT])
     _log.warning("[forerun] %s at %s: %s; training goes on", what, place(err), text)

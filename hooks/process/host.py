@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...calib.workload import GroupRole, Operator, RunConfig, optimizer_operator
-from .looking import attribute, class_names
+from .inspection import attribute, class_names
 
 Reference = Callable[[], Any]
 """Gives an object for as long as others keep it alive, then None."""
@@ -27,7 +27,7 @@ def references(things: Iterable[Any]) -> tuple[Reference, ...]:
     return tuple(map(reference, things))
 
 
-def living(known: Iterable[Reference]) -> tuple[Any, ...]:
+def live_objects(known: Iterable[Reference]) -> tuple[Any, ...]:
     """The objects that are alive."""
     return tuple(thing for thing in (each() for each in known) if thing is not None)
 
@@ -64,23 +64,23 @@ class Host:
 _OBJECTS = ("models", "optimizers", "passes")
 
 
-class KnownHost:
-    """A host whose objects die as if nobody here knew them; ``told`` is all but these objects."""
+class WeakHost:
+    """A host whose objects die as if nobody here knew them; ``detached_host`` is all but these objects."""
 
     def __init__(self, host: Host) -> None:
-        self.told = replace(host, timer_holders=(), **dict.fromkeys(_OBJECTS, ()))
-        self._kept = {name: references(getattr(host, name)) for name in _OBJECTS}
+        self.detached_host = replace(host, timer_holders=(), **dict.fromkeys(_OBJECTS, ()))
+        self._references = {name: references(getattr(host, name)) for name in _OBJECTS}
         self._holders = tuple((reference(owner), name) for owner, name in host.timer_holders)
         self._num_parameters = num_parameters(host.optimizers)
 
     def alive(self) -> Host | None:
         """The host with its objects; None where a model is gone.  Not to be kept."""
-        found = {name: living(kept) for name, kept in self._kept.items()}
-        if len(found["models"]) < len(self._kept["models"]):
+        living_objects = {name: live_objects(refs) for name, refs in self._references.items()}
+        if len(living_objects["models"]) < len(self._references["models"]):
             return None
         holders = ((find(), name) for find, name in self._holders)
         alive = tuple(holder for holder in holders if holder[0] is not None)
-        return replace(self.told, timer_holders=alive, **found)
+        return replace(self.detached_host, timer_holders=alive, **living_objects)
 
     def optimizer(self, config: RunConfig | None) -> Operator | None:
         """The optimizer as layouts have it; None where this rank updates nothing.
@@ -90,7 +90,7 @@ class KnownHost:
         parameters = self.num_parameters
         if not parameters or config is None:
             return optimizer_operator(parameters) if parameters else None
-        is_over_shards = has_sharded_tensors(living(self._kept["optimizers"]))
+        is_over_shards = has_sharded_tensors(live_objects(self._references["optimizers"]))
         return optimizer_operator(
             parameters,
             calls=config.sharded_update_calls if is_over_shards else 0,
@@ -102,8 +102,8 @@ class KnownHost:
     @property
     def num_parameters(self) -> int:
         """Parameters that this rank updates, as last seen where an optimizer is gone."""
-        optimizers = living(self._kept["optimizers"])
-        if len(optimizers) == len(self._kept["optimizers"]):
+        optimizers = live_objects(self._references["optimizers"])
+        if len(optimizers) == len(self._references["optimizers"]):
             self._num_parameters = num_parameters(optimizers)
         return self._num_parameters
 
@@ -114,16 +114,23 @@ def has_sharded_tensors(optimizers: Iterable[Any]) -> bool:
     return any("DTensor" in class_names(w) for group in groups for w in group["params"])
 
 
-_ASKED = ("megatron.", "torch.", "accelerate.", "transformers.", "lightning.", "deepspeed.")
+_LAZY_GROUP_MODULES = (
+    "megatron.",
+    "torch.",
+    "accelerate.",
+    "transformers.",
+    "lightning.",
+    "deepspeed.",
+)
 """Whose optimizers may work out their groups when they are asked for them."""
 
 
 def param_groups(optimizer: Any) -> list[dict[str, Any]]:
     """What an optimizer updates, as torch groups it; nothing of a user's own class is run."""
-    found = attribute(optimizer, "param_groups")
-    if found is None and type(optimizer).__module__.startswith(_ASKED):
-        found = getattr(optimizer, "param_groups", None)
-    return list(found) if isinstance(found, (list, tuple)) else []
+    groups = attribute(optimizer, "param_groups")
+    if groups is None and type(optimizer).__module__.startswith(_LAZY_GROUP_MODULES):
+        groups = getattr(optimizer, "param_groups", None)
+    return list(groups) if isinstance(groups, (list, tuple)) else []
 
 
 def update_calls(optimizer: Any) -> int:
@@ -144,8 +151,8 @@ def _calls_of_each(optimizer: Any) -> int:
         is_one_by_one = getattr(getattr(weight, "device", None), "type", "cpu") == "cpu"
     if not is_one_by_one:
         return 1
-    kept = getattr(optimizer, "state", {}).get(weight, {}).values()
-    moments = sum(getattr(one, "shape", None) == weight.shape for one in kept)
+    state_values = getattr(optimizer, "state", {}).get(weight, {}).values()
+    moments = sum(getattr(one, "shape", None) == weight.shape for one in state_values)
     return _LOOP_CALLS[min(moments, len(_LOOP_CALLS) - 1)]
 
 

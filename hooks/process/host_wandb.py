@@ -21,7 +21,7 @@ from typing import Any
 
 from ...calib.plain_json import parse_json
 from ...calib.records import ITERATION, LEVELS, PREFIX, RATES, TIME, Unsent, hours_left, progress
-from .cores import Pace
+from .cores import Pacer
 from .launch_identity import launch_folder
 
 FORECAST = "forecast.json"
@@ -72,7 +72,7 @@ def attach_report(wandb: Any, run: Any, folder: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class CompanionOutput:
     """The companion's words so far; ``num_tables`` counts the times that it sent tables."""
 
     values: Mapping[str, float] = field(default_factory=dict)
@@ -81,9 +81,9 @@ class Said:
     num_tables: int = 0
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Said:
+    def from_json(value: Mapping[str, Any]) -> CompanionOutput:
         """The same from the file's object; raises ``ValueError`` and the like where it is none."""
-        return Said(
+        return CompanionOutput(
             values=_numbers(value["values"]),
             summary=_numbers(value["summary"]),
             alerts=[(str(title), str(text)) for title, text in value["alerts"]],
@@ -98,7 +98,7 @@ class CompanionFiles:
         self._directory = directory
         self._launch_id = launch_id
         self._version: tuple[int, ...] = ()
-        self.said = Said()
+        self.output = CompanionOutput()
 
     @property
     def folder(self) -> Path | None:
@@ -123,17 +123,17 @@ class CompanionFiles:
             value = parse_json(path.read_bytes())
             self._version = version
             if isinstance(value, dict) and value.get("launch_id") == self._launch_id():
-                self.said = Said.from_json(value)
+                self.output = CompanionOutput.from_json(value)
 
     def tables(self, since: int) -> dict[str, list[dict[str, Any]]]:
         """The tables that were sent after ``since`` others; damaged lines are passed over."""
-        found: dict[str, list[dict[str, Any]]] = {}
-        for line in Pace().over(self._lines()):
+        rows_by_table: dict[str, list[dict[str, Any]]] = {}
+        for line in Pacer().over(self._lines()):
             with suppress(ValueError, TypeError, KeyError):
                 row = json.loads(line)
                 if int(row["number"]) > since:
-                    found.setdefault(str(row["table"]), []).append(dict(row["row"]))
-        return found
+                    rows_by_table.setdefault(str(row["table"]), []).append(dict(row["row"]))
+        return rows_by_table
 
     def _lines(self) -> Iterator[str]:
         folder = self.folder
@@ -160,7 +160,7 @@ class HostWandb:
         self._bare_s: deque[float] = deque(maxlen=64)
         self._unsent = Unsent()
         self._is_defined = False
-        self._handed = Said()
+        self._handed = CompanionOutput()
         self._next_report_s = -math.inf
 
     def note_bare(self, time_s: float) -> None:
@@ -181,8 +181,8 @@ class HostWandb:
             self._is_defined = True
             define_steps(run)
         values = self._values(step + 1, time_s, unix_s, is_after_window=is_after_window)
-        found = {ITERATION: step + 1, **self._unsent.of(values)}
-        row = {PREFIX + name: value for name, value in found.items()}
+        row_values = {ITERATION: step + 1, **self._unsent.of(values)}
+        row = {PREFIX + name: value for name, value in row_values.items()}
         if self._is_stepped:
             run.log(row, step=max(step, run.step) + 1)
         else:
@@ -197,17 +197,17 @@ class HostWandb:
         run, wandb = host_run(), sys.modules.get("wandb")
         if run is None or not self._is_home:
             return
-        said, handed = self._files.said, self._handed
-        self._handed = said
-        for name, value in said.summary.items():
+        output, handed = self._files.output, self._handed
+        self._handed = output
+        for name, value in output.summary.items():
             if handed.summary.get(name) != value:
                 run.summary[PREFIX + name] = value
-        for title, text in said.alerts[len(handed.alerts) :]:
+        for title, text in output.alerts[len(handed.alerts) :]:
             run.alert(title=title, text=text)
-        if said.num_tables > handed.num_tables:
+        if output.num_tables > handed.num_tables:
             for name, rows in self._files.tables(handed.num_tables).items():
-                run.log({PREFIX + name: wandb_table(wandb, Pace().over(rows))}, commit=False)
-        if said.num_tables and (is_final or said.num_tables > handed.num_tables):
+                run.log({PREFIX + name: wandb_table(wandb, Pacer().over(rows))}, commit=False)
+        if output.num_tables and (is_final or output.num_tables > handed.num_tables):
             self._attach(wandb, run, is_final=is_final)
 
     def _attach(self, wandb: Any, run: Any, *, is_final: bool) -> None:
@@ -220,15 +220,19 @@ class HostWandb:
     def _values(
         self, iteration: int, time_s: float, unix_s: float, *, is_after_window: bool
     ) -> dict[str, float]:
-        said = self._files.said.values
+        companion_values = self._files.output.values
         values = {"step_time_s": time_s, **({TIME: unix_s} if unix_s else {})}
-        values |= progress(iteration, int(said.get("num_steps", 0)))
-        names = (n for n in said if n not in _OF_THE_STEP and (is_after_window or n in LEVELS))
-        values |= {name: said[name] for name in names}
+        values |= progress(iteration, int(companion_values.get("num_steps", 0)))
+        names = (
+            n
+            for n in companion_values
+            if n not in _OF_THE_STEP and (is_after_window or n in LEVELS)
+        )
+        values |= {name: companion_values[name] for name in names}
         if is_after_window:
             values |= self._predicted(values, time_s)
-            values |= _rates(said, time_s)
-            if unix_s and (finish_unix_s := said.get("finish_p50_unix_s")):
+            values |= _rates(companion_values, time_s)
+            if unix_s and (finish_unix_s := companion_values.get("finish_p50_unix_s")):
                 values["eta_h"] = hours_left(finish_unix_s, unix_s)
         return values
 
@@ -239,28 +243,32 @@ class HostWandb:
             predicted_s = median(self._bare_s)
         if predicted_s is None or time_s <= 0.0:
             return {}
-        found = {
+        prediction_values = {
             "step_time_predicted_s": predicted_s,
             "step_time_error_frac": predicted_s / time_s - 1.0,
         }
         ends = (known.get(f"step_time_predicted_{end}_s") for end in ("low", "high"))
         low_s, high_s = ends
         if low_s is not None and high_s is not None:
-            found["is_in_interval"] = float(low_s <= time_s <= high_s)
-        return found
+            prediction_values["is_in_interval"] = float(low_s <= time_s <= high_s)
+        return prediction_values
 
 
-def _rates(said: Mapping[str, float], time_s: float) -> dict[str, float]:
+def _rates(companion_values: Mapping[str, float], time_s: float) -> dict[str, float]:
     """Rates of a step: they are as much higher as it is shorter than the companion's last one."""
-    faster = said.get("step_time_s", 0.0) / time_s if time_s > 0.0 else 0.0
-    return {name: faster * said[name] for name in RATES if faster and name in said}
+    faster = companion_values.get("step_time_s", 0.0) / time_s if time_s > 0.0 else 0.0
+    return {
+        name: faster * companion_values[name]
+        for name in RATES
+        if faster and name in companion_values
+    }
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers among the values."""
-    found = {}
+    finite_values = {}
     for name, value in values.items():
         with suppress(OverflowError):
             if isinstance(value, (int, float)) and math.isfinite(value):
-                found[str(name)] = float(value)
-    return found
+                finite_values[str(name)] = float(value)
+    return finite_values

@@ -52,44 +52,44 @@ def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str
     ``python``, which a user has named for this run, wins.  Else it is this interpreter where it has
     what answers need, else the one that ``FORERUN_PYTHON`` names.
     """
-    if not python and not missing():
+    if not python and not missing_packages():
         return (sys.executable, "-m", COMPANION)
     python = python or environ.get(VARIABLE, "")
     if not python:
         return ()
-    code = _ELSEWHERE % {"extra": EXTRA, "version": own_version()}
+    code = _ELSEWHERE % {"extra": EXTRA, "version": running_version()}
     # Not the PYTHONPATH and PYTHONHOME of training: they lead to packages of another Python.
     return (os.path.expanduser(python), "-E", "-c", code)
 
 
-def missing() -> list[str]:
+def missing_packages() -> list[str]:
     """What answers need and this interpreter has not, or not new enough, in words.
 
-    >>> missing()
+    >>> missing_packages()
     []
     """
-    found = []
+    lacking = []
     for name, (module, oldest) in PACKAGES.items():
         if not is_installed(module):
-            found.append(name)
+            lacking.append(name)
         elif (version := installed_version(name)) is not None and _numbers(version) < oldest:
-            found.append(f"{name} {'.'.join(map(str, oldest))} (here {version})")
+            lacking.append(f"{name} {'.'.join(map(str, oldest))} (here {version})")
     name, first = NUMPY_2_ALONE
     if _has_numpy_1() and _numbers(installed_version(name) or "0") >= (first,):
-        found.append(f"{name}<{first} (here {installed_version(name)} and NumPy 1)")
-    return found
+        lacking.append(f"{name}<{first} (here {installed_version(name)} and NumPy 1)")
+    return lacking
 
 
-def remedy() -> str:
+def install_command() -> str:
     """The command that brings what answers need into this environment, and replaces nothing."""
     name, first = NUMPY_2_ALONE
     return EXTRA + (f" '{name}<{first}'" if _has_numpy_1() else "")
 
 
-def needs(what: str) -> str:
+def missing_packages_message(what: str) -> str:
     """That ``what`` needs packages which are not here, and the remedy; empty where all are."""
-    lacking = missing()
-    return f"{what} needs {', '.join(lacking)}: {remedy()}" if lacking else ""
+    lacking = missing_packages()
+    return f"{what} needs {', '.join(lacking)}: {install_command()}" if lacking else ""
 
 
 def is_installed(module: str) -> bool:
@@ -101,10 +101,10 @@ def is_installed(module: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def waiting(directory: object) -> str:
+def no_live_answers_message(directory: object) -> str:
     """One line for a run whose records wait for an interpreter that can answer."""
     return (
-        f"no live answers: this environment lacks {', '.join(missing())}; records are kept in "
+        f"no live answers: this environment lacks {', '.join(missing_packages())}; records are kept in "
         f"{directory}; `forerun report {directory}` answers in an environment with "
         "forerun[analysis], and --calibrate-python=PATH to its Python gives live answers"
     )
@@ -112,18 +112,18 @@ def waiting(directory: object) -> str:
 
 def objection(recorder: str) -> str:
     """Why this interpreter cannot answer for training with that version; empty where it can."""
-    if lacking := missing():
-        return f"{sys.executable} lacks {', '.join(lacking)}; run there: {remedy()}"
-    own = own_version()
-    if own != recorder:
+    if lacking := missing_packages():
+        return f"{sys.executable} lacks {', '.join(lacking)}; run there: {install_command()}"
+    version = running_version()
+    if version != recorder:
         return (
-            f"{sys.executable} has forerun {own} and training has {recorder}; "
+            f"{sys.executable} has forerun {version} and training has {recorder}; "
             f"run there: pip install 'forerun[analysis]=={recorder}'"
         )
     return ""
 
 
-def own_version() -> str:
+def running_version() -> str:
     """That of the package that runs here."""
     # Not an import: a records folder named like the package may hide the package's own __init__.
     return getattr(sys.modules.get(__name__.partition(".")[0]), "__version__", "")

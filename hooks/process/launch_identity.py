@@ -162,12 +162,12 @@ class LaunchIdentity:
         if self._rank.world_size == 1:
             self._take(self._proposed)
             return
-        found = ""
+        agreed_id = ""
         with suppress(OSError, RuntimeError, UnicodeDecodeError):  # a store that cannot be asked
-            found = self._ask(is_last=is_last)
+            agreed_id = self._ask(is_last=is_last)
         has_waited = self._link is None and time.monotonic() - self._begun_s > NO_STORE_S
-        if found or is_last or has_waited:
-            self._take(safe_launch_id(found) if found else self._proposed)
+        if agreed_id or is_last or has_waited:
+            self._take(safe_launch_id(agreed_id) if agreed_id else self._proposed)
 
     def _ask(self, *, is_last: bool) -> str:
         """What stands at the store; empty where nothing does yet, or there is no store."""

@@ -28,7 +28,7 @@ from ...calib.arguments import (
     options_named,
 )
 from ...calib.records import NAME, PRIVATE, Launch, replace_file
-from .looking import contents
+from .inspection import contents
 from .settings import Settings
 
 _MOST_NBYTES = 65_536
@@ -39,7 +39,7 @@ _NOT_THEIRS = frozenset({"forerun", "_forerun_autoload", "megatron", "torch"})
 """Packages that may lie beside a script and are not its own."""
 _INSTALLED = ("site-packages", "dist-packages")
 _HOSTS = ("megatron.bridge",)
-_KEPT = (*VARIABLES, "FORERUN_DEVICE")
+_RECORDED_VARIABLES = (*VARIABLES, "FORERUN_DEVICE")
 """Of the environment; a run on the stand-in device is launched on it again."""
 
 
@@ -84,10 +84,10 @@ def launch_of(
         launcher=launcher,
         folder=folder,
         host=next((name for name in _HOSTS if name in modules), ""),
-        absent=absent_of(settings.host_argv[0], modules),
+        absent=absent_features(settings.host_argv[0], modules),
         num_nodes=max(1, rank.world_size // each),
         ranks_per_node=min(each, rank.world_size),
-        environment={name: environ[name] for name in _KEPT if name in environ},
+        environment={name: environ[name] for name in _RECORDED_VARIABLES if name in environ},
     )
 
 
@@ -102,15 +102,15 @@ def launcher_words(parent: Sequence[str], program: str) -> tuple[tuple[str, ...]
     >>> launcher_words(["slurmstepd"], "t.py")
     ((), ('t.py',))
     """
-    kept = kept_command(parent)
+    masked_words = kept_command(parent)
     # What comes before -- is forerun run with its own options.
     begin = parent.index("--") + 1 if "--" in parent else 0
     for place in range(begin, len(parent)):
         word, before = parent[place], parent[place - 1] if place else ""
         if before in ("-m", "--module") and is_module(word, program):
-            return kept[begin : place - 1], kept[place - 1 : place + 1]
+            return masked_words[begin : place - 1], masked_words[place - 1 : place + 1]
         if place and PurePath(word).name == PurePath(program).name:
-            return kept[begin:place], (kept[place],)
+            return masked_words[begin:place], (masked_words[place],)
     return (), kept_arguments((program,))
 
 
@@ -131,7 +131,7 @@ def _parent_command() -> tuple[str, ...]:
     return tuple(data.decode("utf-8", "replace").rstrip("\0").split("\0"))
 
 
-def absent_of(program: str, modules: Mapping[str, object]) -> tuple[str, ...]:
+def absent_features(program: str, modules: Mapping[str, object]) -> tuple[str, ...]:
     """Options of layouts that the program does not take, and ``transformer_engine`` where it was
     not imported; options are left out where nothing tells of them.
 
@@ -159,19 +159,19 @@ def _texts(program: str, modules: Mapping[str, object]) -> list[str]:
 
     One by one: a search in a text lets no other thread run.
     """
-    found: list[str] = []
-    left = _MOST_TEXT_NBYTES
+    texts: list[str] = []
+    remaining_nbytes = _MOST_TEXT_NBYTES
     for path in sorted(_sources(program, modules)):
         try:
             if not path.is_file():
                 continue
-            left -= path.stat().st_size
-            if left < 0:
+            remaining_nbytes -= path.stat().st_size
+            if remaining_nbytes < 0:
                 return []
-            found.append(path.read_text(encoding="utf-8", errors="replace"))
+            texts.append(path.read_text(encoding="utf-8", errors="replace"))
         except (OSError, ValueError):  # moved since it was imported, or not ours to read
             continue
-    return found
+    return texts
 
 
 def _sources(program: str, modules: Mapping[str, object]) -> Iterator[Path]:

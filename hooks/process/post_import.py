@@ -25,7 +25,7 @@ class _Finder(MetaPathFinder):
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Callback]] = {}
-        self._being_found: set[str] = set()
+        self._resolving: set[str] = set()
         self._during: dict[str, During] = {}
 
     def wait(self, name: str, callback: Callback, during: During | None) -> None:
@@ -37,13 +37,13 @@ class _Finder(MetaPathFinder):
 
     @calls_through
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname not in self._waiting or fullname in self._being_found:
+        if fullname not in self._waiting or fullname in self._resolving:
             return None
-        self._being_found.add(fullname)
+        self._resolving.add(fullname)
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            self._being_found.discard(fullname)
+            self._resolving.discard(fullname)
         if spec is None or spec.loader is None or isinstance(spec.loader, type):
             return None
         try:

@@ -88,6 +88,6 @@ class CompanionSettings:
         return self.settings.cadence.train_iters or self.settings.total_steps or 0
 
     @property
-    def asked_since_unix_s(self) -> float:
+    def requests_since_unix_s(self) -> float:
         """What was asked before is of an earlier launch; 0.0 after a restart, which follows it."""
         return 0.0 if self.num_restarts else self.started_unix_s

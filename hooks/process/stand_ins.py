@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from .looking import contents, holder
+from .inspection import contents, holder
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PACKAGE = __name__.partition(".hooks.")[0]
@@ -46,13 +46,13 @@ def is_stood_in(function: Any) -> bool:
     return _OURS in contents(function)
 
 
-def lying_at(owner: Any, name: str) -> Any:
+def function_at(owner: Any, name: str) -> Any:
     """The function of a module, or as a class or its base has it; None where it is no function."""
     if not issubclass(type(owner), type):
         return getattr(owner, name, None)
     home = holder(owner, name)
-    found = None if home is None else vars(home)[name]
-    return None if isinstance(found, (staticmethod, classmethod, property)) else found
+    member = None if home is None else vars(home)[name]
+    return None if isinstance(member, (staticmethod, classmethod, property)) else member
 
 
 def places_of(owner: Any, name: str) -> tuple[Any, ...]:

@@ -91,10 +91,10 @@ class Votes:
         return self._store.compare_set(self._key(number, part), "", wish).decode()
 
 
-def why_not(outcome: str) -> str:
+def refusal_reason(outcome: str) -> str:
     """The reason in an outcome that is a no.
 
-    >>> why_not("no: late")
+    >>> refusal_reason("no: late")
     'late'
     """
     return outcome.removeprefix(_NO)
@@ -148,7 +148,7 @@ def find_link(key: str) -> StoreLink | None:
     return None if store is None else StoreLink(store, key)
 
 
-def values(store: Any, names: list[str]) -> list[bytes] | None:
+def read_values(store: Any, names: list[str]) -> list[bytes] | None:
     """The values of all names, None where one of them is not there: it is never waited for."""
     if not store.check(names):
         return None

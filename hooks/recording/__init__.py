@@ -5,7 +5,7 @@ In: marks of ``sensors``. Out: lines of ``calib.records``. Imports ``process`` a
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .attribution import Attribution
@@ -16,15 +16,22 @@ if TYPE_CHECKING:
         NUM_CALLS,
         FlightRecorder,
         FlightWindow,
-        beside_captures,
+        capture_safe_dump,
         find_dump,
         find_exchange,
         prepare,
     )
     from .kineto import Tracer, reason_against, traced_samples
     from .traced import TracedStep
-    from .window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches, samples, thinned
+    from .window import (
+        NUM_WARMUP_STEPS,
+        StepPlan,
+        WindowPlan,
+        pass_microbatches,
+        samples,
+        thin_samples,
+    )
     from .window_records import WindowRecords, coverage_name
     from .writer import RecordWriter, WindowEnd, header_of
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

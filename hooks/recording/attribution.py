@@ -38,7 +38,7 @@ from ..sensors import (
     Code,
     StepLog,
     TransferKind,
-    split,
+    unpack_mark,
 )
 from .shapes import Shape, canonical_shape
 from .waits import TransferTimes, Waits, exposures, host_times, lags_of, waits_for_host
@@ -58,7 +58,7 @@ class OpenOperator:
     microbatch: int
     start_ns: int
     num_breaks: int
-    own_ns: int = 0
+    self_time_ns: int = 0
     host_bound_ns: int = 0
     host_ns: int = 0
     """``NO_TIME`` where it is not known of all parts."""
@@ -124,12 +124,12 @@ class Attribution:
         log = self.log
         streams: Sequence[int] = log.streams or (STEP_STREAM,) * len(log.what)
         lags: Sequence[int] = lags_of(log) or (NO_TIME,) * len(log.what)
-        own_ns, hosts = chain(log.own_ns, repeat(0)), host_times(log, lags)
+        hook_times_ns, hosts = chain(log.hook_times_ns, repeat(0)), host_times(log, lags)
         before = -1
         for what, mark, stream, lag_ns in zip(log.what, log.marks, streams, lags, strict=True):
             self._host_ns = next(hosts)
-            code, number = split(what)
-            ours_ns = next(own_ns)
+            code, number = unpack_mark(what)
+            ours_ns = next(hook_times_ns)
             if code == Code.REFUSED:
                 self._refuse(is_all=bool(number))
             elif stream != STEP_STREAM:
@@ -150,7 +150,7 @@ class Attribution:
     def _mark(self, code: int, number: int, *, is_next: bool) -> Iterator[Record]:
         if code <= Code.BACKWARD_END:
             yield from self._mark_span(code, number)
-        elif code == Code.AROUND_AGAIN:
+        elif code == Code.ENCLOSING_RESUMED:
             yield from self._close(self._inside(self._parents[number]))
         elif code == Code.PHASE_BEGIN:
             self._brackets.append(_Bracket(number, self._now_ns, self._num_jumps))
@@ -230,14 +230,14 @@ class Attribution:
             for bracket in self._brackets:
                 bracket.wait_ns += spent
             return
-        held_ns = spent if is_ours else min(self._owed_ns, spent)
-        self._owed_ns = max(0, self._owed_ns - held_ns)
+        hook_ns = spent if is_ours else min(self._owed_ns, spent)
+        self._owed_ns = max(0, self._owed_ns - hook_ns)
         for bracket in self._brackets:
-            bracket.hook_ns += held_ns
+            bracket.hook_ns += hook_ns
         if self._open and not self._num_pauses:
             span = deepest(self._open)
-            span.own_ns += spent - held_ns
-            span.host_bound_ns += self._is_idle * (spent - held_ns)
+            span.self_time_ns += spent - hook_ns
+            span.host_bound_ns += self._is_idle * (spent - hook_ns)
             is_known = NO_TIME not in (span.host_ns, self._host_ns)
             span.host_ns = span.host_ns + self._host_ns if is_known else NO_TIME
 
@@ -245,8 +245,10 @@ class Attribution:
         if number in self._spans_aside:
             return
         if code == Code.SPAN_BEGIN:
-            again = [s for s in self._open if s.instance == number]
-            self._open = [s for s in self._open if s.instance != number] if again else self._open
+            restarted = [s for s in self._open if s.instance == number]
+            self._open = (
+                [s for s in self._open if s.instance != number] if restarted else self._open
+            )
             self._begin(number)
         elif code == Code.BACKWARD_BEGIN:
             yield from self._close(self._unrelated(number))
@@ -261,15 +263,15 @@ class Attribution:
             yield from self._close(ended)
 
     def _begin(self, number: int) -> None:
-        is_again = any(self.log.phases[b.number][0] == BACKWARD for b in self._brackets)
+        is_recompute = any(self.log.phases[b.number][0] == BACKWARD for b in self._brackets)
         around = [span for span in self._open if span.phase is not Phase.BACKWARD]
         parent = around[-1].instance if around else NO_SPAN
-        if parent == NO_SPAN and is_again and self._open:
+        if parent == NO_SPAN and is_recompute and self._open:
             # Recomputed inside the backward pass of the operator that is open now.
             parent = deepest(self._open).instance
         self._parents[number] = parent
         self._depths[number] = self._depths[parent] + 1 if parent != NO_SPAN else 0
-        self._open.append(self._span(number, Phase.RECOMPUTE if is_again else Phase.FORWARD))
+        self._open.append(self._span(number, Phase.RECOMPUTE if is_recompute else Phase.FORWARD))
 
     def _span(self, instance: int, phase: Phase) -> OpenOperator:
         return OpenOperator(
@@ -309,10 +311,10 @@ class Attribution:
         ]
 
     def _ancestors(self, instance: int) -> set[int]:
-        found = set()
+        ancestors = set()
         while (instance := self._parents[instance]) != NO_SPAN:
-            found.add(instance)
-        return found
+            ancestors.add(instance)
+        return ancestors
 
     def _close(self, spans: list[OpenOperator]) -> Iterator[Record]:
         log = self.log
@@ -325,7 +327,7 @@ class Attribution:
                 self.num_dropped += 1
                 continue
             self.fired.add((span.site, span.phase is Phase.BACKWARD))
-            if span.own_ns <= 0 and not log.is_host:
+            if span.self_time_ns <= 0 and not log.is_host:
                 continue  # no kernel of it was on the step's stream: that is no time of it
             site = log.sites[span.site]
             yield OperatorRecord(
@@ -338,7 +340,7 @@ class Attribution:
                 element_nbytes=log.shapes[log.span_shapes[span.instance]][1],
                 layer=site.layer,
                 start_ns=span.start_ns,
-                duration_ns=span.own_ns,
+                duration_ns=span.self_time_ns,
                 host_bound_ns=span.host_bound_ns,
                 host_ns=max(0, span.host_ns),
                 rows=self._rows(span) if site.kind is OperatorKind.GROUPED_LINEAR else (),

@@ -60,10 +60,10 @@ def line_of(record: Record) -> str:
     return json.dumps(to_dict(record)) + "\n"
 
 
-def in_keeping_order(ordinals: Iterable[int]) -> list[int]:
+def in_retention_order(ordinals: Iterable[int]) -> list[int]:
     """Ordinals of hooked steps, the first to be kept first: any beginning of it is spread evenly.
 
-    >>> in_keeping_order(range(10))
+    >>> in_retention_order(range(10))
     [0, 8, 4, 2, 6, 1, 3, 5, 7, 9]
     """
     return sorted(ordinals, key=lambda n: (-_num_halvings(n), n))
@@ -131,12 +131,12 @@ class StepDetail:
 
     def lines(self, level: int) -> list[str]:
         """What is kept at a level."""
-        kept = [line for line in self._lines if line.level >= level]
+        selected = [line for line in self._lines if line.level >= level]
         num_all = Counter(line.kind for line in self._lines)
-        num_kept = Counter(line.kind for line in kept)
+        num_selected = Counter(line.kind for line in selected)
         out = []
-        for line in kept:
-            factor = num_all[line.kind] / num_kept[line.kind] if line.kind else 1.0
+        for line in selected:
+            factor = num_all[line.kind] / num_selected[line.kind] if line.kind else 1.0
             out.append(line.text if factor == 1.0 else _weighted(line.text, factor))
         return out
 
@@ -163,7 +163,7 @@ class StepDetail:
 
 
 def _weighted(text: str, factor: float) -> str:
-    return _WEIGHT.sub(lambda found: f'"stands_for": {float(found[1]) * factor:.6g}', text)
+    return _WEIGHT.sub(lambda match: f'"stands_for": {float(match[1]) * factor:.6g}', text)
 
 
 def pack_steps(packer: Packer, steps: Iterator[StepDetail], num_steps: int) -> int:
@@ -172,16 +172,16 @@ def pack_steps(packer: Packer, steps: Iterator[StepDetail], num_steps: int) -> i
     The first one decides the level, such that ``STEPS_WANTED`` like it have room.  Where passes are
     left out there are no more steps than those: with less room there would be as many.
     """
-    level, num_kept, num_wanted = -1, 0, max(1, min(num_steps, STEPS_WANTED))
+    level, num_packed, num_wanted = -1, 0, max(1, min(num_steps, STEPS_WANTED))
     for step in steps:
         if level < 0:
             level = _fitting_level(step, packer.num_left * 9 // (10 * num_wanted))
         if not packer.add(step.lines(level)):
             break
-        num_kept += 1
-        if level and num_kept == num_wanted:
+        num_packed += 1
+        if level and num_packed == num_wanted:
             break
-    return num_kept
+    return num_packed
 
 
 def _fitting_level(step: StepDetail, nbytes: int) -> int:
@@ -224,7 +224,7 @@ class BoundedWindow:
         self._part = plan.part(rank)
         self._replica = plan.replica
         self._is_small = plan.is_small
-        self._num_left = PACKED_NBYTES if plan.is_small else plan.file_nbytes(rank) or 0
+        self._remaining_nbytes = PACKED_NBYTES if plan.is_small else plan.file_nbytes(rank) or 0
         self._steps: list[str] = []
         self._aside: list[str] = []
         self._sent_aside = ""
@@ -238,9 +238,9 @@ class BoundedWindow:
             return False
         is_small = isinstance(record, StepRecord | PhaseRecord)
         if not isinstance(record, RunRecord):
-            held = self._steps if is_small else self._aside
-            if len(held) < MAX_ASIDE:
-                held.append(line)
+            buffer = self._steps if is_small else self._aside
+            if len(buffer) < MAX_ASIDE:
+                buffer.append(line)
         return (is_small or isinstance(record, RunRecord)) and self._spend(len(line))
 
     def aside(self) -> str:
@@ -264,21 +264,21 @@ class BoundedWindow:
                 self._records(window, log)
             summary = {**to_dict(window.summary(record)), "rank": self._rank}
             return ClosedWindow(lines=(), message=json.dumps(summary) + "\n")
-        own_aside = self.aside()
+        file_aside = self.aside()
         steps, aside = _pack_some(self._steps), self._sent_aside
         self._steps, self._sent_aside = [], ""
-        room = MESSAGE_NBYTES - ENDS_NBYTES - len(steps) - len(aside)
-        packer = Packer(min(room, self._num_left // 2 - ENDS_NBYTES))
-        num_left_out = self._pack(packer, window, record.first_step)
+        budget_nbytes = MESSAGE_NBYTES - ENDS_NBYTES - len(steps) - len(aside)
+        packer = Packer(min(budget_nbytes, self._remaining_nbytes // 2 - ENDS_NBYTES))
+        num_omitted = self._pack(packer, window, record.first_step)
         details = packer.line()
-        record = replace(window.counted(record), num_left_out=num_left_out)
+        record = replace(window.counted(record), num_left_out=num_omitted)
         named = window.coverage(coverage, record)
         ends = pack(map(line_of, (*named, window.summary(record), record)))
-        own = [line for line in (details, ends) if self._spend(len(line))]
-        if self._is_small and ends not in own:
-            own.append(ends)
+        file_lines = [line for line in (details, ends) if self._spend(len(line))]
+        if self._is_small and ends not in file_lines:
+            file_lines.append(ends)
         return ClosedWindow(
-            lines=(own_aside, *own), message="".join((header, steps, aside, details, ends))
+            lines=(file_aside, *file_lines), message="".join((header, steps, aside, details, ends))
         )
 
     def _pack(self, packer: Packer, window: WindowRecords, first_step: int) -> int:
@@ -290,29 +290,29 @@ class BoundedWindow:
                 by_ordinal.setdefault(max(0, log.step - first_step) // 2, []).append(log)
             else:
                 rest.append(log)
-        ordered = [log for n in in_keeping_order(by_ordinal) for log in by_ordinal[n]]
-        left = iter(ordered)
+        ordered = [log for n in in_retention_order(by_ordinal) for log in by_ordinal[n]]
+        remaining_logs = iter(ordered)
         details = (
             StepDetail(self._records(window, log), log.samples, keeps=self._keeps, pace=self._pace)
-            for log in left
+            for log in remaining_logs
         )
-        num_kept = pack_steps(packer, details, len(ordered))
-        for log in (*left, *rest):
+        num_packed = pack_steps(packer, details, len(ordered))
+        for log in (*remaining_logs, *rest):
             self._records(window, log)
-        return len(ordered) - num_kept
+        return len(ordered) - num_packed
 
     def _records(self, window: WindowRecords, log: StepLog) -> list[Record]:
         """Those of one step, none where it makes no sense: that costs no other step."""
-        found = []
+        records = []
         try:
             for record in window.of(log):
-                found.append(record)
+                records.append(record)
                 self._pace()
         except Exception as err:
             self._on_fault(err)
             window.sums.pop(log.step, None)
             return []
-        return found
+        return records
 
     def _keeps(self, record: Record) -> bool:
         if self._part is not Recorded.GROUPS:
@@ -320,9 +320,9 @@ class BoundedWindow:
         return isinstance(record, CollectiveRecord) and not self._replica.isdisjoint(record.ranks)
 
     def _spend(self, nbytes: int) -> bool:
-        if nbytes > self._num_left:
+        if nbytes > self._remaining_nbytes:
             return False
-        self._num_left -= nbytes
+        self._remaining_nbytes -= nbytes
         return True
 
 

@@ -25,7 +25,7 @@ from ...calib.workload import (
     RunConfig,
     recording_plan,
 )
-from ..process import RankInfo, Settings, StoreLink, find_link, values
+from ..process import RankInfo, Settings, StoreLink, find_link, read_values
 
 _log = logging.getLogger(__name__)
 BATCH = 256
@@ -66,7 +66,7 @@ class Exchange:
         self._link: StoreLink | None = None
         self._outgoing: tuple[bytes, float] | None = None
         self._collection: _Collection | None = None
-        self._kept: list[str] = []
+        self._packed_windows: list[str] = []
         self._has_warned = False
         self.num_received_nbytes = 0
 
@@ -129,7 +129,9 @@ class Exchange:
             raise OSError("there is no process group")
         return self._link.connect()
 
-    def _collect(self, window: int, own: bytes, on_complete: Callable[[], None] | None) -> None:
+    def _collect(
+        self, window: int, local_message: bytes, on_complete: Callable[[], None] | None
+    ) -> None:
         assert self._plan is not None
         others = [r for r in range(self._plan.world_size) if r != self._rank.rank]
         self._collection = _Collection(
@@ -139,7 +141,7 @@ class Exchange:
             since_s=time.monotonic(),
         )
         if self._rank.rank not in self._plan.parts:
-            self._collection.summaries.append(own)
+            self._collection.summaries.append(local_message)
 
     def _look(self, collection: _Collection) -> None:
         """Take the messages that are there; settle when none is missing or patience is over."""
@@ -157,25 +159,25 @@ class Exchange:
 
     def _take_all(self, collection: _Collection, *, splits: bool) -> None:
         store = self._connect()
-        left: list[list[int]] = []
+        remaining_batches: list[list[int]] = []
         for batch in collection.batches:
-            found = values(store, [str(rank) for rank in batch])
-            if found is not None:
-                stale = self._take(store, collection, dict(zip(batch, found, strict=True)))
-                left += [stale] if stale else []
+            messages = read_values(store, [str(rank) for rank in batch])
+            if messages is not None:
+                stale = self._take(store, collection, dict(zip(batch, messages, strict=True)))
+                remaining_batches += [stale] if stale else []
             elif splits and len(batch) > 1:
                 half = len(batch) // 2
-                left += [batch[:half], batch[half:]]
+                remaining_batches += [batch[:half], batch[half:]]
             else:
-                left.append(batch)
+                remaining_batches.append(batch)
             time.sleep(PAUSE_S)
-        collection.batches = left
+        collection.batches = remaining_batches
 
-    def _take(self, store: Any, collection: _Collection, found: dict[int, bytes]) -> list[int]:
+    def _take(self, store: Any, collection: _Collection, messages: dict[int, bytes]) -> list[int]:
         """Write down what came; the ranks whose message was of an earlier window."""
         assert self._plan is not None
         stale = []
-        for rank, data in found.items():
+        for rank, data in messages.items():
             head, _, text = data.partition(_SEPARATOR)
             self.num_received_nbytes += len(data)
             if rank in self._plan.parts:
@@ -210,15 +212,17 @@ class Exchange:
         if collection.on_complete is not None:
             collection.on_complete()
 
-    def _write_summaries(self, found: Iterable[bytes]) -> None:
+    def _write_summaries(self, summaries: Iterable[bytes]) -> None:
         """One packed line per window; the oldest go when the file would grow too large."""
-        lines = [text.decode() for text in found]
+        lines = [text.decode() for text in summaries]
         if not lines:
             return
-        self._kept.append(pack(lines))
-        while len(self._kept) > 1 and sum(map(len, self._kept)) > SUMMARIES_NBYTES:
-            self._kept.pop(0)
-        replace_file(self._folder / "summaries.jsonl", "".join(self._kept))
+        self._packed_windows.append(pack(lines))
+        while (
+            len(self._packed_windows) > 1 and sum(map(len, self._packed_windows)) > SUMMARIES_NBYTES
+        ):
+            self._packed_windows.pop(0)
+        replace_file(self._folder / "summaries.jsonl", "".join(self._packed_windows))
 
     def _warn(self, reason: object) -> None:
         if not self._has_warned:

@@ -190,8 +190,8 @@ class FlightWindow:
         span = self._spans.get(step)
         if not self.unseen_names or span is None:
             return []
-        found = not_called(self._known(), called, span)
-        return [entry for entry in found if entry.group in self.groups]
+        missed_entries = not_called(self._known(), called, span)
+        return [entry for entry in missed_entries if entry.group in self.groups]
 
     def _known(self) -> list[FlightEntry]:
         if self._entries is None:
@@ -216,13 +216,13 @@ def known_groups(roles: GroupRoles) -> dict[str, KnownGroup]:
     """Every group of this process by description and name, as records name it."""
     from torch.distributed import distributed_c10d
 
-    found = {}
+    groups = {}
     for group, ranks in [*distributed_c10d._world.pg_group_ranks.items()]:
         if not hasattr(group, "group_name"):
             continue  # the number that stands for groups of others
         role = roles.of(group, tuple(ranks))
-        found[f"{group.group_desc}#{group.group_name}"] = KnownGroup(role, tuple(ranks))
-    return found
+        groups[f"{group.group_desc}#{group.group_name}"] = KnownGroup(role, tuple(ranks))
+    return groups
 
 
 def is_timed(environ: Mapping[str, str]) -> bool:
@@ -244,13 +244,13 @@ def find_dump() -> Dump | None:
     except ImportError:
         return None
     functions: list[Any] = [getattr(c10d, name, None) for name in _DUMPS]
-    found = next((function for function in functions if function is not None), None)
-    if found is None or not (torch.version.cuda or torch.version.hip):
-        return found  # without a device no event is asked for
-    return beside_captures(found, find_exchange())
+    dump = next((function for function in functions if function is not None), None)
+    if dump is None or not (torch.version.cuda or torch.version.hip):
+        return dump  # without a device no event is asked for
+    return capture_safe_dump(dump, find_exchange())
 
 
-def beside_captures(dump: Dump, exchange: Exchange | None) -> Dump | None:
+def capture_safe_dump(dump: Dump, exchange: Exchange | None) -> Dump | None:
     """The dump as a thread may ask for it while another captures a graph; None where none may."""
     if exchange is None:
         return None

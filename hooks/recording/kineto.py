@@ -97,7 +97,7 @@ class Tracer:
         self._variables: dict[str, str | None] = {}
         self._profile: Any = None
         self._is_running = False
-        self._own = recorder.stopwatch
+        self._original_stopwatch = recorder.stopwatch
         self._stopwatch = TraceStopwatch(recorder, self._start)
 
     def begin(self) -> None:
@@ -124,7 +124,7 @@ class Tracer:
     def end(self) -> TracedStep | None:
         """Close the log and stop; None where no pass was recorded.  Safe to call in any state."""
         log = self._recorder.close()
-        self._recorder.stopwatch = self._own
+        self._recorder.stopwatch = self._original_stopwatch
         profile, self._profile = self._profile, None
         is_running, self._is_running = self._is_running, False
         try:

@@ -39,7 +39,7 @@ from ...calib.records import (
     work_of,
 )
 from ...calib.workload import OperatorKind, Phase
-from ..process import Pace
+from ..process import Pacer
 from ..sensors import BACKWARD, FORWARD, OPTIMIZER, HostReadings, StepLog, Transfer
 from .attribution import Attribution, OpenOperator, deepest
 
@@ -50,7 +50,7 @@ Their numbers are of another series than those of operations, and both begin at 
 """
 MARK = "forerun"
 """Name of the events that are marks."""
-SAID_FRAC = 0.05
+UNOWNED_REMARK_FRAC = 0.05
 """Share of kernels' time without an operator from which it is said; sums between layers and
 gradients that the engine adds up are less."""
 
@@ -75,7 +75,7 @@ class TracedStep:
 
         Reads in small slices with pauses between; the profiler's own events are let go.
         """
-        paced = Pace(pause).over
+        paced = Pacer(pause).over
         raw, self.events = list(self.events()), tuple
         needed = _needed(raw, paced) if self.is_device else _all
         events = [_event(event) for event in paced(_let_go(raw)) if needed(event)]
@@ -93,11 +93,11 @@ class TracedStep:
         self.log.readings = HostReadings((times[0], *times))
         self.log.resolve()
         reading = _Reading(self.log, work_of(events, paced), self.first_transfer)
-        found = list(paced(reading.records()))
-        if reading.unowned_frac > SAID_FRAC:
+        records = list(paced(reading.records()))
+        if reading.unowned_frac > UNOWNED_REMARK_FRAC:
             share = f"{reading.unowned_frac * 100:.0f} %"
             self.remark = f"{share} of the time of kernels in passes belongs to no operator"
-        return found
+        return records
 
 
 def _let_go(items: list[Any]) -> Iterator[Any]:
@@ -181,10 +181,10 @@ def _details(event: Any) -> dict[str, Any]:
     text = getattr(event, "metadata_json", str)().strip()
     try:
         # The profiler writes the inside of an object, without its braces.
-        found = json.loads(text if text.startswith("{") else f"{{{text}}}")
+        metadata = json.loads(text if text.startswith("{") else f"{{{text}}}")
     except ValueError:
-        found = {}
-    return found or dict(getattr(event, "extra_meta", dict)())
+        metadata = {}
+    return metadata or dict(getattr(event, "extra_meta", dict)())
 
 
 @dataclass(slots=True)
@@ -203,7 +203,7 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class _PutOff:
+class _DeferredWeightGradient:
     """The backward pass of a linear without ``count`` products of its weights."""
 
     record: OperatorRecord
@@ -228,7 +228,7 @@ class _Reading(Attribution):
         self._taken: dict[int, list[TracedWork]] = {}
         self._num_forward: dict[int, int] = {}
         self._passes: dict[int, _Pass] = {}
-        self._put_off: list[_PutOff] = []
+        self._put_off: list[_DeferredWeightGradient] = []
 
     @property
     def unowned_frac(self) -> float:
@@ -259,10 +259,10 @@ class _Reading(Attribution):
         launched = self._launched(self._now_ns, mark)
         one = self._passes.setdefault(self._pass_number(), _Pass())
         if self._open and not self._waits.num_open:
-            own = [item for item in launched if not item.is_late]
-            self._taken.setdefault(id(deepest(self._open)), []).extend(own)
+            on_time = [item for item in launched if not item.is_late]
+            self._taken.setdefault(id(deepest(self._open)), []).extend(on_time)
             one.has_operators = True
-            one.owned_ns += sum(item.duration_ns for item in own)
+            one.owned_ns += sum(item.duration_ns for item in on_time)
             launched = [item for item in launched if item.is_late]
         one.unowned += launched
         super()._spend(mark, is_ours=is_ours)
@@ -284,13 +284,13 @@ class _Reading(Attribution):
                 pass
             elif span.phase is not Phase.BACKWARD:
                 self._num_forward[span.instance] = num_products(work)
-            elif (halves := self._halves(span, work)) is not None:
-                parts = tuple(zip(_GRADIENTS, halves, strict=True))
+            elif (gradient_work := self._gradient_work(span, work)) is not None:
+                parts = tuple(zip(_GRADIENTS, gradient_work, strict=True))
             else:
                 late = self._num_late(span, work)
             for record in super()._close([span]):
                 if isinstance(record, OperatorRecord) and late:
-                    self._put_off.append(_PutOff(record, work, late))
+                    self._put_off.append(_DeferredWeightGradient(record, work, late))
                 elif isinstance(record, OperatorRecord):
                     yield from _traced(record, parts)
 
@@ -304,7 +304,7 @@ class _Reading(Attribution):
         is_grouped = self.log.sites[span.site].kind is OperatorKind.GROUPED_LINEAR
         return self._num_forward.get(span.instance, 0) if is_grouped else 1
 
-    def _halves(
+    def _gradient_work(
         self, span: OpenOperator, work: list[TracedWork]
     ) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
         shape = self._shape(span.instance)
@@ -330,12 +330,16 @@ class _Reading(Attribution):
         products = products_of(in_order or late)
         is_complete = len(products) == sum(one.count for one in self._put_off)
         for one in self._put_off:
-            own = [w for product in products[: one.count] for w in product] if in_order else []
+            deferred_work = (
+                [w for product in products[: one.count] for w in product] if in_order else []
+            )
             del products[: one.count]
             phases = _GRADIENTS if is_complete else (one.record.phase,)
-            yield from _traced(one.record, tuple(zip(phases, (one.work, own), strict=False)))
+            yield from _traced(
+                one.record, tuple(zip(phases, (one.work, deferred_work), strict=False))
+            )
             for item in self._passes.values() if is_complete else ():
-                item.give(own)
+                item.give(deferred_work)
 
     def _launched_late(self) -> list[TracedWork]:
         """Work without an operator since the first was put off: Megatron's node, products."""
@@ -356,18 +360,18 @@ class _Reading(Attribution):
 
     def _known_transfers(self) -> Iterator[Record]:
         """Calls and kernels of one group and collective, in order, where there are as many."""
-        asked: dict[TracedCollective, list[Transfer]] = {}
+        transfers_by_message: dict[TracedCollective, list[Transfer]] = {}
         for number in range(max(1, self._first_transfer), len(self.log.transfer_kinds)):
             transfer = self.log.transfer(number)
             message = TracedCollective(
                 collective=transfer.kind.collective, group=transfer.kind.group
             )
-            asked.setdefault(message, []).append(transfer)
+            transfers_by_message.setdefault(message, []).append(transfer)
         done: dict[TracedCollective, list[TracedWork]] = {}
         for item in _joined_copies(self._messages):
             if item.message is not None:
                 done.setdefault(item.message, []).append(item)
-        for message, transfers in asked.items():
+        for message, transfers in transfers_by_message.items():
             kernels = done.get(message, [])
             if len(kernels) == len(transfers):
                 for transfer, kernel in zip(transfers, kernels, strict=True):

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from ..sensors import BACKWARD, FORWARD, NO_TIME, STEP_STREAM, Code, StepLog, split
+from ..sensors import BACKWARD, FORWARD, NO_TIME, STEP_STREAM, Code, StepLog, unpack_mark
 
 BLOCKED_NS = 20_000
 """A wait that took less found its transfer complete: the call itself takes some microseconds."""
@@ -132,10 +132,10 @@ def exposures(
     known = [(t.end_ns, t.issue_ns, number) for number, t in times.items() if t.is_known]
     known.sort()
     ends = [end_ns for end_ns, _, _ in known]
-    found: dict[int, int] = {}
+    exposed_ns: dict[int, int] = {}
     for begin_ns, end_ns in stalls:
-        _spread(begin_ns, end_ns, known, bisect_right(ends, end_ns + _AFTER_NS), found)
-    return found
+        _spread(begin_ns, end_ns, known, bisect_right(ends, end_ns + _AFTER_NS), exposed_ns)
+    return exposed_ns
 
 
 def _spread(
@@ -143,7 +143,7 @@ def _spread(
     end_ns: int,
     known: Sequence[tuple[int, int, int]],
     place: int,
-    found: dict[int, int],
+    exposed_ns: dict[int, int],
 ) -> None:
     """Give one stall to the transfers before ``place``, the last one first."""
     while place > 0 and end_ns > begin_ns:
@@ -153,7 +153,7 @@ def _spread(
             return
         high_ns, low_ns = min(end_ns, done_ns), max(begin_ns, issue_ns)
         if low_ns < high_ns:
-            found[number] = found.get(number, 0) + high_ns - low_ns
+            exposed_ns[number] = exposed_ns.get(number, 0) + high_ns - low_ns
             end_ns = low_ns
 
 
@@ -199,16 +199,16 @@ def lags_of(log: StepLog) -> array[int]:
     """
     if log.issued is None:
         return array("q")
-    asked, late = log.issued.host_ns, log.issued.late
+    host_ns, late = log.issued.host_ns, log.issued.late
     lags = array("q", [NO_TIME]) * len(log.marks)
     places, bounds = array("l"), array("d")
     rows = zip(log.marks, log.events, log.streams, strict=True)
     for place, (mark, event, stream) in enumerate(rows):
         if mark != NO_TIME and stream == STEP_STREAM:
-            lags[place] = behind = mark - asked[event]
+            lags[place] = behind = mark - host_ns[event]
             places.append(place)
             # The first that had not happened was this far behind, or further.
-            bounds.append(behind - (log.issued.asked_ns - asked[event]) * (event == late))
+            bounds.append(behind - (log.issued.queried_ns - host_ns[event]) * (event == late))
     times = [log.marks[place] for place in places]
     # Forwards, then backwards: no zero is above what a mark nearby allows.
     bounds = _least_so_far(times, bounds)
@@ -220,13 +220,13 @@ def lags_of(log: StepLog) -> array[int]:
 
 def _least_so_far(times_ns: Sequence[int], bounds: array[float]) -> array[float]:
     """The least bound up to each time; it grows from there as the clocks run apart."""
-    found = array("d")
+    least_bounds = array("d")
     least, before_ns = math.inf, 0
     for time_ns, bound in zip(times_ns, bounds, strict=True):
         least = min(bound, least + DRIFT_FRAC * abs(time_ns - before_ns))
         before_ns = time_ns
-        found.append(least)
-    return found
+        least_bounds.append(least)
+    return least_bounds
 
 
 def host_times(log: StepLog, lags: Sequence[int]) -> Iterator[int]:
@@ -242,14 +242,14 @@ def host_times(log: StepLog, lags: Sequence[int]) -> Iterator[int]:
     queued = _queued(log, lags)
     peak = max(filter(math.isfinite, queued), default=0.0)
     most = min(MOST_QUEUED, PEAK_FRAC * peak)
-    pace, asked, own_ns = _Pace(), log.issued.host_ns, chain(log.own_ns, repeat(0))
+    pace, host_ns, hook_times_ns = _Pace(), log.issued.host_ns, chain(log.hook_times_ns, repeat(0))
     for event, lag_ns, launches in zip(log.events, lags, queued, strict=True):
         took_ns = NO_TIME
         if lag_ns != NO_TIME:
-            took_ns = pace.reach(asked[event], lag_ns, is_ahead=launches > most)
+            took_ns = pace.reach(host_ns[event], lag_ns, is_ahead=launches > most)
         elif event == NO_TIME:
             pace.lag_ns = NO_TIME
-        pace.ours_ns += next(own_ns)
+        pace.ours_ns += next(hook_times_ns)
         yield took_ns
 
 
@@ -257,15 +257,15 @@ def host_times(log: StepLog, lags: Sequence[int]) -> Iterator[int]:
 class _Pace:
     """The mark before, and how long our hooks held the host up since."""
 
-    asked_ns: int = 0
+    issued_ns: int = 0
     lag_ns: int = NO_TIME
     ours_ns: int = 0
 
-    def reach(self, asked_ns: int, lag_ns: int, *, is_ahead: bool) -> int:
+    def reach(self, issued_ns: int, lag_ns: int, *, is_ahead: bool) -> int:
         """Return the host's time since the mark before; with ``is_ahead`` the queue may be full."""
-        before_ns, whole_ns = self.lag_ns, asked_ns - self.asked_ns
+        before_ns, whole_ns = self.lag_ns, issued_ns - self.issued_ns
         took_ns = max(0, whole_ns - self.ours_ns)
-        self.asked_ns, self.lag_ns, self.ours_ns = asked_ns, lag_ns, 0
+        self.issued_ns, self.lag_ns, self.ours_ns = issued_ns, lag_ns, 0
         if before_ns == NO_TIME:
             return NO_TIME
         if waits_for_host(before_ns, lag_ns, whole_ns + lag_ns - before_ns):
@@ -286,9 +286,9 @@ class _Queue:
     num_unknown: int = 1
     """Events that have to be passed before all that is in flight has events."""
 
-    def launches(self, asked_ns: int) -> float:
+    def launches(self, issued_ns: int) -> float:
         """Those that may be in flight now; infinite where that is not known."""
-        while self.num_passed < len(self.done_ns) and self.done_ns[self.num_passed] <= asked_ns:
+        while self.num_passed < len(self.done_ns) and self.done_ns[self.num_passed] <= issued_ns:
             self.num_passed += 1
         is_known = self.num_passed >= self.num_unknown
         return self.total - self.sums[self.num_passed - 1] if is_known else math.inf
@@ -306,16 +306,16 @@ def _queued(log: StepLog, lags: Sequence[int]) -> array[float]:
     nothing is known before the device is through with it.
     """
     assert log.issued is not None
-    found, asked = array("d"), log.issued.host_ns
+    in_flight, host_ns = array("d"), log.issued.host_ns
     queue, last = _Queue(array("q"), array("q")), NO_TIME
     weight, has_spans = BACKWARD_LAUNCHES, False
     for what, event, lag_ns in zip(log.what, log.events, lags, strict=True):
-        code, number = split(what)
+        code, number = unpack_mark(what)
         queue.total += weight * (event != last)
         last = event
-        found.append(math.inf if lag_ns == NO_TIME else queue.launches(asked[event]))
+        in_flight.append(math.inf if lag_ns == NO_TIME else queue.launches(host_ns[event]))
         if lag_ns != NO_TIME:
-            queue.add(asked[event] + lag_ns)
+            queue.add(host_ns[event] + lag_ns)
         name = log.phases[number][0] if code in (Code.PHASE_BEGIN, Code.PHASE_END) else ""
         has_spans |= code <= Code.BACKWARD_END
         if event == NO_TIME:
@@ -324,4 +324,4 @@ def _queued(log: StepLog, lags: Sequence[int]) -> array[float]:
             weight, has_spans = LAUNCHES if name == FORWARD else BACKWARD_LAUNCHES, False
         elif name in _PASSES and not has_spans:
             queue.num_unknown = len(queue.done_ns)
-    return found
+    return in_flight

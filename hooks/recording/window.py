@@ -80,8 +80,8 @@ class WindowPlan:
         length = self.reopened_steps
         for count, begin in enumerate(self.ordered):
             if begin <= index < begin + length:
-                own = begin // self.period if self.every > 0 else 0
-                return own + count + 1, index - begin
+                periodic_window = begin // self.period if self.every > 0 else 0
+                return periodic_window + count + 1, index - begin
         if self.every <= 0:
             return None
         window, offset = divmod(index, self.period)
@@ -163,18 +163,18 @@ def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
     return tuple(number if number % stride == first else -1 for number in microbatches)
 
 
-def thinned(chosen: tuple[int, ...], num_hooked: int, level: int) -> tuple[int, ...]:
+def thin_samples(chosen: tuple[int, ...], num_hooked: int, level: int) -> tuple[int, ...]:
     """The same with one of ``2 ** level`` micro-batches, counted over all hooked steps.
 
     A higher level has none that a lower one has not, so that ranks which disagree share the fewer.
     Where all passes are recorded, or they are not known, a step is one choice.
 
-    >>> thinned((0, -1, 2, -1), 0, 1), thinned((), 0, 1), thinned((), 1, 1)
+    >>> thin_samples((0, -1, 2, -1), 0, 1), thin_samples((), 0, 1), thin_samples((), 1, 1)
     ((0, -1, -1, -1), (), (-1,))
     """
     microbatches = sorted({number for number in chosen if number >= 0})
     first, every = num_hooked * max(1, len(microbatches)), 1 << level
     if not chosen:
         return chosen if first % every == 0 else (-1,)
-    kept = {m for place, m in enumerate(microbatches) if (first + place) % every == 0}
-    return tuple(number if number in kept else -1 for number in chosen)
+    selected = {m for place, m in enumerate(microbatches) if (first + place) % every == 0}
+    return tuple(number if number in selected else -1 for number in chosen)

@@ -43,7 +43,7 @@ from ..sensors import (
     Code,
     StepLog,
     TransferKind,
-    split,
+    unpack_mark,
 )
 from .attribution import Attribution
 from .flight_recorder import FlightWindow, KnownGroup
@@ -126,7 +126,7 @@ def _put_marks(log: StepLog, numbers: Sequence[int], times_ns: Sequence[int]) ->
 def _is_waited_for(log: StepLog, number: int, place: int) -> bool:
     """True for buffers that DDP sends before a forward pass: the first module runs after it."""
     is_sent = log.transfer(number).kind.collective is Collective.BROADCAST
-    return is_sent and place < len(log.what) and split(log.what[place])[0] == Code.SPAN_BEGIN
+    return is_sent and place < len(log.what) and unpack_mark(log.what[place])[0] == Code.SPAN_BEGIN
 
 
 def _merge(log: StepLog, added: Sequence[tuple[int, int, int, int]]) -> None:
@@ -148,14 +148,14 @@ def _place(marks: array[int], time_ns: int) -> int:
 
 
 def _passes(log: StepLog) -> list[_Pass]:
-    found, begins = [], dict[int, int]()
+    passes, begins = [], dict[int, int]()
     for at, (what, mark) in enumerate(zip(log.what, log.marks, strict=True)):
-        code, number = split(what)
+        code, number = unpack_mark(what)
         if code == Code.PHASE_BEGIN:
             begins[number] = mark
         elif code == Code.PHASE_END and log.phases[number][0] == BACKWARD and number in begins:
-            found.append(_Pass(begins.pop(number), mark, at))
-    return found
+            passes.append(_Pass(begins.pop(number), mark, at))
+    return passes
 
 
 def _pass_at(passes: Sequence[_Pass], time_ns: int) -> _Pass | None:
@@ -296,7 +296,7 @@ def _waits(log: StepLog) -> dict[int, int]:
     for what, mark, stream in zip(log.what, log.marks, streams, strict=True):
         if stream != STEP_STREAM or mark == NO_TIME:
             continue
-        code, number = split(what)
+        code, number = unpack_mark(what)
         if num_open and current >= 0:
             waits[current] += max(0, mark - before_ns)
         before_ns = mark

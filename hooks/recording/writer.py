@@ -31,7 +31,14 @@ from ...calib.records import (
     parse_header,
 )
 from ...calib.workload import WHOLE_NBYTES, RecordingPlan, recording_plan
-from ..process import OWN_THREAD, Guard, Pace, is_failing, own_version, step_aside
+from ..process import (
+    THREAD_NAME_PREFIX,
+    Guard,
+    Pacer,
+    is_failing,
+    move_to_spare_cores,
+    running_version,
+)
 from ..sensors import StepLog
 from .bounded_window import BoundedWindow, line_of
 from .exchange import Exchange
@@ -97,7 +104,7 @@ class RecordWriter:
         self._bounded: BoundedWindow | None = None
         self._is_file_off = False
         self._num_written = 0
-        self._pace = Pace()
+        self._pace = Pacer()
         self._is_closing = False
         self.is_broken = False
         self.num_dropped = 0
@@ -118,7 +125,7 @@ class RecordWriter:
         """Start the thread where it does not run yet: its idle time is of use before any record."""
         if self._thread is None and not (self.is_broken or self._is_closing):
             self._thread = threading.Thread(
-                target=self._run, name=f"{OWN_THREAD}writer", daemon=True
+                target=self._run, name=f"{THREAD_NAME_PREFIX}writer", daemon=True
             )
             self._thread.start()
 
@@ -147,7 +154,7 @@ class RecordWriter:
         handle = self._guard.protect(self._handle)
         idle = self._guard.protect(self._idle)
         # Before the companion is started, which inherits the cores of this thread.
-        self._guard.protect(step_aside)()
+        self._guard.protect(move_to_spare_cores)()
         idle()
         while True:
             try:
@@ -331,7 +338,7 @@ def header_of(
         run_id=rank.run_id,
         rank=rank.rank,
         world_size=rank.world_size,
-        created_by=f"{__name__.partition('.')[0]} {own_version()}".strip(),
+        created_by=f"{__name__.partition('.')[0]} {running_version()}".strip(),
         device=device,
         started_unix_s=started_unix_s,
         stage=host.stage if host else 0,

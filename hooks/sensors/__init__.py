@@ -5,10 +5,16 @@ In: the host's modules and groups. Out: marks in integer arrays. Imports ``proce
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .captured import find_regions, graphs_remark, is_compiled, tell_captured, why_no_operators
+    from .captured import (
+        find_regions,
+        graphs_remark,
+        is_compiled,
+        register_captured,
+        why_no_operators,
+    )
     from .compiling import CompileWatch, StallHooks
     from .dispatches import DispatchHooks
     from .module_calls import CALLS, entries_of
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
         StepLog,
         Transfer,
         TransferKind,
-        split,
+        unpack_mark,
     )
     from .stopwatch import (
         MAX_EVENTS,
@@ -44,4 +50,4 @@ if TYPE_CHECKING:
     )
     from .timers import TimerHooks
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -94,10 +94,10 @@ def _local(module: Any) -> Graph | None:
     """
     if class_names(module) & _IN_INFERENCE:
         return None
-    found = [name for name in _LOCAL_PARTS if attribute(module, name) is not None]
-    is_partial = attribute(module, "use_partial_cudagraphs", bool(found))
+    manager_names = [name for name in _LOCAL_PARTS if attribute(module, name) is not None]
+    is_partial = attribute(module, "use_partial_cudagraphs", bool(manager_names))
     if is_partial is True:
-        parts = tuple(part for name in found for part in _LOCAL_PARTS[name])
+        parts = tuple(part for name in manager_names for part in _LOCAL_PARTS[name])
         return _graph(module, LOCAL, parts) if parts else None
     has_manager = attribute(module, "cudagraph_manager") is not None
     return Graph(kind=LOCAL) if has_manager else None
@@ -176,13 +176,13 @@ def implementation_of(config: Any) -> str:
 def config_in(model: Any) -> Any:
     """The configuration that a model or, else, its first layer carries."""
     layers = (module for module in tree(model) if "TransformerLayer" in class_names(module))
-    found = (attribute(one, "config") for one in (model, *layers))
-    return next((config for config in found if config is not None), None)
+    configs = (attribute(one, "config") for one in (model, *layers))
+    return next((config for config in configs if config is not None), None)
 
 
-def whole_of(model: Any) -> str:
+def whole_model_capture(model: Any) -> str:
     """What captures all of a model, in words; empty where nothing does."""
-    known = _told.get(id(model))
+    known = _captured_models.get(id(model))
     if known is not None and known[0]() is model:
         return known[1]
     config = config_in(model)
@@ -192,23 +192,23 @@ def whole_of(model: Any) -> str:
     return ""
 
 
-_told: dict[int, tuple[Reference, str]] = {}
+_captured_models: dict[int, tuple[Reference, str]] = {}
 
 
-def tell_captured(models: Iterable[Any], what: str) -> None:
+def register_captured(models: Iterable[Any], what: str) -> None:
     """A framework replays all calls of these models from a graph that is none of theirs."""
-    for key in [key for key, (known, _) in _told.items() if known() is None]:
-        del _told[key]
-    _told.update((id(model), (reference(model), what)) for model in models)
+    for key in [key for key, (known, _) in _captured_models.items() if known() is None]:
+        del _captured_models[key]
+    _captured_models.update((id(model), (reference(model), what)) for model in models)
 
 
-def hidden_in(models: Iterable[Any]) -> Hidden:
+def hidden_by_graphs(models: Iterable[Any]) -> Hidden:
     """All that graphs which are there by now hide of these models."""
     modules: set[int] = set()
     methods: set[tuple[int, str]] = set()
     layers: set[int] = set()
     for model in models:
-        if whole_of(model):
+        if whole_model_capture(model):
             modules |= _with_dispatchers(model)
             continue
         for module in tree(model):
@@ -240,8 +240,8 @@ def _at(module: Any, path: str) -> tuple[Any, str]:
 def _with_dispatchers(module: Any) -> set[int]:
     """A module and all in it; a token dispatcher is no module."""
     parts = tree(module)
-    held = (attribute(part, "token_dispatcher") for part in parts)
-    return {id(part) for part in (*parts, *held) if part is not None}
+    dispatchers = (attribute(part, "token_dispatcher") for part in parts)
+    return {id(part) for part in (*parts, *dispatchers) if part is not None}
 
 
 def num_graphs() -> int:
@@ -285,7 +285,7 @@ def graphs_remark() -> tuple[str, ...]:
     return (f"{graphs}: operators that they replay are not seen",)
 
 
-_BESIDE = "overlap_moe_expert_parallel_comm"
+_EP_OVERLAP_ATTRIBUTE = "overlap_moe_expert_parallel_comm"
 
 
 def why_no_operators(models: Iterable[torch.nn.Module]) -> str:
@@ -294,8 +294,8 @@ def why_no_operators(models: Iterable[torch.nn.Module]) -> str:
     Megatron's combined 1F1B calls the parts of a layer, not the layer, and those of one micro-batch
     forwards between those of another backwards, on two streams.
     """
-    if any(attribute(config_in(model), _BESIDE) is True for model in models):
-        flag = "--" + _BESIDE.replace("_", "-")
+    if any(attribute(config_in(model), _EP_OVERLAP_ATTRIBUTE) is True for model in models):
+        flag = "--" + _EP_OVERLAP_ATTRIBUTE.replace("_", "-")
         return (
             f"{flag} runs the forward pass of one micro-batch among the backward pass of another: "
             "operators not recorded, passes hold both"
@@ -309,22 +309,22 @@ def find_regions(models: Iterable[torch.nn.Module]) -> Regions:
     Looked at when hooks are first put on: whatever is compiled or captured later is seen as
     operators that do not fire.
     """
-    found: Counter[_Words] = Counter()
+    region_counts: Counter[_Words] = Counter()
     warmup_steps, is_graphed = 0, False
     for model in models:
         compiled: set[int] = set()
         for module in tree(model):
             if is_compiled(module) and id(module) not in compiled:
                 compiled.update(map(id, tree(module)))
-                found["inside compiled code: ", "module", _OUTER] += 1
+                region_counts["inside compiled code: ", "module", _OUTER] += 1
         for words, config in _graphed(model):
-            found[words] += 1
+            region_counts[words] += 1
             is_graphed = True
             if implementation_of(config) != "none":
                 steps = int(attribute(config, "cuda_graph_warmup_steps", _DEFAULT_WARMUP_STEPS))
                 warmup_steps = max(warmup_steps, steps + _CAPTURE_STEPS)
     return Regions(
-        names=tuple(sorted(_sentence(*words, number) for words, number in found.items())),
+        names=tuple(sorted(_sentence(*words, number) for words, number in region_counts.items())),
         warmup_steps=warmup_steps,
         is_graphed=is_graphed,
     )
@@ -336,9 +336,9 @@ def _sentence(start: str, what: str, end: str, number: int) -> str:
 
 def is_compiled(module: torch.nn.Module) -> bool:
     """True for what ``torch.compile(module)`` returns and after ``module.compile()``."""
-    own = contents(module)
-    is_wrapper = "_orig_mod" in (own.get("_modules") or ())
-    return is_wrapper or own.get("_compiled_call_impl") is not None
+    instance_dict = contents(module)
+    is_wrapper = "_orig_mod" in (instance_dict.get("_modules") or ())
+    return is_wrapper or instance_dict.get("_compiled_call_impl") is not None
 
 
 is_being_compiled: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
@@ -351,7 +351,7 @@ graph, and a guard on what changes with every window a compilation more for each
 
 def _graphed(model: torch.nn.Module) -> Iterator[tuple[_Words, Any]]:
     """Per captured module, or once for all of a model: the words for it, and its configuration."""
-    whole = whole_of(model)
+    whole = whole_model_capture(model)
     if whole:
         yield (f"inside a CUDA graph: {whole}", "", ", step time only"), config_in(model)
         return

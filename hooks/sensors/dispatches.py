@@ -22,7 +22,7 @@ from .module_calls import Methods
 from .modules import first_tensor, is_tensor, last_node, take_off
 from .process_groups import tensor_nbytes
 from .recorder import Recorder
-from .sites import OutOfReach, untraceable, why_not
+from .sites import UnhookableParts, find_unhookable, unhookable_reason
 from .step_log import StepLog, TransferKind
 
 _AT_DISPATCHER = ("token_dispatch", "token_combine")
@@ -49,9 +49,9 @@ class DispatchHooks:
         self._methods = Methods(guard)
         self._marked: list[tuple[Any, Any]] = []
         unseen: list[str] = []
-        found = list(_dispatchers(chunks))
-        reach = untraceable(chunks, ()) if found else None
-        for dispatcher in found:
+        dispatchers = list(_dispatchers(chunks))
+        reach = find_unhookable(chunks, ()) if dispatchers else None
+        for dispatcher in dispatchers:
             for end in _ends(dispatcher):
                 reason = _why_not(reach, dispatcher, end)
                 if reason is not None:
@@ -167,7 +167,7 @@ class Exchange:
         ends = _behind(begin, first_node)
         if not ends:
             return  # nothing tells where it is over
-        back = _WayBack(self, log, nbytes)
+        back = _BackwardExchange(self, log, nbytes)
         protect = self._hooks.guard.protect
         self._hooks.put(begin, partial(_reached, protect(back.begin)))
         for node in ends:
@@ -178,7 +178,7 @@ def _reached(then: Any, gradients: Any) -> None:
     then()
 
 
-class _WayBack:
+class _BackwardExchange:
     """The backward pass of one call."""
 
     __slots__ = ("_exchange", "_log", "_nbytes", "_number")
@@ -201,15 +201,15 @@ class _WayBack:
 
 def _behind(node: Any, first_node: int) -> list[Any]:
     """The nodes that a call was given: those of its own have numbers from ``first_node`` on."""
-    waiting, seen, found = [node], {node}, []
+    waiting, seen, input_nodes = [node], {node}, []
     while waiting and len(seen) < _MOST_NODES:
         for behind, _ in waiting.pop().next_functions:
             if behind is None or behind in seen:
                 continue
             seen.add(behind)
-            is_own = first_node <= behind._sequence_nr() < _ACCUMULATES
-            (waiting if is_own else found).append(behind)
-    return found
+            is_in_call = first_node <= behind._sequence_nr() < _ACCUMULATES
+            (waiting if is_in_call else input_nodes).append(behind)
+    return input_nodes
 
 
 def _dispatchers(models: Iterable[torch.nn.Module]) -> Iterator[Any]:
@@ -265,7 +265,7 @@ def _shares(dispatcher: Any, manager: Any) -> tuple[float, float]:
     return (0.0 if is_fixed else distinct / chosen), reached
 
 
-def _why_not(reach: OutOfReach | None, dispatcher: Any, end: _End) -> str | None:
+def _why_not(reach: UnhookableParts | None, dispatcher: Any, end: _End) -> str | None:
     name = _AT_DISPATCHER[not end.is_dispatch]
-    found = reach.why(dispatcher, name) if reach is not None else None
-    return found or why_not(end.owner, end.name)
+    reason = reach.why(dispatcher, name) if reach is not None else None
+    return reason or unhookable_reason(end.owner, end.name)

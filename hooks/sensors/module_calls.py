@@ -94,7 +94,7 @@ class ModuleCalls:
     def _install(self) -> None:
         self._num_changes += 1
         self._original = original = vars(_Module)[_NAME]
-        self._ours = watching(original, self._entries)
+        self._ours = wrap_calls(original, self._entries)
         setattr(_Module, _NAME, self._ours)
 
     def _remove(self) -> None:
@@ -108,7 +108,7 @@ class ModuleCalls:
             setattr(_Module, _NAME, self._original)
 
 
-def watching(original: Callable[..., Any], entries: dict[int, Entry]) -> Callable[..., Any]:
+def wrap_calls(original: Callable[..., Any], entries: dict[int, Entry]) -> Callable[..., Any]:
     """A stand-in for a method: calls on the objects of these entries are watched."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +191,7 @@ class Methods:
             return
         for (home, name), entries in self._entries.items():
             original = vars(home)[name]
-            ours = watching(original, entries)
+            ours = wrap_calls(original, entries)
             self._saved.append((home, name, original, ours))
             type.__setattr__(home, name, ours)
 

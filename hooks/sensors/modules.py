@@ -25,7 +25,7 @@ from ...calib.workload import OperatorKind
 from ..process import Guard, attribute, class_names, module_name, stand_in
 from .module_calls import CALLS, Methods, entries_of
 from .recorder import Recorder, around_mark, backward_mark
-from .sites import FORWARD, find_places, untraceable, why_not
+from .sites import FORWARD, find_places, find_unhookable, unhookable_reason
 from .step_log import NO_SPAN, Site, StepLog
 
 _MARKS = "forerun"
@@ -53,15 +53,15 @@ class ModuleHooks:
         chunks = list(models)
         self.recorder = recorder
         self._guard = guard
-        self.gathers = Gathers(recorder, guard)
+        self.gathers = ParameterGatherHooks(recorder, guard)
         self._methods = Methods(guard)
         places = find_places(chunks)
-        out_of_reach = untraceable(chunks, places)
+        out_of_reach = find_unhookable(chunks, places)
         spans: list[tuple[Any, Span]] = []
         sites: list[Site] = []
         unseen: list[str] = []
         for owner, name, site in places:
-            reason = out_of_reach.why(owner, name) or why_not(owner, name)
+            reason = out_of_reach.why(owner, name) or unhookable_reason(owner, name)
             if reason is not None:
                 unseen.append(f"{site.kind.value}:{reason}")
                 continue
@@ -159,11 +159,11 @@ class ModuleHooks:
         while waiting and len(seen) < _MOST_NODES:
             node = waiting.pop()
             behind = {one for one, _ in node.next_functions if one is not None}
-            own = {one for one in behind if not _is_marked(one, log)}
-            if len(own) < len(behind) and not _is_marked(node, log):
+            unmarked = {one for one in behind if not _is_marked(one, log)}
+            if len(unmarked) < len(behind) and not _is_marked(node, log):
                 self._mark_node(log, node, around_mark(span))
-            waiting += own - seen
-            seen |= own
+            waiting += unmarked - seen
+            seen |= unmarked
 
     def _mark_node(self, log: StepLog, node: Any, what: int) -> None:
         """Mark when the engine reaches ``node``.  One hook per node: most are shared by modules."""
@@ -314,9 +314,9 @@ ReadShape = Callable[[Any, list[torch.Tensor], torch.Tensor], tuple[Any, ...]]
 def _reader(site: Site) -> ReadShape:
     if site.kind is OperatorKind.GROUPED_LINEAR:
         return _grouped
-    told, more = site.shape_of, _MORE.get(site.kind)
-    if told is not None:
-        return lambda owner, inputs, result: (None, told(tuple(result.shape)))
+    shape_of, more = site.shape_of, _MORE.get(site.kind)
+    if shape_of is not None:
+        return lambda owner, inputs, result: (None, shape_of(tuple(result.shape)))
     if more is not None:
         return lambda owner, inputs, result: (inputs[0].shape, result.shape, *more(owner, inputs))
     return _READERS.get(site.kind, lambda owner, inputs, result: (inputs[0].shape, result.shape))
@@ -383,12 +383,12 @@ def _element_nbytes(inputs: list[torch.Tensor], result: torch.Tensor) -> int:
     return result.dtype.itemsize
 
 
-class Gathers:
+class ParameterGatherHooks:
     """Stand-ins for what a group of sharded parameters does before and between operators."""
 
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         self._recorder = recorder
-        self._begin_again = guard.protect(self._again)
+        self._restart_span = guard.protect(self._on_gathered)
         self._pause = guard.protect(recorder.begin_pause)
         self._go_on = guard.protect(recorder.end_pause)
         self._spans: dict[int, int] = {}
@@ -433,7 +433,7 @@ class Gathers:
     def _beginning(self, original: Any) -> Any:
         def pre_forward(group: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             given = original(group, module, *args, **kwargs)
-            self._begin_again(module, given)
+            self._restart_span(module, given)
             return given
 
         return stand_in(original, pre_forward)
@@ -449,10 +449,10 @@ class Gathers:
 
         return stand_in(original, between)
 
-    def _again(self, module: Any, given: Any) -> None:
+    def _on_gathered(self, module: Any, given: Any) -> None:
         span = self._spans.get(id(module))
         if span is None:
             return
         if type(given) is tuple and len(given) == 2:
             self._given[id(module)] = given
-        self._recorder.begin_again(span)
+        self._recorder.restart_span(span)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..process import Guard, living, references, stand_in
+from ..process import Guard, live_objects, references, stand_in
 from .module_calls import CALLS, entries_of
 from .recorder import BACKWARD, FORWARD, Recorder
 
@@ -52,7 +52,7 @@ class PassHooks:
         if self._saved is not None or original is None:
             return
         watch = ForwardPass(self)
-        modules = ((module, watch) for module in living(self._modules))
+        modules = ((module, watch) for module in live_objects(self._modules))
         CALLS.watch(self, entries_of(modules, self._guard))
         self._saved = original, self._wrap(original, is_phase=bool(self._modules))
         setattr(torch.autograd, _ENGINE, self._saved[1])

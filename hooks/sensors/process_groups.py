@@ -152,17 +152,17 @@ _FIRST: Mapping[Collective, tuple[GroupRole, ...]] = {
 class GroupRoles:
     """The roles of groups, in the process that has them.
 
-    ``told`` says some by name.  A group without a description is known by its ranks where the
+    ``roles_by_name`` says some by name.  A group without a description is known by its ranks where the
     layout is known and nothing names any group: Megatron's own have descriptions, unless somebody
     has made them in its place; then those without are the user's.
     """
 
     def __init__(
         self,
-        told: Mapping[str, GroupRole] | None = None,
+        roles_by_name: Mapping[str, GroupRole] | None = None,
         parallelism: Parallelism | None = None,
     ) -> None:
-        self._told = told or {}
+        self._roles_by_name = roles_by_name or {}
         self._parallelism = parallelism
         self._is_nameless: bool | None = None
 
@@ -170,17 +170,17 @@ class GroupRoles:
         self, group: Any, ranks: Sequence[int], collective: Collective | None = None
     ) -> GroupRole:
         """What a group is for, or what a collective on it is."""
-        told = self._told.get(group.group_name)
-        if told is not None:
-            return told
+        named_role = self._roles_by_name.get(group.group_name)
+        if named_role is not None:
+            return named_role
         description = group.group_desc
         if is_described(description):
             return role_of(description)
         is_whole = len(ranks) == dist.get_world_size()
         if self._parallelism is not None and self._has_no_names():
-            found = role_by_ranks(self._parallelism, dist.get_rank(), ranks, collective)
-            if found is not GroupRole.OTHER:
-                return found
+            role = role_by_ranks(self._parallelism, dist.get_rank(), ranks, collective)
+            if role is not GroupRole.OTHER:
+                return role
         return GroupRole.WORLD if is_whole else GroupRole.OTHER
 
     def _has_no_names(self) -> bool:
@@ -188,7 +188,7 @@ class GroupRoles:
             known = dist.distributed_c10d._world.pg_map
             names = (getattr(group, "group_desc", "") for group in known)
             is_named = any(role_of(name) not in _NAMELESS for name in names)
-            self._is_nameless = not (self._told or is_named)
+            self._is_nameless = not (self._roles_by_name or is_named)
         return self._is_nameless
 
 
@@ -212,10 +212,10 @@ def role_by_ranks(
     first = _FIRST.get(collective, ()) if collective is not None else ()
     for role in (*first, *_DENSE, *_OTHERS):
         try:
-            found = ranks_of(parallelism, role, rank)
+            group_ranks = ranks_of(parallelism, role, rank)
         except ConfigError:
             return GroupRole.OTHER  # another number of ranks than the layout has
-        if len(wanted) > 1 and tuple(sorted(found)) == wanted:
+        if len(wanted) > 1 and tuple(sorted(group_ranks)) == wanted:
             return role
     return GroupRole.OTHER
 
@@ -227,8 +227,8 @@ _called: dict[int, tuple[Reference, set[tuple[Collective, int]]]] = {}
 
 def was_called(group: Any, collective: Collective, peer: int = -1) -> bool:
     """True where a hooked step has made such a call on the group's own communicator."""
-    found, calls = _called.get(id(group), (None, set()))
-    return found is not None and found() is group and (collective, peer) in calls
+    group_ref, calls = _called.get(id(group), (None, set()))
+    return group_ref is not None and group_ref() is group and (collective, peer) in calls
 
 
 def _note_call(group: Any, collective: Collective, peer: int) -> None:
@@ -287,10 +287,10 @@ class ProcessGroupHooks:
             return
         self._is_installed = True
         for patch in self._patches:
-            found = vars(patch.owner).get(patch.name)
-            if found is not patch.original:
-                patch.original, patch.wrapper = found, patch.wrap(found)
-            if found is not None:
+            current_method = vars(patch.owner).get(patch.name)
+            if current_method is not patch.original:
+                patch.original, patch.wrapper = current_method, patch.wrap(current_method)
+            if current_method is not None:
                 setattr(patch.owner, patch.name, patch.wrapper)
 
     def remove(self) -> None:

@@ -26,7 +26,7 @@ _WAIT_BEGIN, _WAIT_END, _CALL_DONE = int(Code.WAIT_BEGIN), int(Code.WAIT_END), i
 _PHASE_BEGIN, _PHASE_END, _HOOK_END = map(int, (Code.PHASE_BEGIN, Code.PHASE_END, Code.HOOK_END))
 _STALL_BEGIN, _STALL_END = int(Code.STALL_BEGIN), int(Code.STALL_END)
 _PAUSE_BEGIN, _PAUSE_END = int(Code.PAUSE_BEGIN), int(Code.PAUSE_END)
-_AROUND_AGAIN = int(Code.AROUND_AGAIN)
+_ENCLOSING_RESUMED = int(Code.ENCLOSING_RESUMED)
 
 
 class Recorder:
@@ -70,11 +70,11 @@ class Recorder:
         return log
 
     def _mark(self, log: StepLog, what: int) -> None:
-        if log.room <= 0 or not log.is_open:
+        if log.num_free_marks <= 0 or not log.is_open:
             if log.is_open:
                 log.refuse(1)
             return
-        log.room -= 1
+        log.num_free_marks -= 1
         log.marks.append(self.stopwatch.mark())
         log.what.append(what)
 
@@ -84,10 +84,10 @@ class Recorder:
         if log is None or not log.is_sampling:
             return NO_SPAN
         number = len(log.span_sites)
-        if number >= log.max_spans or log.room < MARKS_PER_SPAN:
+        if number >= log.max_spans or log.num_free_marks < MARKS_PER_SPAN:
             log.refuse(0)
             return NO_SPAN
-        log.room -= MARKS_PER_SPAN
+        log.num_free_marks -= MARKS_PER_SPAN
         log.span_sites.append(site)
         log.span_shapes.append(NO_SHAPE)
         log.marks.append(self.stopwatch.mark())
@@ -95,11 +95,11 @@ class Recorder:
         self._end_mark(log)
         return number
 
-    def begin_again(self, number: int) -> None:
+    def restart_span(self, number: int) -> None:
         """What came before was no part of that span: it begins now."""
         log = self.log
-        if log is not None and number >= 0 and log.room > 0:
-            log.room -= 1
+        if log is not None and number >= 0 and log.num_free_marks > 0:
+            log.num_free_marks -= 1
             log.marks.append(self.stopwatch.mark())
             log.what.append(number << BITS)
 
@@ -126,10 +126,10 @@ class Recorder:
         """Our own time is none of a device's, unless it waits for the host."""
         device = self._device
         if device is not None:
-            own_ns = log.own_ns
-            if len(own_ns) + 1 < len(log.what):
-                own_ns.extend([0] * (len(log.what) - 1 - len(own_ns)))
-            own_ns.append(device.clock() - device.asked_ns)
+            hook_times_ns = log.hook_times_ns
+            if len(hook_times_ns) + 1 < len(log.what):
+                hook_times_ns.extend([0] * (len(log.what) - 1 - len(hook_times_ns)))
+            hook_times_ns.append(device.clock() - device.issued_ns)
 
     def mark_backward(self, log: StepLog, marks: Iterable[int]) -> None:
         """The autograd engine has reached a node where backward spans begin and end."""
@@ -189,7 +189,7 @@ class Recorder:
         log = self.log
         if log is None or not log.is_sampling:
             return False
-        if log.room < 2:
+        if log.num_free_marks < 2:
             log.refuse(1)
             return False
         self._mark(log, _PAUSE_BEGIN)
@@ -205,7 +205,7 @@ class Recorder:
         log = self.log
         if log is None or not log.has_transfers:
             return False
-        if log.room < 2:
+        if log.num_free_marks < 2:
             log.refuse(1)
             return False
         self._mark_step_stream(log, _STALL_BEGIN)
@@ -217,14 +217,14 @@ class Recorder:
             self._mark_step_stream(self.log, _STALL_END)
 
     def _mark_step_stream(self, log: StepLog, what: int) -> None:
-        log.room -= 1
+        log.num_free_marks -= 1
         log.marks.append(self.stopwatch.mark_step_stream())
         log.what.append(what)
 
 
 def around_mark(span: int) -> int:
     """The mark for a moment of the backward pass in which what is around ``span`` goes on."""
-    return span << BITS | _AROUND_AGAIN
+    return span << BITS | _ENCLOSING_RESUMED
 
 
 def backward_mark(span: int, *, is_begin: bool) -> int:

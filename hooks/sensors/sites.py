@@ -30,12 +30,12 @@ from ..process import (
     class_names,
     classes,
     contents,
+    direct_weights,
     module_name,
     named_tree,
-    own_weights,
     tree,
 )
-from .captured import hidden_in, is_compiled
+from .captured import hidden_by_graphs, is_compiled
 from .step_log import Site
 
 _GROUPED = "TEGroupedLinear"
@@ -45,7 +45,7 @@ _CAPTURED, _COMPILED, _FUSED = "captured", "compiled", "fused"
 _OVERLAPPED = "overlapped"
 _FUSED_MLPS = frozenset({"TEFusedMLP", "FusedSharedExpertMLP"})
 """They never call the products that they have: one chain of TransformerEngine does their work."""
-_BESIDE = ".local_experts."
+_LOCAL_EXPERTS = ".local_experts."
 """In the name of an expert that runs beside others, one after the other."""
 _LOSS = "compute_language_model_loss"
 _JOIN = "_concat_embeddings"
@@ -107,22 +107,24 @@ def expert_parts(model: Any, top_k: int) -> Mapping[int, Part | None]:
 
     A row at the experts stands for ``top_k`` copies of a token.
     """
-    found: dict[int, Part | None] = {}
+    parts_by_id: dict[int, Part | None] = {}
     for block in tree(model):
-        held = _modules(block)
-        router = next((held[name] for name in _ROUTERS if held.get(name) is not None), None)
-        around = held.get("routed_experts")
+        submodules = _modules(block)
+        router = next(
+            (submodules[name] for name in _ROUTERS if submodules.get(name) is not None), None
+        )
+        around = submodules.get("routed_experts")
         experts = _modules(around).get("inner_experts") if around is not None else None
-        experts = held.get("experts") if experts is None else experts
+        experts = submodules.get("experts") if experts is None else experts
         if router is None or experts is None:
             continue
-        found |= dict.fromkeys(map(id, (*tree(router), *tree(experts))))
+        parts_by_id |= dict.fromkeys(map(id, (*tree(router), *tree(experts))))
         chosen = int(attribute(router, "top_k", None) or 1)
         for module in (block, around) if around is not None else (block,):
-            found[id(module)] = _around(module, chosen)
-        found |= _routing(router)
-        found |= _products(block, experts, top_k)
-    return found
+            parts_by_id[id(module)] = _around(module, chosen)
+        parts_by_id |= _routing(router)
+        parts_by_id |= _products(block, experts, top_k)
+    return parts_by_id
 
 
 def _modules(owner: Any) -> Mapping[str, Any]:
@@ -141,7 +143,7 @@ def _around(module: Any, chosen: int) -> Part:
 
 
 def _routing(router: Any) -> Iterator[tuple[int, Part]]:
-    weight = next((w for m in tree(router) for w in own_weights(m) if len(w.shape) == 2), None)
+    weight = next((w for m in tree(router) for w in direct_weights(m) if len(w.shape) == 2), None)
     if weight is not None:
         num_experts, hidden = map(int, weight.shape)
         shape_of = _with(lambda result: prod(result[:-1]), hidden, num_experts)
@@ -209,11 +211,11 @@ def find_places(models: Sequence[torch.nn.Module]) -> list[Place]:
 
 def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module, Site]]:
     """The modules of these libraries' layers that are operators, and their layer."""
-    found = []
+    sites = []
     for model in models:
-        told = _transformers_sites(model) or _titan_sites(model)
-        if told:
-            found += told
+        library_sites = _transformers_sites(model) or _titan_sites(model)
+        if library_sites:
+            sites += library_sites
             continue
         prefix, layer = "\0", 0
         for name, module in named_tree(model):
@@ -224,9 +226,9 @@ def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module,
             if kind is not None:
                 is_inside = name.startswith(prefix) or name + "." == prefix
                 number = layer if is_inside else 0
-                is_beside = _BESIDE in name
-                found.append((module, Site(kind=kind, layer=number, has_siblings=is_beside)))
-    return found
+                has_siblings = _LOCAL_EXPERTS in name
+                sites.append((module, Site(kind=kind, layer=number, has_siblings=has_siblings)))
+    return sites
 
 
 def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Site]]:
@@ -293,7 +295,7 @@ def _named_sites(
 ) -> list[tuple[torch.nn.Module, Site]]:
     """The modules that match a pattern, and the parts of layers of experts."""
     parts = expert_parts(model, top_k)
-    found = []
+    sites = []
     for name, module in _unwrapped(model):
         part = parts.get(id(module), _NO_PART)
         if part is _NO_PART:
@@ -303,8 +305,8 @@ def _named_sites(
             layer = _LAYER.search(name)
             number = int(layer[1]) if layer else 0
             site = Site(kind=part.kind, layer=number, shape_of=part.shape_of, has_siblings=True)
-            found.append((module, site))
-    return found
+            sites.append((module, site))
+    return sites
 
 
 _NO_PART = Part(kind=OperatorKind.LAYER)
@@ -397,7 +399,7 @@ def _dispatches(modules: Iterable[torch.nn.Module]) -> Iterator[Place]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfReach:
+class UnhookableParts:
     """What Python does not run line by line, by ``id``, with the reason."""
 
     modules: Mapping[int, str]
@@ -407,13 +409,13 @@ class OutOfReach:
 
     def why(self, owner: Any, name: str) -> str | None:
         """Why calls of this method are not recorded; None where they are."""
-        found = self.modules.get(id(owner)) or self.methods.get((id(owner), name))
-        if found is None and name == FORWARD and id(owner) in self.around:
+        reason = self.modules.get(id(owner)) or self.methods.get((id(owner), name))
+        if reason is None and name == FORWARD and id(owner) in self.around:
             return f"partly {self.around[id(owner)]}"
-        return found
+        return reason
 
 
-def untraceable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> OutOfReach:
+def find_unhookable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> UnhookableParts:
     """Which of these places are inside a region whose inside is not called, or around one.
 
     A compiled, captured or fused region has no inside that is called.  Replicas of
@@ -421,24 +423,26 @@ def untraceable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> O
     such a region is no operator that could be modelled by its shape: its time holds that of the
     operators inside.
     """
-    chunks, found = list(models), list(places)
-    hidden = hidden_in(chunks)
+    chunks, all_places = list(models), list(places)
+    hidden = hidden_by_graphs(chunks)
     modules = _regions(chunks) | dict.fromkeys(hidden.modules, _CAPTURED)
     methods = dict.fromkeys(hidden.methods, _CAPTURED)
-    methods |= {(id(owner), FORWARD): _OVERLAPPED for owner, _, _ in found if _is_in_parts(owner)}
+    methods |= {
+        (id(owner), FORWARD): _OVERLAPPED for owner, _, _ in all_places if _is_in_parts(owner)
+    }
     silent = {
         id(owner): reason
-        for owner, name, _ in found
+        for owner, name, _ in all_places
         if (reason := modules.get(id(owner)) or methods.get((id(owner), name)))
     }
     around = dict.fromkeys(hidden.layers, _CAPTURED)
-    for owner, name, _ in found if silent else ():
+    for owner, name, _ in all_places if silent else ():
         if name == FORWARD and id(owner) not in modules:
             reasons = (silent.get(id(part)) for part in tree(owner))
             reason = next((r for r in reasons if r in (_CAPTURED, _COMPILED, _FUSED)), None)
             if reason is not None:
                 around[id(owner)] = reason
-    return OutOfReach(modules=modules, methods=methods, around=around)
+    return UnhookableParts(modules=modules, methods=methods, around=around)
 
 
 def _is_in_parts(module: Any) -> bool:
@@ -448,16 +452,16 @@ def _is_in_parts(module: Any) -> bool:
 
 
 def _regions(models: Iterable[torch.nn.Module]) -> dict[int, str]:
-    found: dict[int, str] = {}
+    reasons_by_id: dict[int, str] = {}
     for model in models:
         for module in tree(model):
             reason = _region(module)
-            if reason is None or id(module) in found:
+            if reason is None or id(module) in reasons_by_id:
                 continue
             for part in tree(module):
-                found[id(part)] = reason
-                found[id(attribute(part, "token_dispatcher", part))] = reason
-    return found
+                reasons_by_id[id(part)] = reason
+                reasons_by_id[id(attribute(part, "token_dispatcher", part))] = reason
+    return reasons_by_id
 
 
 def _region(module: torch.nn.Module) -> str | None:
@@ -471,10 +475,10 @@ def _region(module: torch.nn.Module) -> str | None:
     return "scripted" if issubclass(type(module), torch.jit.ScriptModule) else None
 
 
-def why_not(owner: Any, name: str) -> str | None:
+def unhookable_reason(owner: Any, name: str) -> str | None:
     """Why calls of a method cannot be told apart by their object; None where they can."""
-    own = contents(owner).get(name)
-    if own is not None and not (name == FORWARD and _is_redistributing(own)):
+    override = contents(owner).get(name)
+    if override is not None and not (name == FORWARD and _is_redistributing(override)):
         return "replaced"
     if type(attribute(owner, name)) is not FunctionType:
         return "not a method"

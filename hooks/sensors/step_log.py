@@ -58,7 +58,7 @@ class Code(IntEnum):
     STALL_END = 11
     PAUSE_BEGIN = 12  # what a framework does in between is nobody's
     PAUSE_END = 13
-    AROUND_AGAIN = 14  # backwards, what is around that span goes on
+    ENCLOSING_RESUMED = 14  # backwards, what is around that span goes on
     REFUSED = 15  # from here on operators (0), or marks of any kind (1), have no room
 
 
@@ -141,14 +141,14 @@ class StepLog:
     largest_pass: int = 0
     is_sampling: bool = True
     has_transfers: bool = True
-    has_room: bool = True
+    has_free_marks: bool = True
     is_host: bool = True
     what: array[int] = field(default_factory=_numbers)
     marks: array[int] = field(default_factory=lambda: array("q"))
     streams: array[int] = field(default_factory=lambda: array("h"))
     issued: Issued | None = None
     events: array[int] = field(default_factory=lambda: array("q"))
-    own_ns: array[int] = field(default_factory=lambda: array("q"))
+    hook_times_ns: array[int] = field(default_factory=lambda: array("q"))
     span_sites: array[int] = field(default_factory=_numbers)
     span_shapes: array[int] = field(default_factory=_numbers)
     shapes: list[tuple[Any, int]] = field(default_factory=list)
@@ -171,7 +171,7 @@ class StepLog:
     transfer_nbytes: array[int] = field(default_factory=lambda: array("q", [0]))
     transfer_passes: array[int] = field(default_factory=lambda: array("i", [-1]))
     """Number of the phase that is the pass around each transfer, -1 outside of passes."""
-    room: int = 0
+    num_free_marks: int = 0
     max_spans: int = 0
     num_dropped: int = 0
     is_open: bool = True
@@ -182,11 +182,11 @@ class StepLog:
     current_pass: int = -1
     _first_mark: int = 0
     _last_passes: list[int] = field(default_factory=list)
-    _left_out: set[int] = field(default_factory=set)
+    _excluded_microbatches: set[int] = field(default_factory=set)
     _first_span: int = NO_SPAN
 
     def __post_init__(self) -> None:
-        self.room = self.max_marks
+        self.num_free_marks = self.max_marks
         # Half of the marks are for operators.
         self.max_spans = max(1, self.max_marks // (2 * MARKS_PER_SPAN))
 
@@ -196,10 +196,10 @@ class StepLog:
         Whole micro-batches are, while there is room.
         """
         self.current_pass = number
-        self.has_room = self.has_transfers = self.room > self.max_marks // 8
+        self.has_free_marks = self.has_transfers = self.num_free_marks > self.max_marks // 8
         if self.samples:
             self._choose(count, is_forward=is_forward)
-        elif not self.has_room:
+        elif not self.has_free_marks:
             # Without the waiting inside them operators would be given its time.
             self.is_sampling = False
             self.num_dropped += MARKS_PER_SPAN
@@ -211,22 +211,22 @@ class StepLog:
         place = count % len(self.samples)
         microbatch = self.samples[place]
         is_wanted = microbatch >= 0
-        if is_wanted and is_forward and not self._has_room_for_spans():
-            self._left_out.add(microbatch)
-        is_left_out = microbatch in self._left_out
-        self.is_sampling = is_wanted and not is_left_out
-        if is_wanted and is_left_out and is_forward:
+        if is_wanted and is_forward and not self._has_free_spans():
+            self._excluded_microbatches.add(microbatch)
+        is_excluded = microbatch in self._excluded_microbatches
+        self.is_sampling = is_wanted and not is_excluded
+        if is_wanted and is_excluded and is_forward:
             self.num_dropped += self.largest_pass * MARKS_PER_SPAN
         self._first_span = len(self.span_sites) if is_forward and self.is_sampling else NO_SPAN
         if self.samples_transfers:
             # Until a step has shown what is frequent, both ends of it are timed as well.
             is_end = self.frequent is None and place in (0, len(self.samples) - 1)
             is_end = is_end and len(self.samples) > 1
-            self.has_transfers = self.has_room and (self.is_sampling or is_end)
+            self.has_transfers = self.has_free_marks and (self.is_sampling or is_end)
 
     def end_pass(self) -> None:
         """Outside the passes operators are recorded only where all passes are."""
-        self.has_transfers = self.has_room = True
+        self.has_transfers = self.has_free_marks = True
         if self.is_sampling and self.samples_transfers and self.marks:
             ends = self._first_mark, self.marks[-1]
             self.num_pass_marks += max(0, ends[1] - ends[0]) if NO_TIME not in ends else 0
@@ -236,8 +236,8 @@ class StepLog:
         self.current_pass = -1
         self.is_sampling = not self.samples
 
-    def _has_room_for_spans(self) -> bool:
-        return self.has_room and len(self.span_sites) + self.largest_pass <= self.max_spans
+    def _has_free_spans(self) -> bool:
+        return self.has_free_marks and len(self.span_sites) + self.largest_pass <= self.max_spans
 
     def add_transfer(self, kind: int, nbytes: int) -> int:
         """Number of a transfer that is timed; -1 where it is only counted."""
@@ -245,8 +245,8 @@ class StepLog:
         self.num_calls[kind] = sequence + 1
         if self.current_pass >= 0:
             self._count_pass(kind)
-        if not (self.has_transfers or (self.has_room and not self.is_frequent[kind])):
-            self.num_dropped += not self.has_room
+        if not (self.has_transfers or (self.has_free_marks and not self.is_frequent[kind])):
+            self.num_dropped += not self.has_free_marks
             self.counted[kind, nbytes] += 1
             return NO_TRANSFER
         number = len(self.transfer_kinds)
@@ -357,6 +357,6 @@ class StepLog:
         self.num_dropped += len(self.what)
 
 
-def split(what: int) -> tuple[int, int]:
+def unpack_mark(what: int) -> tuple[int, int]:
     """Code and number of a mark."""
     return what & (1 << BITS) - 1, what >> BITS

@@ -39,14 +39,14 @@ DeviceEvent = Any
 class Issued:
     """When the host asked for the events of a step, in nanoseconds of its clock.
 
-    ``host_ns`` has a time for each number of an event.  When the step had ended, at ``asked_ns``,
+    ``host_ns`` has a time for each number of an event.  When the step had ended, at ``issued_ns``,
     the device had passed all events of the step's stream before number ``late``, and not that one;
     -1: it had passed all, or could not be asked.
     """
 
     host_ns: array[int]
     late: int = -1
-    asked_ns: int = 0
+    queried_ns: int = 0
 
 
 class HostReadings:
@@ -81,20 +81,20 @@ class EventPool:
     def __init__(self, make_event: Callable[[], DeviceEvent]) -> None:
         self._make_event = make_event
         self._free: list[DeviceEvent] = []
-        self._num_left = MAX_EVENTS
+        self._num_remaining = MAX_EVENTS
 
     @property
     def num_available(self) -> int:
         """Events that can be taken before others are given back."""
-        return len(self._free) + self._num_left
+        return len(self._free) + self._num_remaining
 
     def take(self) -> DeviceEvent | None:
         """A free event, or a new one; None where there are enough already."""
         if self._free:
             return self._free.pop()
-        if self._num_left <= 0:
+        if self._num_remaining <= 0:
             return None
-        self._num_left -= 1
+        self._num_remaining -= 1
         return self._make_event()
 
     def give(self, events: list[DeviceEvent]) -> None:
@@ -273,7 +273,7 @@ class DeviceStopwatch:
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.clock = clock
-        self.asked_ns = 0
+        self.issued_ns = 0
         """When the latest mark was asked for, by that clock."""
         self._pool = EventPool(make_event)
         self.stream_key = stream_key
@@ -301,7 +301,7 @@ class DeviceStopwatch:
 
     def mark(self) -> int:
         """Record an event on the current stream and return its number in the step."""
-        self.asked_ns = self.clock()
+        self.issued_ns = self.clock()
         if self.is_capturing():
             return self._no_mark()
         key = self.stream_key()
@@ -317,7 +317,7 @@ class DeviceStopwatch:
 
     def mark_step_stream(self) -> int:
         """The same as ``mark`` on the stream that the step began on, whichever is current."""
-        self.asked_ns = self.clock()
+        self.issued_ns = self.clock()
         if self.is_capturing() or not self._streams:
             return self._no_mark()
         return self._record(*next(iter(self._streams.values())))
@@ -327,7 +327,7 @@ class DeviceStopwatch:
         if event is None:
             return self._no_mark()
         event.record(stream)
-        self._host_ns.append(self.asked_ns)
+        self._host_ns.append(self.issued_ns)
         self._on.append(number)
         self._events.append(event)
         return len(self._events) - 1
@@ -355,7 +355,7 @@ class DeviceStopwatch:
         """The host's times, with how far the device is by now: some questions, none waits."""
         if self.is_capturing():
             return Issued(host_ns=self._host_ns)
-        asked_ns = self.clock()
+        queried_ns = self.clock()
         low, late = 0, self._before(len(self._events), 0)
         if late <= 0 or self._events[late].query():
             return Issued(host_ns=self._host_ns)
@@ -366,7 +366,7 @@ class DeviceStopwatch:
                 late = number
             else:
                 low = middle
-        return Issued(host_ns=self._host_ns, late=late, asked_ns=asked_ns)
+        return Issued(host_ns=self._host_ns, late=late, queried_ns=queried_ns)
 
     def _before(self, number: int, least: int) -> int:
         """The last event of the step's stream before ``number`` and behind ``least``, else that."""

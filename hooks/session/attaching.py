@@ -28,8 +28,8 @@ from ..process import (
 )
 from ..sensors import OPTIMIZER, OptimizerSteps
 from .chain import num_replicas, roles_in, unseen_in
-from .data_watch import DataWatch, LoopSight
-from .first_step import Known, is_self_described
+from .data_watch import DataWatch, LoopObserver
+from .first_step import FrameworkSettings, is_self_described
 from .session import EVAL, SAVE, Session
 
 DEFAULTS = RunOptions()
@@ -118,11 +118,13 @@ class AttachedRun:
         self._steps: OptimizerSteps | None = None
         self._config = config
         self._data = DataWatch(session.guard)
-        self._sight: LoopSight | None = None
+        self._loop_observer: LoopObserver | None = None
         session.describe(self._host(optimizer, models))
         if config is None:
-            known = Known(cadence=Cadence(train_iters=session.settings.cadence.train_iters or 0))
-            self._sight = LoopSight(
+            known = FrameworkSettings(
+                cadence=Cadence(train_iters=session.settings.cadence.train_iters or 0)
+            )
+            self._loop_observer = LoopObserver(
                 session,
                 optimizer,
                 models,
@@ -162,7 +164,7 @@ class AttachedRun:
             protect = self._session.guard.protect
             notes = [protect(partial(_mark_optimizer, updated, mark)) for mark in marks]
             self._steps = OptimizerSteps(*notes)
-        if self._sight is not None:
+        if self._loop_observer is not None:
             self._data.install()
         self._session.begin_step()
         return self
@@ -170,16 +172,16 @@ class AttachedRun:
     def step(self) -> None:
         """The optimizer has been stepped: end this step and begin the next."""
         self._session.end_step()
-        if self._sight is not None:
-            self._session.guard.protect(self._look)(self._sight)
+        if self._loop_observer is not None:
+            self._session.guard.protect(self._look)(self._loop_observer)
         self._session.begin_step()
 
-    def _look(self, sight: LoopSight) -> None:
+    def _look(self, observer: LoopObserver) -> None:
         """At what the first steps show."""
         self._data.end_step()
-        sight.end_step()
-        if sight.is_over:
-            self._sight = None
+        observer.end_step()
+        if observer.is_over:
+            self._loop_observer = None
 
     def should_stop(self) -> bool:
         """True once all ranks are to end, the same answer on all after the same step.
@@ -211,9 +213,9 @@ class AttachedRun:
         """Take everything off and write what is left; the step that has just begun is dropped."""
         if self._steps is not None:
             self._steps.remove()
-        if self._sight is not None:
-            self._session.guard.protect(self._sight.close)()
-            self._sight = None
+        if self._loop_observer is not None:
+            self._session.guard.protect(self._loop_observer.close)()
+            self._loop_observer = None
         self._session.finish()
 
 
@@ -233,10 +235,10 @@ def _sees_calls(models: Iterable[torch.nn.Module]) -> bool:
     return bool(num_replicas(known)) or is_self_described(known)
 
 
-def _told(names: Iterable[str], default: int) -> int:
+def _integer_from_environ(names: Iterable[str], default: int) -> int:
     """The first of these variables that is a whole number."""
-    found = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in found if text.isascii() and text.isdecimal()), default)
+    texts = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isascii() and text.isdecimal()), default)
 
 
 def current_rank() -> RankInfo:
@@ -258,7 +260,7 @@ def current_rank() -> RankInfo:
     return RankInfo(
         rank=rank,
         world_size=world_size,
-        local_rank=_told(LOCAL_RANKS, rank),
-        local_world_size=max(1, min(_told(LOCAL_SIZES, world_size), world_size)),
+        local_rank=_integer_from_environ(LOCAL_RANKS, rank),
+        local_world_size=max(1, min(_integer_from_environ(LOCAL_SIZES, world_size), world_size)),
         run_id=re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(("attached", *launch))),
     )

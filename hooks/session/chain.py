@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from ...calib.workload import GroupRole
-from ..process import attribute, class_names, contents, own_weights, tree, weights
+from ..process import attribute, class_names, contents, direct_weights, tree, weights
 from ..sensors import is_compiled
 
 _UNSEEN_DDP = "collectives inside DistributedDataParallel"
@@ -30,7 +30,7 @@ def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
     parents: dict[int, list[nn.Module]] = {}
     owners: list[nn.Module] = []
     for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
-        if any(id(weight) in wanted for weight in own_weights(module)):
+        if any(id(weight) in wanted for weight in direct_weights(module)):
             owners.append(module)
         for child in dict.values(contents(module).get("_modules") or {}):
             parents.setdefault(id(child), []).append(module)
@@ -38,20 +38,20 @@ def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
         return ()
     # A graph that a compiler has made of the optimizer's step has the weights too.
     owner = min(reversed(owners), key=lambda module: issubclass(type(module), GraphModule))
-    found = {id(module): module for module in _line(owner, parents)}
-    holding = [module for module in found.values() if _holds(module, wanted)]
+    modules_by_id = {id(module): module for module in _line(owner, parents)}
+    holding = [module for module in modules_by_id.values() if _holds(module, wanted)]
     return tuple(sorted(holding, key=lambda module: -len(tree(module))))
 
 
 def _line(module: nn.Module, parents: dict[int, list[nn.Module]]) -> Iterable[nn.Module]:
     """The module and all that it is inside of."""
-    seen, left = set[int](), [module]
-    while left:
-        module = left.pop()
+    seen, pending = set[int](), [module]
+    while pending:
+        module = pending.pop()
         if id(module) not in seen:
             seen.add(id(module))
             yield module
-            left += parents.get(id(module), ())
+            pending += parents.get(id(module), ())
 
 
 def _holds(module: nn.Module, wanted: set[int]) -> bool:
@@ -86,12 +86,12 @@ def roles_in(chain: Iterable[nn.Module]) -> dict[str, GroupRole]:
     of all shards (HSDP) is that of the optimizer's instances.  Groups along which a DTensor is
     split are for what its mesh calls them.
     """
-    models, found = tuple(chain), dict[str, GroupRole]()
+    models, roles = tuple(chain), dict[str, GroupRole]()
     for group, role in (*_groups_in(models), *_dimensions_in(models)):
         name = getattr(group, "group_name", None)
         if name is not None:
-            found.setdefault(name, role)
-    return found
+            roles.setdefault(name, role)
+    return roles
 
 
 def num_copies(chain: Iterable[nn.Module]) -> int:

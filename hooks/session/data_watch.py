@@ -27,9 +27,18 @@ from torch.utils.data import (
 )
 
 from ...calib.records import DataLength, LoopRecord
-from ..process import Guard, Host, Reference, contents, living, reference, references, stand_in
+from ..process import (
+    Guard,
+    Host,
+    Reference,
+    contents,
+    live_objects,
+    reference,
+    references,
+    stand_in,
+)
 from .chain import is_split
-from .first_step import FirstStep, Known, batch_shape
+from .first_step import FirstStep, FrameworkSettings, batch_shape
 from .session import Session
 
 NUM_STEPS = 2
@@ -40,7 +49,7 @@ _MAP = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSeen:
+class LoaderProgress:
     """What the loader that feeds a loop says; steps are counted from the loop's first."""
 
     length: DataLength = DataLength.UNSEEN
@@ -118,21 +127,21 @@ class DataWatch:
             loader.draws = (*loader.draws, loader.num_in_step)
             loader.num_in_step = 0
 
-    def seen(self) -> DataSeen:
+    def seen(self) -> LoaderProgress:
         """Of the loader that most batches of the last step came from."""
         drawn = [one for one in self._loaders.values() if one.draws and one.draws[-1]]
         loader = max(drawn, key=lambda one: one.draws[-1], default=None)
         if loader is None:
-            return DataSeen()
+            return LoaderProgress()
         each = min(draws for draws in loader.draws if draws)
         samples, tokens = (*loader.shape, 0, 0)[:2]
         work = {"samples": each * samples, "tokens": each * samples * tokens}
         if not loader.num_batches:
-            return DataSeen(length=DataLength.NONE, **work)
-        left = max(0, loader.num_batches - loader.num_drawn) // each
-        return DataSeen(
+            return LoaderProgress(length=DataLength.NONE, **work)
+        remaining_steps = max(0, loader.num_batches - loader.num_drawn) // each
+        return LoaderProgress(
             length=DataLength.KNOWN,
-            end=self._num_steps + left,
+            end=self._num_steps + remaining_steps,
             steps=max(1, loader.num_batches // each),
             **work,
         )
@@ -152,11 +161,11 @@ class DataWatch:
 
     def _loader_of(self, iterator: Any) -> _Loader:
         """A loader is its sampler and data set; of a sampler that allows no reference, a pass."""
-        own = contents(iterator)
-        owner = own.get("_index_sampler")
+        instance_dict = contents(iterator)
+        owner = instance_dict.get("_index_sampler")
         if reference(owner)() is None:
             owner = iterator
-        key = id(owner), id(own.get("_dataset"))
+        key = id(owner), id(instance_dict.get("_dataset"))
         known = self._loaders.get(key)
         if known is None or known.alive() is not owner:
             known = self._loaders[key] = _Loader(reference(owner), pass_length(iterator))
@@ -173,34 +182,37 @@ def _iterators() -> Any:
 
 def pass_length(iterator: Any) -> int | None:
     """Batches of the pass that runs, after some have been drawn; None where torch does not say."""
-    own = contents(iterator)
-    sampler, drawing = own.get("_index_sampler"), own.get("_sampler_iter")
-    if own.get("_dataset_kind") != _MAP:
+    instance_dict = contents(iterator)
+    sampler, drawing = instance_dict.get("_index_sampler"), instance_dict.get("_sampler_iter")
+    if instance_dict.get("_dataset_kind") != _MAP:
         return None
     inner = _local(drawing, "sampler_iter") if type(sampler) is BatchSampler else None
     if _has_ended(drawing) or _has_ended(inner):  # workers are given some before they are drawn
-        return _whole(own.get("_send_idx", own.get("_num_yielded")))
+        return _whole(instance_dict.get("_send_idx", instance_dict.get("_num_yielded")))
     if type(sampler) is not BatchSampler:
         return _num_rows(sampler, drawing)
-    held = contents(sampler)
-    rows, size = _num_rows(held.get("sampler"), inner), _whole(held.get("batch_size"))
+    sampler_dict = contents(sampler)
+    rows, size = (
+        _num_rows(sampler_dict.get("sampler"), inner),
+        _whole(sampler_dict.get("batch_size")),
+    )
     if rows is None or not size:
         return None
-    return rows // size if held.get("drop_last") is True else -(-rows // size)
+    return rows // size if sampler_dict.get("drop_last") is True else -(-rows // size)
 
 
 def _num_rows(sampler: Any, drawing: Any) -> int | None:
     """Numbers of rows in a pass of a sampler, whose iterator is ``drawing``."""
-    kind, own = type(sampler), contents(sampler)
+    kind, instance_dict = type(sampler), contents(sampler)
     if kind is WeightedRandomSampler or kind is DistributedSampler:
-        return _whole(own.get("num_samples"))
+        return _whole(instance_dict.get("num_samples"))
     if kind is SubsetRandomSampler:
-        return _num_indices(own.get("indices"))
+        return _num_indices(instance_dict.get("indices"))
     if kind is SequentialSampler and type(drawing) is _RANGE:
         state: Any = drawing.__reduce__()
         return state[1][0].stop
     if kind is RandomSampler:
-        return _whole(own.get("_num_samples")) or _whole(_local(drawing, "n"))
+        return _whole(instance_dict.get("_num_samples")) or _whole(_local(drawing, "n"))
     return None
 
 
@@ -230,7 +242,7 @@ MakeHost = Callable[[Any, tuple[Any, ...], Callable[[], Any]], Host]
 """The host of an optimizer, of the modules around its parameters, and of what describes the run."""
 
 
-class LoopSight:
+class LoopObserver:
     """Describes the run after its first step, and tells of its loop once ``data`` have shown it.
 
     Nothing of the user's is kept alive.  ``data`` is told of steps by who installed it.  Without
@@ -242,7 +254,7 @@ class LoopSight:
         session: Session,
         optimizer: Any,
         chain: tuple[Any, ...],
-        known: Known,
+        known: FrameworkSettings,
         make_host: MakeHost,
         data: DataWatch | None = None,
         *,
@@ -265,7 +277,7 @@ class LoopSight:
         if self._first is not None:
             self._describe(self._first)
         if self._loop is not None and (self._data is None or self._data.is_over):
-            self._tell(self._loop)
+            self._report(self._loop)
 
     def close(self) -> None:
         """Take away what is left, and tell what is known so far."""
@@ -273,14 +285,14 @@ class LoopSight:
         if first is not None:
             first.close()
         if self._loop is not None:
-            self._tell(self._loop)
+            self._report(self._loop)
         if self._data is not None:
             self._data.remove()
 
     def _describe(self, first: FirstStep) -> None:
         self._first = None
         first.close()
-        chain, optimizer = living(self._chain), self._optimizer()
+        chain, optimizer = live_objects(self._chain), self._optimizer()
         rank = self._session.settings.rank
         self._loop, self._is_split = first.loop(chain, self._known), is_split(chain)
         config = None
@@ -289,7 +301,7 @@ class LoopSight:
         if config is not None:
             self._session.describe(self._make_host(optimizer, chain, lambda: config))
 
-    def _tell(self, loop: LoopRecord) -> None:
+    def _report(self, loop: LoopRecord) -> None:
         self._loop = None
         if self._data is not None:
             seen = self._data.seen()
@@ -297,4 +309,4 @@ class LoopSight:
             loop = replace(loop, data=seen.length, pass_end=seen.end, pass_steps=seen.steps)
             if not (loop.samples or self._is_split):
                 loop = replace(loop, samples=seen.samples, tokens=seen.tokens)
-        self._session.tell_loop(loop)
+        self._session.report_loop(loop)

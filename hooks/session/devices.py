@@ -24,10 +24,10 @@ def computing_device(models: Iterable[torch.nn.Module]) -> torch.device:
     ``torch.cuda.is_available`` is not asked: under the CPU stand-in it says yes.
     """
     chunks = tuple(models)
-    held = [weight.device for weight in weights(chunks)]
-    if held and held[0].type not in _NOWHERE:
-        return held[0]
-    brought = (*_offloaded(chunks), *held)
+    weight_devices = [weight.device for weight in weights(chunks)]
+    if weight_devices and weight_devices[0].type not in _NOWHERE:
+        return weight_devices[0]
+    brought = (*_offloaded(chunks), *weight_devices)
     return next((device for device in brought if device.type not in _NOWHERE), _HOST)
 
 
@@ -40,9 +40,9 @@ def why_no_marks(models: Iterable[torch.nn.Module]) -> str:
             f"on {device.type} there are no events that are read without waiting: operators not "
             "recorded, other times are those of the host"
         )
-    held = next((weight.device.type for weight in weights(chunks)), device.type)
-    if held != device.type:
-        return f"parameters lie on the {held}, {device.type} computes: operators not recorded"
+    weight_device_type = next((weight.device.type for weight in weights(chunks)), device.type)
+    if weight_device_type != device.type:
+        return f"parameters lie on the {weight_device_type}, {device.type} computes: operators not recorded"
     return ""
 
 
@@ -67,8 +67,8 @@ def memory_nbytes(device: torch.device) -> int:
     """Memory that an accelerator has; 0 where it does not tell."""
     module = _module(device)
     ask = getattr(module, "get_device_properties", None)
-    found = ask(module.current_device()) if ask is not None else None
-    return int(getattr(found, "total_memory", 0))
+    properties = ask(module.current_device()) if ask is not None else None
+    return int(getattr(properties, "total_memory", 0))
 
 
 def stopwatch_on(device: torch.device) -> Stopwatch:
@@ -113,5 +113,5 @@ def _groups(module: Any) -> tuple[Any, ...]:
     find = attribute(module, "_get_fsdp_state")
     state = find(module) if find is not None else None
     several = getattr(state, "_fsdp_param_groups", None)
-    found = several if several is not None else [getattr(state, "_fsdp_param_group", None)]
-    return tuple(group for group in found if group is not None)
+    groups = several if several is not None else [getattr(state, "_fsdp_param_group", None)]
+    return tuple(group for group in groups if group is not None)

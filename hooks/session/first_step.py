@@ -36,7 +36,7 @@ _DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class FrameworkSettings:
     """What a framework's own arguments add."""
 
     cadence: Cadence = field(default_factory=Cadence)
@@ -78,7 +78,7 @@ class FirstStep:
                 self._autocast_dtype = _autocast_dtype(_device_type((args, kwargs)))
         self._num_samples = self._num_samples or (shape[0] if shape else 0)
 
-    def loop(self, chain: tuple[torch.nn.Module, ...], known: Known) -> LoopRecord:
+    def loop(self, chain: tuple[torch.nn.Module, ...], known: FrameworkSettings) -> LoopRecord:
         """What a step of this rank works on; without a batch where ranks share their samples."""
         passes = known.num_microbatches or max(self._passes.values(), default=0)
         if is_split(chain):
@@ -93,7 +93,11 @@ class FirstStep:
         )
 
     def run_config(
-        self, chain: tuple[torch.nn.Module, ...], optimizer: Any, rank: RankInfo, known: Known
+        self,
+        chain: tuple[torch.nn.Module, ...],
+        optimizer: Any,
+        rank: RankInfo,
+        known: FrameworkSettings,
     ) -> RunConfig | None:
         """The run, where its model carries a configuration of a known kind; else None, and said."""
         try:
@@ -108,7 +112,11 @@ class FirstStep:
             return None
 
     def _run_config(
-        self, chain: tuple[torch.nn.Module, ...], optimizer: Any, rank: RankInfo, known: Known
+        self,
+        chain: tuple[torch.nn.Module, ...],
+        optimizer: Any,
+        rank: RankInfo,
+        known: FrameworkSettings,
     ) -> RunConfig:
         config = next((c for c in map(_config_of, chain) if c is not None), None)
         if config is None or not self._shape:
@@ -145,11 +153,11 @@ def is_self_described(models: Iterable[torch.nn.Module]) -> bool:
 def batch_shape(value: Any) -> tuple[int, ...]:
     """Samples and tokens of a batch of whole numbers, samples alone of another; else nothing."""
     with torch._C.DisableTorchFunction():
-        found = [*_tensors(value)]
-        tokens = next((t for t in found if _is_tokens(t)), None)
+        tensors = [*_tensors(value)]
+        tokens = next((t for t in tensors if _is_tokens(t)), None)
         if tokens is not None:
             return tuple(tokens.shape)
-        return next(((int(t.shape[0]),) for t in found if t.dim()), ())
+        return next(((int(t.shape[0]),) for t in tensors if t.dim()), ())
 
 
 def _config_of(module: torch.nn.Module) -> Mapping[str, Any] | None:

@@ -11,7 +11,7 @@ import torch
 
 from ...calib.records import CoverageRecord
 from ...calib.workload import RunConfig
-from ..process import Guard, KnownHost, pass_over_package
+from ..process import Guard, WeakHost, pass_over_package
 from ..recording import COLLECTIVES, FlightRecorder, coverage_name, samples, traced_samples
 from ..sensors import (
     MAX_MARKS,
@@ -56,7 +56,7 @@ class Instruments:
 
     def __init__(
         self,
-        host: KnownHost,
+        host: WeakHost,
         guard: Guard,
         *,
         microbatches: tuple[int, ...] = (),
@@ -68,8 +68,8 @@ class Instruments:
         num_local_ranks: int = 1,
         config: RunConfig | None = None,
     ) -> None:
-        found = host.alive()
-        if found is None:
+        living_host = host.alive()
+        if living_host is None:
             raise ReferenceError("the model is gone")
         self._host = host
         self._guard = guard
@@ -79,27 +79,33 @@ class Instruments:
         self._microbatches = microbatches
         self._num_steps, self._step_s = max(1, num_steps), step_s
         self._max_marks = min(MAX_MARKS, MAX_WINDOW_MARKS // self._num_steps)
-        self._place = _device(found.models)
-        self.device = device_name(found.models)
-        self.recorder = Recorder(stopwatch_for(found.models))
-        reasons = (why_no_operators(found.models), why_no_marks(found.models))
+        self._place = _device(living_host.models)
+        self.device = device_name(living_host.models)
+        self.recorder = Recorder(stopwatch_for(living_host.models))
+        reasons = (why_no_operators(living_host.models), why_no_marks(living_host.models))
         self._remarks = tuple(reason for reason in reasons if reason)
         has_operators = has_operators and not self._remarks
-        self._modules = ModuleHooks(found.models if has_operators else (), self.recorder, guard)
+        self._modules = ModuleHooks(
+            living_host.models if has_operators else (), self.recorder, guard
+        )
         self._is_strange = has_operators and not (self._modules.sites or self._modules.unseen)
-        self._dispatches = DispatchHooks(found.models, self.recorder, guard)
+        self._dispatches = DispatchHooks(living_host.models, self.recorder, guard)
         self.budget = budget or MarkBudget(num_sites=len(self._modules.sites))
         self._stalls = StallHooks(self.recorder, guard)
-        self._regions = find_regions(found.models)
-        roles = GroupRoles(host.told.roles, config.parallelism if config is not None else None)
-        self.flight = FlightRecorder(unseen=host.told.unseen, roles=roles)
+        self._regions = find_regions(living_host.models)
+        roles = GroupRoles(
+            host.detached_host.roles, config.parallelism if config is not None else None
+        )
+        self.flight = FlightRecorder(unseen=host.detached_host.unseen, roles=roles)
         self._timers = TimerHooks(self.recorder, guard)
-        self._passes = PassHooks(found.passes, self.recorder, guard, drop_marks=self._drop_marks)
+        self._passes = PassHooks(
+            living_host.passes, self.recorder, guard, drop_marks=self._drop_marks
+        )
         self._compiling = CompileWatch(guard.protect(self._give_way))
         self._num_compiled = 0
         self._called: set[int] = set()
         pass_over_package()
-        self._has_timers = bool(found.timer_holders or found.passes)
+        self._has_timers = bool(living_host.timer_holders or living_host.passes)
         self._groups = (
             ProcessGroupHooks(self.recorder, guard, roles)
             if torch.distributed.is_available()
@@ -128,11 +134,11 @@ class Instruments:
 
     def put_on(self, *, step: int, window: int, is_traced: bool = False) -> None:
         """Install all hooks and open the step's log; on what is gone there are none."""
-        found = self._host.alive()
+        living_host = self._host.alive()
         self._compiling.begin()
         self._modules.install()
         self._dispatches.install()
-        self._timers.install(found.timer_holders if found is not None else ())
+        self._timers.install(living_host.timer_holders if living_host is not None else ())
         self._passes.install()
         if self._groups is not None:
             self._groups.install()
@@ -202,7 +208,7 @@ class Instruments:
         }
         if self._has_timers:
             installed["timers"] = 1
-        installed |= dict.fromkeys(self._host.told.unseen, 1)
+        installed |= dict.fromkeys(self._host.detached_host.unseen, 1)
         installed |= Counter((*self._modules.unseen, *self._dispatches.unseen))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             installed[COLLECTIVES] = int(torch.distributed.get_world_size() > 1)

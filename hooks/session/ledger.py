@@ -64,7 +64,7 @@ class OpenStep:
 
 
 @dataclass(slots=True)
-class Between:
+class StepGap:
     """Evaluation, saves and probes between the end of one step and the begin of the next."""
 
     end_ns: int | None = None
@@ -90,13 +90,13 @@ class Between:
 class Ledger:
     """What the training side knows of the window that is open; marks wait until they can be read.
 
-    ``tell`` takes the event that all records of a window have their place.
+    ``send_event`` takes the event that all records of a window have their place.
     """
 
-    def __init__(self, writer: RecordWriter, guard: Guard, tell: Callable[..., None]) -> None:
+    def __init__(self, writer: RecordWriter, guard: Guard, send_event: Callable[..., None]) -> None:
         self._writer = writer
         self._guard = guard
-        self._tell = tell
+        self._send_event = send_event
         self._pending: list[StepLog] = []
         self._ending: WindowEnd | None = None
         self._first: int | None = None
@@ -132,9 +132,9 @@ class Ledger:
                 )
             )
 
-    def tell_window(self, event: str) -> None:
+    def send_window_event(self, event: str) -> None:
         """An event about the latest window."""
-        self._tell(event, window=self.window, last_step=self.last)
+        self._send_event(event, window=self.window, last_step=self.last)
 
     def add_log(self, log: StepLog) -> None:
         """Marks of a hooked step."""
@@ -156,18 +156,18 @@ class Ledger:
             ),
             coverage=instruments.coverage(self.window) if instruments else (),
             on_written=partial(
-                self._tell, "window_closed", window=self.window, last_step=self.last
+                self._send_event, "window_closed", window=self.window, last_step=self.last
             ),
             flight=instruments.flight.close_window() if instruments else FlightWindow(),
         )
         self._first = None
         self._num_late_steps, self._late_s = 0, 0.0
 
-    def drain(self, *, step_s: float = math.inf, is_held: bool = False) -> None:
+    def drain(self, *, step_s: float = math.inf, is_end_deferred: bool = False) -> None:
         """Hand on the steps whose marks can be read by now, then the window's end.
 
         Reading takes a share of a step of ``step_s``; where that does not do within a few steps and
-        seconds of the window's end, the rest is dropped and named.  ``is_held`` keeps the end back:
+        seconds of the window's end, the rest is dropped and named.  ``is_end_deferred`` keeps the end back:
         something of the window is still to come.
         """
         frac = READ_FRAC if self._ending is None else LATE_READ_FRAC
@@ -177,7 +177,7 @@ class Ledger:
         self._num_late_steps, self._late_s = self._num_late_steps + 1, self._late_s + step_s
         if self._num_late_steps > MOST_LATE_STEPS and self._late_s > MOST_LATE_S:
             self._drop_pending()
-        if not self._pending and not is_held:
+        if not self._pending and not is_end_deferred:
             ending, self._ending = self._ending, None
             self._writer.put(replace(ending, record=self._counted(ending.record)))
 

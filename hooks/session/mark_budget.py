@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..recording import thinned
+from ..recording import thin_samples
 from ..sensors import MAX_EVENTS, StepLog, TransferKind
 
 MARKS_PER_S = 1_000
@@ -39,8 +39,8 @@ class MarkBudget:
         Every hooked step has a bare one beside it.
         """
         each = max(1.0, self._microbatch_marks or _MARKS_PER_SITE * self.num_sites)
-        room = min(2 * MARKS_PER_S * step_s, STEP_MARKS) - self._other_marks
-        most = max(LEAST_MICROBATCHES, int(num_steps * room / each))
+        num_free_marks = min(2 * MARKS_PER_S * step_s, STEP_MARKS) - self._other_marks
+        most = max(LEAST_MICROBATCHES, int(num_steps * num_free_marks / each))
         level = 0
         while math.ceil(num_steps * num_chosen / (1 << level)) > most:
             level += 1
@@ -52,8 +52,8 @@ class MarkBudget:
         """The micro-batches of ``samples`` that a hooked step times; the first step has one."""
         num_chosen = max(1, len({number for number in samples if number >= 0}))
         if self._microbatch_marks == 0.0 and num_chosen > 1:
-            return thinned(samples, 0, math.ceil(math.log2(num_chosen)))
-        return thinned(samples, num_hooked, self.level(num_steps, num_chosen, step_s))
+            return thin_samples(samples, 0, math.ceil(math.log2(num_chosen)))
+        return thin_samples(samples, num_hooked, self.level(num_steps, num_chosen, step_s))
 
     def learn(self, log: StepLog, *, is_thin: bool) -> None:
         """A hooked step is over: what its marks were, and which transfers come in every pass."""

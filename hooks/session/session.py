@@ -19,9 +19,9 @@ from ..process import (
     RESTART_WINDOWS,
     CollectionWatch,
     Guard,
+    NodeTopology,
     Reference,
     Settings,
-    Sight,
     in_forked_child,
     pass_over_package,
     reference,
@@ -35,8 +35,8 @@ from ..recording import (
     header_of,
     pass_microbatches,
 )
-from .ledger import Between, Ledger, OpenStep
-from .trace_turns import PROBE, Fitting, ProbeTurns, Tracing
+from .ledger import Ledger, OpenStep, StepGap
+from .trace_turns import PROBE, InstrumentManager, ProbeScheduler, Tracing
 
 if TYPE_CHECKING:
     from ..process import Host
@@ -65,15 +65,15 @@ class Session:
         self._live = Live(settings)
         self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
         self._duty = RecordingRole(settings)
-        self._sight = Sight(settings.rank, os.environ, settings.nodes)
+        self._node_topology = NodeTopology(settings.rank, os.environ, settings.nodes)
         self._writer = self._new_writer()
-        self._fitting = Fitting(self.guard, self._writer.put)
-        self._ledger = Ledger(self._writer, self.guard, self._live.tell)
-        self._probes = ProbeTurns(
+        self._fitting = InstrumentManager(self.guard, self._writer.put)
+        self._ledger = Ledger(self._writer, self.guard, self._live.send_event)
+        self._probes = ProbeScheduler(
             settings,
             self.guard,
             put=self._writer.put,
-            on_done=partial(self._ledger.tell_window, "probed"),
+            on_done=partial(self._ledger.send_window_event, "probed"),
             clock=self._clock,
         )
         self._length = RunLength(settings)
@@ -84,14 +84,14 @@ class Session:
         self._step: OpenStep | None = None
         self.is_in_step = False
         """Between ``begin_step`` and ``end_step``."""
-        self._between = Between()
+        self._between = StepGap()
         self._collections = CollectionWatch(self._note_collection)
         self._brackets: dict[str, int] = {}
         self._microbatches: tuple[int, ...] = ()
         self._num_restarts = 0
         self._has_started = False
         self._is_finished = False
-        self._open_doors()
+        self._protect_entry_points()
 
     def _new_writer(self) -> RecordWriter:
         return RecordWriter(
@@ -103,7 +103,7 @@ class Session:
             exchange=self._duty.exchange,
         )
 
-    def _open_doors(self) -> None:
+    def _protect_entry_points(self) -> None:
         """What adapters call, protected."""
         protect = self.guard.protect
         self.begin_step = protect(self._begin_step)
@@ -115,7 +115,7 @@ class Session:
         self.abandon = protect(self._abandon)
         self.restart = protect(self._restart)
         self.finish = protect(self._finish)
-        self.tell_loop = protect(self._tell_loop)
+        self.report_loop = protect(self._report_loop)
         self.should_stop = protect(self._orders.ask)
 
     def _begin_phase(self, name: str) -> None:
@@ -241,7 +241,7 @@ class Session:
             self._writer.put(RunRecord(config=config.to_json()))
             self._decide()
 
-    def _tell_loop(self, loop: LoopRecord) -> None:
+    def _report_loop(self, loop: LoopRecord) -> None:
         """What the first steps have shown, with the length that the user states."""
         self._writer.put(replace(loop, num_steps=self._length.steps(loop.num_steps)))
 
@@ -300,7 +300,7 @@ class Session:
         self._orders.listen()
 
     def _drain(self, step_s: float = math.inf) -> None:
-        self._ledger.drain(step_s=step_s, is_held=self._tracing.is_reading)
+        self._ledger.drain(step_s=step_s, is_end_deferred=self._tracing.is_reading)
 
     def _begin_bracket(self, name: str) -> None:
         self._brackets.setdefault(name, self._clock())
@@ -318,12 +318,12 @@ class Session:
 
     def _report_brackets(self, last: int) -> set[StepFlag]:
         """Write down what came after step ``last``; the flags that it puts on the next one."""
-        brackets, self._between = self._between.brackets, Between()
+        brackets, self._between = self._between.brackets, StepGap()
         step = max(0, last)
         self._ledger.add_brackets(brackets, step)
         for name, (start_ns, end_ns) in brackets.items():
             time_s = (end_ns - start_ns) * 1e-9
-            self._live.tell("phase", name=name, time_s=time_s, step=step)
+            self._live.send_event("phase", name=name, time_s=time_s, step=step)
         return {_BRACKET_FLAGS[name] for name in brackets if name in _BRACKET_FLAGS}
 
     def _note_collection(self) -> None:
@@ -338,7 +338,7 @@ class Session:
     def _take_all_off(self) -> None:
         self._collections.end()
         self._probes.stop()
-        self._tracing.end(is_kept=False)
+        self._tracing.end(is_recorded=False)
         if self._fitting.instruments is not None:
             self._fitting.instruments.take_off()
         self._step = None
@@ -348,7 +348,7 @@ class Session:
         self._abandon()
         self._fitting.forget()
         self._ledger.forget()
-        self._between, self._brackets = Between(), {}
+        self._between, self._brackets = StepGap(), {}
         self._is_described = False
         self._index = 0
         self._num_restarts += 1
@@ -372,7 +372,7 @@ class Session:
         self._orders.close()
         self._probes.finish()
         self._fitting.drop()
-        self._live.tell("end", step=max(0, self._next - 1), unix_s=time.time())
+        self._live.send_event("end", step=max(0, self._next - 1), unix_s=time.time())
 
     def _at_exit(self) -> None:
         self.finish()
@@ -394,7 +394,7 @@ class Session:
             self._fitting.host,
             device=self._fitting.device,
             started_unix_s=self._started_unix_s,
-            cluster=self.guard.protect(self._sight.told)(),
+            cluster=self.guard.protect(self._node_topology.cluster_json)(),
         )
 
 
@@ -418,23 +418,23 @@ class RunLength:
     """Weighs ``--calibrate-total-steps`` against what the host says, which wins."""
 
     def __init__(self, settings: Settings) -> None:
-        self._asked = settings.total_steps or 0
+        self._stated_steps = settings.total_steps or 0
         self._hint = settings.cadence.train_iters or 0
         self._is_silent = settings.rank.rank != 0
 
-    def steps(self, told: int) -> int:
+    def steps(self, reported_steps: int) -> int:
         """Steps of the whole run where the host tells so many (0: it does not); 0: unknown.
 
         The host's own arguments count as its word.
         Says once, on one rank, that the user's number is not used.
         """
-        told = told or self._hint
-        if told and self._asked not in (0, told) and not self._is_silent:
+        reported_steps = reported_steps or self._hint
+        if reported_steps and self._stated_steps not in (0, reported_steps) and not self._is_silent:
             self._is_silent = True
             _log.warning(
                 "[forerun] --calibrate-total-steps=%d is ignored: the training loop says that the "
                 "run has %d steps; leave the flag out",
-                self._asked,
-                told,
+                self._stated_steps,
+                reported_steps,
             )
-        return told or self._asked
+        return reported_steps or self._stated_steps

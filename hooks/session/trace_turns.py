@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from ...calib.records import CoverageRecord, Record, StepFlag
 from ...calib.workload import RunConfig, TraceChoice
-from ..process import OWN_THREAD, Guard, Host, KnownHost, Settings, is_installed, weights
+from ..process import THREAD_NAME_PREFIX, Guard, Host, Settings, WeakHost, is_installed, weights
 from ..recording import StepPlan
-from .ledger import Between
+from .ledger import StepGap
 
 if TYPE_CHECKING:
     from ..probing import Probing
@@ -59,7 +59,7 @@ class Tracing:
         is_device = instruments.device != "cpu"
         reason = reason_against(step, is_device=is_device, is_graphed=instruments.is_graphed)
         if reason:
-            self._say(window, f"{COVERAGE} skipped: {reason}")
+            self._put_remark(window, f"{COVERAGE} skipped: {reason}")
             return set()
         self._instruments = instruments
         self._tracer = Tracer(instruments.recorder, is_device=is_device)
@@ -67,7 +67,7 @@ class Tracing:
         instruments.put_on(step=step, window=window, is_traced=True)
         return {StepFlag.TRACED}
 
-    def end(self, *, is_kept: bool = True) -> None:
+    def end(self, *, is_recorded: bool = True) -> None:
         """The step is over: stop the profiler, take the hooks off, read elsewhere what is kept."""
         tracer, self._tracer = self._tracer, None
         instruments, self._instruments = self._instruments, None
@@ -76,16 +76,16 @@ class Tracing:
         finally:
             if instruments is not None:
                 instruments.take_off()
-        if traced is not None and is_kept:
+        if traced is not None and is_recorded:
             read = self._guard.protect(self._read)
             self._thread = threading.Thread(
-                target=read, args=(traced,), name=f"{OWN_THREAD}trace", daemon=True
+                target=read, args=(traced,), name=f"{THREAD_NAME_PREFIX}trace", daemon=True
             )
             self._thread.start()
 
     def finish(self) -> None:
         """The process ends: stop what runs, and wait for what is being read."""
-        self.end(is_kept=False)
+        self.end(is_recorded=False)
         if self._thread is not None:
             self._thread.join(_TIMEOUT_S)
 
@@ -95,13 +95,13 @@ class Tracing:
             self._put(record)
         window = traced.log.window
         if traced.problem:
-            self._say(window, f"{COVERAGE}: {traced.problem}")
+            self._put_remark(window, f"{COVERAGE}: {traced.problem}")
         else:
             self._put(CoverageRecord(window=window, name=COVERAGE, installed=1, fired=1))
         if traced.remark:
-            self._say(window, f"{COVERAGE}: {traced.remark}")
+            self._put_remark(window, f"{COVERAGE}: {traced.remark}")
 
-    def _say(self, window: int, name: str) -> None:
+    def _put_remark(self, window: int, name: str) -> None:
         """A remark: it has no hooks that could fire, and so does not count as coverage."""
         self._put(CoverageRecord(window=window, name=name, installed=0, fired=0))
 
@@ -111,13 +111,13 @@ GONE = "hooks: the model no longer exists"
 """Name in the coverage of a window that has step times alone."""
 
 
-class Fitting:
+class InstrumentManager:
     """Knows the host without keeping any of its objects alive; ``put`` takes remarks."""
 
     def __init__(self, guard: Guard, put: Callable[[Record], object]) -> None:
         self._guard = guard
         self._put = put
-        self._known: KnownHost | None = None
+        self._known: WeakHost | None = None
         self._num_hooked = 0
         self._budget: MarkBudget | None = None
         self._gone_window = -1
@@ -129,7 +129,7 @@ class Fitting:
     @property
     def host(self) -> Host | None:
         """What the host has told, without its objects."""
-        return None if self._known is None else self._known.told
+        return None if self._known is None else self._known.detached_host
 
     def alive(self) -> Host | None:
         """The host with its objects, None where there is none or a model is gone; not to keep."""
@@ -137,7 +137,7 @@ class Fitting:
 
     def describe(self, host: Host) -> None:
         """Who is hooked from the next window on."""
-        self._known = KnownHost(host)
+        self._known = WeakHost(host)
 
     def put_on(
         self,
@@ -154,7 +154,7 @@ class Fitting:
         if self._known is None:
             return None
         if self._known.alive() is None:
-            self._say_gone(window)
+            self._report_gone(window)
             return None
         if self.instruments is None:
             from .instruments import Instruments
@@ -175,7 +175,7 @@ class Fitting:
         self.instruments.put_on(step=step, window=window)
         return self.instruments
 
-    def _say_gone(self, window: int) -> None:
+    def _report_gone(self, window: int) -> None:
         self.drop()
         if self._gone_window != window:
             self._gone_window = window
@@ -198,7 +198,7 @@ class Fitting:
 PROBE = "probe"
 
 
-class ProbeTurns:
+class ProbeScheduler:
     """One turn before each step outside of windows; nothing is imported before the first.
 
     ``on_done`` is called once, a step after the last turn, or at the end of training.
@@ -219,7 +219,7 @@ class ProbeTurns:
         self.is_over = settings.probe_s <= 0
 
     def before_step(
-        self, host: Host | None, plan: StepPlan, between: Between, *, step: int, window: int
+        self, host: Host | None, plan: StepPlan, between: StepGap, *, step: int, window: int
     ) -> None:
         """Run a slice of the probes where this is a moment for them, and bracket it."""
         if self.is_over or host is None or plan.window is not None:

@@ -5,9 +5,9 @@ In: events of the session. Out: files, lines in the log, values for sinks, order
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .program import main
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

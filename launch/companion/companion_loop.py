@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...calib.advice import Decision
-from ...calib.answers import Answer, Request, analyse, finish_lines, renewed
+from ...calib.answers import Answer, Request, analyse, finish_lines, with_new_forecast
 from ...calib.drift import Drift
 from ...calib.errors import ForerunError
 from ...calib.forecast import Evaluation, batch_levels, step_groups
@@ -83,7 +83,7 @@ class CompanionLoop:
         self._publisher = publisher or Publisher(self._place)
         self._orders = AdviceOrders(settings.on_advice, give_order)
         self._requests = StopRequests(
-            self._place, give_order, since_unix_s=companion_settings.asked_since_unix_s
+            self._place, give_order, since_unix_s=companion_settings.requests_since_unix_s
         )
         self._sink = (
             open_sink(companion_settings) if open_sink else AllSinks(companion_settings, log_line)
@@ -269,7 +269,7 @@ class CompanionLoop:
         request = self._forecasts.due(answer.end, run, self._base_request, now_unix_s)
         if request is None:
             return
-        self._answer = renewed_answer = renewed(answer, request)
+        self._answer = renewed_answer = with_new_forecast(answer, request)
         self._keep(lambda: write_forecast(self._place, renewed_answer))
         self._publish()
         if self._forecasts.is_news(renewed_answer.forecast):

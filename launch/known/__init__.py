@@ -5,7 +5,7 @@ In: directories. Out: a ``Machine``, whose step model every verb asks.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .machine import Machine, absent_in, launch_of_command, launch_of_run, plan_on
@@ -25,4 +25,4 @@ if TYPE_CHECKING:
         write_frame,
     )
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

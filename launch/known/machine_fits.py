@@ -11,9 +11,9 @@ import numpy as np
 from ...calib.answers import (
     config_on,
     known_elsewhere,
-    layout_left,
     memory_capacity_nbytes,
     memory_offset_nbytes,
+    remaining_layout,
     run_steps,
     steps_on,
     with_measured_routing,
@@ -63,7 +63,7 @@ def fit_machine(
     unused = (f"{other}: {reason}" for other, steps in added.items() if not steps)
     return Machine(
         name=table.run_id,
-        running=layout_left(with_measured_routing(running, table)),
+        running=remaining_layout(with_measured_routing(running, table)),
         steps=run_steps(table, known, like=None if like is None else load(like, None).table),
         memory_capacity_nbytes=memory_capacity_nbytes(table),
         memory_offset_nbytes=memory_offset_nbytes(table),
@@ -99,7 +99,7 @@ def _on_device(
 ) -> Machine:
     """The run on a device that nothing was measured on; of a run on another kind of device its
     layout alone counts."""
-    config = layout_left(with_measured_routing(config_on(table, device, stated), table))
+    config = remaining_layout(with_measured_routing(config_on(table, device, stated), table))
     measured = table.config().device
     if is_processor(measured) is not is_processor(device):
         note = (

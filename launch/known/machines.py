@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...calib.errors import ConfigError
 from ...calib.records import StatedNodes
-from ...hooks.process import needs
+from ...hooks.process import missing_packages_message
 from ..store import DAMAGE_ERRORS, CachedFile, pack_model, unpack_model
 from .machine import Machine as Machine
 from .machine import with_program
@@ -43,7 +43,7 @@ def open_machine(
     cached = CachedFile("fit-*.npz", question, directory, *read)
     fitted = _read(cached)
     if fitted is None:
-        if lacking := needs("a fit"):
+        if lacking := missing_packages_message("a fit"):
             raise ConfigError(lacking)
         from .machine_fits import fit_machine  # what reads and fits is slow to import
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from ...calib.answers import Answer, prefixed
+from ...calib.answers import Answer, with_prefix
 from ...calib.differences import normal
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ...calib.fit import device_prior, is_processor
@@ -202,5 +202,5 @@ def with_normal(answer: Answer, directory: Path) -> Answer:
     row = StepRow(table="", row_id="", group="", machine=answer.run_id, **step)
     with suppress(ForerunError):
         text = f"normal? {normal(row, published_rows()).sentence} · forerun normal {directory}"
-        return replace(answer, transcript=(*answer.transcript, *prefixed([text])))
+        return replace(answer, transcript=(*answer.transcript, *with_prefix([text])))
     return answer

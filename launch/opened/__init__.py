@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .other_run import OtherRun
@@ -10,4 +10,4 @@ if TYPE_CHECKING:
     from .row_command import BREAK, RowCommand
     from .run import Run, load, unmeasured
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

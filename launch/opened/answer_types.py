@@ -157,13 +157,15 @@ class RunForecast(_PublishedAnswer, ForecastFile):
     @property
     def sentence(self) -> str:
         """When it ends, or ended, and what was done by when that was said."""
-        from ...calib.answers import moment  # slow to import
+        from ...calib.answers import format_moment  # slow to import
 
         if self.ended_unix_s is not None:
-            return f"ended {moment(self.ended_unix_s, 0.0)}"
+            return f"ended {format_moment(self.ended_unix_s, 0.0)}"
         steps = self.steps_done + self.steps_left
         # With their dates: a session may be of another day.
-        p50, p95 = (moment(end, 0.0) for end in (self.finish_p50_unix_s, self.finish_p95_unix_s))
+        p50, p95 = (
+            format_moment(end, 0.0) for end in (self.finish_p50_unix_s, self.finish_p95_unix_s)
+        )
         words = [
             f"ends {p50} (by {p95} with 95 %)",
             f"{format_time(self.remaining_s)} left after step {self.steps_done:,} of {steps:,}",

@@ -14,7 +14,7 @@ from ...calib.advice import (
     Breadth,
     Candidate,
     Explanation,
-    MemoryRoom,
+    FittingLayouts,
     Plan,
     Remedy,
     Scaling,
@@ -22,7 +22,7 @@ from ...calib.advice import (
     best_on,
     breadth,
     compare,
-    curve,
+    compute_scaling,
     explain,
     named_layout,
     why_not,
@@ -30,7 +30,7 @@ from ...calib.advice import (
 from ...calib.arguments import LAYOUT_NAMES, AxisValue, Keep, apply_options, options_of, untaken
 from ...calib.errors import ConfigError, ForerunError
 from ...calib.fit import is_processor
-from ...calib.forecast import RunLeft, WholeRun, whole_run
+from ...calib.forecast import RemainingRun, WholeRun, whole_run
 from ...calib.memory import MemoryEstimate, Verdict, host_nbytes, known_device
 from ...calib.network import link_figures
 from ...calib.records import stamped
@@ -99,7 +99,7 @@ class OnePlan:
     why: WhyNot | None
     description_notes: tuple[str, ...] = ()
     """What a description of another run says and the model does not know."""
-    remaining_run: RunLeft | None = None
+    remaining_run: RemainingRun | None = None
     """The rest of the run, where it is known and the model is the run's."""
 
     @property
@@ -110,7 +110,7 @@ class OnePlan:
     @property
     def is_as_run(self) -> bool:
         """Whether layouts are held against the run itself, not against what was asked of it."""
-        return self.plan.own.config == self.machine.running
+        return self.plan.running.config == self.machine.running
 
     @cached_property
     def breadth(self) -> Breadth | None:
@@ -147,11 +147,11 @@ class OnePlan:
 
         return {
             **plan.to_json(),
-            "own": row(plan.own),
+            "own": row(plan.running),
             "device": self.device,
             "basis": self.machine.basis or None,
             "num_ranks": self.num_ranks,
-            "global_batch_size": plan.own.config.batch.global_batch_size,
+            "global_batch_size": plan.running.config.batch.global_batch_size,
             "gpu_hours_per_giga_token": best.gpu_hours_per_giga_token,
             "price_per_gpu_hour": self.price_per_gpu_hour,
             "cost_per_giga_token": best.cost_per_giga_token,
@@ -166,7 +166,7 @@ class OnePlan:
         """The plan in full: its layouts, what is offered, and what that rests on."""
         title = f"Layouts on {self.num_ranks} GPUs, {self.device}" if is_one_of_many else "Layouts"
         plan, best, basis = self.plan, self.best, self.machine.basis
-        running_label = "running" if self.is_as_run and plan.own.is_comparable else "as now"
+        running_label = "running" if self.is_as_run and plan.running.is_comparable else "as now"
         if basis:
             yield basis
             running_label = "as described"
@@ -216,7 +216,7 @@ class PlanAnswer(PrintableAnswer):
         first = self.plans[0]
         if len(self.plans) > 1 and all(not one.plan.candidates for one in self.plans):
             raise ConfigError(
-                no_layout_message(first.plan.own.config, first.num_ranks, self.question)
+                no_layout_message(first.plan.running.config, first.num_ranks, self.question)
             )
         is_cost = self.question.objective is Objective.COST
         return min(self.plans, key=lambda one: one.best.order(is_cost=is_cost))
@@ -234,7 +234,7 @@ class PlanAnswer(PrintableAnswer):
     @property
     def running(self) -> Candidate:
         """What layouts are held against: row 0."""
-        return self.chosen.plan.own
+        return self.chosen.plan.running
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -373,8 +373,8 @@ def _one_plan(
     )
 
 
-def _remaining_run(directory: Path, one: OnePlan) -> RunLeft | None:
-    machine, running = one.machine, one.plan.own
+def _remaining_run(directory: Path, one: OnePlan) -> RemainingRun | None:
+    machine, running = one.machine, one.plan.running
     if running.config.model != machine.running.model:
         return None
     step_s = running.step_time_s if one.is_as_run else machine.steps.measured_s(machine.running)
@@ -407,7 +407,7 @@ def _curves(plans: Sequence[OnePlan]) -> Iterator[Scaling]:
         if able:
             without = tuple(one.num_ranks for one in device_plans if one.best.candidate is None)
             yield replace(
-                curve(able, device_plans[0].machine.steps, device=device), without=without
+                compute_scaling(able, device_plans[0].machine.steps, device=device), without=without
             )
 
 
@@ -422,13 +422,15 @@ def _offer(plan: Plan) -> Iterator[str]:
         yield f"row {row}, {coded.label}, takes a change of the code: {plan.obstacle(coded)}"
         return
     if best is None:
-        nothing_else = "nothing faster to offer" if plan.own.is_comparable else "nothing to offer"
+        nothing_else = (
+            "nothing faster to offer" if plan.running.is_comparable else "nothing to offer"
+        )
         yield " · ".join(filter(None, [nothing_else, plan.nearest_miss]))
         return
     row, first = plan.candidates.index(best) + 1, plan.candidates[0]
     if row > 1:
         yield f"row 1, {first.label}, is not offered: {plan.obstacle(first)}"
-    if takes_options(plan.own.config):
+    if takes_options(plan.running.config):
         yield Command(f"row {row}, {best.label}: {joined(best.options)}")
     else:
         yield f"fastest that may be offered: {best.label}"
@@ -436,7 +438,7 @@ def _offer(plan: Plan) -> Iterator[str]:
 
 def _rows(plans: Sequence[OnePlan], top: int) -> Iterator[dict[str, Any]]:
     for one in plans:
-        for number, candidate in enumerate((one.plan.own, *one.plan.candidates[:top])):
+        for number, candidate in enumerate((one.plan.running, *one.plan.candidates[:top])):
             value: dict[str, Any] = candidate.to_json()
             opened = {key: entry for name in _OPENED for key, entry in value.pop(name).items()}
             plain = {name: entry for name, entry in value.items() if name not in _EXCLUDED_KEYS}
@@ -486,7 +488,7 @@ class Prediction(LayoutAnswer):
     """From its first step to its last, where that was asked for."""
 
     @cached_property
-    def memory_budget(self) -> MemoryRoom | None:
+    def memory_budget(self) -> FittingLayouts | None:
         """Memory of the device; None where nobody knows that, and on a CPU."""
         return _memory_budget(self.layout.config, self.machine)
 
@@ -679,11 +681,11 @@ def predicted(run: RunLike, words: Sequence[str], other: OtherRun) -> Prediction
     )
 
 
-def _memory_budget(config: RunConfig, machine: Machine) -> MemoryRoom | None:
+def _memory_budget(config: RunConfig, machine: Machine) -> FittingLayouts | None:
     if not machine.memory_capacity_nbytes or is_processor(config.device):
         return None
-    return MemoryRoom(
-        asked=config,
+    return FittingLayouts(
+        requested=config,
         steps=machine.steps,
         capacity_nbytes=machine.memory_capacity_nbytes,
         offset_nbytes=machine.memory_offset_nbytes,

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...calib.answers import Answer, Request, analyse, moment, prefixed
+from ...calib.answers import Answer, Request, analyse, format_moment, with_prefix
 from ...calib.errors import RecordError
 from ...calib.records import stamped, write_text
 from ...calib.samples import SampleTable
@@ -155,7 +155,7 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
             finishes[row["window"]] = finish_unix_s[0] or None, finish_unix_s[1] or None
     ended_unix_s, modelled = end_of_run(top, answer.run_id), answer.modelled
     if modelled is not None:
-        modelled = replace(modelled, history=modelled.history.told(finishes))
+        modelled = replace(modelled, history=modelled.history.with_finishes(finishes))
     past = () if ended_unix_s is None else _past(top, answer, ended_unix_s)
     transcript = (*past, *answer.transcript)
     return replace(answer, modelled=modelled, ended_unix_s=ended_unix_s, transcript=transcript)
@@ -169,12 +169,12 @@ def _past(top: Path, answer: Answer, ended_unix_s: float) -> list[str]:
         score = object_of_run(top, SCORE, answer.run_id) or {}
         track = read_forecasts(top).track(answer.run_id)
     lines = (
-        f"ended {moment(ended_unix_s, time.time())}",
+        f"ended {format_moment(ended_unix_s, time.time())}",
         score_line(score),
         finish_line(track) if track else "",
         f"the lines below were logged at iteration {answer.forecast.steps_done}",
     )
-    return prefixed([line for line in lines if line])
+    return with_prefix([line for line in lines if line])
 
 
 def _request(directory: Path, table: SampleTable) -> Request:

@@ -107,10 +107,10 @@ def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: Other
 
     Raises ``ConfigError`` for a row that the plan has not.
     """
-    rows = (plan.own, *plan.candidates)
+    rows = (plan.running, *plan.candidates)
     if not 0 <= row < len(rows):
         raise ConfigError(f"--show {row} is not a row; give one from 0 to {len(rows) - 1}")
-    running, candidate = plan.own.config, rows[row]
+    running, candidate = plan.running.config, rows[row]
     launch = launch_for(directory, run_id, running, other)
     line = launch_line(launch, running, candidate.config)
     return RowCommand(
@@ -161,7 +161,7 @@ def _notes(candidate: Candidate, plan: Plan) -> list[str]:
     notes = []
     if candidate.verdict is Verdict.DOES_NOT_FIT:
         notes.append("it does not fit in memory")
-    if candidate is not plan.own and candidate.time_frac >= 0:
+    if candidate is not plan.running and candidate.time_frac >= 0:
         notes.append("it is not faster than the running layout")
     if text := plan.conversion(candidate.config):
         notes.append(f"to go on from a checkpoint: {text}")

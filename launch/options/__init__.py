@@ -5,7 +5,7 @@ In: words and files. Out: ``Settings`` and ``RunConfig``.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .config_files import described_run, inner_launch_line
@@ -20,4 +20,4 @@ if TYPE_CHECKING:
         read_tokens,
     )
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

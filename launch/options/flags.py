@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._forerun_autoload import FLAGS as FLAGS
-from ..._forerun_autoload import near
+from ..._forerun_autoload import closest_option
 from ..._forerun_autoload import split as split
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
@@ -157,7 +157,7 @@ def _value(written: str) -> tuple[str, Any]:
     if not name:
         raise ConfigError(f"{written}: {first} takes no value; write {first} alone")
     if name not in _OPTIONS:
-        hint = f"did you mean {first}-{near(name)}=...? " if near(name) else ""
+        hint = f"did you mean {first}-{closest_option(name)}=...? " if closest_option(name) else ""
         known = ", ".join(f"{first}-{known}" for known in _OPTIONS)
         raise ConfigError(f"{written}: unknown flag; {hint}known: {first}, {known}")
     flag, spec = _OPTIONS[name]

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .prometheus_sink import prometheus_name
@@ -10,4 +10,4 @@ if TYPE_CHECKING:
     from .sink import Sink
     from .wandb_sink import has_key
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -7,7 +7,7 @@ Standard library only, but for tables of samples.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .cached_file import CachedFile
@@ -74,4 +74,4 @@ if TYPE_CHECKING:
         write_steps,
     )
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

@@ -18,7 +18,7 @@ from .run_folders import newest_of_run
 
 if TYPE_CHECKING:
     from ...calib.answers import Answer
-    from ...calib.forecast import RunLeft
+    from ...calib.forecast import RemainingRun
     from ...calib.workload import RunConfig
 
 
@@ -130,17 +130,17 @@ def read_remaining_run(
     step_time_s: float | None = None,
     *,
     price_per_gpu_hour: float | None = None,
-) -> RunLeft | None:
+) -> RemainingRun | None:
     """The rest of a run, whose running layout takes ``step_time_s`` in the plan that asks (None: as
     the forecast has it).
 
     None where the directory has no forecast of that run, or nothing is left.  Price and cost of a
     restart are those that the run was given, unless a price is given here.
     """
-    from ...calib.forecast import RunLeft  # slow to import
+    from ...calib.forecast import RemainingRun  # slow to import
 
     newest = newest_of_run(directory, FORECAST, run_id)
-    remaining = None if newest is None else RunLeft.from_forecast(newest, running, step_time_s)
+    remaining = None if newest is None else RemainingRun.from_forecast(newest, running, step_time_s)
     if remaining is None:
         return None
     request = newest_of_run(directory, "request.json", run_id) or {}

@@ -31,7 +31,7 @@ DAMAGE_ERRORS = (
 
 
 def pack_model(value: Any) -> bytes:
-    """A file that ``made`` turns back; one object that is held twice stays one.
+    """A file that ``unpack_model`` turns back; one object that is held twice stays one.
 
     ``TypeError`` where it holds anything but numbers, text, arrays, tuples, mappings and our own
     data classes and enumerations.  Fields marked ``is_kept=False`` are left to their defaults.
@@ -44,7 +44,7 @@ def pack_model(value: Any) -> bytes:
 
 
 def unpack_model(data: bytes) -> Any:
-    """Returns what ``written`` was given; one of ``DAMAGED`` where it cannot be read back."""
+    """Returns what ``pack_model`` was given; one of ``DAMAGE_ERRORS`` where it cannot be read back."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         arrays = dict(file)
     rest, objects = json.loads(arrays[_REST].tobytes()), list[Any]()

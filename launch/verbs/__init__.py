@@ -5,7 +5,7 @@ What is slow to import is imported in ``run``, so that help and short answers st
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .arguments import (
@@ -21,4 +21,4 @@ if TYPE_CHECKING:
     )
     from .run_arguments import with_directory_placeholder
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

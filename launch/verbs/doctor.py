@@ -19,7 +19,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from ... import _forerun_autoload as entry
-from ...hooks.process import PACKAGES, VARIABLE, installed_version, missing, remedy, see_node
+from ...hooks.process import (
+    PACKAGES,
+    VARIABLE,
+    detect_node,
+    install_command,
+    installed_version,
+    missing_packages,
+)
 from ..sinks import has_key
 from .arguments import RUN_ID, add_schema, declare, print_json
 
@@ -135,10 +142,10 @@ def _package(name: str, absent: Severity = Severity.WARN) -> Finding:
 
 def _answers() -> Finding:
     """Where the process beside training would run, and what the verbs that answer lack."""
-    lacking = missing()
+    lacking = missing_packages()
     if not lacking:
         return Finding("answers", "packages for answers found in this Python")
-    text = f"for answers here: {remedy()} (missing: {', '.join(lacking)})"
+    text = f"for answers here: {install_command()} (missing: {', '.join(lacking)})"
     if named := os.environ.get(VARIABLE):
         return Finding("answers", f"by {VARIABLE}={named}", remedy=text)
     text += ", or name a Python that has them: --calibrate-python=PATH"
@@ -190,7 +197,7 @@ def _nccl() -> Finding:
 
 def _network() -> Finding:
     """What a run on this node would see of its network."""
-    if text := see_node(os.environ, num_ranks=0, num_local_ranks=0).text:
+    if text := detect_node(os.environ, num_ranks=0, num_local_ranks=0).text:
         return Finding("network", text)
     value = "not visible here: the usual links of the device are assumed"
     text = "describe it to predict and plan with --cluster FILE; see docs/cluster.md"

@@ -156,9 +156,9 @@ def _pricing(args: argparse.Namespace, target: _LintTarget) -> Pricing | None:
 
 def _overflow(pricing: Pricing | None) -> str:
     """The memory that the launch takes of its device where it does not fit; else empty."""
-    if pricing is None or pricing.own.verdict.value != "does not fit":
+    if pricing is None or pricing.current.verdict.value != "does not fit":
         return ""
-    needed, there = pricing.own.memory.total_nbytes, pricing.memory_capacity_nbytes or 0
+    needed, there = pricing.current.memory.total_nbytes, pricing.memory_capacity_nbytes or 0
     device = pricing.config.device
     return f"it does not fit: {format_bytes(needed)} of the {format_bytes(there)} of {device}"
 

@@ -28,7 +28,7 @@ from ...calib.workload import (
     Precision,
     RunConfig,
 )
-from ...hooks.process import RankInfo, Sight
+from ...hooks.process import NodeTopology, RankInfo
 from .arguments import ExitCode, declare, print_json
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _write(
         created_by="forerun probe",
         device=device,
         started_unix_s=time.time(),
-        cluster=Sight(rank, os.environ).told(),
+        cluster=NodeTopology(rank, os.environ).cluster_json(),
     )
     end = WindowRecord(window=0, first_step=0, last_step=0, num_faults=0, num_dropped=0)
     lines = [header, RunRecord(config=config.to_json()), *records, end]

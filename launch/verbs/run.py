@@ -175,7 +175,7 @@ def wrap_options(
     args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float
 ) -> WrapOptions:
     """What the options, the flags inside the command and the scheduler say together."""
-    calibrate_flags = split([word for word in args.command if word != "--"]).own
+    calibrate_flags = split([word for word in args.command if word != "--"]).flags
     directory = args.directory or Path(_last(calibrate_flags, "dir", str(_DEFAULTS.directory)))
     granted = _guarded("read the limit", lambda: allocation(environ, now_unix_s)) or Allocation()
     if args.time_limit is not None:

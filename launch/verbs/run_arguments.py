@@ -95,9 +95,9 @@ def show_answer(args: argparse.Namespace, answer: Any) -> None:
 def with_directory_placeholder(words: Sequence[str]) -> list[str]:
     """The words of a verb with ``NO_DIRECTORY`` where a device is named and no directory.
 
-    >>> with_place(["predict", "--device", "H100"])
+    >>> with_directory_placeholder(["predict", "--device", "H100"])
     ['predict', '-', '--device', 'H100']
-    >>> with_place(["predict", "DIR", "--device", "H100"])
+    >>> with_directory_placeholder(["predict", "DIR", "--device", "H100"])
     ['predict', 'DIR', '--device', 'H100']
     """
     names = {word.partition("=")[0] for word in words}

@@ -6,7 +6,7 @@ A new value is a column of one table here; a new output is one more renderer of 
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .answer_tables import (
@@ -57,4 +57,4 @@ if TYPE_CHECKING:
         wrapped,
     )
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

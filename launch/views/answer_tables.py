@@ -17,11 +17,11 @@ from ...calib.advice import (
     ScalePoint,
     Scaling,
     axis_value,
-    left_out,
+    exclusion_reason,
     recompute_text,
 )
 from ...calib.fit import Source
-from ...calib.forecast import RestOfRun, RunLeft, WholeRun, rest_of_run
+from ...calib.forecast import RemainingRun, RemainingRunCost, WholeRun, remaining_run_cost
 from ...calib.memory import Verdict
 from ...calib.search import layout_label
 from ...calib.timeline import PART_TEXTS
@@ -69,7 +69,7 @@ def tables_of(answer: Answer) -> list[ReportTable]:
             _throughput(answer, modelled),
             *_parts_and_work(modelled),
             *_models(modelled),
-            layouts_table(modelled.plan, remaining_run=answer.left),
+            layouts_table(modelled.plan, remaining_run=answer.remaining_run),
             micro_batch_table(modelled.micro_batch),
             *windows_tables(answer),
             *_waits(modelled),
@@ -185,7 +185,7 @@ def _throughput(answer: Answer, modelled: Modelled) -> ReportTable:
 
 
 def _parts_and_work(answer: Modelled) -> Iterator[ReportTable]:
-    running, total_s = answer.own, answer.step.time_s
+    running, total_s = answer.running_estimate, answer.step.time_s
     parts = [(part.value, time_s) for part, time_s in running.parts_s.items()]
     parts.append(("waiting for later ranks", answer.waiting_s))
     parts.append(("cost of hooks, taken off", -answer.perturbation_s))
@@ -397,12 +397,12 @@ def layouts_table(
     *,
     title: str = "Layouts",
     running_label: str = "running",
-    remaining_run: RunLeft | None = None,
+    remaining_run: RemainingRun | None = None,
 ) -> ReportTable:
     """The running layout and the fastest others; layout, step, its interval and memory stay where
     the screen is narrow, and the verdict where a row does not fit.  With ``remaining_run`` each says what
     the rest of the run would take."""
-    rows = (plan.own, *plan.candidates[:top])
+    rows = (plan.running, *plan.candidates[:top])
     is_memory_short = any(row.verdict in (Verdict.TIGHT, Verdict.DOES_NOT_FIT) for row in rows)
     numbers = {id(row): whole_cell(number) for number, row in enumerate(rows)}
     return table_of(
@@ -411,9 +411,9 @@ def layouts_table(
         rows,
         {
             "#": lambda row: numbers[id(row)],
-            "layout": lambda row: row.label + f" ({running_label})" * (row is plan.own),
+            "layout": lambda row: row.label + f" ({running_label})" * (row is plan.running),
             **_STEP,
-            **(_AGAINST if plan.own.is_comparable else {}),
+            **(_AGAINST if plan.running.is_comparable else {}),
             **throughput_cells(rows, remaining_run),
             **_FITS,
             "rests on": lambda row: _provenance(row.source_frac),
@@ -509,10 +509,10 @@ def plan_notes(plan: Plan) -> list[str]:
     """What should be known of a plan, a sentence each: layouts that the program cannot be asked
     for, what those with experts rest on, which to try next, and how far the search has come."""
     notes = []
-    reason = left_out(plan.own.config)
+    reason = exclusion_reason(plan.running.config)
     if number := sum(proof.cut.get(reason, 0) for proof in plan.proofs.values() if reason):
         notes.append(f"{number:,} layouts left out: {reason}")
-    routed = {one.config.parallelism.ep: one.routing for one in (plan.own, *plan.candidates)}
+    routed = {one.config.parallelism.ep: one.routing for one in (plan.running, *plan.candidates)}
     texts = [
         f"ep {ep} {one.text.removeprefix('routing ')}"
         for ep, one in sorted(routed.items(), key=lambda pair: pair[0])
@@ -539,7 +539,7 @@ def _provenance(shares: Mapping[Source, float]) -> str:
     return ", ".join(f"{frac * 100:.0f} % {src.value}" for src, frac in items if frac >= 0.005)
 
 
-def throughput_cells(rows: Sequence[Candidate], remaining_run: RunLeft | None) -> _Cells:
+def throughput_cells(rows: Sequence[Candidate], remaining_run: RemainingRun | None) -> _Cells:
     """Ways to read a layout: tokens/s, TFLOP/s and MFU where devices are known, and with ``remaining_run``
     the rest of the run."""
     cells: _Cells = {TOKENS: lambda row: count_cell(row.throughput.tokens_per_s)}
@@ -549,8 +549,8 @@ def throughput_cells(rows: Sequence[Candidate], remaining_run: RunLeft | None) -
     if remaining_run is None:
         return cells
 
-    def rest(row: Candidate) -> RestOfRun:
-        return rest_of_run(remaining_run, row.config, row.step_time_s)
+    def rest(row: Candidate) -> RemainingRunCost:
+        return remaining_run_cost(remaining_run, row.config, row.step_time_s)
 
     if remaining_run.config.device != "cpu" or remaining_run.price_per_gpu_hour is not None:
         cells[GPU_HOURS] = lambda row: count_cell(rest(row).gpu_hours, ",.4g")
@@ -560,12 +560,12 @@ def throughput_cells(rows: Sequence[Candidate], remaining_run: RunLeft | None) -
     return cells
 
 
-def rest_json(row: Candidate, remaining_run: RunLeft | None) -> dict[str, Any] | None:
+def rest_json(row: Candidate, remaining_run: RemainingRun | None) -> dict[str, Any] | None:
     """The rest of the run in a layout, for JSON; None where nothing is known of it."""
     return (
         None
         if remaining_run is None
-        else rest_of_run(remaining_run, row.config, row.step_time_s).to_json()
+        else remaining_run_cost(remaining_run, row.config, row.step_time_s).to_json()
     )
 
 

@@ -22,13 +22,13 @@ from ...calib.answers import (
     Answer,
     Modelled,
     Request,
-    moment,
+    format_moment,
     predict_words,
     run_line,
     step_trace,
 )
 from ...calib.errors import RecordError
-from ...calib.forecast import Coverage, Evaluation, PastForecast, rest_of_run, step_coverage
+from ...calib.forecast import Coverage, Evaluation, PastForecast, remaining_run_cost, step_coverage
 from ...calib.records import OPEN, PRIVATE, with_iso_times, write_json, write_text
 from ...calib.samples import SampleTable, write_table
 from ...calib.shell import joined, quoted
@@ -108,7 +108,8 @@ def write_answer(
     }
     if (modelled := answer.modelled) is not None:
         writes[home / TRACE] = lambda: write_json(
-            home / TRACE, step_trace({PREDICTED: modelled.own}, measured, version=__version__)
+            home / TRACE,
+            step_trace({PREDICTED: modelled.running_estimate}, measured, version=__version__),
         )
     if run_log is not None:
         writes[home / STEPS] = lambda: write_steps(place, run_log)
@@ -244,7 +245,11 @@ def figures(page: Page) -> Figures:
         "held": lambda width: coverage_chart(page.step_coverage, finish, width),
     }
     if (known := page.answer.modelled) is not None:
-        running, plan, rows = known.own, known.plan, known.plan.candidates[:NUM_LAYOUTS]
+        running, plan, rows = (
+            known.running_estimate,
+            known.plan,
+            known.plan.candidates[:NUM_LAYOUTS],
+        )
         makers |= {
             "layouts": lambda width: layouts_chart(plan, rows, width),
             "memory": lambda width: memory_chart(plan, rows, width),
@@ -350,7 +355,7 @@ def _card(page: Page, directory: str) -> dict[str, Any]:
         about = {"device": config.device, "framework": config.framework}
         row = "" if plan.best is None else f" --show {plan.candidates.index(plan.best) + 1}"
         command = f"forerun plan {quoted(directory)}{row}"
-    made = f"{moment(ahead.now_unix_s, 0.0)}, step {ahead.steps_done:,}"
+    made = f"{format_moment(ahead.now_unix_s, 0.0)}, step {ahead.steps_done:,}"
     return {
         "headline": headline,
         "within": within,
@@ -368,20 +373,20 @@ def _ending(answer: Answer, end_unix_s: float | None) -> tuple[str, str]:
     ahead = answer.forecast
     has_seconds = ahead.total_s < _SHOW_SECONDS_BELOW_S
     if end_unix_s is not None:
-        return f"Ended {moment(end_unix_s, 0.0, has_seconds=has_seconds)}", ""
+        return f"Ended {format_moment(end_unix_s, 0.0, has_seconds=has_seconds)}", ""
     if not answer.has_finish:
         return f"{format_time(answer.measured_step_s)} per step", "end of the run not known"
     now = ahead.now_unix_s
     low, high = (
-        moment(now + remaining_s, now, has_seconds=has_seconds).removesuffix(" UTC")
+        format_moment(now + remaining_s, now, has_seconds=has_seconds).removesuffix(" UTC")
         for remaining_s in (ahead.remaining_low_s, ahead.remaining_high_s)
     )
-    end = moment(ahead.finish_p50_unix_s, now, has_seconds=has_seconds)
+    end = format_moment(ahead.finish_p50_unix_s, now, has_seconds=has_seconds)
     return f"Ends {end}", f"90 %: {low} to {high}"
 
 
 def _gain(answer: Answer, plan: Plan) -> Iterator[str]:
-    best, remaining_run = plan.best, answer.left
+    best, remaining_run = plan.best, answer.remaining_run
     if plan.doubt and (best is None or best.is_unsure):
         yield "the model cannot rank layouts"
         return
@@ -397,8 +402,8 @@ def _gain(answer: Answer, plan: Plan) -> Iterator[str]:
     yield f"{format_frac(-best.time_frac)} less per step available"
     if remaining_run is None or answer.ended_unix_s is not None:
         return
-    running = rest_of_run(remaining_run, plan.own.config, plan.own.step_time_s)
-    other = rest_of_run(remaining_run, best.config, best.step_time_s)
+    running = remaining_run_cost(remaining_run, plan.running.config, plan.running.step_time_s)
+    other = remaining_run_cost(remaining_run, best.config, best.step_time_s)
     saved = running.gpu_hours - other.gpu_hours
     if saved > 0 and answer.device != "cpu":
         yield f"saves {format_count(saved)} GPU-hours"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...calib.advice import Candidate, Difference, Explained, Explanation, Plan, TermTime
-from ...calib.answers import moment
+from ...calib.answers import format_moment
 from ...calib.forecast import Coverage, PastForecast
 from ...calib.memory import MemoryEstimate, Verdict
 from ...calib.steps import Contribution
@@ -121,12 +121,14 @@ def finish_chart(
     plot.path(middle, "blue-line")
     plot.dots(middle if len(middle) <= 40 else middle[-1:], "blue-dots")
     newest, has_seconds = every[-1], high - low < _SHOW_SECONDS_BELOW_S
-    end = moment(newest.finish_p50_unix_s, newest.unix_s, has_seconds=has_seconds)
+    end = format_moment(newest.finish_p50_unix_s, newest.unix_s, has_seconds=has_seconds)
     which = f"newest of {len(every):,} forecasts" if len(every) > 1 else "one forecast"
     text = f"The {which}, after step {newest.iteration:,}, says {end}"
     if end_unix_s:
         plot.limit(y=end_unix_s)
-        text += f"; the run ended {moment(end_unix_s, newest.unix_s, has_seconds=has_seconds)}"
+        text += (
+            f"; the run ended {format_moment(end_unix_s, newest.unix_s, has_seconds=has_seconds)}"
+        )
     return plot.finished("End of the run by each forecast", text)
 
 
@@ -224,7 +226,7 @@ def waiting_chart(waits_s: Mapping[int, float], width: int) -> Drawing | None:
 def memory_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing | None:
     """What fills the memory of the fullest device, part by part, in the running layout and in
     ``rows`` of its plan, against what a device has."""
-    shown = [("running", plan.own), *((str(n), one) for n, one in enumerate(rows, 1))]
+    shown = [("running", plan.running), *((str(n), one) for n, one in enumerate(rows, 1))]
     bars = [
         Bar(
             name=name,
@@ -394,7 +396,7 @@ def layouts_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing 
     """
     if not rows:
         return None
-    capacity, shown = plan.memory_capacity_nbytes, (plan.own, *rows)
+    capacity, shown = plan.memory_capacity_nbytes, (plan.running, *rows)
     factor, unit = seconds_unit(max(one.step_time_s for one in shown))
     most_nbytes = max(one.memory.total_nbytes for one in shown)
     size, named = (GIB, "GiB") if most_nbytes >= GIB else (MIB, "MiB")
@@ -487,7 +489,7 @@ def _meets(one: _Box, other: _Box) -> bool:
 
 
 def _layouts_text(plan: Plan, rows: Sequence[Candidate]) -> str:
-    running, best = plan.own, plan.best
+    running, best = plan.running, plan.best
     text = f"The running layout {running.label} takes {format_time(running.step_time_s)} per step"
     if best is None or best not in rows:
         misfits = sum(one.verdict is Verdict.DOES_NOT_FIT for one in rows)

@@ -84,7 +84,7 @@ def search_effort(top: int) -> Iterator[Effort]:
     with suppress(ValueError):  # not the main thread
         before = signal.signal(signal.SIGINT, stop)
     try:
-        yield Effort(top=top, is_stopped=lambda: bool(interrupts), told=bar.update)
+        yield Effort(top=top, is_stopped=lambda: bool(interrupts), on_progress=bar.update)
     finally:
         bar.end()
         if before is not None:

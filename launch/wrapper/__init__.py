@@ -5,7 +5,7 @@ Standard library alone.
 
 from typing import TYPE_CHECKING
 
-from ...faces import names_on_demand
+from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .log_lines import (
@@ -20,4 +20,4 @@ if TYPE_CHECKING:
     from .slurm import GIVEN, Allocation, allocation, duration_s, num_jobs, time_option
     from .wrapped import Outcome, WrapOptions, WrappedLaunch
 
-__getattr__ = names_on_demand(__name__)
+__getattr__ = lazy_getattr(__name__)

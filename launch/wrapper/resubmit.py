@@ -43,7 +43,7 @@ def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
         return ()
     flag_split = split(list(command[place + 1 :]))
     restored_words = restored(advised, (command[place], *flag_split.rest))
-    return (*command[: place + 1], *restored_words[1:], *flag_split.own) if restored_words else ()
+    return (*command[: place + 1], *restored_words[1:], *flag_split.flags) if restored_words else ()
 
 
 def script(words: Sequence[str], reason: str, time: str, environ: Mapping[str, str]) -> str:

@@ -140,12 +140,12 @@ def _hold_what_is_sent(module: ModuleType) -> None:
         return
     sent: deque[Any] = deque(maxlen=_MOST_IN_FLIGHT)
 
-    def held(out: Any, *args: Any, **kwargs: Any) -> None:
+    def retain_and_free(out: Any, *args: Any, **kwargs: Any) -> None:
         if hasattr(out, "detach"):
             sent.append(out.detach())
         free(out, *args, **kwargs)
 
-    setattr(module, "deallocate_output_tensor", held)  # noqa: B010
+    setattr(module, "deallocate_output_tensor", retain_and_free)  # noqa: B010
 
 
 def _quantize_nothing(module: ModuleType) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from forerun.calib.network.cluster import known_network
 from forerun.calib.records.cluster import KEYS, Cluster, Joint
-from forerun.hooks.process.node_sight import VARIABLES
+from forerun.hooks.process.node_topology import VARIABLES
 from forerun.launch.options.flags import read_cluster
 
 pytestmark = pytest.mark.slow

@@ -90,8 +90,8 @@ def _torchrun(words: list[str]) -> None:
         return
     assert not launch.module or launch.training_script == "forerun.launch"
     flag_split = split(launch.training_script_args)
-    assert flag_split.own and not [word for word in flag_split.rest if "calibrate" in word]
-    parse(flag_split.own, {"RANK": "0", "WORLD_SIZE": "1"}, (), ())
+    assert flag_split.flags and not [word for word in flag_split.rest if "calibrate" in word]
+    parse(flag_split.flags, {"RANK": "0", "WORLD_SIZE": "1"}, (), ())
     if (script := launch.training_script).startswith("recipes/"):
         assert (ROOT / script).is_file()
 

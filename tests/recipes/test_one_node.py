@@ -52,8 +52,8 @@ def test_its_words_are_those_of_megatron_and_ours_and_the_users_come_last(tmp_pa
     assert words[:4] == ["--standalone", "--nproc-per-node", "4", "pretrain_gpt.py"]
     assert words[-2:] == ["--lr", "1e-5"]
     flag_split = split(words)
-    parse(flag_split.own, TORCHRUN, (), ())
-    assert [word for word in flag_split.own if word.startswith("--calibrate-dir=")] == [
+    parse(flag_split.flags, TORCHRUN, (), ())
+    assert [word for word in flag_split.flags if word.startswith("--calibrate-dir=")] == [
         f"--calibrate-dir={tmp_path}/run/forerun-out"
     ]
     read = config_from_command(flag_split.rest[4:], num_ranks=4)

@@ -40,7 +40,7 @@ def checked(words: list[str]) -> list[str]:
     place = words.index("--")
     args = build_parser().parse_args(words[1:place])
     args.command = words[place + 1 :]
-    parse(split(args.command).own, TORCHRUN, (), ())
+    parse(split(args.command).flags, TORCHRUN, (), ())
     assert wrap_options(args, {}, 0.0).listens
     assert not wrap_options(args, {"FORERUN_OFF": "1"}, 0.0).listens
     return args.command

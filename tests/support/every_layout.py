@@ -11,7 +11,7 @@ from forerun.benchmarks.costs.plan import variants_of
 from forerun.calib.arguments.short_names import Keep
 from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.cells import cells_of
-from forerun.calib.search.found import Room
+from forerun.calib.search.results import MemoryBudget
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.workload.config import RunConfig
 
@@ -52,7 +52,7 @@ def best_of_every(
     config: RunConfig,
     steps: FittedSteps,
     num_ranks: int,
-    room: Room,
+    room: MemoryBudget,
     top: int,
     keep: Keep | None = None,
 ) -> list[tuple[float, RunConfig]]:

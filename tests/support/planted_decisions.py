@@ -156,7 +156,7 @@ def _plan(layout: Candidate, known_log: Floats, noise_log: float) -> Plan:
         for place, log in sorted(enumerate(known_log.tolist()), key=lambda item: item[1])
     ]
     return Plan(
-        own=layout,
+        running=layout,
         measured_step_time_s=1.0,
         memory_capacity_nbytes=None,
         candidates=tuple(candidates),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.coverage import NUM_NEXT, Breadth, breadth
+from forerun.calib.advice.alternatives import NUM_NEXT, Breadth, breadth
 from forerun.calib.advice.named_layouts import named_layout
 from forerun.calib.advice.planning import Plan, plan
 from forerun.calib.memory.peak import Verdict, memory, verdict
@@ -39,7 +39,7 @@ def test_the_next_are_those_of_the_plan(layout: Layout, planted: Callable[..., A
     config = layout(tp=4, dp=2, micro=1)
     steps = steps_of(planted())
     plan, told = asked(config, steps)
-    ranked = sorted((plan.own, *plan.candidates), key=lambda c: c.step_time_s)
+    ranked = sorted((plan.running, *plan.candidates), key=lambda c: c.step_time_s)
     assert told.first == ranked[0].label
     times = [c.step_time_s / ranked[0].step_time_s - 1 for c in ranked[1 : NUM_NEXT + 1]]
     assert told.next_slower_frac == pytest.approx(times)
@@ -47,7 +47,7 @@ def test_the_next_are_those_of_the_plan(layout: Layout, planted: Callable[..., A
     alike = [
         math.log(one.time_s / best.time_s) <= Z_90 * paired_sigma_log(one, best) for one in others
     ]
-    assert told.num_not_told_apart == sum(alike)
+    assert told.num_indistinguishable == sum(alike)
     json.dumps(told.to_json(), allow_nan=False)
 
 
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_no_choice(layout: Layout, planted: Callable[..., A
     needed = sorted(c.memory.total_nbytes for c in result.candidates)
     small, told = asked(config, steps, room=int(needed[len(needed) // 3]))
     fits = {
-        c.label for c in (small.own, *small.candidates) if c.verdict is not Verdict.DOES_NOT_FIT
+        c.label for c in (small.running, *small.candidates) if c.verdict is not Verdict.DOES_NOT_FIT
     }
     assert told.first in fits
     assert breadth(plan(config, steps, memory_capacity_nbytes=1), steps) is None

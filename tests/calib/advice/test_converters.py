@@ -11,7 +11,7 @@ from planted_steps import steps_of
 
 from forerun.calib.advice.planning import converter, plan
 from forerun.calib.arguments.short_names import Keep
-from forerun.calib.search.space import sharded_otherwise
+from forerun.calib.search.space import other_shardings
 from forerun.calib.workload.config import Precision, RunConfig, Sharding
 
 Layout = Callable[..., RunConfig]
@@ -28,7 +28,7 @@ def megatron(layout: Layout) -> RunConfig:
 
 def test_each_form_of_megatron_wants_a_converter_to_another(megatron: RunConfig) -> None:
     forms = {Sharding.NONE: 0, Sharding.OPTIMIZER: 1, Sharding.GRADS: 2, Sharding.WEIGHTS: 2}
-    every = [megatron, *sharded_otherwise(megatron)]
+    every = [megatron, *other_shardings(megatron)]
     assert {one.parallelism.sharded for one in every} == set(forms)
     for one in every:
         for other in every:

@@ -18,7 +18,7 @@ from forerun.calib.advice.decision import (
     saving_probability,
 )
 from forerun.calib.advice.planning import Candidate, Plan
-from forerun.calib.forecast.forecasts import Forecast, TimeLeft
+from forerun.calib.forecast.forecasts import Forecast, RemainingTime
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.steps.model import MISFIT
 from forerun.calib.workload.run_options import Goals
@@ -96,7 +96,7 @@ def test_the_probability_of_saving_is_that_of_a_simulation(
 ) -> None:
     """Monte Carlo with the same two distributions; 0.01 is three standard errors of 40,000."""
     run = steady()
-    run = replace(run, left=TimeLeft.normal(run.remaining_s, 400.0))
+    run = replace(run, remaining_time=RemainingTime.normal(run.remaining_s, 400.0))
     candidate = replace(best_of(planned()), time_frac=-0.1, log_ratio_sigma=0.05)
     random = np.random.default_rng(2)
     left = run.remaining_s + 400.0 * random.standard_normal(40_000)
@@ -120,7 +120,7 @@ def test_lateness_is_the_tail_of_the_finish(steady: Steady) -> None:
     run = steady()
     assert lateness_probability(run, run.finish_p50_unix_s) == pytest.approx(0.5)
     assert lateness_probability(run, run.finish_p95_unix_s) == pytest.approx(0.05)
-    exact = replace(run, left=TimeLeft.normal(run.remaining_s, 0.0))
+    exact = replace(run, remaining_time=RemainingTime.normal(run.remaining_s, 0.0))
     assert lateness_probability(exact, run.finish_p50_unix_s - 1) == 1
     assert lateness_probability(exact, run.finish_p50_unix_s + 1) == 0
 

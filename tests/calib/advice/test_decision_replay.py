@@ -84,7 +84,7 @@ def test_thin_evidence_is_never_acted_on(
 ) -> None:
     own, best = layout(1.0), layout(0.3)
     plan = Plan(
-        own=own,
+        running=own,
         measured_step_time_s=1.0,
         memory_capacity_nbytes=None,
         candidates=(best,),

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted_steps import steps_of
 
-from forerun.calib.advice.axes import AXES, axis_value, differing_axes, mixed
+from forerun.calib.advice.axes import AXES, axis_value, differing_axes, with_axes_of
 from forerun.calib.advice.explanation import Difference, Explanation, explain, walk
 from forerun.calib.advice.planning import plan
 from forerun.calib.errors import ConfigError
@@ -125,7 +125,7 @@ def test_the_interval_is_that_of_a_plan(layout: Layout, planted: Callable[..., A
     spread = math.exp(Z_90 * paired_sigma_log(mine, its))
     assert result.low_s == pytest.approx(mine.time_s / spread - its.time_s)
     assert result.high_s == pytest.approx(mine.time_s * spread - its.time_s)
-    assert result.is_told_apart == (result.low_s > 0 or result.high_s < 0)
+    assert result.is_distinguishable == (result.low_s > 0 or result.high_s < 0)
 
 
 def test_layouts_that_cannot_be_told_apart_are_not_called_faster(
@@ -135,7 +135,7 @@ def test_layouts_that_cannot_be_told_apart_are_not_called_faster(
     explanation = explain(layout(dp=2, micro=4), layout(dp=2, micro=8), steps)
     text = explanation.sentence
     assert ("cannot be told apart" in text) != ("faster" in text or "slower" in text)
-    assert ("cannot be told apart" in text) != difference(explanation).is_told_apart
+    assert ("cannot be told apart" in text) != difference(explanation).is_distinguishable
     same = explain(layout(dp=2), layout(dp=2), steps)
     assert "take the same time" in same.sentence and not difference(same).walk.changes
 
@@ -155,7 +155,7 @@ def test_choices_of_another_layout_make_it(layout: Layout) -> None:
     one = layout(tp=2, dp=2, micro=2, recompute=Recompute.FULL)
     for other in every_layout(layout(dp=4), 4):
         axes = differing_axes(one, other)
-        assert mixed(one, other, axes) == other
+        assert with_axes_of(one, other, axes) == other
         assert axes or other == one
         assert [axis for axis in AXES if axis_value(one, axis) != axis_value(other, axis)] == list(
             axes
@@ -165,7 +165,7 @@ def test_choices_of_another_layout_make_it(layout: Layout) -> None:
 def test_a_choice_that_does_not_fit_is_refused(layout: Layout) -> None:
     one, other = layout(dp=2), layout(pp=4, samples=16)
     with pytest.raises(ConfigError, match="2 ranks do not split over tp 1 x cp 1 x pp 4"):
-        mixed(one, other, ("pp",))
+        with_axes_of(one, other, ("pp",))
 
 
 def changed_axes(found: Sequence[Any]) -> list[tuple[str, ...]]:

@@ -12,11 +12,11 @@ from every_layout import best_of_every, row
 from planted_steps import steps_of
 
 from forerun.calib.advice.micro_batch import micro_batch_layouts
-from forerun.calib.advice.planning import Plan, left_out, plan
+from forerun.calib.advice.planning import Plan, exclusion_reason, plan
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.short_names import Keep
 from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE, untaken
-from forerun.calib.search.found import Effort, Room
+from forerun.calib.search.results import Effort, MemoryBudget
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
 
@@ -79,7 +79,7 @@ def test_the_rows_are_the_best_that_can_be_followed(
             return not untaken(config, running)
 
     free = replace(running, absent=())
-    wanted = best_of_every(free, steps, 8, Room(), top, Askable())
+    wanted = best_of_every(free, steps, 8, MemoryBudget(), top, Askable())
     times = [one.step_time_s for one in result.candidates]
     assert times == pytest.approx([time_s for time_s, _ in wanted], rel=1e-6)
     # Of two that take the same time either may come first.
@@ -95,11 +95,11 @@ def test_what_is_left_out_is_counted_with_its_reason(
 ) -> None:
     running = running_with(layout, *absent)
     free, bound = free_plan(layout, planted), plan(running, model(planted))
-    reason = left_out(running)
+    reason = exclusion_reason(running)
     assert all(option in reason for option in absent if option.startswith("--"))
     cut = bound.proofs[8].cut[reason]
     assert cut > 0 and cut + bound.proofs[8].num_layouts == free.num_layouts
-    assert left_out(replace(running, absent=())) == ""
+    assert exclusion_reason(replace(running, absent=())) == ""
 
 
 def test_what_is_asked_for_all_the_same_is_told_and_not_offered(
@@ -115,7 +115,7 @@ def test_a_loop_of_ones_own_has_no_options_to_lack(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     running = replace(running_with(layout, "--micro-batch-size"), framework="PyTorch 2.8")
-    assert left_out(running) == ""
+    assert exclusion_reason(running) == ""
     free, bound = (plan(one, steps_of(planted())) for one in (replace(running, absent=()), running))
     assert [one.config for one in bound.candidates] == [one.config for one in free.candidates]
 

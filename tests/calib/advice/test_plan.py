@@ -16,8 +16,8 @@ from forerun.calib.arguments.short_names import Keep
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.robust import Z_90
-from forerun.calib.search.found import NUM_LACKING, TOP, Effort, Room
 from forerun.calib.search.labels import layout_label
+from forerun.calib.search.results import NUM_LACKING, TOP, Effort, MemoryBudget
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.workload.config import Recompute, RunConfig, Sharding
 
@@ -32,7 +32,7 @@ def test_the_best_rows_stand_before_some_that_do_not_fit(
     config, steps = layout(tp=4, micro=1), steps_of(planted())
     capacity = sorted(memory(one).total_nbytes for one in every_layout(config, 4))[500]
     result = plan(config, steps, memory_capacity_nbytes=int(capacity))
-    room = Room(capacity_nbytes=int(capacity))
+    room = MemoryBudget(capacity_nbytes=int(capacity))
     expected = best_of_every(config, steps, 4, room, TOP)
     fitting = [c for c in result.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
     times = [c.step_time_s for c in fitting]
@@ -85,11 +85,11 @@ def test_candidates_are_ranked_and_scaled_to_the_measured_step(
     planned: Callable[..., Plan],
 ) -> None:
     plan = planned(measured_frac=1.2)
-    own_s = 1.2 * planned(measured_frac=None).own.step_time_s
+    own_s = 1.2 * planned(measured_frac=None).running.step_time_s
     times = [c.step_time_s for c in plan.candidates]
     assert times == sorted(times)
-    assert plan.own.step_time_s == pytest.approx(own_s)
-    assert plan.own.time_frac == 0
+    assert plan.running.step_time_s == pytest.approx(own_s)
+    assert plan.running.time_frac == 0
     for candidate in plan.candidates:
         assert candidate.step_time_s == pytest.approx(own_s * (1 + candidate.time_frac))
         assert candidate.time_frac_low < candidate.time_frac < candidate.time_frac_high
@@ -133,7 +133,7 @@ def test_the_best_layout_fits_and_is_faster(planned: Callable[..., Plan]) -> Non
 def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]) -> None:
     plan = planned()
     assert plan.best is not None
-    own = plan.own.config
+    own = plan.running.config
     # Nothing fits: the layout that lacks the least memory is named.
     tight = planned(memory_capacity_nbytes=1)
     assert tight.best is None
@@ -144,7 +144,7 @@ def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]
     assert slower.best is None and slower.nearest_miss.endswith("it is not faster")
     # A host whose degrees are the user's own code is asked for another batch alone.
     hosted = replace(own, framework="transformers 5.1")
-    plan_of = replace(plan, own=replace(plan.own, config=hosted))
+    plan_of = replace(plan, running=replace(plan.running, config=hosted))
     hosted_candidates = tuple(
         replace(c, config=replace(c.config, framework=hosted.framework)) for c in plan.candidates
     )
@@ -180,7 +180,7 @@ def test_what_the_running_layout_does_too_is_no_obstacle(planned: Callable[..., 
 
     one = refused(plan.best)
     assert "attn_proj needs core_attn" in plan.obstacle(one)
-    assert replace(plan, own=refused(plan.own)).obstacle(one) == ""
+    assert replace(plan, running=refused(plan.running)).obstacle(one) == ""
 
 
 def test_a_measured_offset_is_in_every_estimate(planned: Callable[..., Plan]) -> None:
@@ -193,7 +193,7 @@ def test_a_measured_offset_is_in_every_estimate(planned: Callable[..., Plan]) ->
 def test_options_of_a_candidate_give_its_layout(planned: Callable[..., Plan]) -> None:
     plan = planned()
     for candidate in plan.candidates:
-        assert apply_options(plan.own.config, candidate.options) == candidate.config
+        assert apply_options(plan.running.config, candidate.options) == candidate.config
 
 
 def test_other_numbers_of_ranks_are_ranked_together(planned: Callable[..., Plan]) -> None:
@@ -206,8 +206,8 @@ def test_without_a_measured_step_the_model_stands_alone(
 ) -> None:
     config = layout(tp=2, dp=2)
     alone, own = plan(config, steps_of(planted())), estimate_step(config, planted())
-    assert alone.own.step_time_s == pytest.approx(own.time_s)
-    assert alone.own.high_s == pytest.approx(own.high_s)
+    assert alone.running.step_time_s == pytest.approx(own.time_s)
+    assert alone.running.high_s == pytest.approx(own.high_s)
     fastest = alone.candidates[0]
     assert math.log(fastest.high_s / fastest.step_time_s) > Z_90 * fastest.log_ratio_sigma
 
@@ -280,7 +280,7 @@ def test_json_is_complete_and_plain(planned: Callable[..., Plan]) -> None:
     value = json.loads(json.dumps(plan.to_json()))
     assert value["schema"] == 1
     assert value["best"] == plan.candidates[0].label
-    assert RunConfig.from_json(value["config"]) == plan.own.config
+    assert RunConfig.from_json(value["config"]) == plan.running.config
     assert len(value["candidates"]) == len(plan.candidates)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.calib.advice.probe_sizes import CollectiveProbe, OperatorProbe, fingerprint
-from forerun.calib.advice.probes import carriers, probe_plan
+from forerun.calib.advice.probes import group_roles, probe_plan
 from forerun.calib.layers.stage_work import stage_operators, step_collectives
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.config import (
@@ -98,8 +98,8 @@ def test_equal_runs_have_equal_lists_and_others_have_not() -> None:
 
 def test_only_groups_of_the_same_ranks_and_nodes_carry() -> None:
     across = config(dp=2, ranks_per_node=1)
-    assert carriers(across) == {(2, 2): GroupRole.DP}
-    assert carriers(config(tp=2, dp=4, ranks_per_node=2)) == {
+    assert group_roles(across) == {(2, 2): GroupRole.DP}
+    assert group_roles(config(tp=2, dp=4, ranks_per_node=2)) == {
         (2, 1): GroupRole.TP,
         (4, 4): GroupRole.DP,
     }

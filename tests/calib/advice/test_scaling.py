@@ -11,7 +11,7 @@ import pytest
 from planted_steps import steps_of
 
 from forerun.calib.advice.planning import compare, plan
-from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, best_on, curve
+from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, best_on, compute_scaling
 from forerun.calib.arguments.short_names import Keep
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.timeline.items import Part
@@ -53,7 +53,7 @@ def replicated(
     configs = [
         layout(dp=num, samples=samples_per_rank * num or COUNTS[-1], micro=1) for num in counts
     ]
-    return curve(compare(configs[0], configs, steps), steps)
+    return compute_scaling(compare(configs[0], configs, steps), steps)
 
 
 def test_work_that_divides_keeps_its_efficiency(
@@ -158,7 +158,7 @@ def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_nam
     assert best_on(1, plans[1]) is None
     assert best_on(2, plans[4]) is None
     chosen = [best_on(num, plans[num]) for num in (2, 4)]
-    scaling = curve([one for one in chosen if one is not None], steps)
+    scaling = compute_scaling([one for one in chosen if one is not None], steps)
     assert [point.num_ranks for point in scaling.points] == [2, 4]
     for point in scaling.points:
         held = plans[point.num_ranks]
@@ -170,8 +170,8 @@ def test_the_running_layout_is_the_best_only_where_it_is_asked_for(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
     result = plan(layout(samples=16, micro=1), machine(0.01), memory_capacity_nbytes=10**13)
-    fastest = replace(result, own=replace(result.own, step_time_s=0.0))
-    assert best_on(1, fastest) == fastest.own
+    fastest = replace(result, running=replace(result.running, step_time_s=0.0))
+    assert best_on(1, fastest) == fastest.running
     other = best_on(1, fastest, Keep.parse("mbs=2"))
     assert other is not None
     assert other.config.batch.micro_batch_size == 2

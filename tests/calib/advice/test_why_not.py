@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.coverage import WhyNot, why_not
+from forerun.calib.advice.alternatives import WhyNot, why_not
 from forerun.calib.advice.planning import Plan, compare, plan
 from forerun.calib.arguments.short_names import Keep
 from forerun.calib.memory.peak import Verdict

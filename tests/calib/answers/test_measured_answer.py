@@ -14,7 +14,7 @@ import pytest
 from undescribed_runs import GOLDEN, undescribed
 
 from forerun.calib.advice.decision import Action, Rule
-from forerun.calib.answers.analysis import analyse, finish_lines, renewed
+from forerun.calib.answers.analysis import analyse, finish_lines, with_new_forecast
 from forerun.calib.answers.answer import Answer, measured_groups
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_measurements import measured_step_s
@@ -113,7 +113,7 @@ def test_steps_that_only_the_loop_tells_end_a_described_run(tmp_path: Path) -> N
         config=json.dumps(bare.to_json()), loop=json.dumps(encode_fields(TOLD))
     )
     result = analyse(replace(table, runs=told), request())
-    assert result.end.steps_total == TOTAL and result.left is not None
+    assert result.end.steps_total == TOTAL and result.remaining_run is not None
     assert result.forecast.steps_left == TOTAL - DONE
     plain = answer(tmp_path, TOLD).forecast
     assert result.forecast.finish_p50_unix_s == pytest.approx(plain.finish_p50_unix_s)
@@ -126,7 +126,7 @@ def test_samples_count_where_there_are_no_tokens(tmp_path: Path) -> None:
 
 def test_a_later_moment_goes_on_from_the_window(tmp_path: Path) -> None:
     later = Request(now_unix_s=NOW_S + 3.0, last_step=70, step_times_s=(STEP_S,) * 70)
-    result = renewed(answer(tmp_path, TOLD), later)
+    result = with_new_forecast(answer(tmp_path, TOLD), later)
     assert result.has_finish
     assert result.forecast.finish_p50_unix_s == pytest.approx(NOW_S + 3.0 + 30 * STEP_S)
     (line,) = finish_lines(result, Goals())
@@ -160,7 +160,7 @@ def test_a_bound_above_the_step_is_no_time_of_transfers(tmp_path: Path) -> None:
     (group, *others) = result.groups
     for time_s, words in ((8.1, "whose end is not seen"), (STEP_S / 2, "at most")):
         bound = replace(group, is_bound=True, time_s=time_s)
-        told = renewed(replace(result, groups=(bound, *others)), request())
+        told = with_new_forecast(replace(result, groups=(bound, *others)), request())
         text = "\n".join(told.transcript)
         assert words in text and "8.1" not in text
 

@@ -23,11 +23,11 @@ from forerun.calib.answers.transcript import (
     checked_line,
     decision_line,
     faster_line,
-    prefixed,
     run_line,
+    with_prefix,
 )
 from forerun.calib.forecast.batch_ratios import PredictedStep
-from forerun.calib.forecast.forecasts import Forecast, TimeLeft
+from forerun.calib.forecast.forecasts import Forecast, RemainingTime
 from forerun.calib.forecast.rates import Throughput
 from forerun.calib.layers.model_size import model_name
 from forerun.calib.memory.peak import MemoryEstimate, Verdict
@@ -70,7 +70,7 @@ def run(steady: Steady) -> Forecast:
         total_s=148_320.0,
         remaining_s=144_360.0,
         remaining_high_s=153_660.0,
-        left=TimeLeft.normal(144_360.0, 9300.0 / 1.645),
+        remaining_time=RemainingTime.normal(144_360.0, 9300.0 / 1.645),
         gpu_hours=329.6,
     )
 
@@ -79,7 +79,7 @@ def run(steady: Steady) -> Forecast:
 def faster(planned: Planned) -> Plan:
     """One other layout: 11 % less, 71 of 80 GiB."""
     plan = planned(memory_capacity_nbytes=80 * GIB)
-    own = replace(plan.own, config=replace(plan.own.config, device="NVIDIA H100 80GB HBM3"))
+    own = replace(plan.running, config=replace(plan.running.config, device="NVIDIA H100 80GB HBM3"))
     memory = MemoryEstimate(
         stage=0,
         weights_nbytes=71 * GIB,
@@ -97,17 +97,17 @@ def faster(planned: Planned) -> Plan:
         time_frac_high=-0.06,
         log_ratio_sigma=0.03,
     )
-    return replace(plan, own=own, candidates=(best,))
+    return replace(plan, running=own, candidates=(best,))
 
 
 def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) -> None:
     config = replace(
-        faster.own.config,
-        cadence=replace(faster.own.config.cadence, train_iters=10_000),
+        faster.running.config,
+        cadence=replace(faster.running.config.cadence, train_iters=10_000),
     )
     goals = Goals(restart_cost_s=720.0, limit_unix_s=run.now_unix_s - 3960.0 + 172_800.0)
     decision = decide(goals, forecast=run, plan=faster)
-    lines = prefixed(
+    lines = with_prefix(
         [
             run_line(config, config.parallelism.num_ranks, 1.842, RATE),
             finish_line(run, goals),
@@ -197,7 +197,7 @@ def test_a_cost_that_was_not_measured_says_why() -> None:
 def test_no_saving_is_below_zero_whatever_a_restart_costs(
     run: Forecast, faster: Plan, cost_s: float, left: float
 ) -> None:
-    near = replace(run, remaining_s=left, left=TimeLeft.normal(left, 0.0))
+    near = replace(run, remaining_s=left, remaining_time=RemainingTime.normal(left, 0.0))
     decision = decide(Goals(restart_cost_s=cost_s), forecast=near, plan=faster)
     line = faster_line(faster, decision)
     assert not re.search(r"-\d", line.replace(layout_words(faster.candidates[0].config), ""))
@@ -215,10 +215,10 @@ def test_a_gain_that_may_be_a_loss_is_none(faster: Plan) -> None:
 
 
 def test_what_only_the_code_can_set_is_said_with_its_gain(faster: Plan, run: Forecast) -> None:
-    loop = replace(faster.own.config, framework="PyTorch 2.13.0")
+    loop = replace(faster.running.config, framework="PyTorch 2.13.0")
     best = faster.candidates[0]
     other = replace(best, config=replace(best.config, framework="PyTorch 2.13.0"))
-    plan = replace(faster, own=replace(faster.own, config=loop), candidates=(other,))
+    plan = replace(faster, running=replace(faster.running, config=loop), candidates=(other,))
     assert plan.best is None and plan.by_code is other
     line = faster_line(plan, None)
     assert line.startswith(f"faster by a change of the code: {layout_words(other.config)}")

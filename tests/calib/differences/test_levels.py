@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_runs import planted_windows
 
-from forerun.calib.differences.levels import FALSE_ALARM, Level, change, log_level
+from forerun.calib.differences.levels import FALSE_ALARM, Level, compare_levels, log_level
 
 AGAIN = 0.015
 PAIRS = 400
@@ -26,7 +26,7 @@ NOISES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LEVELS = st.builds(
-    lambda values, again, noise: Level(values=tuple(values), again=again, noise=noise),
+    lambda values, again, noise: Level(values=tuple(values), repeat_sigma=again, noise=noise),
     st.lists(st.floats(-3, 3), min_size=1, max_size=6),
     st.floats(0.001, 0.2),
     st.floats(0.0, 0.5),
@@ -42,10 +42,12 @@ def test_nine_of_ten_intervals_hold_and_nothing_is_claimed_of_noise(
     held = claimed = 0
     for _ in range(PAIRS):
         first, second = (
-            log_level(planted_windows(draw, **NOISES[name], level_log=level), again_log=AGAIN)
+            log_level(
+                planted_windows(draw, **NOISES[name], level_log=level), repeat_sigma_log=AGAIN
+            )
             for level in (0.0, planted)
         )
-        result = change(first, second)
+        result = compare_levels(first, second)
         held += result.low <= planted <= result.high
         claimed += result.is_shown
     assert held >= 0.86 * PAIRS
@@ -59,7 +61,7 @@ def test_nine_of_ten_intervals_hold_and_nothing_is_claimed_of_noise(
 
 @given(LEVELS, LEVELS)
 def test_the_other_way_round_is_the_same_with_another_sign(first: Level, second: Level) -> None:
-    result, back = change(first, second), change(second, first)
+    result, back = compare_levels(first, second), compare_levels(second, first)
     assert back.value == pytest.approx(-result.value, abs=1e-12)
     assert back.low == pytest.approx(-result.high, rel=1e-9, abs=1e-12)
     assert back.least == pytest.approx(result.least, rel=1e-9)
@@ -68,21 +70,21 @@ def test_the_other_way_round_is_the_same_with_another_sign(first: Level, second:
 
 @given(LEVELS)
 def test_a_level_does_not_differ_from_itself(level: Level) -> None:
-    result = change(level, level)
+    result = compare_levels(level, level)
     assert result.value == 0 and not result.is_shown and result.chance == 1.0
     assert result.low <= 0 <= result.high
 
 
 @given(LEVELS, LEVELS, st.integers(2, 50))
 def test_more_comparisons_claim_less(first: Level, second: Level, number: int) -> None:
-    one, many = change(first, second), change(first, second, num_compared=number)
+    one, many = compare_levels(first, second), compare_levels(first, second, num_compared=number)
     assert many.least >= one.least and many.chance >= one.chance
     assert (many.low, many.high) == (one.low, one.high)
 
 
 @given(LEVELS, LEVELS)
 def test_what_is_claimed_lies_beyond_its_interval(first: Level, second: Level) -> None:
-    result = change(first, second)
+    result = compare_levels(first, second)
     if result.is_shown:
         assert result.low * result.high > 0 and result.chance <= FALSE_ALARM
 
@@ -91,7 +93,9 @@ def test_more_windows_show_less_where_the_machine_is_steady() -> None:
     draw = np.random.default_rng(3)
 
     def least(number: int) -> float:
-        level = log_level(planted_windows(draw, num_windows=number, sigma_log=0.3), again_log=0.01)
-        return change(level, level).least
+        level = log_level(
+            planted_windows(draw, num_windows=number, sigma_log=0.3), repeat_sigma_log=0.01
+        )
+        return compare_levels(level, level).least
 
     assert np.median([least(32) for _ in range(20)]) < np.median([least(4) for _ in range(20)])

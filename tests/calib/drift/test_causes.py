@@ -12,7 +12,7 @@ import pytest
 from planted_drifts import TRANSFER_S, groups_of, window
 from planted_stragglers import WORK_S, summarised
 
-from forerun.calib.drift.attribution import Cause, CauseKind, causes, group_causes
+from forerun.calib.drift.attribution import Cause, CauseKind, find_causes, find_group_causes
 from forerun.calib.drift.monitor import Drift, DriftKind, drift_causes, transfer_causes
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.table import SampleTable
@@ -49,8 +49,8 @@ def attributed(
         layout, draw, sigma_log=sigma_log, slower=slower, part=part, slower_groups=slower_groups
     )
     if is_recovery:
-        return causes(changed, usual, change_s=-change_s, step_s=STEP_S + change_s)[0]
-    return causes(usual, changed, change_s=change_s, step_s=STEP_S)[0]
+        return find_causes(changed, usual, change_s=-change_s, step_s=STEP_S + change_s)[0]
+    return find_causes(usual, changed, change_s=change_s, step_s=STEP_S)[0]
 
 
 @pytest.mark.slow
@@ -100,12 +100,12 @@ def test_a_group_that_hides_behind_compute_is_found_by_its_own_transfers(noise: 
         slower = window(
             layout, draw, sigma_log=SIGMAS_LOG[noise], slower_groups={("tp", "2,3"): 0.3}
         )
-        assert group_causes(usual, again, step_s=0.5) == ()
-        causes = group_causes(usual, slower, step_s=0.5)
+        assert find_group_causes(usual, again, step_s=0.5) == ()
+        causes = find_group_causes(usual, slower, step_s=0.5)
         right += [(c.role, c.ranks) for c in causes] == [("tp", (2, 3))]
         every = dict.fromkeys([g for g in groups_of(layout) if g[0] == "dp"], 0.5)
         role = window(layout, draw, sigma_log=SIGMAS_LOG[noise], slower_groups=every)
-        (cause,) = group_causes(usual, role, step_s=0.5)
+        (cause,) = find_group_causes(usual, role, step_s=0.5)
         assert cause.ranks == tuple(range(8))
     assert right == NUM_DRAWS
 
@@ -114,11 +114,11 @@ def test_one_summary_per_window_of_many_ranks_tells_the_rank_apart() -> None:
     layout, draw = Parallelism(dp=64), np.random.default_rng(0)
     usual = summarised(layout, draw, sigma_log=0.01)
     slower = summarised(layout, draw, sigma_log=0.01, slower={17: 0.15})
-    (cause,) = causes(usual, slower, change_s=0.13, step_s=WORK_S)
+    (cause,) = find_causes(usual, slower, change_s=0.13, step_s=WORK_S)
     assert (cause.kind, cause.ranks) == (CauseKind.RANK, (17,))
     few = Parallelism(dp=2)
     usual, slower = (summarised(few, draw, sigma_log=0.01, slower=who) for who in (None, {1: 0.15}))
-    assert causes(usual, slower, change_s=0.13, step_s=WORK_S)[0].kind is CauseKind.UNKNOWN
+    assert find_causes(usual, slower, change_s=0.13, step_s=WORK_S)[0].kind is CauseKind.UNKNOWN
 
 
 def test_a_cause_that_explains_little_of_the_change_is_none() -> None:

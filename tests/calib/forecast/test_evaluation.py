@@ -99,7 +99,7 @@ def test_intervals_of_planted_normal_errors_hold_as_often_as_they_say(
     """Ends drawn from the forecast's own distribution; 2,000 draws, four standard errors."""
     forecast = steady()
     kept = PastForecast.of(forecast, "r")
-    draws = forecast.left.nodes(2000)
+    draws = forecast.remaining_time.nodes(2000)
     ends = [
         replace(ended(), last_step_unix_s=0.0, end_unix_s=forecast.now_unix_s + float(left))
         for left in draws

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.calib.forecast.forecasts import Failures, TimeLeft, learned_mtbf_s
+from forerun.calib.forecast.forecasts import Failures, RemainingTime, learned_mtbf_s
 
 
 @pytest.mark.parametrize("mtbf_s", [500.0, 5_000.0, 500_000.0])
 def test_quantiles_are_those_of_played_runs(mtbf_s: float):
     failures = Failures(mtbf_s=mtbf_s, restart_s=60.0, save_every_s=120.0)
-    left = TimeLeft.with_failures(10_000.0, 150.0, failures)
+    left = RemainingTime.with_failures(10_000.0, 150.0, failures)
     rng = np.random.default_rng(5)
     work = rng.normal(10_000.0, 150.0, 100_000)
     counts = rng.poisson(10_000.0 / mtbf_s, work.size)
@@ -24,14 +24,14 @@ def test_quantiles_are_those_of_played_runs(mtbf_s: float):
 
 
 def test_without_noise_the_time_is_certain():
-    left = TimeLeft.normal(50.0, 0.0)
+    left = RemainingTime.normal(50.0, 0.0)
     assert left.quantile(0.01) == left.quantile(0.99) == 50.0
     assert (left.chance_beyond(49.9), left.chance_beyond(50.1)) == (1.0, 0.0)
 
 
 def test_nodes_integrate_the_mean():
     failures = Failures(mtbf_s=3_000.0, restart_s=600.0)
-    left = TimeLeft.with_failures(6_000.0, 100.0, failures)
+    left = RemainingTime.with_failures(6_000.0, 100.0, failures)
     assert left.nodes(400).mean() == pytest.approx(left.mean_s, rel=0.01)
 
 

@@ -14,7 +14,7 @@ from planted_steps import steps_of
 
 from forerun.calib.forecast.batch_ratios import BatchRatio, measured_ratios
 from forerun.calib.forecast.modelled import ModelForecast, model_forecast
-from forerun.calib.forecast.remaining_run import SoFar, run_forecast
+from forerun.calib.forecast.remaining_run import RunProgress, run_forecast
 from forerun.calib.workload.config import Batch, Cadence, RunConfig
 from forerun.calib.workload.run_options import Goals
 
@@ -36,7 +36,7 @@ def view(
     return make
 
 
-def walk(cadence: Cadence, full: int, *, stop: int) -> tuple[SoFar, float]:
+def walk(cadence: Cadence, full: int, *, stop: int) -> tuple[RunProgress, float]:
     """What was seen after ``stop`` steps, and when the run ended."""
     start, increment, samples = cadence.rampup_batch_size or (full, 1, 0)
     count = (full - start) // increment
@@ -55,7 +55,7 @@ def walk(cadence: Cadence, full: int, *, stop: int) -> tuple[SoFar, float]:
         numbers.append(number)
         now, consumed = now + times[-1], consumed + size
         if number == stop:
-            seen = SoFar(
+            seen = RunProgress(
                 now_unix_s=now,
                 last_step=number,
                 step_times_s=tuple(times),
@@ -171,7 +171,7 @@ def test_energy_is_what_was_used_and_the_power_of_the_rest(
 def test_collections_and_steps_after_saves_are_counted(view: Callable[..., ModelForecast]) -> None:
     """Every tenth step takes twice as long and is flagged: it is not in the mean of the others."""
     cadence = Cadence(train_iters=300)
-    seen = SoFar(
+    seen = RunProgress(
         now_unix_s=100.0,
         last_step=100,
         step_times_s=(1.0,) * 90,

@@ -12,10 +12,10 @@ from tiny_shape import SMALL
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
 from forerun.calib.forecast.rates import (
-    RunLeft,
+    RemainingRun,
     peak_flop_per_s,
     recomputed_frac,
-    rest_of_run,
+    remaining_run_cost,
     throughput,
 )
 from forerun.calib.layers.model_size import model_flop_per_token
@@ -141,7 +141,7 @@ def test_a_step_without_a_length_has_none(time_s: float) -> None:
 
 def test_the_rest_of_a_run_is_as_many_samples_in_any_layout() -> None:
     running = layout(dp=2)
-    left = RunLeft(
+    left = RemainingRun(
         config=running,
         step_time_s=1.0,
         remaining_s=7200.0,
@@ -149,25 +149,25 @@ def test_the_rest_of_a_run_is_as_many_samples_in_any_layout() -> None:
         price_per_gpu_hour=3.0,
         restart_s=60.0,
     )
-    own = rest_of_run(left, running, 1.0)
+    own = remaining_run_cost(left, running, 1.0)
     assert (own.remaining_s, own.gpu_hours, own.cost) == (7200.0, 4.0, 12.0)
     assert own.finish_unix_s == 8200.0
     # Twice the ranks at 0.6 of the step, after a restart.
-    other = rest_of_run(left, layout(dp=4), 0.6)
+    other = remaining_run_cost(left, layout(dp=4), 0.6)
     assert other.remaining_s == pytest.approx(0.6 * 7200 + 60)
     assert other.gpu_hours == pytest.approx(4 * other.remaining_s / 3600)
     # Twice the batch in twice the time is the same rest.
-    double = rest_of_run(left, layout(dp=2, samples=16), 2.0)
+    double = remaining_run_cost(left, layout(dp=2, samples=16), 2.0)
     assert double.remaining_s == pytest.approx(own.remaining_s + 60)
 
 
 def test_a_forecast_says_what_is_left() -> None:
     said = {"remaining_s": 50.0, "now_unix_s": 7.0, "step_time_s": 1.0}
-    left = RunLeft.from_forecast(said, layout(), 0.5)
+    left = RemainingRun.from_forecast(said, layout(), 0.5)
     assert left is not None
     assert (left.remaining_s, left.step_time_s, left.config) == (50.0, 0.5, layout())
-    as_said = RunLeft.from_forecast(said, layout())
+    as_said = RemainingRun.from_forecast(said, layout())
     assert as_said is not None
     assert as_said.step_time_s == 1.0
     for value in (0.0, None, "50", float("inf")):
-        assert RunLeft.from_forecast(said | {"remaining_s": value}, layout(), 0.5) is None
+        assert RemainingRun.from_forecast(said | {"remaining_s": value}, layout(), 0.5) is None

@@ -118,7 +118,7 @@ def test_evaluations_by_hand(planted: Planted) -> None:
     words = CASES["eval-interval"].words
     launch = launch_of(words)
     flaw = flaws_of(words, planted)["eval-interval"]
-    step_s = pricing_of(launch, planted).own.step_time_s
+    step_s = pricing_of(launch, planted).current.step_time_s
     wanted = int(flaw.remedy.put[0][1])
     assert flaw.gain is not None and flaw.gain.of_run
     expected = (step_s + EVAL_S / wanted) / (step_s + EVAL_S / 2) - 1
@@ -131,7 +131,7 @@ def test_saves_beside_training_are_spared(planted: Planted) -> None:
     words = CASES["async-save"].words
     launch = launch_of(words)
     gain = flaws_of(words, planted)["async-save"].gain
-    step_s = pricing_of(launch, planted).own.step_time_s
+    step_s = pricing_of(launch, planted).current.step_time_s
     assert gain is not None
     assert gain.time_frac == pytest.approx(step_s / (step_s + SAVE_S / 1000) - 1)
 
@@ -140,7 +140,7 @@ def test_the_save_interval_is_where_least_is_lost(planted: Planted) -> None:
     """Against every interval tried one by one: saves, and half an interval for each failure."""
     words = CASES["save-interval"].words
     launch = launch_of(words)
-    step_s = pricing_of(launch, planted).own.step_time_s
+    step_s = pricing_of(launch, planted).current.step_time_s
     wanted = int(flaws_of(words, planted)["save-interval"].remedy.put[0][1])
 
     def lost(steps: int) -> float:
@@ -214,7 +214,7 @@ def test_a_measured_step_of_the_launch_is_where_gains_begin(planted: Planted) ->
     machine = planted()
     steps = steps_of(machine, launch.config, 2 * steps_of(machine).estimate(launch.config).time_s)
     pricing = Pricing(config=launch.config, steps=steps)
-    assert pricing.own.step_time_s == pytest.approx(steps.measured_s(launch.config), rel=1e-3)
+    assert pricing.current.step_time_s == pytest.approx(steps.measured_s(launch.config), rel=1e-3)
 
 
 def test_words_alone_are_enough_for_a_launch() -> None:

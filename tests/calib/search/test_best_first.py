@@ -17,7 +17,7 @@ from forerun.calib.arguments.short_names import Keep
 from forerun.calib.memory.layout_table import LayoutMemory, needed_nbytes
 from forerun.calib.search.best_first import TimeBounds, best_layouts, least_nbytes, overheads
 from forerun.calib.search.cells import cells_of
-from forerun.calib.search.found import NUM_LACKING, TOP, Effort, Found, Room
+from forerun.calib.search.results import NUM_LACKING, TOP, Effort, MemoryBudget, SearchResult
 from forerun.calib.search.space import recomputes
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.known import KnownStep
@@ -51,7 +51,7 @@ def some_model(rng: random.Random) -> ModelShape:
 
 
 @cache
-def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, Room]:
+def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, MemoryBudget]:
     """A small run on H100s, what is known of its steps, and a memory that some layouts exceed."""
     rng = random.Random(seed)
     model = some_model(rng)
@@ -71,7 +71,7 @@ def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, Room]:
         steps = fit_steps(GPU.base, [KnownStep(config=config, time_s=time_s)])
     layouts = random.Random(seed).sample(every_layout(config, num_ranks), 50)
     needed = sum(needed_nbytes(layouts))
-    room = Room(capacity_nbytes=int(np.quantile(needed, rng.choice((0.1, 0.5, 1.0)))))
+    room = MemoryBudget(capacity_nbytes=int(np.quantile(needed, rng.choice((0.1, 0.5, 1.0)))))
     return config, steps, num_ranks, room
 
 
@@ -80,7 +80,7 @@ def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, Room]:
 )
 def test_bounds_and_every_layout_give_the_same_twenty(seed: int) -> None:
     config, steps, num_ranks, room = some_run(seed)
-    search_result = best_layouts(config, steps, num_ranks, room=room)
+    search_result = best_layouts(config, steps, num_ranks, budget=room)
     expected = best_of_every(config, steps, num_ranks, room, 20)
     assert [one.time_s for one in search_result.best] == pytest.approx(
         [s for s, _ in expected], rel=1e-8
@@ -131,7 +131,7 @@ def test_a_measured_step_is_found_where_no_bound_holds(
     assert search_result.best[0].config == quick
 
 
-def stopped(seed: int) -> Found:
+def stopped(seed: int) -> SearchResult:
     """The fastest layout of a run after one round of the search."""
     config, steps, num_ranks, _ = some_run(seed)
     asked: list[int] = []
@@ -163,7 +163,7 @@ def test_only_what_is_kept_is_found(layout: Layout, planted: Callable[..., Any])
 def test_what_is_kept_is_the_best_of_all_that_is_asked_for(text: str) -> None:
     config, steps, num_ranks, room = some_run(1)
     keep = Keep.parse(text)
-    search_result = best_layouts(config, steps, num_ranks, room=room, keep=keep)
+    search_result = best_layouts(config, steps, num_ranks, budget=room, keep=keep)
     expected = best_of_every(config, steps, num_ranks, room, TOP, keep)
     assert [one.time_s for one in search_result.best] == pytest.approx(
         [s for s, _ in expected], rel=1e-8
@@ -175,7 +175,9 @@ def test_what_is_kept_is_the_best_of_all_that_is_asked_for(text: str) -> None:
 def test_what_does_not_fit_was_asked_for_too(text: str) -> None:
     config, steps, num_ranks, _ = some_run(1)
     keep = Keep.parse(text)
-    search_result = best_layouts(config, steps, num_ranks, room=Room(capacity_nbytes=1), keep=keep)
+    search_result = best_layouts(
+        config, steps, num_ranks, budget=MemoryBudget(capacity_nbytes=1), keep=keep
+    )
     assert search_result.best == () and len(search_result.lacking) == NUM_LACKING
     assert all(keep.allows(one) for one in search_result.lacking)
 
@@ -185,7 +187,7 @@ def test_where_nothing_can_be_nothing_is_found() -> None:
     search_result = best_layouts(config, steps, num_ranks, keep=Keep.parse("tp=3"))
     assert search_result.layouts == () and search_result.proof.is_proven
     assert (search_result.proof.num_cells, search_result.proof.tally.num_layouts) == (0, 0)
-    tight = best_layouts(config, steps, num_ranks, room=Room(capacity_nbytes=1))
+    tight = best_layouts(config, steps, num_ranks, budget=MemoryBudget(capacity_nbytes=1))
     assert tight.best == () and tight.proof.is_proven
     assert tight.proof.tally.over_memory == tight.proof.tally.num_layouts > 0
 
@@ -194,7 +196,7 @@ def test_where_nothing_can_be_nothing_is_found() -> None:
 def test_experts_priced_by_and_by_give_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there are many cells."""
     config, steps, num_ranks, room = some_run(seed)
-    at_once = best_layouts(config, steps, num_ranks, room=room)
+    at_once = best_layouts(config, steps, num_ranks, budget=room)
     monkeypatch.setattr("forerun.calib.search.best_first._SMALL", 0)
-    later = best_layouts(config, steps, num_ranks, room=room)
+    later = best_layouts(config, steps, num_ranks, budget=room)
     assert later.best == at_once.best and later.layouts == at_once.layouts

@@ -15,7 +15,7 @@ from forerun.calib.search.labels import layout_label
 from forerun.calib.search.space import (
     block_kinds,
     num_nodes,
-    sharded_otherwise,
+    other_shardings,
     shardings,
     splits,
     states,
@@ -141,7 +141,7 @@ def test_one_way_where_nothing_is_replicated_or_all_is_sharded(
 
 
 def sharded_labels(config: RunConfig) -> list[str]:
-    return list(dict.fromkeys(layout_label(one) for one in sharded_otherwise(config)))
+    return list(dict.fromkeys(layout_label(one) for one in other_shardings(config)))
 
 
 def test_other_shardings_are_each_stage_of_zero_and_an_instance_for_each_node(
@@ -158,7 +158,7 @@ def test_other_shardings_are_each_stage_of_zero_and_an_instance_for_each_node(
         "DP16 ZeRO2 mbs2",
         "DP16 FSDP mbs2",
     ]
-    assert megatron not in sharded_otherwise(megatron)
+    assert megatron not in other_shardings(megatron)
     # Megatron-FSDP has no pipeline.
     assert sharded_labels(with_par(megatron, pp=2, dp=8)) == [
         "PP2 DP8 mbs2",
@@ -177,7 +177,7 @@ def test_loops_of_ones_own_have_ddp_fsdp_and_two_copies(layout: Layout) -> None:
 def test_a_command_with_other_shardings_reads_back(megatron: RunConfig) -> None:
     host = ["pretrain_gpt.py", "--use-distributed-optimizer", "--overlap-grad-reduce"]
     bare = with_par(megatron, **dict.fromkeys(BESIDE, False), is_optimizer_distributed=False)
-    for one in sharded_otherwise(megatron):
+    for one in other_shardings(megatron):
         assert apply_options(bare, options(one)) == one
         command = rewrite_command([*host, "--overlap-param-gather"], one, running=megatron)
         is_on = one.parallelism.is_optimizer_distributed

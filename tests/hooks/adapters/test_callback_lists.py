@@ -411,8 +411,8 @@ def test_who_calls_callbacks_is_not_asked_and_what_is_in_its_list_neither(
     object.__getattribute__(owner, "__dict__")["callbacks"] = callbacks_of()
     listeners = callbacks.Listeners(Events, "on_start")
     for event in ("on_end", "on_start", "on_end"):
-        listeners.tell(owner, event, Unaskable())
-        listeners.tell(other, "on_end", Unaskable())
+        listeners.notify(owner, event, Unaskable())
+        listeners.notify(other, "on_end", Unaskable())
     assert told == [Unaskable] * 2  # from the start on, and of that owner alone
     assert listeners.of(owner) is not None and listeners.of(other) is None
     del owner

@@ -193,13 +193,13 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     files.poll()
     write_values(tmp_path, {}, alerts=["x", 1])
     files.poll()
-    assert files.said.values == {"step_time_s": 3.0}
+    assert files.output.values == {"step_time_s": 3.0}
     write_values(tmp_path, {"step_time_s": 10**400})
     files.poll()
-    assert files.said.values == {"step_time_s": 3.0}
+    assert files.output.values == {"step_time_s": 3.0}
     write_values(tmp_path, {"step_time_s": None, "level_s": "x", "overhead_frac": 0.5})
     files.poll()
-    assert files.said.values == {"overhead_frac": 0.5}
+    assert files.output.values == {"overhead_frac": 0.5}
     rows = [{"number": 1, "table": "t", "row": {"a": 1}}, {"number": 2, "table": "t", "row": [3]}]
     lines = ["{", "[]", *map(json.dumps, rows), json.dumps({**rows[0], "number": 2})]
     path.with_name(HOST_TABLES).write_text("\n".join(lines))
@@ -213,7 +213,7 @@ def test_values_of_another_launch_are_none(tmp_path: Path) -> None:
     text = json.dumps({"values": {"step_time_s": 3.0}, "launch_id": LAUNCH})
     (tmp_path / HOST_VALUES).write_text(text)
     files.poll()
-    assert files.said.values == {}
+    assert files.output.values == {}
 
 
 def test_the_companion_is_told_what_it_needs_over_a_descriptor(tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_only_the_last_rank_starts_a_companion_and_tells_it_every_step(tmp_path:
         live = Live(settings(tmp_path, rank=rank, command=command))
         live.start()
         live.step(0, StepPlan(window=0, is_hooked=False, is_last=True), 2 * 10**9, 10**9, ())
-        live.tell("window_closed", window=0, last_step=0)
+        live.send_event("window_closed", window=0, last_step=0)
         live.step(1, StepPlan(window=None, is_hooked=False), 10**9, 0, ())
-        live.tell("end", step=1, unix_s=2.0)
+        live.send_event("end", step=1, unix_s=2.0)
         live.settle()
         live.close()
         if rank == 0:

@@ -28,7 +28,7 @@ from forerun.calib.workload.config import (
     RunConfig,
 )
 from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks.probing.probe_memory import DeviceRoom, connection_nbytes
+from forerun.hooks.probing.probe_memory import DeviceMemoryBudget, connection_nbytes
 from forerun.hooks.probing.probe_operators import make_bench
 from forerun.hooks.probing.probes import Probing
 from forerun.hooks.process.settings import RankInfo, Settings
@@ -130,7 +130,7 @@ def test_fragments_hold_no_probe_however_many_they_are() -> None:
     with charged(device_nbytes=1000 * MIB) as memory:
         in_fragments(memory, 50)
         assert memory.reserved - memory.allocated == 450 * MIB
-        one = DeviceRoom(torch.device("cuda", 0))
+        one = DeviceMemoryBudget(torch.device("cuda", 0))
         assert not one.has(90 * MIB)
         assert one.has(9 * MIB)
         assert not one.is_disturbed()
@@ -147,17 +147,17 @@ def test_blocks_that_do_not_serve_the_stream_do_not_count(where: dict[str, objec
     with charged(device_nbytes=400 * MIB) as memory:
         memory.segment("large", 200 * MIB, **where)
         memory.peak = memory.reserved
-        assert not DeviceRoom(torch.device("cuda", 0)).has(100 * MIB)
+        assert not DeviceMemoryBudget(torch.device("cuda", 0)).has(100 * MIB)
         memory.segment("large", 200 * MIB)
-        assert DeviceRoom(torch.device("cuda", 0)).has(100 * MIB)
+        assert DeviceMemoryBudget(torch.device("cuda", 0)).has(100 * MIB)
 
 
 def test_a_probe_stays_below_the_peak_of_training() -> None:
     with charged(device_nbytes=1000 * MIB) as memory:
         memory.segment("large", 200 * MIB)
         memory.peak = 50 * MIB
-        assert DeviceRoom(torch.device("cuda", 0)).has(40 * MIB)
-        assert not DeviceRoom(torch.device("cuda", 0)).has(60 * MIB)
+        assert DeviceMemoryBudget(torch.device("cuda", 0)).has(40 * MIB)
+        assert not DeviceMemoryBudget(torch.device("cuda", 0)).has(60 * MIB)
 
 
 def test_an_allocator_that_shows_no_blocks_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_an_allocator_that_shows_no_blocks_gives_none(monkeypatch: pytest.Monkey
     with charged(device_nbytes=1000 * MIB) as memory:
         left_by_training(memory, 200 * MIB)
         monkeypatch.setattr(torch.cuda, "memory_snapshot", raises)
-        assert not DeviceRoom(torch.device("cuda", 0)).has(40 * MIB)
+        assert not DeviceMemoryBudget(torch.device("cuda", 0)).has(40 * MIB)
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_with_fragments_alone_nothing_is_probed_and_that_is_said(
 def test_a_probe_that_took_more_than_was_told_is_the_last(
     monkeypatch: pytest.MonkeyPatch, stopwatch: DeviceStopwatch
 ) -> None:
-    monkeypatch.setattr(DeviceRoom, "has", lambda *_: True)
+    monkeypatch.setattr(DeviceMemoryBudget, "has", lambda *_: True)
     with installed(), charged(device_nbytes=600 * MIB) as memory:
         records = probed(OTHERS, stopwatch)
         assert memory.num_asked > 0

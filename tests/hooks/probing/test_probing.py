@@ -19,8 +19,8 @@ from forerun.hooks.process.host import Host
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.window import WindowPlan
 from forerun.hooks.sensors.stopwatch import HostStopwatch
-from forerun.hooks.session.ledger import Between
-from forerun.hooks.session.trace_turns import ProbeTurns
+from forerun.hooks.session.ledger import StepGap
+from forerun.hooks.session.trace_turns import ProbeScheduler
 
 MODEL = ModelShape(
     num_layers=1,
@@ -99,9 +99,9 @@ def test_what_does_not_fit_into_free_memory_is_skipped(monkeypatch: pytest.Monke
     assert remark.name == "not probed: operators for which no block of memory is free"
 
 
-def turns(probe_s: float, put: Callable[[Record], object], done: list[int]) -> ProbeTurns:
+def turns(probe_s: float, put: Callable[[Record], object], done: list[int]) -> ProbeScheduler:
     ticks = count(0, 10)
-    return ProbeTurns(
+    return ProbeScheduler(
         settings(probe_s),
         Guard(),
         put=put,
@@ -119,9 +119,9 @@ def test_turns_come_outside_of_windows_and_end_with_one_word() -> None:
     done: list[int] = []
     mine, plan = turns(60.0, records.append, done), WindowPlan(steps=4)
     for index in range(7):
-        mine.before_step(host(), plan.at(index), Between(), step=index - 1, window=0)
+        mine.before_step(host(), plan.at(index), StepGap(), step=index - 1, window=0)
     assert not records
-    between = Between()
+    between = StepGap()
     for index in range(7, 400):
         mine.before_step(host(), plan.at(index), between, step=index - 1, window=0)
     assert records and mine.is_over and done == [1]
@@ -130,7 +130,7 @@ def test_turns_come_outside_of_windows_and_end_with_one_word() -> None:
 
 def test_without_the_flag_there_are_no_turns() -> None:
     mine = turns(0.0, pytest.fail, [])
-    mine.before_step(host(), WindowPlan(steps=4).at(20), Between(), step=19, window=0)
+    mine.before_step(host(), WindowPlan(steps=4).at(20), StepGap(), step=19, window=0)
     assert mine.is_over
 
 
@@ -141,5 +141,5 @@ def test_a_fault_is_counted_once_and_ends_the_turns(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Probing, "run_slice", broken)
     mine = turns(60.0, pytest.fail, [])
     for index in range(7, 20):
-        mine.before_step(host(), WindowPlan(steps=4).at(index), Between(), step=index, window=0)
+        mine.before_step(host(), WindowPlan(steps=4).at(index), StepGap(), step=index, window=0)
     assert mine.is_over

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from forerun.hooks.process.guard import OWN_THREAD, Guard
+from forerun.hooks.process.guard import THREAD_NAME_PREFIX, Guard
 
 
 def fail(text: str) -> None:
@@ -46,7 +46,7 @@ def test_the_third_fault_removes_hooks_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_steps_spoilt"), [("autograd", 1), (f"{OWN_THREAD}writer", 0)]
+    ("name", "num_steps_spoilt"), [("autograd", 1), (f"{THREAD_NAME_PREFIX}writer", 0)]
 )
 def test_a_fault_of_our_own_threads_spoils_no_step(name: str, num_steps_spoilt: int) -> None:
     guard = Guard()

@@ -11,15 +11,20 @@ from pathlib import Path
 import pytest
 
 import forerun
-from forerun.hooks.process.interpreter import companion_command, missing, objection, waiting
+from forerun.hooks.process.interpreter import (
+    companion_command,
+    missing_packages,
+    no_live_answers_message,
+    objection,
+)
 
 ROOT = Path(__file__).parents[3]
 IN_A_BARE_PYTHON = """
 import json, sys
 sys.path.insert(0, {home!r})
-from forerun.hooks.process.interpreter import companion_command, waiting
+from forerun.hooks.process.interpreter import companion_command, no_live_answers_message
 print(json.dumps(companion_command({environ!r}, {python!r})))
-print(waiting("runs"))
+print(no_live_answers_message("runs"))
 """
 
 
@@ -47,7 +52,7 @@ def start(command: tuple[str, ...], cwd: Path, **environ: str) -> subprocess.Com
 
 
 def test_the_packages_here_answer_whatever_the_variable_says() -> None:
-    assert missing() == []
+    assert missing_packages() == []
     here = (sys.executable, "-m", "forerun.companion")
     assert companion_command({}) == here
     assert companion_command({"FORERUN_PYTHON": "/opt/other/bin/python"}) == here
@@ -97,4 +102,4 @@ def test_another_version_is_said(home: Path) -> None:
 
 
 def test_the_line_tells_the_directory() -> None:
-    assert "records are kept in /data/run;" in waiting("/data/run")
+    assert "records are kept in /data/run;" in no_live_answers_message("/data/run")

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from forerun.calib.records.cluster import Cluster, SeenNode, StatedNodes
-from forerun.hooks.process.node_sight import VARIABLES, SeenLinks, Sight, see_links, see_node
+from forerun.hooks.process.node_topology import (
+    VARIABLES,
+    NodeTopology,
+    SeenLinks,
+    detect_links,
+    detect_node,
+)
 from forerun.hooks.process.settings import RankInfo
 
 NDR = "400 Gb/sec (4X NDR)"
@@ -55,7 +61,7 @@ def interface(root: Path, name: str, *, speed: str = "25000", has_device: bool =
 
 
 def seen(root: Path, **environ: str) -> SeenNode:
-    return see_node(environ, num_ranks=16, num_local_ranks=8, root=root, links=SeenLinks)
+    return detect_node(environ, num_ranks=16, num_local_ranks=8, root=root, links=SeenLinks)
 
 
 @pytest.fixture
@@ -219,7 +225,7 @@ def test_what_joins_gpus_is_told_by_their_links(
     num_gpus: int, peers: list[str], joint: str
 ) -> None:
     driver = Driver(num_gpus=num_gpus, peers=peers)
-    links = see_links(lambda _: driver)
+    links = detect_links(lambda _: driver)
     assert (links.num_gpus, links.joint) == (num_gpus, joint)
     assert driver.num_open == 0
 
@@ -231,15 +237,15 @@ def test_instances_of_a_gpu_are_not_joined_by_pcie(mode: int, joint: str) -> Non
             current._obj.value, pending._obj.value = mode, 1
             return 0
 
-    links = see_links(lambda _: Parted(num_gpus=8, peers=[]))
+    links = detect_links(lambda _: Parted(num_gpus=8, peers=[]))
     assert (links.num_gpus, links.joint) == (8, joint)
 
 
 def test_a_domain_of_hosts_has_a_name() -> None:
-    rack = see_links(lambda _: Driver(num_gpus=4, peers=["switch"], fabric=b"rack"))
+    rack = detect_links(lambda _: Driver(num_gpus=4, peers=["switch"], fabric=b"rack"))
     assert rack.fabric == b"rack".ljust(16, b"\0").hex() + "/7"
-    none = see_links(lambda _: Driver(num_gpus=8, peers=["switch"]))
-    starting = see_links(lambda _: Driver(num_gpus=4, peers=["switch"], fabric=b"rack", state=2))
+    none = detect_links(lambda _: Driver(num_gpus=8, peers=["switch"]))
+    starting = detect_links(lambda _: Driver(num_gpus=4, peers=["switch"], fabric=b"rack", state=2))
     assert none.fabric == starting.fabric == "none"
 
 
@@ -254,15 +260,15 @@ def test_a_driver_that_is_not_there_or_old_is_no_fault() -> None:
         def nvmlShutdown(self) -> int:
             return 0
 
-    assert see_links(missing) == see_links(lambda _: Old()) == SeenLinks()
+    assert detect_links(missing) == detect_links(lambda _: Old()) == SeenLinks()
 
 
 def test_the_first_rank_of_a_node_tells_and_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = RankInfo(rank=8, world_size=16, local_rank=0, local_world_size=8, run_id="r")
-    sight = Sight(rank, {}, StatedNodes(domain=36))
-    told = Cluster.from_json(sight.told())
+    sight = NodeTopology(rank, {}, StatedNodes(domain=36))
+    told = Cluster.from_json(sight.cluster_json())
     assert told.stated.domain == 36 and told.node.num_local_ranks == 8
-    monkeypatch.setattr("forerun.hooks.process.node_sight.see_node", None)
-    assert sight.told() is sight.told()
+    monkeypatch.setattr("forerun.hooks.process.node_topology.detect_node", None)
+    assert sight.cluster_json() is sight.cluster_json()
     other = RankInfo(rank=9, world_size=16, local_rank=1, local_world_size=8, run_id="r")
-    assert Sight(other, {}).told() == {}
+    assert NodeTopology(other, {}).cluster_json() == {}

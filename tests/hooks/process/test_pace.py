@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from forerun.hooks.process.cores import PAUSE_S, SLICE_S, Pace
+from forerun.hooks.process.cores import PAUSE_S, SLICE_S, Pacer
 
 MOST_FRAC = 0.1
 """Of a thread's time; a slice is a twentieth of it and a pause."""
@@ -17,7 +17,7 @@ def test_work_takes_its_share_of_a_thread_and_gets_on():
     ended = threading.Event()
 
     def work() -> None:
-        for _ in Pace().over(items):
+        for _ in Pacer().over(items):
             if ended.is_set():
                 break
         used_s.append(time.thread_time())
@@ -34,7 +34,7 @@ def test_work_takes_its_share_of_a_thread_and_gets_on():
 
 def test_a_piece_that_is_longer_than_a_slice_is_followed_by_a_pause():
     pauses: list[float] = []
-    own = Pace(pauses.append)
+    own = Pacer(pauses.append)
     own.keep()
     for _ in range(3):
         end_s = time.perf_counter() + 2 * SLICE_S

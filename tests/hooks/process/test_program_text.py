@@ -18,7 +18,7 @@ from forerun.calib.arguments.taken_options import (
     TRANSFORMER_ENGINE,
 )
 from forerun.hooks.process import launch_note
-from forerun.hooks.process.launch_note import absent_of
+from forerun.hooks.process.launch_note import absent_features
 
 CORE = {"megatron.core": ModuleType("megatron.core"), TRANSFORMER_ENGINE: ModuleType("te")}
 MICRO, TENSOR = "--micro-batch-size", "--tensor-model-parallel-size"
@@ -48,16 +48,16 @@ def test_the_script_and_its_own_modules_are_read(tmp_path: Path, imported: Impor
     installed = imported(tmp_path / "site-packages" / "other.py", "--context-parallel-size")
     core = imported(tmp_path / "megatron" / "core.py", "--recompute-modules")
     modules = {**CORE, "more": own, "other": installed, "megatron.part": core}
-    assert set(absent_of(str(script), modules)) == LAYOUT_OPTIONS.keys() - {MICRO, TENSOR}
-    assert set(absent_of(str(script), CORE)) == LAYOUT_OPTIONS.keys() - {MICRO}
+    assert set(absent_features(str(script), modules)) == LAYOUT_OPTIONS.keys() - {MICRO, TENSOR}
+    assert set(absent_features(str(script), CORE)) == LAYOUT_OPTIONS.keys() - {MICRO}
 
 
 def test_only_what_runs_on_megatron_is_asked(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(repr(MICRO))
-    assert absent_of(str(script), {}) == ()
-    assert absent_of(str(script), {**CORE, "megatron.bridge": ModuleType("b")}) == ()
-    assert absent_of(str(script), {"megatron.core": CORE["megatron.core"]})[-1] == (
+    assert absent_features(str(script), {}) == ()
+    assert absent_features(str(script), {**CORE, "megatron.bridge": ModuleType("b")}) == ()
+    assert absent_features(str(script), {"megatron.core": CORE["megatron.core"]})[-1] == (
         TRANSFORMER_ENGINE
     )
 
@@ -70,14 +70,14 @@ def test_megatrons_namespace_comes_first(tmp_path: Path) -> None:
     names = dict.fromkeys(LAYOUT_OPTIONS.values())
     del names["recompute_modules"]
     vars(held)["_GLOBAL_ARGS"] = Namespace(**names)
-    assert absent_of(str(script), modules) == ("--recompute-modules",)
+    assert absent_features(str(script), modules) == ("--recompute-modules",)
     vars(held)["_GLOBAL_ARGS"] = None
-    assert set(absent_of(str(script), modules)) == LAYOUT_OPTIONS.keys() - {MICRO}
+    assert set(absent_features(str(script), modules)) == LAYOUT_OPTIONS.keys() - {MICRO}
 
 
 @pytest.mark.parametrize("program", ["", "not-there.py", "-c"])
 def test_a_program_that_cannot_be_read_is_not_known(program: str) -> None:
-    assert absent_of(program, CORE) == ()
+    assert absent_features(program, CORE) == ()
 
 
 def test_what_is_too_long_is_not_judged_by_its_beginning(
@@ -86,7 +86,7 @@ def test_what_is_too_long_is_not_judged_by_its_beginning(
     script = tmp_path / "train.py"
     script.write_text(repr(MICRO) + "\n" * 100)
     monkeypatch.setattr(launch_note, "_MOST_TEXT_NBYTES", 100)
-    assert absent_of(str(script), CORE) == ()
+    assert absent_features(str(script), CORE) == ()
 
 
 def test_a_lazy_module_stays_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +100,14 @@ def test_a_lazy_module_stays_unloaded(tmp_path: Path, monkeypatch: pytest.Monkey
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "later", module)
     spec.loader.exec_module(module)
-    assert set(absent_of(str(script), {**CORE, "later": module})) == LAYOUT_OPTIONS.keys() - {MICRO}
+    assert set(absent_features(str(script), {**CORE, "later": module})) == LAYOUT_OPTIONS.keys() - {
+        MICRO
+    }
 
 
 def test_a_trainers_script_takes_what_its_sources_name(tmp_path: Path) -> None:
     script, trainer = tmp_path / "train.py", {"transformers.trainer": ModuleType("t")}
     script.write_text('parser.add_argument("--max-steps")\nparser.add_argument("--fsdp")\n')
-    assert absent_of(str(script), trainer) == TRAINER_OPTIONS[:-1]
+    assert absent_features(str(script), trainer) == TRAINER_OPTIONS[:-1]
     script.write_text("(arguments,) = HfArgumentParser(TrainingArguments).parse_args()\n")
-    assert absent_of(str(script), trainer) == ()
+    assert absent_features(str(script), trainer) == ()

@@ -21,7 +21,7 @@ from forerun.hooks.recording.bounded_window import (
     BoundedWindow,
     ClosedWindow,
     StepDetail,
-    in_keeping_order,
+    in_retention_order,
     levels_of,
     line_of,
     pack_steps,
@@ -110,7 +110,7 @@ def test_what_little_room_keeps_more_room_keeps_as_well() -> None:
         window = WindowRecords()
         results = played(16383, num_microbatches=16, num_layers=2)
         logs = {(log.step - 3) // 2: log for _, log in results}
-        order = in_keeping_order(logs)
+        order = in_retention_order(logs)
         details = (StepDetail(window.of(logs[n]), logs[n].samples) for n in order)
         pack_steps(packer, details, len(order))
         results = rows(packer.line())
@@ -158,7 +158,7 @@ def test_windows_of_a_long_run_share_the_file_and_the_last_ones_still_close() ->
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_an_earlier_end_of_a_window_keeps_a_part_of_the_same_steps(few: int, many: int) -> None:
     few, many = sorted((few, many))
-    short, long = in_keeping_order(range(few)), in_keeping_order(range(many))
+    short, long = in_retention_order(range(few)), in_retention_order(range(many))
     assert [n for n in long if n < few] == short
 
 

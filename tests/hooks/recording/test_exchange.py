@@ -246,10 +246,10 @@ def test_a_message_above_the_bound_is_not_sent(
 def test_nothing_is_waited_for_where_a_key_is_not_there() -> None:
     store = HashStore()
     store.set_timeout(timedelta(hours=1))  # to ask for a missing key outlasts this test's limit
-    assert module.values(store, ["a", "b"]) is None
+    assert module.read_values(store, ["a", "b"]) is None
     store.set("a", "1")
-    assert module.values(store, ["a", "b"]) is None
-    assert module.values(store, ["a"]) == [b"1"]
+    assert module.read_values(store, ["a", "b"]) is None
+    assert module.read_values(store, ["a"]) == [b"1"]
 
 
 def test_without_a_process_group_there_is_no_link() -> None:

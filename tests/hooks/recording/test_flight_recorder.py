@@ -18,7 +18,7 @@ from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
 from forerun.hooks.recording.flight_recorder import (
     FlightRecorder,
-    beside_captures,
+    capture_safe_dump,
     find_dump,
     find_exchange,
     prepare,
@@ -128,7 +128,7 @@ def test_a_dump_from_another_thread_ends_no_capture(is_ours):
             return "{}"
 
         def ask() -> None:
-            asked = beside_captures(dump, device.device.exchange_mode) if is_ours else dump
+            asked = capture_safe_dump(dump, device.device.exchange_mode) if is_ours else dump
             assert asked is not None
             try:
                 asked()
@@ -150,7 +150,7 @@ def test_a_dump_from_another_thread_ends_no_capture(is_ours):
 
 
 def test_where_the_mode_of_a_thread_cannot_be_changed_nothing_is_dumped():
-    assert beside_captures(lambda: "{}", None) is None
+    assert capture_safe_dump(lambda: "{}", None) is None
 
 
 def test_the_mode_is_put_back_after_a_dump_that_fails():
@@ -163,7 +163,7 @@ def test_the_mode_is_put_back_after_a_dump_that_fails():
     def dump() -> str:
         raise RuntimeError("no recorder")
 
-    dumped = beside_captures(dump, exchange)
+    dumped = capture_safe_dump(dump, exchange)
     assert dumped is not None
     with pytest.raises(RuntimeError):
         dumped()

@@ -25,7 +25,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind, Phase
 from forerun.calib.workload.run_options import TraceChoice
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.process.host import Host, KnownHost
+from forerun.hooks.process.host import Host, WeakHost
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.kineto import Tracer, reason_against
 from forerun.hooks.recording.traced import MARK, TracedStep, _event
@@ -85,7 +85,7 @@ def one_thread() -> Iterator[None]:
 
 
 def trace(loop: Loop, **settings: object) -> TracedStep:
-    instruments = Instruments(KnownHost(loop.host), Guard(), **settings)  # type: ignore[arg-type]
+    instruments = Instruments(WeakHost(loop.host), Guard(), **settings)  # type: ignore[arg-type]
     tracer = Tracer(instruments.recorder, is_device=False)
     tracer.begin()
     instruments.put_on(step=5, window=0, is_traced=True)
@@ -216,7 +216,7 @@ def test_a_long_step_is_traced_from_its_last_but_one_micro_batch_on():
 
 def test_a_step_without_the_chosen_micro_batch_gives_nothing_and_frees_the_profiler():
     loop = Loop()
-    instruments = Instruments(KnownHost(loop.host), Guard(), microbatches=(0, 1, 2, 3))
+    instruments = Instruments(WeakHost(loop.host), Guard(), microbatches=(0, 1, 2, 3))
     tracer = Tracer(instruments.recorder, is_device=False)
     tracer.begin()
     instruments.put_on(step=5, window=0, is_traced=True)
@@ -248,7 +248,7 @@ VARIABLES = ("TEARDOWN_CUPTI", "DISABLE_CUPTI_LAZY_REINIT")
 
 def test_m2_the_environment_of_cupti_is_as_before(monkeypatch):
     loop = Loop()
-    instruments = Instruments(KnownHost(loop.host), Guard())
+    instruments = Instruments(WeakHost(loop.host), Guard())
     for before in ({}, {VARIABLES[0]: "0"}, {VARIABLES[0]: "1", VARIABLES[1]: "1"}):
         environ = dict(before)
         monkeypatch.setattr(os, "environ", environ)

@@ -15,7 +15,7 @@ from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.hooks.recording.flight_recorder import FlightWindow, KnownGroup
 from forerun.hooks.recording.window_records import WindowRecords, add_unseen
 from forerun.hooks.sensors.recorder import Recorder
-from forerun.hooks.sensors.step_log import Code, StepLog, TransferKind, split
+from forerun.hooks.sensors.step_log import Code, StepLog, TransferKind, unpack_mark
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 UNIX_NS, CLOCK_NS, MS = 10**18, 5_000_000_000, 1_000_000
@@ -100,7 +100,8 @@ def test_buffers_before_a_forward_pass_end_where_its_first_module_begins():
         log, window(entry(0, 3, 100, "gloo:broadcast"), entry(1, 9.5, 100, "gloo:broadcast"))
     )
     codes = [
-        (split(what)[0], mark - CLOCK_NS) for what, mark in zip(log.what, log.marks, strict=True)
+        (unpack_mark(what)[0], mark - CLOCK_NS)
+        for what, mark in zip(log.what, log.marks, strict=True)
     ]
     assert codes[:4] == [
         (Code.PHASE_BEGIN, MS),

@@ -30,7 +30,7 @@ from forerun.hooks.process.guard import Guard
 from forerun.hooks.sensors.captured import find_regions
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder
-from forerun.hooks.sensors.sites import FORWARD, dispatch_methods, find_places, untraceable
+from forerun.hooks.sensors.sites import FORWARD, dispatch_methods, find_places, find_unhookable
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.recipes.stand_in_cuda import install as stand_in
 
@@ -81,7 +81,7 @@ def probe(settings: dict[str, Any]) -> dict[str, Any]:
     else:
         layer(hidden_states=hidden, attention_mask=None)
     places = find_places([block])
-    reach = untraceable([block], places)
+    reach = find_unhookable([block], places)
     paths = {path(names, owner, name): reach.why(owner, name) for owner, name, _ in places}
     hooks = ModuleHooks([block], Recorder(HostStopwatch()), Guard())
     with called(layer, names) as result:

@@ -23,9 +23,9 @@ from forerun.hooks.process.guard import Guard
 from forerun.hooks.sensors import captured
 from forerun.hooks.sensors.captured import (
     find_regions,
-    hidden_in,
+    hidden_by_graphs,
     is_graphed_forward,
-    tell_captured,
+    register_captured,
 )
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder
@@ -140,7 +140,7 @@ def test_of_a_model_that_is_replayed_whole_no_operator_is_waited_for(
 ) -> None:
     expected = len(hooks_of(Model()).sites)
     if how == "told":
-        tell_captured([model], "forward and backward of each micro-batch")
+        register_captured([model], "forward and backward of each micro-batch")
     else:
         model.config = SimpleNamespace(cuda_graph_impl="full_iteration")
     hooks = hooks_of(model)
@@ -151,10 +151,10 @@ def test_of_a_model_that_is_replayed_whole_no_operator_is_waited_for(
 
 
 def test_a_model_that_was_told_of_is_not_kept() -> None:
-    tell_captured([Model()], "all")
+    register_captured([Model()], "all")
     model = Model()
-    tell_captured([model], "all")
-    assert [known() for known, _ in captured._told.values()] == [model]
+    register_captured([model], "all")
+    assert [known() for known, _ in captured._captured_models.values()] == [model]
     assert hooks_of(Model()).unseen == ()
 
 
@@ -231,6 +231,6 @@ def test_what_the_user_has_under_these_names_is_not_asked(model: Model) -> None:
     for layer in model.layers:
         vars(layer)["cuda_graphs"] = Unaskable()
         layer.forward = functools.partial(layer.forward)
-    assert not hidden_in([model]).modules
+    assert not hidden_by_graphs([model]).modules
     assert not is_graphed_forward(Unaskable())
     assert not is_graphed_forward(FunctionType((lambda: None).__code__, {}))

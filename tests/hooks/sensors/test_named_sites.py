@@ -25,7 +25,7 @@ from forerun.hooks.recording.attribution import Attribution
 from forerun.hooks.sensors.compiling import StallHooks
 from forerun.hooks.sensors.modules import ModuleHooks, local
 from forerun.hooks.sensors.recorder import Recorder, StepLog
-from forerun.hooks.sensors.sites import expert_parts, untraceable
+from forerun.hooks.sensors.sites import expert_parts, find_unhookable
 from forerun.hooks.sensors.step_log import Site
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
@@ -267,7 +267,7 @@ def test_shared_experts_that_run_in_parts_are_named_and_their_products_stay(
     module = SharedExpertMLP(is_overlapped)
     places = [(module, "forward", Site(kind=K.ACTIVATION))]
     places += [(m, "forward", Site(kind=K.LINEAR)) for m in (module.linear_fc1, module.linear_fc2)]
-    reach = untraceable([module], places)
+    reach = find_unhookable([module], places)
     assert [reach.why(owner, name) for owner, name, _ in places] == [
         "overlapped" if is_overlapped else None,
         None,

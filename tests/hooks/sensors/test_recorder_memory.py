@@ -69,7 +69,7 @@ def test_a_window_of_a_hundred_layers_and_512_microbatches_fits_50_mib() -> None
             )
             for _ in order:
                 # The first step is played to its end; the others until they are full.
-                if step and log.room < MAX_WINDOW_MARKS // num_steps // 8:
+                if step and log.num_free_marks < MAX_WINDOW_MARKS // num_steps // 8:
                     break
                 play_pass(recorder, log, FORWARD)
                 num_passes += 1

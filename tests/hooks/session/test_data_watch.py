@@ -26,7 +26,7 @@ from unaskable import Unaskable, refuse
 
 from forerun.calib.records.record_kinds import DataLength
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.session.data_watch import DataSeen, DataWatch
+from forerun.hooks.session.data_watch import DataWatch, LoaderProgress
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -70,7 +70,7 @@ def watch() -> Iterator[DataWatch]:
     watch.remove()
 
 
-def train(watch: DataWatch, loader: Any, accumulated: int, before: Any = None) -> DataSeen:
+def train(watch: DataWatch, loader: Any, accumulated: int, before: Any = None) -> LoaderProgress:
     """What is seen after as many steps as it takes; ``before`` each of them, a batch is drawn."""
     batches = iter(loader)
     while not watch.is_over:
@@ -92,7 +92,7 @@ def test_the_end_of_a_pass_is_where_the_loader_runs_out(
     loader = DataLoader(Rows(rows), batch_size=batch, drop_last=drop_last, shuffle=True)
     count = sum(1 for _ in loader)
     whole = count // accumulated
-    assert train(watch, loader, accumulated) == DataSeen(
+    assert train(watch, loader, accumulated) == LoaderProgress(
         length=DataLength.KNOWN,
         end=whole,
         steps=whole,
@@ -257,7 +257,7 @@ def test_nothing_that_an_iterator_holds_is_asked() -> None:
         for _ in range(3):
             assert type(next(iterator)) is Unaskable
             watch.end_step()
-        assert watch.seen() == DataSeen(length=DataLength.NONE)
+        assert watch.seen() == LoaderProgress(length=DataLength.NONE)
     finally:
         watch.remove()
     assert guard.num_faults == 0
@@ -277,7 +277,7 @@ class Iterating(_BaseDataLoaderIter):
 
 def test_without_a_loader_nothing_is_seen(watch: DataWatch) -> None:
     watch.end_step()
-    assert watch.seen() == DataSeen(length=DataLength.UNSEEN)
+    assert watch.seen() == LoaderProgress(length=DataLength.UNSEEN)
 
 
 def test_batches_and_random_state_are_those_of_the_bare_loader() -> None:

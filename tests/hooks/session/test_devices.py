@@ -18,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.process.host import Host, KnownHost
+from forerun.hooks.process.host import Host, WeakHost
 from forerun.hooks.recording import kineto
 from forerun.hooks.session.devices import computing_device, name_of, why_no_marks
 from forerun.hooks.session.instruments import Instruments
@@ -51,7 +51,7 @@ def on(model: nn.Module, place: str) -> nn.Module:
 def test_m8_another_accelerator_stands_down_for_operators(place: str) -> None:
     model = on(TransformerLayer(), place)
     host = Host(models=(model,))
-    instruments = Instruments(KnownHost(host), Guard())
+    instruments = Instruments(WeakHost(host), Guard())
     kind = place.partition(":")[0]
     assert instruments.device != "cpu" and kind in instruments.device
     names = [record.name for record in instruments.coverage(0)]
@@ -78,7 +78,7 @@ def test_m8_parameters_that_fsdp_keeps_on_the_host_are_computed_with_elsewhere()
 def test_m8_a_model_on_the_cpu_is_timed_as_before() -> None:
     model = TransformerLayer()
     assert why_no_marks((model,)) == "" and name_of(computing_device((model,))) == "cpu"
-    instruments = Instruments(KnownHost(Host(models=(model,))), Guard())
+    instruments = Instruments(WeakHost(Host(models=(model,))), Guard())
     assert "linear_fc1" in {record.name for record in instruments.coverage(0)}
 
 
@@ -91,7 +91,7 @@ def test_m8_rocm_is_told_of_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_h4_combined_1f1b_stands_down_for_operators() -> None:
     model = TransformerLayer(overlap_moe_expert_parallel_comm=True)
-    instruments = Instruments(KnownHost(Host(models=(model,))), Guard())
+    instruments = Instruments(WeakHost(Host(models=(model,))), Guard())
     (remark,) = (
         record.name
         for record in instruments.coverage(0)
@@ -100,7 +100,7 @@ def test_h4_combined_1f1b_stands_down_for_operators() -> None:
     assert "operators not recorded" in remark
     assert not instruments._modules.sites
     usual = TransformerLayer(overlap_moe_expert_parallel_comm=False)
-    assert Instruments(KnownHost(Host(models=(usual,))), Guard())._modules.sites
+    assert Instruments(WeakHost(Host(models=(usual,))), Guard())._modules.sites
 
 
 def test_h4_the_switch_is_megatrons_own() -> None:

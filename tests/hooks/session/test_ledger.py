@@ -25,7 +25,7 @@ from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording.window import WindowPlan, samples, thinned
+from forerun.hooks.recording.window import WindowPlan, samples, thin_samples
 from forerun.hooks.recording.writer import RecordWriter
 from forerun.hooks.sensors.recorder import FORWARD, Recorder
 from forerun.hooks.sensors.step_log import Site, StepLog
@@ -160,6 +160,6 @@ def test_a_rank_with_less_room_times_none_that_another_does_not(
     level: int, num_hooked: int, num_microbatches: int
 ) -> None:
     order = samples(tuple(range(num_microbatches)), num_hooked)
-    few, more = thinned(order, num_hooked, level + 1), thinned(order, num_hooked, level)
+    few, more = thin_samples(order, num_hooked, level + 1), thin_samples(order, num_hooked, level)
     timed = [{m for m in one if m >= 0} if one else {0} for one in (few, more)]
     assert timed[0] <= timed[1]

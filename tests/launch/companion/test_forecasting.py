@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings
 
-from forerun.calib.answers.analysis import analyse, renewed
+from forerun.calib.answers.analysis import analyse, with_new_forecast
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_end import RunEnd
@@ -80,7 +80,7 @@ def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
     assert made.due(answer.end, run, asked, BEGIN_S + 0.5 * RENEW_AFTER_S) is None
     request = made.due(answer.end, run, asked, BEGIN_S + RENEW_AFTER_S)
     assert request is not None
-    assert renewed(answer, request).forecast.remaining_s == pytest.approx(
+    assert with_new_forecast(answer, request).forecast.remaining_s == pytest.approx(
         0.2 * (1000 - run.last_iteration), rel=1e-6
     )
     assert made.due(answer.end, run, asked, BEGIN_S + 1e6) is None
@@ -180,7 +180,7 @@ def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) 
     now_s = BEGIN_S + jump_s + RENEW_AFTER_S
     request = made.due(answer.end, run, Request(now_unix_s=0.0), now_s)
     assert request is not None
-    forecast = renewed(answer, request).forecast
+    forecast = with_new_forecast(answer, request).forecast
     assert forecast.remaining_s > 0.0
     left_s = 0.2 * (1000 - run.last_iteration)
     assert forecast.finish_p50_unix_s - now_s == pytest.approx(left_s, rel=0.2)

@@ -140,9 +140,9 @@ def test_split_takes_exactly_our_flags_and_keeps_the_order(
 ) -> None:
     argv = [own if is_own else host for is_own, own, host in pairs]
     parts = flags.split([*argv, "--", *after])
-    assert parts.own == tuple(own for is_own, own, _ in pairs if is_own)
+    assert parts.flags == tuple(own for is_own, own, _ in pairs if is_own)
     assert parts.rest == (*(host for is_own, _, host in pairs if not is_own), "--", *after)
-    assert parts.present == bool(parts.own)
+    assert parts.present == bool(parts.flags)
 
 
 @given(
@@ -153,7 +153,7 @@ def test_the_alias_leaves_everything_else_to_the_program(
 ) -> None:
     argv = [own if is_own else host for is_own, own, host in pairs]
     parts = flags.split(["--forerun", *argv])
-    assert parts.own == ("--forerun", *(own for is_own, own, _ in pairs if is_own))
+    assert parts.flags == ("--forerun", *(own for is_own, own, _ in pairs if is_own))
     assert parts.rest == tuple(host for is_own, _, host in pairs if not is_own)
 
 
@@ -175,9 +175,9 @@ def test_the_alias_leaves_everything_else_to_the_program(
 def test_what_another_program_may_mean_is_left_alone(line: str) -> None:
     words = line.split()
     parts = flags.split(words)
-    assert (parts.own, parts.rest) == ((), tuple(words))
+    assert (parts.flags, parts.rest) == ((), tuple(words))
     looks_ours = ("--calibrate-", "--calibrate_", "--calibrate=", "--calibrate ")
-    assert parts.left == tuple(word for word in words if f"{word} ".startswith(looks_ours))
+    assert parts.lookalikes == tuple(word for word in words if f"{word} ".startswith(looks_ours))
 
 
 @pytest.mark.parametrize(("line", "own"), [
@@ -193,7 +193,7 @@ def test_what_another_program_may_mean_is_left_alone(line: str) -> None:
     ("--forerun --calibrate entropy --calibrate-steps=9", "--forerun"),
 ])  # fmt: skip
 def test_what_is_ours_is_taken(line: str, own: str) -> None:
-    assert flags.split(line.split()).own == tuple(own.split())
+    assert flags.split(line.split()).flags == tuple(own.split())
 
 
 def test_the_alias_says_what_the_other_name_says() -> None:

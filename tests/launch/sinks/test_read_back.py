@@ -308,7 +308,7 @@ def test_the_hosts_run_has_all_that_ours_has(
         host = HostWandb(files)
 
         def newest() -> float:
-            return files.said.values.get("unix_s", 0.0)
+            return files.output.values.get("unix_s", 0.0)
 
         def trained(event: dict[str, Any]) -> None:
             run.log({"loss": 1.0}, step=event["step"] + 1)

@@ -12,7 +12,7 @@ from rich.console import Console
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
-from forerun.calib.forecast.rates import RunLeft
+from forerun.calib.forecast.rates import RemainingRun
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.store.forecast_log import read_remaining_run
@@ -29,9 +29,9 @@ def answer() -> Answer:
     return analyse(build_table(read_run(GOLDEN)), Request.from_json(request))
 
 
-def left_of(answer: Answer) -> RunLeft:
-    own = answer.known.plan.own
-    return RunLeft(
+def left_of(answer: Answer) -> RemainingRun:
+    own = answer.known.plan.running
+    return RemainingRun(
         config=own.config,
         step_time_s=own.step_time_s,
         remaining_s=3600.0,
@@ -58,7 +58,7 @@ def test_eighty_columns_hold_layout_step_interval_and_memory(
 
 
 def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> None:
-    left, rows = left_of(answer), (answer.known.plan.own, *answer.known.plan.candidates)
+    left, rows = left_of(answer), (answer.known.plan.running, *answer.known.plan.candidates)
     table = layouts_table(answer.known.plan, remaining_run=left)
     for name in ("GPU-hours left", "finish (UTC)", "cost"):
         assert name in table.columns
@@ -77,9 +77,9 @@ def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> No
 
 def test_devices_that_are_known_have_flop_and_mfu(answer: Answer) -> None:
     assert "MFU" not in layouts_table(answer.known.plan).columns
-    own = answer.known.plan.own
+    own = answer.known.plan.running
     card = replace(own, config=replace(own.config, device="NVIDIA H100 80GB HBM3"))
-    table = layouts_table(replace(answer.known.plan, own=card))
+    table = layouts_table(replace(answer.known.plan, running=card))
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert {"tokens/s", "TFLOP/s per GPU", "MFU"} <= first.keys()
     assert "TFLOP/s per GPU" not in table.fit_to_width(100).columns
@@ -105,7 +105,7 @@ def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
 
 
 def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path) -> None:
-    def left(run_id: str = "one", **more: float) -> RunLeft | None:
+    def left(run_id: str = "one", **more: float) -> RemainingRun | None:
         return read_remaining_run(tmp_path, run_id, answer.known.config, 0.5, **more)
 
     assert left() is None

@@ -17,7 +17,7 @@ from rich.console import Console
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
-from forerun.calib.forecast.rates import RunLeft
+from forerun.calib.forecast.rates import RemainingRun
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
@@ -74,10 +74,11 @@ def answer() -> Answer:
 def tables(answer: Answer) -> list[ReportTable]:
     """Of a run on GPUs with a price, so that every column is there."""
     own = replace(
-        answer.known.plan.own, config=replace(answer.known.plan.own.config, device="NVIDIA H100")
+        answer.known.plan.running,
+        config=replace(answer.known.plan.running.config, device="NVIDIA H100"),
     )
-    plan = replace(answer.known.plan, own=own)
-    left = RunLeft(
+    plan = replace(answer.known.plan, running=own)
+    left = RemainingRun(
         config=own.config,
         step_time_s=own.step_time_s,
         remaining_s=1e7,

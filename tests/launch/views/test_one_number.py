@@ -367,7 +367,7 @@ def test_each_share_names_its_step(surfaces: Surfaces) -> None:
     answer = surfaces.run.report().answer
     steps = {
         "modelled": answer.known.step.time_s,
-        "simulated": answer.known.own.time_s,
+        "simulated": answer.known.running_estimate.time_s,
         "measured": answer.measured_step_s,
     }
     seen = set()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from forerun.benchmarks.published.readers import steps_of
 from forerun.calib.advice.planning import compare
-from forerun.calib.advice.scaling import Scaling, curve
+from forerun.calib.advice.scaling import Scaling, compute_scaling
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.step_tables import table_steps
 from forerun.calib.workload.config import Batch
@@ -46,7 +46,7 @@ def curves() -> list[Scaling]:
             )
             for num in COUNTS
         ]
-        results.append(curve(compare(configs[0], configs, steps), steps))
+        results.append(compute_scaling(compare(configs[0], configs, steps), steps))
     return results
 
 

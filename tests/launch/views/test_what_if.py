@@ -101,7 +101,7 @@ def test_nearest_choices_come_first_and_no_more_than_fit_on_a_page(run: Any) -> 
     answer, steps = run.report().answer, run.machine().steps
     few = replace(answer.known.plan, candidates=())
     rows = what_if(few, steps)
-    assert rows[0].config == answer.known.plan.own.config
+    assert rows[0].config == answer.known.plan.running.config
     away = [doublings(row.config, rows[0].config) for row in rows]
     assert away == sorted(away)
     many = what_if(answer.known.plan, steps, gpus=(4, 8, 16, 32, 64))
@@ -131,9 +131,9 @@ def doublings(config: RunConfig, other: RunConfig) -> float:
 
 def test_a_loop_of_ones_own_is_asked_for_no_layout_that_it_would_have_to_build(run: Any) -> None:
     plan, steps = run.report().answer.known.plan, run.machine().steps
-    own = replace(plan.own.config, framework="transformers 4.57")
+    own = replace(plan.running.config, framework="transformers 4.57")
     candidates = what_if(
-        replace(plan, own=replace(plan.own, config=own), candidates=()), steps, gpus=(4,)
+        replace(plan, running=replace(plan.running, config=own), candidates=()), steps, gpus=(4,)
     )
     assert {(row.config.parallelism.tp, row.config.parallelism.pp) for row in candidates} == {
         (1, 1)

@@ -20,10 +20,10 @@ _REGISTRIES = ("_modules", "_parameters", "_buffers")
 def contents(owner: Any) -> Mapping[str, Any]:
     """The object's own ``__dict__``; empty where it has none."""
     try:
-        found = object.__getattribute__(owner, "__dict__")
+        instance_dict = object.__getattribute__(owner, "__dict__")
     except Exception:  # a class may have a property of that name, which may raise anything
         return {}
-    return found if type(found) is dict else {}
+    return instance_dict if type(instance_dict) is dict else {}
 
 
 def classes(owner: Any) -> tuple[type, ...]:
@@ -43,8 +43,8 @@ def is_a(owner: Any, kind: type) -> bool:
 
 def module_name(owner: Any) -> str:
     """Where the object's class says that it was defined; empty where it does not say."""
-    found = _vars(type(owner)).get("__module__")
-    return found if type(found) is str else ""
+    defining_module = _vars(type(owner)).get("__module__")
+    return defining_module if type(defining_module) is str else ""
 
 
 def class_names(owner: Any) -> set[str]:
@@ -57,24 +57,24 @@ def attribute(owner: Any, name: str, default: Any = None) -> Any:
 
     A function of a class is returned unbound; a property or another descriptor is ``default``.
     """
-    own = contents(owner)
-    found = own.get(name, _MISSING)
+    instance_dict = contents(owner)
+    value = instance_dict.get(name, _MISSING)
     for registry in _REGISTRIES:
-        if found is _MISSING and isinstance(held := own.get(registry), dict):
-            found = dict.get(held, name, _MISSING)
-    if found is not _MISSING:
-        return found
+        if value is _MISSING and isinstance(registered := instance_dict.get(registry), dict):
+            value = dict.get(registered, name, _MISSING)
+    if value is not _MISSING:
+        return value
     home = holder(type(owner), name)
     if home is None:
         return default
-    found = _vars(home)[name]
-    if type(found) is MemberDescriptorType:  # a slot
+    value = _vars(home)[name]
+    if type(value) is MemberDescriptorType:  # a slot
         try:
-            return found.__get__(owner)
+            return value.__get__(owner)
         except AttributeError:
             return default
-    is_bound = type(found) is not FunctionType and hasattr(type(found), "__get__")
-    return default if is_bound else found
+    is_bound = type(value) is not FunctionType and hasattr(type(value), "__get__")
+    return default if is_bound else value
 
 
 def named_tree(model: Any) -> Iterator[tuple[str, Any]]:
@@ -98,12 +98,16 @@ def tree(*models: Any) -> tuple[Any, ...]:
     return tuple({id(m): m for model in models for _, m in named_tree(model)}.values())
 
 
-def own_weights(module: Any) -> tuple[Any, ...]:
+def direct_weights(module: Any) -> tuple[Any, ...]:
     """The parameters that a module has itself."""
-    held = contents(module).get("_parameters")
-    return tuple(w for w in dict.values(held) if w is not None) if isinstance(held, dict) else ()
+    parameters = contents(module).get("_parameters")
+    return (
+        tuple(w for w in dict.values(parameters) if w is not None)
+        if isinstance(parameters, dict)
+        else ()
+    )
 
 
 def weights(models: Iterable[Any]) -> tuple[Any, ...]:
     """The parameters of these models, each once, in the order of ``parameters``."""
-    return tuple({id(w): w for module in tree(*models) for w in own_weights(module)}.values())
+    return tuple({id(w): w for module in tree(*models) for w in direct_weights(module)}.values())

@@ -26,12 +26,12 @@ class Effort:
     top: int = TOP
     is_stopped: Callable[[], bool] = lambda: False
     """Asked between rounds: then the answer is the best so far."""
-    told: Callable[[str, float], None] = lambda _what, _frac: None
+    on_progress: Callable[[str, float], None] = lambda _what, _frac: None
     """Hears what is done and which share of it is behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class MemoryBudget:
     """Memory of a device, and what its measured peak had beyond the estimate."""
 
     capacity_nbytes: int | None = None
@@ -102,7 +102,7 @@ class Proof(Encoded):
     tally: Tally
     cut: Mapping[str, int] = field(default_factory=dict)
     """Combinations of degrees that each of Megatron's rules left out; no layouts of the tally."""
-    num_asked: int | None = None
+    num_requested: int | None = None
     """Layouts of the tally that have what was to be kept; None where all were asked for."""
     gap_frac: float = 0.0
     """How much faster than the best found an unseen layout might be; 0 where it is proven."""
@@ -115,16 +115,16 @@ class Proof(Encoded):
     @property
     def num_layouts(self) -> int:
         """How many layouts the best are the best of."""
-        return self.tally.num_layouts if self.num_asked is None else self.num_asked
+        return self.tally.num_layouts if self.num_requested is None else self.num_requested
 
     @property
     def text(self) -> str:
         """What a user reads of it: layouts are counted by the first thing that is in their way."""
         tally, begin = self.tally, f"{self.tally.num_layouts:,}"
-        if self.num_asked is None:
+        if self.num_requested is None:
             begin += " layouts"
         else:
-            begin = f"{self.num_asked:,} layouts asked for among {begin} of their splits"
+            begin = f"{self.num_requested:,} layouts asked for among {begin} of their splits"
         words = [
             begin,
             f"{tally.over_memory:,} over memory",
@@ -139,7 +139,7 @@ class Proof(Encoded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """The best layouts, fastest first, some that do not fit, and the proof."""
 
     best: tuple[Ranked, ...]

@@ -70,7 +70,7 @@ class _PciInfo(ctypes.Structure):
     ]
 
 
-def see_links(load: Callable[[str], Any] = ctypes.CDLL) -> SeenLinks:
+def detect_links(load: Callable[[str], Any] = ctypes.CDLL) -> SeenLinks:
     """Links of the GPUs of this node; empty where the driver is not there or does not tell."""
     try:
         library = load(_LIBRARY)
@@ -200,7 +200,7 @@ _CODED_BEFORE_FRAC = 0.8
 _CODED_FROM_GIGA = 8.0
 
 
-class Sight:
+class NodeTopology:
     """What one rank tells of its cluster; read once, by the thread that writes."""
 
     def __init__(
@@ -209,20 +209,20 @@ class Sight:
         self._rank = rank
         self._stated = stated or StatedNodes()
         self._environ = environ
-        self._told: JsonObject | None = None
+        self._cluster_json: JsonObject | None = None
 
-    def told(self) -> JsonObject:
+    def cluster_json(self) -> JsonObject:
         """``Cluster.to_json`` on the first rank of a node, else nothing."""
-        if self._told is None:
-            self._told = {}  # a fault below is not run into again
-            self._told = self._look()
-        return self._told
+        if self._cluster_json is None:
+            self._cluster_json = {}  # a fault below is not run into again
+            self._cluster_json = self._look()
+        return self._cluster_json
 
     def _look(self) -> JsonObject:
         rank = self._rank
         if rank.local_rank:
             return {}
-        node = see_node(
+        node = detect_node(
             self._environ,
             num_ranks=rank.world_size,
             num_local_ranks=rank.local_world_size,
@@ -230,13 +230,13 @@ class Sight:
         return Cluster(seen=(node,), stated=self._stated).to_json()
 
 
-def see_node(
+def detect_node(
     environ: Mapping[str, str],
     *,
     num_ranks: int,
     num_local_ranks: int,
     root: Path = SYS,
-    links: Callable[[], SeenLinks] = see_links,
+    links: Callable[[], SeenLinks] = detect_links,
 ) -> SeenNode:
     """All that this node tells; 0 and empty where it does not.  Never raises."""
     variables = tuple(f"{n}={environ[n][:_MOST_CHARACTERS]}" for n in VARIABLES if environ.get(n))
@@ -287,11 +287,11 @@ def _cards(root: Path, environ: Mapping[str, str]) -> list[_Device]:
     Of different rates it takes the highest, since each GPU looks for the best way out.
     """
     is_socket = environ.get("NCCL_IB_DISABLE") == "1" or environ.get("NCCL_NET") == "Socket"
-    found = [] if is_socket else list(_ports(root, environ.get("NCCL_IB_HCA", "")))
+    cards = [] if is_socket else list(_ports(root, environ.get("NCCL_IB_HCA", "")))
     wire = "socket" if is_socket else "ethernet"
-    found = found or list(_interfaces(root, environ.get("NCCL_SOCKET_IFNAME", ""), wire))
-    best = max((card.bytes_per_s for card in found), default=0.0)
-    return [card for card in found if card.bytes_per_s == best]
+    cards = cards or list(_interfaces(root, environ.get("NCCL_SOCKET_IFNAME", ""), wire))
+    best = max((card.bytes_per_s for card in cards), default=0.0)
+    return [card for card in cards if card.bytes_per_s == best]
 
 
 def _ports(root: Path, allowed: str) -> Iterator[_Device]:
@@ -370,8 +370,8 @@ def _number(text: str) -> float:
     >>> _number("400 Gb/sec (4X NDR)"), _number("32.0 GT/s PCIe"), _number("Unknown"), _number("-1")
     (400.0, 32.0, 0.0, 0.0)
     """
-    found = re.match(r"\d{1,9}(?:\.\d{1,9})?", text)
-    return float(found[0]) if found else 0.0
+    match = re.match(r"\d{1,9}(?:\.\d{1,9})?", text)
+    return float(match[0]) if match else 0.0
 
 
 def _text(path: Path) -> str:

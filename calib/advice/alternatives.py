@@ -13,7 +13,7 @@ from ..arguments import AxisValue, Keep, apply_options, layout_name, untaken
 from ..errors import ConfigError
 from ..memory import Verdict, needed_nbytes
 from ..regressors import Z_90
-from ..search import Room, layout_label, sharded_otherwise
+from ..search import MemoryBudget, layout_label, other_shardings
 from ..steps import MEASURED_SIGMA_LOG, FittedSteps, paired_sigma_log
 from ..units import format_bytes, format_frac, format_time
 from ..workload import Batch, Encoded, Parallelism, Recompute, RunConfig
@@ -32,7 +32,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldChoice(Encoded):
+class AxisChoice(Encoded):
     """The fastest layout that was found with one value of an axis."""
 
     value: str
@@ -49,7 +49,7 @@ class AxisWorth(Encoded):
     JSON: ClassVar[str] = "axis cost_frac matters alike choices"
 
     axis: str
-    choices: tuple[HeldChoice, ...]
+    choices: tuple[AxisChoice, ...]
     """At least two."""
 
     @property
@@ -77,12 +77,12 @@ class AxisWorth(Encoded):
 class Breadth(Encoded):
     """How sharp a plan's best is."""
 
-    JSON: ClassVar[str] = "first next_slower_frac num_not_told_apart axes"
+    JSON: ClassVar[str] = "first next_slower_frac num_not_told_apart=num_indistinguishable axes"
 
     first: str
     next_slower_frac: tuple[float, ...]
     """How much slower the next layouts are than the first."""
-    num_not_told_apart: int
+    num_indistinguishable: int
     """Of these, whose 90 % interval against the first holds 0."""
     axes: tuple[AxisWorth, ...]
     """Those with a choice, the one that costs most first."""
@@ -98,7 +98,9 @@ class Breadth(Encoded):
                 format_frac(max(self.next_slower_frac)),
             )
             words.append(f"the next {number} are {low} to {high} slower")
-            words.append(f"{self.num_not_told_apart} of them cannot be told apart from the first")
+            words.append(
+                f"{self.num_indistinguishable} of them cannot be told apart from the first"
+            )
         telling = [axis for axis in self.axes if axis.matters][:_MOST_NAMED]
         if telling:
             costs = (
@@ -122,32 +124,37 @@ def breadth(plan: Plan, steps: FittedSteps) -> Breadth | None:
     that differ from its fastest on this axis alone and fit by the rule of its search.
     """
     ranked = sorted(
-        (c for c in (plan.own, *plan.candidates) if c.verdict is not Verdict.DOES_NOT_FIT),
+        (c for c in (plan.running, *plan.candidates) if c.verdict is not Verdict.DOES_NOT_FIT),
         key=lambda c: c.step_time_s,
     )
     if not ranked:
         return None
     num_ranks = ranked[0].config.parallelism.num_ranks
     ranked = [c for c in ranked if c.config.parallelism.num_ranks == num_ranks]
-    offset_nbytes = plan.own.memory.offset_nbytes
-    room = Room(capacity_nbytes=plan.memory_capacity_nbytes, offset_nbytes=offset_nbytes)
+    offset_nbytes = plan.running.memory.offset_nbytes
+    budget = MemoryBudget(capacity_nbytes=plan.memory_capacity_nbytes, offset_nbytes=offset_nbytes)
     first, *others = ranked[: NUM_NEXT + 1]
     return Breadth(
         first=first.label,
         next_slower_frac=tuple(c.step_time_s / first.step_time_s - 1.0 for c in others),
-        num_not_told_apart=_not_told_apart(first, others, steps),
-        axes=_axes(ranked, steps, room),
+        num_indistinguishable=_num_indistinguishable(first, others, steps),
+        axes=_axes(ranked, steps, budget),
     )
 
 
-def _not_told_apart(first: Candidate, others: Sequence[Candidate], steps: FittedSteps) -> int:
-    best, *found = steps.estimates([c.config for c in (first, *others)])
+def _num_indistinguishable(
+    first: Candidate, others: Sequence[Candidate], steps: FittedSteps
+) -> int:
+    best, *runners_up = steps.estimates([c.config for c in (first, *others)])
     return sum(
-        math.log(one.time_s / best.time_s) <= Z_90 * paired_sigma_log(one, best) for one in found
+        math.log(one.time_s / best.time_s) <= Z_90 * paired_sigma_log(one, best)
+        for one in runners_up
     )
 
 
-def _axes(ranked: Sequence[Candidate], steps: FittedSteps, room: Room) -> tuple[AxisWorth, ...]:
+def _axes(
+    ranked: Sequence[Candidate], steps: FittedSteps, budget: MemoryBudget
+) -> tuple[AxisWorth, ...]:
     times_s = {c.config: c.step_time_s for c in ranked}
     varied = dict.fromkeys(
         other
@@ -157,12 +164,12 @@ def _axes(ranked: Sequence[Candidate], steps: FittedSteps, room: Room) -> tuple[
     )
     fresh = [config for config in varied if config not in times_s]
     if fresh:
-        holds = room.holds(*needed_nbytes(fresh)).tolist()
-        fresh = [config for config, is_held in zip(fresh, holds, strict=True) if is_held]
+        holds = budget.holds(*needed_nbytes(fresh)).tolist()
+        fresh = [config for config, fits in zip(fresh, holds, strict=True) if fits]
     times_s |= dict(zip(fresh, np.asarray(steps.median_times(fresh)).tolist(), strict=True))
     ordered = sorted(times_s, key=lambda config: times_s[config])
-    found = (_worth(axis, ordered, times_s) for axis in _AXES)
-    return tuple(sorted(filter(None, found), key=lambda one: -one.cost_frac))
+    worths = (_worth(axis, ordered, times_s) for axis in _AXES)
+    return tuple(sorted(filter(None, worths), key=lambda one: -one.cost_frac))
 
 
 def _worth(
@@ -175,7 +182,7 @@ def _worth(
         return None
     least_s = times_s[ordered[0]]
     choices = tuple(
-        HeldChoice(
+        AxisChoice(
             value=value,
             label=layout_label(config),
             step_time_s=times_s[config],
@@ -189,7 +196,7 @@ def _worth(
 def _with_other_values(config: RunConfig, axis: str) -> Iterator[RunConfig]:
     """The layout with the values beside its own on an axis, where these can run."""
     if axis == "sharding":
-        yield from sharded_otherwise(config)
+        yield from other_shardings(config)
         return
     for values in _values(config, axis):
         try:
@@ -232,7 +239,7 @@ class WhyNot(Encoded):
 
     JSON: ClassVar[str] = "asked=question num_layouts best=best.label text"
 
-    asked: Keep
+    constraint: Keep
     num_layouts: int
     """How many of them a plan is the best of; 0: none, or a rule forbids all."""
     best: Candidate | None
@@ -242,13 +249,13 @@ class WhyNot(Encoded):
     @property
     def question(self) -> str:
         """The layouts that were asked for, as the command line names them."""
-        return str(self.asked)
+        return str(self.constraint)
 
 
 def why_not(
-    asked: Keep,
-    found: Plan,
-    kept: Plan,
+    constraint: Keep,
+    plan: Plan,
+    constrained_plan: Plan,
     num_ranks: int,
     priced: Callable[[Sequence[RunConfig]], Sequence[Candidate]],
 ) -> WhyNot:
@@ -258,29 +265,34 @@ def why_not(
     ranks, the rule that forbids them.  What no rule forbids and no plan tries is ``priced`` in
     place of the best layouts.
     """
-    tried = kept.candidates
-    elsewhere = _elsewhere(asked, found.own.config, num_ranks)
-    others = () if tried or elsewhere else tuple(_untried(asked, found, num_ranks))
+    tried = constrained_plan.candidates
+    elsewhere = _elsewhere(constraint, plan.running.config, num_ranks)
+    others = () if tried or elsewhere else tuple(_untried(constraint, plan, num_ranks))
     rows = tried or tuple(priced(others))
     fitting = [one for one in rows if one.verdict is not Verdict.DOES_NOT_FIT]
     best: Candidate | None = None
     if fitting:
         best = min(fitting, key=lambda one: one.step_time_s)
-        text = _behind(best, found)
+        text = _behind(best, plan)
     elif rows:
         best = min(rows, key=lambda one: one.memory.total_nbytes)
-        text = f"none fits in memory; {_needed(best, kept.memory_capacity_nbytes)}"
+        text = f"none fits in memory; {_needed(best, constrained_plan.memory_capacity_nbytes)}"
     else:
-        text = elsewhere or _rule(asked, found.own.config, num_ranks)
+        text = elsewhere or _rule(constraint, plan.running.config, num_ranks)
     if others:
         text = f"not among the layouts that are tried; {text}"
-    if best is not None and (clause := untaken(best.config, found.own.config)):
+    if best is not None and (clause := untaken(best.config, plan.running.config)):
         text = f"{text}; {clause}"
-    return WhyNot(asked=asked, num_layouts=kept.num_layouts if tried else 0, best=best, text=text)
+    return WhyNot(
+        constraint=constraint,
+        num_layouts=constrained_plan.num_layouts if tried else 0,
+        best=best,
+        text=text,
+    )
 
 
-def _behind(best: Candidate, found: Plan) -> str:
-    able = [found.own, *found.candidates]
+def _behind(best: Candidate, plan: Plan) -> str:
+    able = [plan.running, *plan.candidates]
     able = [one for one in able if one.verdict is not Verdict.DOES_NOT_FIT]
     first = min(able, key=lambda one: one.step_time_s, default=best)
     if first.config == best.config:
@@ -297,39 +309,39 @@ def _needed(least: Candidate, capacity_nbytes: int | None) -> str:
     return needs if capacity_nbytes is None else f"{needs} of {format_bytes(capacity_nbytes)}"
 
 
-def _untried(asked: Keep, found: Plan, num_ranks: int) -> Iterator[RunConfig]:
+def _untried(constraint: Keep, plan: Plan, num_ranks: int) -> Iterator[RunConfig]:
     """The best layouts with what is asked in its place, where they can be, none twice."""
-    able = [found.own, *found.candidates]
+    able = [plan.running, *plan.candidates]
     ours = (one.config for one in able if one.config.parallelism.num_ranks == num_ranks)
-    words = _words({**_first(asked), "gpus": num_ranks})
+    words = _words({**_first(constraint), "gpus": num_ranks})
     seen: set[RunConfig] = set()
     for config in ours:
         try:
             changed = apply_options(config, words)
         except ConfigError:
             continue
-        if asked.allows(changed) and changed not in seen and changed != found.own.config:
+        if constraint.allows(changed) and changed not in seen and changed != plan.running.config:
             seen.add(changed)
             yield changed
         if len(seen) == _MOST_UNTRIED:
             return
 
 
-def _elsewhere(asked: Keep, running: RunConfig, num_ranks: int) -> str:
+def _elsewhere(constraint: Keep, running: RunConfig, num_ranks: int) -> str:
     """Which option asks for what all layouts of a plan have alike; empty where they have it."""
     for name, option in _OF_THE_PLAN.items():
         here = num_ranks if name == "gpus" else layout_name(name).read(running)
-        values = asked.values_of(name)
+        values = constraint.values_of(name)
         if values is not None and here not in values:
             return f"this plan is for {name}={here}; ask for {option} {values[0]}"
     return ""
 
 
-def _rule(asked: Keep, running: RunConfig, num_ranks: int) -> str:
+def _rule(constraint: Keep, running: RunConfig, num_ranks: int) -> str:
     """What the first of the values breaks, the rest of the layout being as simple as can be."""
-    if asked.allows(running) and running.parallelism.num_ranks == num_ranks:
+    if constraint.allows(running) and running.parallelism.num_ranks == num_ranks:
         return "it is the running layout"
-    named = _first(asked)
+    named = _first(constraint)
     simple = {name: 1 for name in (*_FREE, "vpp") if name not in named}
     if running.model.experts is None:
         simple.pop("ep", None)
@@ -342,8 +354,8 @@ def _rule(asked: Keep, running: RunConfig, num_ranks: int) -> str:
     return "no layout of the run becomes it; forerun predict says how long one takes"
 
 
-def _first(asked: Keep) -> dict[str, AxisValue]:
-    return {one.name: one.values[0] for one in asked.axes}
+def _first(constraint: Keep) -> dict[str, AxisValue]:
+    return {one.name: one.values[0] for one in constraint.axes}
 
 
 def _words(values: Mapping[str, AxisValue]) -> list[str]:
