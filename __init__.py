@@ -33,7 +33,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .faces import lazy_getattr  # not above: pytest imports this file as no package
+    from .faces import lazy_getattr  # local: pytest imports this file outside a package
 
     return lazy_getattr(__name__)(name)
 

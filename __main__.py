@@ -1,4 +1,4 @@
-"""``python -m forerun``, so that ``torchrun ... -m forerun probe`` works: the command line."""
+"""Command line as ``python -m forerun``, so that ``torchrun ... -m forerun probe`` works."""
 
 import sys
 

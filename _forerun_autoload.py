@@ -1,14 +1,14 @@
-"""Entry point of the group ``torch.backends``: torch calls ``load`` at the end of its import.
+"""Entry point in the group ``torch.backends``: torch calls ``load`` at the end of its import.
 
-A module of its own beside the package, of a name that nobody has, and a copy in every installation:
-``import torch`` fails where an entry point cannot be loaded, so this one can be, whatever became of
-the package.  Standard library only, and no exception leaves.  Where nothing of ours is asked for it
-looks at the arguments and returns.
+It is a top-level module next to the package, with a unique name and copied into every
+installation, because ``import torch`` fails if an entry point cannot be loaded; this one loads
+even if the package is broken or gone.  It uses the standard library only and lets no exception
+escape.  If Forerun is not requested, it inspects the arguments and returns.
 
-Whose process is it?  A *launcher* (torchrun and its like) hands our flags on, whatever variables of
-a rank are exported around it.  A *worker* has ``RANK`` and ``LOCAL_RANK``: the flags are taken out
-and the session begins; it owns the session, and so does what it becomes by ``exec``.  What a worker
-starts loses the same flags and opens nothing.
+Processes are told apart as follows.  A *launcher* (torchrun and the like) passes our flags on, even
+if rank variables are exported around it.  A *worker* has ``RANK`` and ``LOCAL_RANK``: the flags are
+removed from its arguments and it starts and owns the session, also across ``exec``.  A child of a
+worker loses the same flags and starts no session.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 OFF = "FORERUN_OFF"
-"""Set to 1 by a user: nothing is taken, begun or said."""
+"""Set to 1 by the user to disable Forerun: no flag is taken, nothing starts or prints."""
 OWNER = "FORERUN_OWNER"
-"""Set here, never by a user: the process that has the session, as ``pid:start``."""
+"""Set here, never by a user: the process that owns the session, as ``pid:start``."""
 TAKEN = "FORERUN_TAKEN"
-"""Set here, never by a user: the flags that the owner took."""
+"""Set here, never by a user: the flags that the owner took from its arguments."""
 _BETWEEN = "\x1f"
 FLAGS = ("--forerun", "--calibrate")
-"""Two names for one thing; what begins with the first is never another program's."""
+"""Two prefixes of the same flags; the first is never used by another program."""
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -39,12 +39,12 @@ OPTIONS = _names(
     "price-per-gpu-hour confidence gpus micro-batch python probe-seconds wandb tensorboard "
     "prometheus trainjob slurm-comment device trace cluster"
 )
-"""What may stand behind ``--forerun-`` or ``--calibrate-``."""
+"""Option names after ``--forerun-`` or ``--calibrate-``."""
 PROGRAMS = _names(
     "accelerate accelerate-launch colossalai composer deepspeed deepspeed.pt ds fabric forerun "
     "horovodrun ipexrun lightning ray torchrun torchx tune"
 )
-"""Launchers, by the name of their command."""
+"""Launchers, by command name."""
 MODULES = _names(
     "accelerate.commands colossalai.cli composer.cli deepspeed.launcher forerun.launch.cli "
     "horovod.runner intel_extension_for_pytorch.cpu.launch lightning.fabric.cli "
@@ -52,17 +52,17 @@ MODULES = _names(
     "torch.distributed.launch torch.distributed.launcher torch.distributed.run torchtune._cli "
     "torchx"
 )
-"""Launchers, by the name of their module; what is below it counts too."""
+"""Launchers, by module name; submodules are included."""
 _WITH_VALUE = ("alias option", "option")
-"""Kinds of arguments that have their value in a word of its own."""
+"""Argument kinds whose value may be a separate word."""
 _CLOSE = 0.8
-"""From which likeness on an unknown name is a slip of the pen."""
+"""Minimum ``difflib`` similarity for an unknown name to count as a typo."""
 
 
 class FlagSplit(NamedTuple):
-    """An argument list taken apart: ours, the host's in order, and what of the host's looks ours.
+    """Argument list split into our flags, the host's arguments in order, and the host's lookalikes.
 
-    An option of ours whose value was a word of its own is joined with it by ``=``.
+    An option of ours whose value was a separate word is joined to it by ``=``.
     """
 
     flags: tuple[str, ...]
@@ -71,17 +71,17 @@ class FlagSplit(NamedTuple):
 
     @property
     def present(self) -> bool:
-        """True where any flag of ours is there."""
+        """True if any flag is ours."""
         return bool(self.flags)
 
 
 def split(argv: Sequence[str]) -> FlagSplit:
-    """Take our flags out; what follows a bare ``--`` is the host's.
+    """Split off our flags; everything after a bare ``--`` belongs to the host.
 
-    Where any ``--forerun`` is there, only ``--forerun`` and ``--forerun-...`` are ours.  Else
-    ``--calibrate-steps=8``, or any other option that is known here, makes every ``--calibrate`` and
-    slip of the pen beside it ours.  Else ``--calibrate`` alone is ours, unless another program's
-    arguments show: a value behind it, or an option that is not known here.
+    With any ``--forerun`` present, only ``--forerun`` and ``--forerun-...`` are ours.  Otherwise
+    ``--calibrate-steps=8``, or any other option known here, makes every ``--calibrate`` and every
+    typo of an option ours.  Otherwise ``--calibrate`` alone is ours, unless the arguments show that
+    it is another program's: a value follows it, or an option is not known here.
 
     >>> split(["--lr", "1", "--calibrate", "--calibrate-steps=8"]).rest
     ('--lr', '1')
@@ -115,7 +115,7 @@ def _ours(kinds: Sequence[str]) -> tuple[str, ...]:
 
 
 def _kind(words: Sequence[str], index: int) -> str:
-    """What one argument can be; empty where it cannot be ours."""
+    """Return the kind of one argument; empty if it cannot be ours."""
     flag, equals, _ = words[index].partition("=")
     alias, name = FLAGS
     if flag == alias or flag.startswith(alias + "-"):
@@ -135,7 +135,7 @@ def _kind(words: Sequence[str], index: int) -> str:
 
 
 def closest_option(option: str) -> str:
-    """The option of ours that was meant, or nothing."""
+    """Return our option closest to a misspelt one; empty if none is close."""
     import difflib
 
     return next(iter(difflib.get_close_matches(option, OPTIONS, n=1, cutoff=_CLOSE)), "")
@@ -149,13 +149,13 @@ def _has_value(words: Sequence[str], index: int) -> bool:
 
 
 def load(*, is_explicit: bool = False) -> None:
-    """Begin what was asked for, in a worker; a second call does nothing.
+    """Start the requested session if this is a worker; a second call does nothing.
 
-    ``is_explicit``: a user has named us in the command, so ``RANK`` alone makes a worker.
+    ``is_explicit``: the command names Forerun, so ``RANK`` alone identifies a worker.
     """
     try:
         _load(os.environ, is_explicit)
-    except (Exception, SystemExit) as err:  # training comes first, whatever is wrong with us
+    except (Exception, SystemExit) as err:  # a fault of ours must not stop training
         print_note(f"{type(err).__name__}: {err}; calibration is off, training goes on")
 
 
@@ -183,7 +183,7 @@ def _load(environ: MutableMapping[str, str], is_explicit: bool) -> None:
 
 
 def is_off(environ: Mapping[str, str]) -> bool:
-    """True where the user has switched everything off."""
+    """True if the user has disabled Forerun."""
     return environ.get(OFF, "0") not in ("", "0")
 
 
@@ -208,7 +208,7 @@ def _be_worker(environ: MutableMapping[str, str], flag_split: FlagSplit, *, is_o
 
 
 def _be_child(environ: MutableMapping[str, str], flag_split: FlagSplit) -> None:
-    """What a worker started: the flags it was handed on are gone, and it has the same device."""
+    """Set up a worker's child: remove inherited flags and install the same stand-in device."""
     taken = _taken(environ)
     if flag_split.flags and all(flag in taken for flag in flag_split.flags):
         sys.argv[1:] = flag_split.rest
@@ -224,10 +224,10 @@ def _taken(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _release(environ: MutableMapping[str, str]) -> None:
-    """A launcher's workers are owners of their own, also where a worker started the launcher.
+    """Let the workers of this launcher own their sessions, even if a worker started the launcher.
 
-    An owner that no agent is above may be a launcher that is not known here: what it took is for
-    the workers below.
+    An owner without a torchelastic agent above it may itself be an unknown launcher; the flags it
+    took are then left to the workers below it.
     """
     environ.pop(OWNER, None)
     if "TORCHELASTIC_RUN_ID" in environ:
@@ -235,7 +235,8 @@ def _release(environ: MutableMapping[str, str]) -> None:
 
 
 def _owner(environ: Mapping[str, str]) -> str:
-    """Who has the session: ``self`` (before an exec, it may be), ``another`` that lives, nobody."""
+    """Return the session's owner: ``self`` (also from before an exec), ``another`` live process, or
+    empty for none."""
     pid, _, start = environ.get(OWNER, "").partition(":")
     if not pid.isdecimal() or len(pid) > 10 or process_start_ticks(int(pid)) != start:
         return ""
@@ -243,7 +244,7 @@ def _owner(environ: Mapping[str, str]) -> str:
 
 
 def process_start_ticks(pid: int) -> str:
-    """When a process began, in ticks since boot; empty where that is not told."""
+    """Return the start time of a process, in ticks since boot; empty if unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[19].decode()
@@ -252,7 +253,7 @@ def process_start_ticks(pid: int) -> str:
 
 
 def is_launcher() -> bool:
-    """True where this program is one that starts workers, by its name as Python was told it."""
+    """True if this program is a launcher, judged by the command line of the interpreter."""
     module, script = _program(list(getattr(sys, "orig_argv", ()))[1:])
     if module in PROGRAMS or os.path.basename(script).removesuffix(".exe") in PROGRAMS:
         return True
@@ -264,7 +265,7 @@ def is_launcher() -> bool:
 
 
 def _program(words: Sequence[str]) -> tuple[str, str]:
-    """The module (behind ``-m``) or the script that the interpreter was given."""
+    """Return the module (after ``-m``) and the script of a Python command line; one is empty."""
     rest = iter(words)
     for word in rest:
         if not word.startswith("-") or word == "-":
@@ -273,7 +274,7 @@ def _program(words: Sequence[str]) -> tuple[str, str]:
             if word == "--check-hash-based-pycs":
                 next(rest, "")
             continue
-        # Letters of switches stand together; the first with a value ends them.
+        # Switch letters can be combined; the first that takes a value ends the group.
         place = next((n for n, letter in enumerate(word) if letter in "mcWX"), 0)
         value = (word[place + 1 :] or next(rest, "")) if place else ""
         if word[place] in "mc":
@@ -282,7 +283,7 @@ def _program(words: Sequence[str]) -> tuple[str, str]:
 
 
 def _find_package() -> None:
-    """Raise ``ImportError`` with the remedy where ``forerun`` is not the package, or not there."""
+    """Raise ``ImportError`` with a remedy if ``forerun`` is missing or is not this package."""
     from importlib.util import find_spec
 
     module = sys.modules.get("forerun")
@@ -307,7 +308,7 @@ def _lookalike_note(flag_split: FlagSplit) -> str:
 
 
 def print_note(text: str) -> None:
-    """One line, from one rank."""
+    """Print one line, from rank 0 only."""
     if os.environ.get("RANK") == "0":
-        with suppress(Exception):  # nobody may be reading, or no stdout
+        with suppress(Exception):  # the reader may be gone, or there is no stdout
             print(f"[forerun] {text}", flush=True)

@@ -1,4 +1,4 @@
-"""``python -m forerun.companion``: what a session starts beside training."""
+"""``python -m forerun.companion``: the process that a session starts alongside training."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a room shows to others: names of its ``__init__``, each loaded on first use.
+"""Lazy exports of a package: names of its ``__init__``, each loaded on first use.
 
-The names are those that the ``__init__`` imports for type checkers, below ``TYPE_CHECKING``: one
-list for readers, checkers and this module.  ``from ..memory import peak`` so loads the module of
-``peak`` and none beside it, and a command that needs no numpy loads none.
+The names are those that the ``__init__`` imports under ``TYPE_CHECKING``: one list for readers,
+type checkers and this module.  ``from ..memory import peak`` thus loads only the module that
+defines ``peak``, and a command that does not need numpy does not load it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def lazy_getattr(package: str) -> Callable[[str], Any]:
-    """Returns the ``__getattr__`` of a package whose face its ``__init__`` lists for checkers."""
+    """Return the ``__getattr__`` of a package that lists its exports under ``TYPE_CHECKING``."""
     homes: dict[str, str] = {}
 
     def named(name: str) -> Any:
@@ -32,10 +32,10 @@ def lazy_getattr(package: str) -> Callable[[str], Any]:
 
 
 def exported_names(package: str) -> dict[str, str]:
-    """Returns the module of each name on the face of a package, relative to the package.
+    """Return the module of each name that a package exports, relative to the package.
 
-    The package's own source is read, by its loader; a package without one shows nothing, which
-    raises ImportError.
+    The names are read from the package's source, through its loader; raises ``ImportError`` if
+    there is no source.
     """
     spec = find_spec(package)
     loader: Any = spec and spec.loader

@@ -17,54 +17,54 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = (1400, 390)
-"""Pixels of a desk's screen and of a telephone's."""
+"""Screen widths in pixels: desktop and phone."""
 _OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
 _TAKES_S = 60.0
 
 
-def found() -> str | None:
-    """The path of a Chromium; None where none is on PATH."""
+def find_chromium() -> str | None:
+    """Return the path of a Chromium; None if there is none on PATH."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @dataclass(kw_only=True, eq=False)
 class Tab:
-    """One page in a browser, over the two pipes of its debugging protocol."""
+    """One page in a browser, driven over the two pipes of its debugging protocol."""
 
     to: int
     back: int
     session: str = ""
     problems: list[str] = field(default_factory=list)
-    """What the console said."""
-    asked: list[str] = field(default_factory=list)
-    """Addresses that were asked for."""
+    """Messages of the console."""
+    requested_urls: list[str] = field(default_factory=list)
+    """URLs that the page requested."""
     _number: int = 0
-    _left: bytes = b""
+    _unparsed: bytes = b""
 
     def call(self, method: str, **values: Any) -> dict[str, Any]:
-        """The result of one command; ``RuntimeError`` with what the browser answers instead."""
+        """Return the result of one command; raise ``RuntimeError`` with the browser's error."""
         self._number += 1
-        asked = {"id": self._number, "method": method, "params": values}
+        request = {"id": self._number, "method": method, "params": values}
         if self.session:
-            asked["sessionId"] = self.session
-        os.write(self.to, json.dumps(asked).encode() + b"\0")
+            request["sessionId"] = self.session
+        os.write(self.to, json.dumps(request).encode() + b"\0")
         while True:
-            told = self._read()
-            if told.get("id") == self._number:
-                if "error" in told:
-                    raise RuntimeError(f"{method}: {told['error']}")
-                return told["result"]
-            self._note(told)
+            reply = self._read()
+            if reply.get("id") == self._number:
+                if "error" in reply:
+                    raise RuntimeError(f"{method}: {reply['error']}")
+                return reply["result"]
+            self._note(reply)
 
     def value(self, expression: str) -> Any:
-        """What an expression gives on the page."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        if "exceptionDetails" in told:
-            raise RuntimeError(f"{expression}: {told['exceptionDetails']}")
-        return told["result"].get("value")
+        """Return the value of an expression evaluated on the page."""
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in reply:
+            raise RuntimeError(f"{expression}: {reply['exceptionDetails']}")
+        return reply["result"].get("value")
 
     def press(self, *keys: str) -> None:
-        """Keys as a reader types them."""
+        """Press keys in sequence, as a reader types them."""
         for key in keys:
             text = {"text": key} if len(key) == 1 else {}
             code = {"Tab": 9, "ArrowDown": 40, "ArrowUp": 38}.get(key, 0)
@@ -78,32 +78,32 @@ class Tab:
                 )
 
     def _read(self) -> dict[str, Any]:
-        while b"\0" not in self._left:
+        while b"\0" not in self._unparsed:
             got = os.read(self.back, 1 << 16)
             if not got:
                 raise RuntimeError("the browser has ended")
-            self._left += got
-        told, _, self._left = self._left.partition(b"\0")
-        return json.loads(told)
+            self._unparsed += got
+        message, _, self._unparsed = self._unparsed.partition(b"\0")
+        return json.loads(message)
 
-    def _note(self, told: Mapping[str, Any]) -> None:
-        method, values = told.get("method"), told.get("params", {})
+    def _note(self, event: Mapping[str, Any]) -> None:
+        method, values = event.get("method"), event.get("params", {})
         if method == "Network.requestWillBeSent":
-            self.asked.append(values["request"]["url"])
+            self.requested_urls.append(values["request"]["url"])
         if method in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
             self.problems.append(json.dumps(values))
 
 
 @contextmanager
-def opened(page: Path, width: int = WIDTHS[0], *, has_script: bool = True) -> Iterator[Tab]:
-    """A page in a browser of its own, with or without its scripts."""
-    path = found()
+def open_page(page: Path, width: int = WIDTHS[0], *, has_script: bool = True) -> Iterator[Tab]:
+    """Open a page in a browser of its own, with or without scripts."""
+    path = find_chromium()
     if path is None:
         raise RuntimeError(f"no browser is on PATH; install one of {', '.join(NAMES)}")
     here, theirs = os.pipe(), os.pipe()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as kept:
-        # The protocol is on descriptors 3 and 4 of the browser.
-        words = [path, *_OPTIONS, f"--user-data-dir={kept}", f"--window-size={width},1000"]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile_dir:
+        # The browser reads the protocol from descriptor 3 and writes it to 4.
+        words = [path, *_OPTIONS, f"--user-data-dir={profile_dir}", f"--window-size={width},1000"]
         line = f"exec {shlex.join(words)} about:blank 3<&{here[0]} 4>&{theirs[1]}"
         process = subprocess.Popen(
             ["bash", "-c", line], pass_fds=(here[0], theirs[1]), stderr=subprocess.DEVNULL
@@ -127,8 +127,8 @@ def _load(tab: Tab, page: Path, *, has_script: bool) -> None:
     target = tab.call("Target.createTarget", url="about:blank")["targetId"]
     attached = tab.call("Target.attachToTarget", targetId=target, flatten=True)
     tab.session = attached["sessionId"]
-    for room in ("Page", "Runtime", "Network", "Log"):
-        tab.call(f"{room}.enable")
+    for domain in ("Page", "Runtime", "Network", "Log"):
+        tab.call(f"{domain}.enable")
     tab.call("Emulation.setScriptExecutionDisabled", value=not has_script)
     tab.call("Page.navigate", url=page.absolute().as_uri())
     until = time.monotonic() + _TAKES_S

@@ -1,9 +1,9 @@
-"""Transfers carried to groups that were not measured: other nodes, ranks per node, collectives.
+"""Transfers extrapolated to unmeasured groups: other nodes, ranks per node, collectives.
 
     python benchmarks/carried.py DATA_DIR [NAME...]    all lines, or those whose names begin so
 
-Each line is a protocol of ``protocols/collectives.py`` on rows of one published table; a group
-of ranks counts as much as any other, and no seed enters.
+Each line is a protocol of ``protocols/collectives.py`` on rows of one published table; all groups
+of ranks have equal weight, and no seed is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.protocols.collectives import left_out
+from forerun.benchmarks.protocols.collectives import scored_rows
 from forerun.benchmarks.published.readers import read_published
 from forerun.calib.units import MIB
 from forerun.launch.known import read_frame
@@ -32,7 +32,7 @@ _CURVE = ["device", "fabric", "collective", "num_ranks", "num_nodes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Rows of a table, by fabric and numbers of nodes, and what is left out of them."""
+    """Rows of a table, by fabric and numbers of nodes, and the rows held out."""
 
     name: str
     table: str
@@ -40,14 +40,14 @@ class Line:
     fabric: str = ""
     nodes: tuple[int, ...] = ()
     scored: str = ""
-    """How the names of the groups end that count; all where it is empty."""
+    """Suffix of the names of scored groups; empty scores all."""
     every: int = 1
-    """Of long curves so many payloads make one."""
+    """Use every n-th payload of long curves."""
     takes_fallback: bool = False
-    """Rows that are flagged as a fallback to sockets count: on this fabric all are."""
+    """Include rows flagged as a fallback to sockets; on this fabric all are."""
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Those of the canonical table that the line is on."""
+        """Return the rows of the canonical table that belong to this line."""
         frame = frame[frame["fabric"].str.contains(self.fabric, regex=True)]
         if self.nodes:
             frame = frame[frame["num_nodes"].isin(self.nodes)]
@@ -152,26 +152,27 @@ LINES = (
 )
 
 
-def scores(found: pd.DataFrame) -> Sequence[str]:
-    """Number of rows, errors, bias, coverage and half-width in percent, means over groups."""
-    measured = found["measured_s"]
+def scores(predictions: pd.DataFrame) -> Sequence[str]:
+    """Return number of rows, then error, bias, coverage, half-width in percent, by group means."""
+    measured = predictions["measured_s"]
     figures = pd.DataFrame(
         {
-            "group": found["group"],
-            "bias": found["predicted_s"] / measured - 1.0,
-            "covers": measured.between(found["low_s"], found["high_s"]).astype(float),
-            "half_width": np.log(found["high_s"].to_numpy() / found["low_s"].to_numpy()) / 2.0,
+            "group": predictions["group"],
+            "bias": predictions["predicted_s"] / measured - 1.0,
+            "covers": measured.between(predictions["low_s"], predictions["high_s"]).astype(float),
+            "half_width": np.log(predictions["high_s"].to_numpy() / predictions["low_s"].to_numpy())
+            / 2.0,
         }
     )
     figures["error"] = figures["bias"].abs()
-    figures["large"] = figures["error"].where(found["nbytes"] >= _LARGE_NBYTES)
+    figures["large"] = figures["error"].where(predictions["nbytes"] >= _LARGE_NBYTES)
     means = 100 * figures.groupby("group").mean().mean()
     names = ("error", "large", "bias", "covers", "half_width")
-    return (str(len(found)), *(f"{means[name]:.1f}" for name in names))
+    return (str(len(predictions)), *(f"{means[name]:.1f}" for name in names))
 
 
 def table(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """One row of text for each line that was asked for and that its table can carry."""
+    """Yield one row of text for each requested line that its table supports."""
     read: dict[str, pd.DataFrame] = {}
     for line in LINES:
         if names and not any(line.name.startswith(name) for name in names):
@@ -179,10 +180,14 @@ def table(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         if line.table not in read:
             path = folder / f"{line.table}.csv.gz"
             read[line.table] = read_published(read_frame(path), path.name)
-        found = left_out(line.rows(read[line.table]), line.protocol, seeds=[0])
-        found = found[found["group"].str.endswith(line.scored)] if len(found) else found
-        if len(found):
-            yield line.name, line.protocol, *scores(found)
+        predictions = scored_rows(line.rows(read[line.table]), line.protocol, seeds=[0])
+        predictions = (
+            predictions[predictions["group"].str.endswith(line.scored)]
+            if len(predictions)
+            else predictions
+        )
+        if len(predictions):
+            yield line.name, line.protocol, *scores(predictions)
 
 
 def main() -> None:

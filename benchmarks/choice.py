@@ -1,20 +1,20 @@
-"""Which layout would be chosen, how much longer it takes than the best one, and in which order.
+"""The layout that each model would choose, its regret, and the ranking of all layouts.
 
     python benchmarks/choice.py DATA_DIR [--draws 20] [--only TEXT] [--worst 10] [--json OUT]
 
-On every published set with several measured layouts of one job (model, batch, GPUs, machine and
-what else no layout changes), by the model that answers ``forerun predict`` with rates of operators
-from other sources alone (``generalise.py``).  Known are no layout; one (each in turn) or three of
-the job's, which are measured then, as in a plan; ten of other jobs of the machine; or up to forty
-of one other size of model.  Beside it the rules of ``baselines/layout_rules.py``, ten terms, a
-constant rate, and whoever stays with the best known layout.
+Uses every published set with several measured layouts of one job (model, batch, GPUs, machine and
+everything else that no layout changes), with the model behind ``forerun predict`` and operator
+rates from other sources only (``generalise.py``).  Known rows are none; one (each in turn) or three
+layouts of the job, as if measured for a plan; ten of other jobs on the machine; or up to forty of
+one other model size.  Compared with the rules of ``baselines/layout_rules.py``, ten terms, a
+constant rate, and staying with the best known layout.
 
-Regret is the time of the chosen layout over the best one's, less 1; tau is Kendall's, over the
-layouts that are not known.  Each job has equal weight.  The last columns hold ours against the
-better of the trivial rule and ten terms, paired by job: behind is who is worse with 95 %.
+Regret is the time of the chosen layout over that of the best, minus 1; tau is Kendall's, over the
+layouts that are not known.  Each job has equal weight.  The last columns compare ours with the
+better of the trivial rule and ten terms, paired by job: behind means worse at 95 % confidence.
 
-The second table is of few rows: what is chosen with one running layout known, and with two more
-that a plan names, that are predicted to be the fastest, or that are random.
+The second table is for few rows: the choice with one running layout known, and with two more that a
+plan names, that are predicted to be the fastest, or that are random.
 """
 
 from __future__ import annotations
@@ -59,37 +59,37 @@ NUMBERS_KNOWN = (0, 1, 3)
 NUM_OF_OTHERS, MOST_OF_SIZE = 10, 40
 OTHERS, ONE_SIZE = f"{NUM_OF_OTHERS} of other jobs", "one other size"
 OURS, TRIVIAL, TEN = "ours", next(iter(RULES)), TenTerms.name
-Found = dict[tuple[str, str], list[Choice]]
-"""By what is known and who chose."""
+GroupedChoices = dict[tuple[str, str], list[Choice]]
+"""Choices by number or kind of known rows, and by chooser."""
 
 
 def main() -> None:
     """Print the tables."""
     arguments = _arguments()
-    found: dict[str, Found] = {}
-    followed: dict[str, Found] = {}
+    choices_by_table: dict[str, GroupedChoices] = {}
+    followed: dict[str, GroupedChoices] = {}
     with threadpool_limits(1):
         for source, table in _tables(arguments.only):
             here = jobs(steps_of(arguments.data, table).rows)
             if here:
                 begin = time.process_time()
                 model = TableSteps(without=source.rates)
-                found[table] = _chosen(here, _choosers(model), arguments.draws)
+                choices_by_table[table] = _chosen(here, _choosers(model), arguments.draws)
                 followed[table] = _followed(here, model, arguments.draws)
                 seconds = time.process_time() - begin
                 print(f"{table}: {len(here)} jobs, {seconds:.0f} s", file=sys.stderr, flush=True)
-    figures = [_line(*of, made) for of, made in _all(found)]
-    rivals = [_against(title, part, (TRIVIAL, TEN)) for title, part in _parts(found)]
+    figures = [_line(*of, made) for of, made in _all(choices_by_table)]
+    rivals = [_against(title, part, (TRIVIAL, TEN)) for title, part in _parts(choices_by_table)]
     compared = [one for some in rivals for one in some]
     after = [_line(*of, made) for of, made in _all(followed)]
     print(_text(figures, compared))
     print(_next_text(after))
-    worst = _worst(found, arguments.worst)
+    worst = _worst(choices_by_table, arguments.worst)
     print(_worst_text(worst))
     if arguments.json:
-        told = {"schema": 2, "draws": arguments.draws, "results": figures, "next": after}
-        told |= {"against": compared, "worst": worst}
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        output = {"schema": 2, "draws": arguments.draws, "results": figures, "next": after}
+        output |= {"against": compared, "worst": worst}
+        arguments.json.write_text(json.dumps(output, indent=1) + "\n", encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -121,14 +121,14 @@ def _by_rule(rule: Rule) -> Scores:
     return lambda rows, known: rule([row.config for row in rows])
 
 
-def _chosen(here: Sequence[Job], choosers: Mapping[str, Scores], num_draws: int) -> Found:
-    found: Found = {}
+def _chosen(here: Sequence[Job], choosers: Mapping[str, Scores], num_draws: int) -> GroupedChoices:
+    grouped: GroupedChoices = {}
     for job in here:
-        for told, known in _known(job, here, num_draws).items():
+        for known_label, known in _known(job, here, num_draws).items():
             for name, scores in choosers.items():
-                if known and (told in ("1", "3") or scores is not best_known):
-                    found.setdefault((told, name), []).extend(choices(job, known, scores))
-    return found
+                if known and (known_label in ("1", "3") or scores is not best_known):
+                    grouped.setdefault((known_label, name), []).extend(choices(job, known, scores))
+    return grouped
 
 
 def _known(
@@ -141,50 +141,52 @@ def _known(
     }
 
 
-def _followed(here: Sequence[Job], model: TableSteps, most_running: int) -> Found:
-    found: Found = {}
+def _followed(here: Sequence[Job], model: TableSteps, most_running: int) -> GroupedChoices:
+    grouped: GroupedChoices = {}
     for job in here:
         for name, one in after_next_runs(job, model, most_running):
-            found.setdefault(("1", name), []).append(one)
-    return found
+            grouped.setdefault(("1", name), []).append(one)
+    return grouped
 
 
-def _parts(found: Mapping[str, Found]) -> Iterator[tuple[str, Found]]:
-    """Each set, then all jobs together, without and with those whose steps a simulator wrote."""
-    pools: dict[str, Found] = {"all but the synthetic set": {}, "all sets": {}}
-    for part in found.values():
+def _parts(choices_by_table: Mapping[str, GroupedChoices]) -> Iterator[tuple[str, GroupedChoices]]:
+    """Yield each set, then all jobs pooled, without and with the sets written by a simulator."""
+    pools: dict[str, GroupedChoices] = {"all but the synthetic set": {}, "all sets": {}}
+    for part in choices_by_table.values():
         for key, made in part.items():
             measured = [one for one in made if not one.job.is_synthetic]
-            for title, kept in zip(pools, (measured, made), strict=True):
-                if kept:
-                    pools[title].setdefault(key, []).extend(kept)
-    yield from found.items()
+            for title, pooled in zip(pools, (measured, made), strict=True):
+                if pooled:
+                    pools[title].setdefault(key, []).extend(pooled)
+    yield from choices_by_table.items()
     yield from pools.items()
 
 
-def _all(found: Mapping[str, Found]) -> Iterator[tuple[tuple[str, str, str], list[Choice]]]:
-    for title, part in _parts(found):
+def _all(
+    choices_by_table: Mapping[str, GroupedChoices],
+) -> Iterator[tuple[tuple[str, str, str], list[Choice]]]:
+    for title, part in _parts(choices_by_table):
         yield from (((title, *key), made) for key, made in part.items())
 
 
 def _line(title: str, known: str, name: str, made: Sequence[Choice]) -> dict[str, Any]:
-    found = {of: one if math.isfinite(one) else None for of, one in choice_figures(made).items()}
-    return {"set": title, "known": known, "chooser": name, **found}
+    figures = {of: one if math.isfinite(one) else None for of, one in choice_figures(made).items()}
+    return {"set": title, "known": known, "chooser": name, **figures}
 
 
-def _against(title: str, part: Found, rivals: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _against(title: str, part: GroupedChoices, rivals: Sequence[str]) -> Iterator[dict[str, Any]]:
     for known, chooser in part:
         if chooser != OURS:
             continue
         others = {name: part[known, name] for name in rivals}
         for field in ("time_ratio", "tau"):
-            found = against_the_better(part[known, OURS], others, field)
-            if found is not None:
-                yield {"set": title, "known": known, "field": field, **asdict(found)}
+            difference = against_the_better(part[known, OURS], others, field)
+            if difference is not None:
+                yield {"set": title, "known": known, "field": field, **asdict(difference)}
 
 
 def _text(figures: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each set and what is known, a column for each chooser."""
+    """Return a row for each set and kind of known rows, with a column for each chooser."""
     names = list(dict.fromkeys(line["chooser"] for line in figures))
     cells = {(line["set"], line["known"], line["chooser"]): line for line in figures}
     against = {(one["set"], one["known"], one["field"]): one for one in compared}
@@ -200,8 +202,8 @@ def _text(figures: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, 
             ]
         )
     head = ["set", "known", "jobs", *names, "regret less the better", "tau less the better"]
-    told = "Regret in percent: mean / p95 / maximum; tau.\n\n"
-    return told + markdown_table([*head, "behind"], rows)
+    text = "Regret in percent: mean / p95 / maximum; tau.\n\n"
+    return text + markdown_table([*head, "behind"], rows)
 
 
 def _cell(line: Mapping[str, Any] | None) -> str:
@@ -220,10 +222,10 @@ def _difference(one: Mapping[str, Any] | None, factor: float, digits: int) -> st
 
 
 def _behind(regret: Mapping[str, Any] | None, tau: Mapping[str, Any] | None) -> str:
-    """In what ours is worse than the better of the others, whichever jobs are drawn."""
-    found = ["regret"] if regret is not None and regret["low"] > 0 else []
-    found += ["tau"] if tau is not None and tau["high"] < 0 else []
-    return " and ".join(found) or "no"
+    """Name the figures in which ours is worse than the better of the others at 95 % confidence."""
+    worse_criteria = ["regret"] if regret is not None and regret["low"] > 0 else []
+    worse_criteria += ["tau"] if tau is not None and tau["high"] < 0 else []
+    return " and ".join(worse_criteria) or "no"
 
 
 def _next_text(after: Sequence[Mapping[str, Any]]) -> str:
@@ -238,14 +240,14 @@ def _next_text(after: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _worst(found: Mapping[str, Found], number: int) -> list[dict[str, Any]]:
-    """Our dearest choices with no known layout, for each a line of what was chosen and best."""
-    made = [one for part in found.values() for one in part.get(("0", OURS), [])]
+def _worst(choices_by_table: Mapping[str, GroupedChoices], number: int) -> list[dict[str, Any]]:
+    """Return our choices of highest regret with no known layout: one line each, chosen and best."""
+    made = [one for part in choices_by_table.values() for one in part.get(("0", OURS), [])]
     made.sort(key=lambda one: -one.time_ratio)
-    return [_told(one) for one in made[:number] if one.time_ratio > 1]
+    return [_choice_row(one) for one in made[:number] if one.time_ratio > 1]
 
 
-def _told(choice: Choice) -> dict[str, Any]:
+def _choice_row(choice: Choice) -> dict[str, Any]:
     rows = choice.job.rows
     best, chosen = rows[int(choice.job.times_s.argmin())], rows[choice.chosen]
     return {

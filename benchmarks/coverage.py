@@ -1,17 +1,17 @@
-"""Hooks fired of those installed, and what of the passes lies in operators, on unmodified programs.
+"""Share of installed hooks that fired, and of pass time inside operators, on unmodified programs.
 
     python benchmarks/coverage.py --out DIR [--megatron CHECKOUT] [--torchtitan CHECKOUT ...]
         [--only WORDS ...] [--only-table] [--json FILE]
 
-Each row is one training of sixteen steps on CPU ranks over gloo, in a folder of ``DIR``: Megatron-
-LM's ``pretrain_gpt.py`` (an exported tag with ``helpers_cpp`` built), FSDP2 with ``attach``, the
-Trainer of transformers, torchtitan's Trainer (a release of 0.2, or later; what it imports must be
-importable).  What is there already is not run again.  ``--only`` takes rows whose name has one of
-these words.
+Each row is one training of sixteen steps on CPU ranks over gloo, in a folder of ``DIR``:
+Megatron-LM's ``pretrain_gpt.py`` (an exported tag with ``helpers_cpp`` built), FSDP2 with
+``attach``, the Trainer of transformers, torchtitan's Trainer (a release of 0.2, or later; its
+imports must be available).  Finished runs are not repeated.  ``--only`` selects rows whose name has
+one of these words.
 
-Hooks are those of all ranks.  A share is that of the time of passes that were sampled, without
-waiting for transfers and without our own time, that lies in operators; ``layer's rest`` is what is
-counted as the residual connections of a layer.
+Hooks are those of all ranks.  A share is the time inside operators over that of the sampled passes,
+excluding waits for transfers and our own time; ``layer's rest`` is time attributed to the residual
+connections of a layer.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ TITAN: Mapping[str, tuple[str, str]] = {
     "MoE, FSDP2": ("deepseek_v3", ""),
     "MoE, EP2": ("deepseek_v3", "--parallelism.expert_parallel_degree=2"),
 }
-"""Model, and options; ``checkpoint`` is activation checkpointing of whole layers.
+"""Model and options of each row; ``checkpoint`` is activation checkpointing of whole layers.
 
-Compiled layers are FSDP2's row: where a CPU answers to CUDA's names, nothing is compiled.
+Compiled layers are in the FSDP2 rows: nothing is compiled under a CPU stand-in for CUDA.
 """
 
 
@@ -90,39 +90,39 @@ class Case:
     client: str
     layout: str
     words: tuple[str, ...]
-    """The program and its arguments, behind ``torchrun``."""
+    """The program and its arguments, after ``torchrun``."""
     folder: Path
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """What ``--only`` and the folders of runs take."""
+        """Name used by ``--only`` and for folders of runs."""
         return f"{self.client} {self.layout}".replace(", ", "-").replace(" ", "-").lower()
 
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """What one launch has shown; empty but for ``problem`` where it did not end well."""
+    """Figures of one launch; empty except for ``problem`` if it failed."""
 
     client: str
     layout: str
     installed: dict[str, int] = field(default_factory=dict)
     fired: dict[str, int] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
-    """In operators, by the name of the pass; ``residual`` of both together."""
+    """Share of time in operators, by the name of the pass; ``residual`` is over both passes."""
     remarks: list[str] = field(default_factory=list)
     problem: str = ""
 
     @property
     def silent(self) -> Iterator[str]:
-        """Kinds of hooks that did not all fire."""
+        """Yield the kinds of hooks that did not all fire."""
         for name, count in self.installed.items():
             if self.fired[name] < count:
                 yield f"{name} {self.fired[name]}/{count}"
 
 
 def cases(megatron: Path | None, titans: list[Path]) -> Iterator[Case]:
-    """All of them, of the programs that are here."""
+    """Yield all cases of the available programs."""
     for layout, options in MEGATRON.items() if megatron is not None else ():
         words = ("pretrain_gpt.py", *MODEL, "--train-iters", str(STEPS), *options.split())
         environ = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -146,7 +146,7 @@ def cases(megatron: Path | None, titans: list[Path]) -> Iterator[Case]:
 
 
 def _of_0_2(model: str, options: str) -> tuple[str, ...]:
-    """Arguments of a release that reads TOML: its debug model, of 128 tokens a rank."""
+    """Return arguments for a release that reads TOML: its debug model, with 128 tokens per rank."""
     recompute = "full" if options == "checkpoint" else "none"
     more = () if options == "checkpoint" else tuple(options.split())
     settings = f"torchtitan/models/{model}/train_configs/debug_model.toml"
@@ -160,7 +160,7 @@ def _of_0_2(model: str, options: str) -> tuple[str, ...]:
 
 
 def _later(model: str, options: str) -> tuple[str, ...]:
-    """Arguments of the registry of configurations that came after it."""
+    """Return arguments for later releases, which have a registry of configurations."""
     recompute = "full" if options == "checkpoint" else "selective"
     more = () if options == "checkpoint" else tuple(options.split())
     return (
@@ -174,7 +174,7 @@ def _later(model: str, options: str) -> tuple[str, ...]:
 
 
 def text_in(folder: Path) -> Path:
-    """A folder with random words as a dataset of JSON lines."""
+    """Write a dataset of random words as JSON lines into a folder; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     words = ["token", "model", "layer", "step", "rank", "group", "time", "loss", "batch", "queue"]
@@ -184,13 +184,13 @@ def text_in(folder: Path) -> Path:
 
 
 def train(case: Case, out: Path, data: Path) -> None:
-    """Run it into an empty folder; what it prints is in ``log.txt``, and an end is in ``ended``."""
+    """Run a case into an empty folder with output in ``log.txt``; ``ended`` marks a clean end."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     places = {"out": str(out), "data": str(data)}
     words = [word.format(**places) if word.startswith("{") else word for word in case.words]
-    own = ["--calibrate", f"--calibrate-dir={out}", f"--calibrate-steps={WINDOW}"]
-    own = [] if case.client == "FSDP2" else [*own, "--calibrate-wandb=off"]
+    forerun_options = ["--calibrate", f"--calibrate-dir={out}", f"--calibrate-steps={WINDOW}"]
+    forerun_options = [] if case.client == "FSDP2" else [*forerun_options, "--calibrate-wandb=off"]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
     first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     clean |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "PATH": first, **case.environ}
@@ -198,14 +198,14 @@ def train(case: Case, out: Path, data: Path) -> None:
         shutil.copytree(data, case.folder / "tests/assets/c4_test", dirs_exist_ok=True)
     with (out / "log.txt").open("w") as log:
         done = subprocess.run(
-            [*torchrun_words(), *words, *own],
+            [*torchrun_words(), *words, *forerun_options],
             cwd=case.folder, env=clean, stdout=log, stderr=log, check=False, timeout=LIMIT_S,
         )  # fmt: skip
     (out / "ended").write_text(str(done.returncode), encoding="utf-8")
 
 
 def row_of(case: Case, out: Path) -> Row:
-    """What its records say, or why it failed."""
+    """Return the figures from a case's records, or why it failed."""
     row = Row(client=case.client, layout=case.layout)
     if (out / "ended").read_text(encoding="utf-8") != "0":
         row.problem = _problem((out / "log.txt").read_text(encoding="utf-8"))
@@ -225,14 +225,14 @@ def row_of(case: Case, out: Path) -> Row:
 
 
 def _problem(log: str) -> str:
-    """The last error of the program itself."""
+    """Return the last error of the program itself."""
     lines = [line.strip() for line in log.splitlines()]
     errors = [line for line in lines if "Error: " in line and "ChildFailed" not in line]
     return errors[-1].partition("]: ")[2] or errors[-1] if errors else "ended without a message"
 
 
 def shares_of(run: RunRecords) -> dict[str, float]:
-    """Time in operators over that of the passes which they are in, by the name of the pass."""
+    """Return time in operators over that of the passes they run in, by the name of the pass."""
     spent, passed = Counter[str](), Counter[str]()
     for records in run.records.values():
         passes = {
@@ -262,14 +262,14 @@ def _pass_of(record: Any) -> tuple[int, int, str] | None:
 
 
 def _is_inside(operator: Any, around: PhaseRecord | None) -> bool:
-    """False for what a loop calls between its passes, as torchtitan's loss calls the last layer."""
+    """Return False for calls between passes, such as torchtitan's loss calling the last layer."""
     if around is None:
         return False
     return 0 <= operator.start_ns - around.start_ns <= around.duration_ns
 
 
 def table(rows: list[Row]) -> str:
-    """One line for each launch."""
+    """Return a table with one line for each launch."""
     head = ("client", "layout", "hooks fired", "share", "forward", "backward", "layer's rest")
     lines = []
     for row in rows:
@@ -281,14 +281,14 @@ def table(rows: list[Row]) -> str:
         shares = [
             f"{row.shares[name]:.0%}" if name in row.shares else "" for name in dict.fromkeys(names)
         ]
-        said = "; ".join([*row.silent, *row.remarks])
+        remarks = "; ".join([*row.silent, *row.remarks])
         count = [f"{fired} of {installed}", f"{fired / installed:.0%}"]
-        lines.append([row.client, row.layout, *count, *shares, said])
+        lines.append([row.client, row.layout, *count, *shares, remarks])
     return markdown_table((*head, "not fired, and what is said"), lines)
 
 
 def kind_table(rows: list[Row]) -> str:
-    """Fired of installed by kind, forward and backward together, over the layouts of a client."""
+    """Return fired over installed by kind, forward plus backward, over the layouts of a client."""
     clients = list(dict.fromkeys(row.client for row in rows))
     installed, fired = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for row in rows:
@@ -304,7 +304,7 @@ def kind_table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, then print the tables."""
+    """Run missing cases, then print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -314,21 +314,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""])
     parser.add_argument("--only-table", action="store_true")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    data, rows = text_in(asked.out.resolve() / "data"), []
-    for case in cases(asked.megatron, asked.torchtitan):
-        out = asked.out.resolve() / case.name
-        if not any(word in case.name for word in asked.only):
+    args = parser.parse_args()
+    data, rows = text_in(args.out.resolve() / "data"), []
+    for case in cases(args.megatron, args.torchtitan):
+        out = args.out.resolve() / case.name
+        if not any(word in case.name for word in args.only):
             continue
         if not (out / "ended").exists():
-            if asked.only_table:
+            if args.only_table:
                 continue
             train(case, out, data)
         rows.append(row_of(case, out))
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(rows), kind_table(rows), sep="\n\n")
-    if asked.json is not None:
-        asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    if args.json is not None:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
 
 
 if __name__ == "__main__":

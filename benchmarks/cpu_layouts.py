@@ -1,20 +1,21 @@
-"""Calibrate on two CPU ranks, predict other layouts, then hold that against what they take.
+"""Calibrate on two CPU ranks, predict other layouts, then measure these and compare.
 
     python benchmarks/cpu_layouts.py --out DIR [--repetitions 5] [--sizes recipe,wider,deeper]
         [--iters 8] [--minutes 28] [--only-table]
 
 Three sizes of ``recipes/pretrain_gpt.py`` (gloo).  Each repetition calibrates the running layout
-(DP 2) anew and runs it again without Forerun, with seven other layouts; calibrated runs of the
-layouts that ``forerun plan`` calls most telling are among them.  All of a size are run in turn, the
-sizes too, in an order that changes, so that a slow minute hits all alike.  Every run is kept in DIR
-as it ends (``cpu_runs.py``): the same command goes on after ``--minutes`` or a break, and
-``--only-table`` makes the table of what is there.  Predictions are asked anew each time, of
-the door of the verbs: ``open_machine`` (``also`` is ``--also``) and ``compare``, as ``forerun
-predict`` does, in one process.
+(DP 2) anew, then runs it and seven other layouts without Forerun; it also calibrates the layouts
+that ``forerun plan`` names as most informative.  Layouts and sizes are run in turn, in an order
+that changes, so that a slow minute affects all alike.  Every run is stored in DIR as it ends
+(``cpu_runs.py``): the same command resumes after ``--minutes`` or an interruption, and
+``--only-table`` only prints the table of the stored runs.  Predictions are recomputed each time
+through the functions behind the verbs: ``open_machine`` (``also`` is ``--also``) and ``compare``,
+as ``forerun predict`` does, in one process.
 
 Floor: the calibrated step of the running layout against its second run.  *One* knows that
-calibration, *three* the telling layouts besides, each from a sibling directory; a telling layout
-that is also among the seven is not scored then.  Errors are of single repetitions, not of medians.
+calibration, *three* also the informative layouts, each from a sibling directory; an informative
+layout that is among the seven is then not scored.  Errors are of single repetitions, not of
+medians.
 """
 
 from __future__ import annotations
@@ -50,25 +51,25 @@ and of the running one."""
 
 
 def predictions(campaign: Campaign) -> pd.DataFrame:
-    """A row for each layout of each repetition, in the order of sizes, repetitions and layouts.
+    """Return a row for each layout of each repetition, ordered by size, repetition and layout.
 
-    ``is_known``: the step was measured for the prediction, as those of the running layout and of
-    the telling ones.  ``error_frac`` is above 0 where the layout was faster than predicted,
-    ``is_inside`` says whether the 90 % interval held; all but these two are also kept in
+    ``is_known``: the step was measured for the prediction, as for the running layout and the
+    informative ones.  ``error_frac`` is above 0 if the layout was faster than predicted,
+    ``is_inside`` is True if the 90 % interval held; all other columns are also stored in
     ``predictions.json``.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     calibrated = [job for job in campaign.ran if job.is_calibrated and job.layout == RUNNING]
     for job in sorted(calibrated, key=lambda job: (list(SIZES).index(job.size), job.repetition)):
         informative = [
             replace(job, layout=layout) for layout in campaign.informative.get(job.size, {})
         ]
-        found += _predicted(campaign, job, ONE, [])
+        records += _predicted(campaign, job, ONE, [])
         if informative and all(one in campaign.ran for one in informative):
-            found += _predicted(campaign, job, THREE, informative)
-    (campaign.out / "predictions.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    rows = pd.DataFrame(found)
-    if found:
+            records += _predicted(campaign, job, THREE, informative)
+    (campaign.out / "predictions.json").write_text(json.dumps(records, indent=1) + "\n", "utf-8")
+    rows = pd.DataFrame(records)
+    if records:
         rows["error_frac"] = rows["predicted_s"] / rows["actual_s"] - 1
         rows["is_inside"] = rows["actual_s"].between(rows["low_s"], rows["high_s"])
     return rows
@@ -77,7 +78,7 @@ def predictions(campaign: Campaign) -> pd.DataFrame:
 def _predicted(
     campaign: Campaign, job: Job, protocol: str, informative: Sequence[Job]
 ) -> Iterator[dict[str, Any]]:
-    """Every layout of one repetition that was run without Forerun."""
+    """Yield every layout of one repetition that was run without Forerun."""
     size = SIZES[job.size]
     machine = open_machine(
         campaign.directory(job.size, job.repetition, job.layout),
@@ -104,30 +105,30 @@ def _predicted(
         }
 
 
-def summary(found: pd.DataFrame) -> str:
-    """A line for each size and protocol, and for all sizes, as Markdown."""
+def summary(frame: pd.DataFrame) -> str:
+    """Return a line for each size and protocol, and for all sizes, as Markdown."""
     head = ["size", "calibrated on", "repetitions", "floor", "error", "bar", "met", "bias (90 %)"]
     head += ["floor's bias (90 %)", "common sign", "covers", "running covers", "85 % met"]
     rows = []
-    for size in (*(name for name in SIZES if (found["size"] == name).any()), "all"):
+    for size in (*(name for name in SIZES if (frame["size"] == name).any()), "all"):
         for protocol in (ONE, THREE):
-            mine = found[
-                (found["protocol"] == protocol) & ((found["size"] == size) | (size == "all"))
+            mine = frame[
+                (frame["protocol"] == protocol) & ((frame["size"] == size) | (size == "all"))
             ]
-            own, others = mine[mine["layout"] == RUNNING], mine[~mine["is_known"]]
-            if len(own) and len(others):
-                rows.append([size, protocol, *_figures(own, others, protocol)])
+            running_rows, others = mine[mine["layout"] == RUNNING], mine[~mine["is_known"]]
+            if len(running_rows) and len(others):
+                rows.append([size, protocol, *_figures(running_rows, others, protocol)])
     return markdown_table(head, rows)
 
 
-def _figures(own: pd.DataFrame, others: pd.DataFrame, protocol: str) -> list[str]:
-    """Of the running layout and of those whose step was not known."""
-    floor, error = (rows["error_frac"].abs().mean() for rows in (own, others))
+def _figures(running_rows: pd.DataFrame, others: pd.DataFrame, protocol: str) -> list[str]:
+    """Return figures of the running layout and of layouts whose step was not known."""
+    floor, error = (rows["error_frac"].abs().mean() for rows in (running_rows, others))
     bar = max(0.07, floor + 0.02) if protocol == ONE else floor + 0.015
     bias, bias_half = _bias(others)
     is_common = abs(bias) > max(floor, bias_half)
-    covers, own_covers = (rows["is_inside"].mean() for rows in (others, own))
-    is_covered = min(covers, own_covers) >= COVERAGE_BAR_FRAC
+    covers, running_covers = (rows["is_inside"].mean() for rows in (others, running_rows))
+    is_covered = min(covers, running_covers) >= COVERAGE_BAR_FRAC
     return [
         str(others["repetition"].nunique()),
         f"{floor:.1%}",
@@ -135,20 +136,20 @@ def _figures(own: pd.DataFrame, others: pd.DataFrame, protocol: str) -> list[str
         f"{bar:.1%}",
         "yes" if error <= bar else "no",
         _interval(bias, bias_half),
-        _interval(*_bias(own)),
+        _interval(*_bias(running_rows)),
         "yes" if is_common else "no",
         f"{covers:.0%} of {len(others)}",
-        f"{own_covers:.0%} of {len(own)}",
+        f"{running_covers:.0%} of {len(running_rows)}",
         "yes" if is_covered else "no",
     ]
 
 
-def _bias(found: pd.DataFrame) -> tuple[float, float]:
-    """Mean signed error, and half of the 90 % interval of its mean over repetitions.
+def _bias(frame: pd.DataFrame) -> tuple[float, float]:
+    """Return the mean signed error, and half of the 90 % interval of its mean over repetitions.
 
-    The half is infinite where there is one repetition alone.
+    The half is infinite for a single repetition.
     """
-    means = found.groupby("repetition")["error_frac"].mean()
+    means = frame.groupby("repetition")["error_frac"].mean()
     if len(means) < 2:
         return means.iloc[0], math.inf
     return means.mean(), float(stats.t.ppf(0.95, len(means) - 1)) * means.sem()
@@ -158,23 +159,23 @@ def _interval(mean: float, half: float) -> str:
     return f"{mean:+.1%}" + (f" ± {half:.1%}" if math.isfinite(half) else "")
 
 
-def layout_table(found: pd.DataFrame, size: str) -> str:
-    """Medians over the repetitions of one size, calibrated on one layout; the last column after
-    three more."""
+def layout_table(frame: pd.DataFrame, size: str) -> str:
+    """Return medians over the repetitions of one size, calibrated on one layout; the last column is
+    after three more."""
     head = ["layout", "predicted", "90 %", "actual", "error", "repetitions inside", THREE]
     rows, medians = [], []
     for layout in SIZES[size].layouts():
-        mine = found[(found["size"] == size) & (found["layout"] == layout)]
+        mine = frame[(frame["size"] == size) & (frame["layout"] == layout)]
         first, after = (mine[mine["protocol"] == protocol] for protocol in (ONE, THREE))
         if first.empty:
             continue
         middle = first[["predicted_s", "low_s", "high_s", "actual_s"]].median()
         predicted, low, high, actual = middle
         medians.append((predicted, actual))
-        told = "-"
+        text = "-"
         if len(after):
-            told = f"{after['error_frac'].median():+.1%}"
-            told += " (known)" if after["is_known"].iloc[0] else ""
+            text = f"{after['error_frac'].median():+.1%}"
+            text += " (known)" if after["is_known"].iloc[0] else ""
         rows.append(
             [
                 layout,
@@ -183,30 +184,30 @@ def layout_table(found: pd.DataFrame, size: str) -> str:
                 f"{actual:.3f} s",
                 f"{predicted / actual - 1:+.1%}",
                 f"{first['is_inside'].sum()} of {len(first)}",
-                told,
+                text,
             ]
         )
-    told = markdown_table(head, rows)
+    text = markdown_table(head, rows)
     if len(medians) > 2:
-        told += f"\n\nRank correlation (Spearman) {stats.spearmanr(medians).statistic:.2f}"
-    return told
+        text += f"\n\nRank correlation (Spearman) {stats.spearmanr(medians).statistic:.2f}"
+    return text
 
 
 def report(campaign: Campaign) -> str:
-    """All tables, as Markdown."""
-    found = predictions(campaign)
-    if found.empty:
+    """Return all tables, as Markdown."""
+    frame = predictions(campaign)
+    if frame.empty:
         return "nothing was calibrated yet"
-    parts = [LEGEND, summary(found)]
+    parts = [LEGEND, summary(frame)]
     for size, informative in campaign.informative.items():
-        parts += [f"{size}; most telling: {', '.join(informative)}", layout_table(found, size)]
+        parts += [f"{size}; most telling: {', '.join(informative)}", layout_table(frame, size)]
     spent_s = sum(ran.wall_s for ran in campaign.ran.values())
     parts.append(f"{len(campaign.ran)} runs, {spent_s / 60:.1f} minutes")
     return "\n\n".join(parts)
 
 
 def main() -> None:
-    """Make the runs that are missing, print the tables."""
+    """Make the missing runs, print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=5)

@@ -1,18 +1,19 @@
-"""Advice to restart, through the live door, on layouts that others have measured.
+"""Advice to restart, through the code path of live runs, on published layouts.
 
     python benchmarks/decisions.py DATA_DIR [--replays 6] [--only TEXT] [--json OUT]
 
 A replayed run trains in the layout of one published row; the other rows of its machine, model,
-number of GPUs and global batch are the layouts it could change to.  Its steps are that row's time
-by a stretch of a published series (MLPerf training logs).  At two windows the step model that
-answers ``forerun predict`` knows the steps of that window and no other row; ``compare`` makes of it
-the ratios and their widths, as for a plan, and ``decide`` the advice.  The truth are the measured
-rows, which nothing but the score sees.  All rows were run, so all fit in memory.
+number of GPUs and global batch are the layouts it could change to.  Its steps are that row's time,
+scaled by a stretch of a published series (MLPerf training logs).  At two windows the step model
+behind ``forerun predict`` knows the steps of that window and no other row; ``compare`` derives the
+ratios and their intervals, as for a plan, and ``decide`` the advice.  The measured rows are the
+truth, used only for scoring.  All rows were run, so all fit in memory.
 
-A stop loses where the chosen layout takes longer, cost included, than going on.  Regret is the time
-of what was done over that of an oracle, which knows all rows, in shares of the time left.  Whoever
-believes the plan stops whenever its best layout seems to save more than it costs.  Replays of one
-row and cost, a cell, differ in their noise alone: how many cells stop says what a share rests on.
+A stop loses if the chosen layout takes longer, cost included, than going on.  Regret is the time of
+the action taken over that of an oracle, which knows all rows, in shares of the remaining time. The
+baseline believes the plan and stops whenever its best layout seems to save more than it costs.
+Replays of one row and cost, a cell, differ in their noise alone: the number of cells that stop
+shows how much evidence a share rests on.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from forerun.calib.workload import Goals
 
 SERIES = "e2e_mlperf_steps"
 COSTS = (0.015, 0.06, 0.12)
-"""Of the time that is left at the second window."""
+"""Costs of a restart, in shares of the remaining time at the second window."""
 NUM_STEPS = 2000
 WINDOWS = ((3, 23), (500, 510))
-"""First step and end of each, as a run has them that was asked for nothing else."""
+"""First step and end of each window, with default options."""
 MOST_LOSING_FRAC = 0.05
 PLANTED_REGRET_FRAC = 0.0106
-"""Of 5,400 replays with planted ratios and errors, 2026-11-22."""
+"""Regret over 5,400 replays with planted ratios and errors, 2026-11-22."""
 _ALL_FIT_NBYTES = 2**60
 
 Floats = NDArray[np.float64]
@@ -58,76 +59,76 @@ Floats = NDArray[np.float64]
 class Run:
     """A row that trains, and the rows that it could change to."""
 
-    own: StepRow
+    running: StepRow
     others: tuple[StepRow, ...]
     base: BaseTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One replay.  Shares are of the time that was left at the second window."""
+    """One replay.  Shares are of the time remaining at the second window."""
 
     row_id: str
     cost_frac: float
     best_gain_frac: float
-    """Of the oracle; 0 where no layout gains."""
+    """Gain of the oracle; 0 if no layout gains."""
     is_stop: bool
     gain_frac: float
-    """Of what was done; below 0 where a stop loses."""
+    """Gain of the action taken; negative if a stop loses."""
     simple_is_stop: bool
     simple_gain_frac: float
 
 
 def series_of(path: Path) -> list[Floats]:
-    """Step times of each published run over their median, without its first two values."""
+    """Return step times of each published run over their median, without its first two values."""
     table = pd.read_csv(path)
     keys = ["round", "submitter", "system", "benchmark", "result"]
-    found = [rows["train_step_time_s"].to_numpy()[2:] for _, rows in table.groupby(keys)]
-    return [times / np.median(times) for times in found if len(times) >= 50]
+    step_times_s = [rows["train_step_time_s"].to_numpy()[2:] for _, rows in table.groupby(keys)]
+    return [times / np.median(times) for times in step_times_s if len(times) >= 50]
 
 
 def runs_of(one: OneRowSet, data: Path) -> Iterator[Run]:
-    """Every row of a set that has another layout of the same work beside it: groups of fine-tuning
-    hold several sequence lengths."""
+    """Yield every row of a set that has another layout of the same work: groups of fine-tuning
+    contain several sequence lengths."""
     rows = steps_of(data, one.table).usable
     model = model_over(data, one.operators)
-    for own in rows:
+    for running in rows:
         others = tuple(
             row
             for row in rows
-            if (row.machine, row.group) == (own.machine, own.group)
-            and row.config.does_work_of(own.config)
-            and same_layout(row.config) != same_layout(own.config)
+            if (row.machine, row.group) == (running.machine, running.group)
+            and row.config.does_work_of(running.config)
+            and same_layout(row.config) != same_layout(running.config)
         )
         if others:
-            yield Run(own=own, others=others, base=model.base(own))
+            yield Run(running=running, others=others, base=model.base(running))
 
 
 def replay(run: Run, relative: Floats) -> list[Outcome]:
-    """One run with the steps ``relative`` times its row's: its advice at each of the costs."""
-    times_s = run.own.measured_s * relative
+    """Replay one run with steps ``relative`` times its row's; return the advice at each cost."""
+    times_s = run.running.measured_s * relative
     seen = [(_forecast(times_s, end), plan_of(run, times_s[begin:end])) for begin, end in WINDOWS]
-    left_s = float(times_s[WINDOWS[-1][1] :].sum())
-    return [_outcome(run, cost_frac, cost_frac * left_s, seen) for cost_frac in COSTS]
+    remaining_s = float(times_s[WINDOWS[-1][1] :].sum())
+    return [_outcome(run, cost_frac, cost_frac * remaining_s, seen) for cost_frac in COSTS]
 
 
 def plan_of(run: Run, window_s: Floats) -> Plan:
-    """What is known of the other layouts once the window has been measured."""
+    """Return the plan as known once the window has been measured."""
     level = mean_estimate(window_s)
     known = KnownStep(
-        config=run.own.config,
+        config=run.running.config,
         time_s=float(np.median(window_s)),
         sigma_log=float(np.hypot(level.standard_error / level.mean, DRIFT_FRAC)),
     )
-    own, *others = compare(
-        run.own.config,
-        [run.own.config, *(row.config for row in run.others)],
-        fit_run_steps(run.base, [known], run.own.config),
+    running, *others = compare(
+        run.running.config,
+        [run.running.config, *(row.config for row in run.others)],
+        fit_run_steps(run.base, [known], run.running.config),
         memory_capacity_nbytes=_ALL_FIT_NBYTES,
         memory_offset_nbytes=0,
     )
     return Plan(
-        running=own,
+        running=running,
         measured_step_time_s=known.time_s,
         memory_capacity_nbytes=_ALL_FIT_NBYTES,
         candidates=tuple(sorted(others, key=lambda c: (c.step_time_s, c.label))),
@@ -163,15 +164,15 @@ def _outcome(
     def gain(candidate: Candidate | None) -> float:
         if candidate is None:
             return 0.0
-        # Rows of one layout differ by what no layout says; their mean is what one would get.
+        # Rows of one layout differ by factors outside the layout; the expected time is their mean.
         same = [row.measured_s for row in run.others if row.config == candidate.config]
-        return 1.0 - float(np.mean(same)) / run.own.measured_s - cost_frac
+        return 1.0 - float(np.mean(same)) / run.running.measured_s - cost_frac
 
     is_stop = decision.action is Action.STOP
     simple = plan.best
     simple_is_stop = simple is not None and -simple.time_frac > cost_frac
     return Outcome(
-        row_id=run.own.row_id,
+        row_id=run.running.row_id,
         cost_frac=cost_frac,
         best_gain_frac=max(0.0, *(gain(candidate) for candidate in plan.candidates)),
         is_stop=is_stop,
@@ -182,7 +183,7 @@ def _outcome(
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Counts and shares over replays; ``*_frac`` of time are means of shares of the time left."""
+    """Return counts and shares over replays; ``*_frac`` are mean shares of the remaining time."""
     stops = [o for o in outcomes if o.is_stop]
     simple = [o for o in outcomes if o.simple_is_stop]
     worth = [o for o in outcomes if o.best_gain_frac > 0]
@@ -214,7 +215,7 @@ def _stretch(series: Sequence[Floats], random: np.random.Generator) -> Floats:
     return np.resize(np.roll(values, -start), NUM_STEPS)
 
 
-def _table(found: Mapping[str, Mapping[str, Any]]) -> str:
+def _table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     head = ["set", "rows", "replays", "stops", "of these lose (cells)", "worthwhile"]
     head += ["of these missed", "gain missed", "regret", "never stopping", "believing the plan"]
     head += ["believer's stops that lose"]
@@ -230,7 +231,7 @@ def _table(found: Mapping[str, Mapping[str, Any]]) -> str:
             *(f"{one[f'{name}regret_frac']:.2%}" for name in ("", "never_", "simple_")),
             f"{one['simple_losing_of_stops_frac']:.0%}",
         ]
-        for title, one in found.items()
+        for title, one in summaries.items()
     ]
     return markdown_table(head, rows)
 
@@ -256,17 +257,17 @@ def main() -> None:
                 for _ in range(args.replays)
                 for outcome in replay(run, _stretch(series, random))
             ]
-    told = {title: summary(found) for title, found in outcomes.items() if found}
-    told["all"] = summary([o for found in outcomes.values() for o in found])
-    print(_table(told))
-    losing, regret = told["all"]["losing_of_stops_frac"], told["all"]["regret_frac"]
+    summaries = {title: summary(members) for title, members in outcomes.items() if members}
+    summaries["all"] = summary([o for members in outcomes.values() for o in members])
+    print(_table(summaries))
+    losing, regret = summaries["all"]["losing_of_stops_frac"], summaries["all"]["regret_frac"]
     print(
         f"\nStops that lose: {losing:.1%} (bar {MOST_LOSING_FRAC:.0%}: "
         f"{'met' if losing <= MOST_LOSING_FRAC else 'not met'}); regret {regret:.2%} of the time "
         f"left, with planted ratios {PLANTED_REGRET_FRAC:.2%}"
     )
     if args.json:
-        args.json.write_text(json.dumps({"schema": 1, "sets": told}, indent=1) + "\n", "utf-8")
+        args.json.write_text(json.dumps({"schema": 1, "sets": summaries}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Forerun's records over a stand-in GPU, against what that was charged: unmodified programs on CPU.
+"""Forerun's records of a stand-in GPU against that GPU's own timeline: unmodified programs on CPU.
 
     python benchmarks/device.py CLONE [--cases ep2 fsdp2 ...] [--work DIR] [--out FILE]
 
 ``CLONE`` is a Megatron-LM with built ``helpers_cpp``.  Each case trains twice over
-``tests/support/device_timeline.py``, with Forerun and without.  The truth is the timeline's: which
-kernel ran when on which stream inside which module, when each transfer ended, what a stream stood
-still for.  No figure of it comes from Forerun.
+``tests/support/device_timeline.py``, with Forerun and without.  The timeline is the truth: which
+kernel ran when on which stream inside which module, when each transfer ended, and how long a stream
+stood idle.  None of its figures come from Forerun.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ MEGATRON: dict[str, tuple[int, str]] = {
     ),
 }
 """Ranks and arguments."""
-OWN_LOOPS = {"llama": 1, "fsdp2": 4, "hsdp": 4, "ring-cp2": 2}
-CASES = (*MEGATRON, *OWN_LOOPS)
+LOOP_CASES = {"llama": 1, "fsdp2": 4, "hsdp": 4, "ring-cp2": 2}
+CASES = (*MEGATRON, *LOOP_CASES)
 CHECKS = ("runs", "losses", "operators", "layers", "no zeros", "transfers", "exposed")
 
 
 @dataclass(slots=True, kw_only=True)
 class Cell:
-    """One case: per check ``ok`` or why not, and what was counted."""
+    """One case: per check ``ok`` or the failure, and the counts."""
 
     case: str
     results: dict[str, str] = field(default_factory=dict)
@@ -85,19 +85,19 @@ class Cell:
 
 
 class Failed(Exception):
-    """A training process that did not end well."""
+    """A training process failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Where one training run leaves what."""
+    """Output paths of one training run."""
 
     folder: Path
     num_ranks: int
 
     @property
     def truths(self) -> dict[int, dict[str, Any]]:
-        """What the timeline of each rank was charged."""
+        """Work charged to the timeline of each rank."""
         files = sorted((self.folder / "truth").glob("rank-*.json"))
         if len(files) != self.num_ranks:
             raise Failed(f"{self.folder.name}: {len(files)} of {self.num_ranks} ranks wrote truth")
@@ -106,12 +106,12 @@ class Run:
 
 
 def train(clone: Path, case: str, folder: Path, *, has_forerun: bool) -> Run:
-    """One run of a case over the timeline."""
-    is_own = case in OWN_LOOPS
-    num_ranks, arguments = (OWN_LOOPS[case], case) if is_own else MEGATRON[case]
+    """Run a case once over the timeline."""
+    is_loop = case in LOOP_CASES
+    num_ranks, arguments = (LOOP_CASES[case], case) if is_loop else MEGATRON[case]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-        str(num_ranks), *((str(LOOPS),) if is_own else ("pretrain_gpt.py", *MODEL)),
+        str(num_ranks), *((str(LOOPS),) if is_loop else ("pretrain_gpt.py", *MODEL)),
         *arguments.split(),
     ]  # fmt: skip
     if has_forerun:
@@ -130,7 +130,7 @@ def train(clone: Path, case: str, folder: Path, *, has_forerun: bool) -> Run:
         "OMP_NUM_THREADS": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    home = folder if is_own else clone
+    home = folder if is_loop else clone
     try:
         done = subprocess.run(
             command, cwd=home, env=clean, capture_output=True, text=True, timeout=TIMEOUT_S
@@ -140,14 +140,18 @@ def train(clone: Path, case: str, folder: Path, *, has_forerun: bool) -> Run:
     log = done.stdout + done.stderr
     (folder / "log.txt").write_text(log, encoding="utf-8")
     if done.returncode:
-        found = re.search(r"^(?:\[rank\d+\]: *)?(\w*(?:Error|Exception).*)$", log, re.MULTILINE)
-        raise Failed(f"{folder.name}: exit {done.returncode}: {found[1] if found else 'unknown'}")
+        error_match = re.search(
+            r"^(?:\[rank\d+\]: *)?(\w*(?:Error|Exception).*)$", log, re.MULTILINE
+        )
+        raise Failed(
+            f"{folder.name}: exit {done.returncode}: {error_match[1] if error_match else 'unknown'}"
+        )
     return Run(folder=folder, num_ranks=num_ranks)
 
 
-def is_near(found_ns: float, truth_ns: float) -> bool:
-    """Within the bounds of one operator or transfer."""
-    return abs(found_ns - truth_ns) <= OPERATOR_FRAC * truth_ns + OPERATOR_NS
+def is_near(recorded_ns: float, truth_ns: float) -> bool:
+    """Return True if within the bounds for one operator or transfer."""
+    return abs(recorded_ns - truth_ns) <= OPERATOR_FRAC * truth_ns + OPERATOR_NS
 
 
 class Comparison:
@@ -158,16 +162,16 @@ class Comparison:
         self.by_kind: dict[str, Counter[str]] = defaultdict(Counter)
         self.misses: list[str] = []
         self.exposed: list[tuple[float, float]] = []
-        """By rank: a transfer that was timed speaks for those of the whole window."""
+        """Pairs by rank: a timed transfer stands for those of the whole window."""
         self.events: list[int] = []
 
     def add(self, rank: int, records: Iterable[Any], truth: dict[str, Any]) -> None:
-        """All hooked steps of a rank."""
+        """Add all hooked steps of a rank."""
         rows = list(records)
         steps = {step["step"]: step for step in _rows(truth, "steps")}
         work, transfers = work_of(truth), transfers_of(truth)
         hooked = [r for r in rows if isinstance(r, StepRecord) and r.is_hooked]
-        found_ns = truth_ns = 0.0
+        recorded_ns = truth_ns = 0.0
         for record in hooked:
             step = record.step
             if step not in steps or StepFlag.TRACED in record.flags:
@@ -181,14 +185,14 @@ class Comparison:
             self._layers(place, operators, work[step])
             called = [r for r in mine if isinstance(r, CollectiveRecord)]
             self._transfers(place, called, transfers[step])
-            found_ns += sum(record.exposed_ns * record.stands_for for record in called)
+            recorded_ns += sum(record.exposed_ns * record.stands_for for record in called)
             truth_ns += exposed_ns(truth, step)
-        self._exposed(f"rank {rank}", found_ns, truth_ns)
+        self._exposed(f"rank {rank}", recorded_ns, truth_ns)
 
     def _operators(self, place: str, records: list[OperatorRecord], work: list[Work]) -> None:
         truth = _by_key((w.key, w) for w in work)
-        found = _by_key((_key(r), r) for r in records if r.phase is not Phase.STEP)
-        for key, mine in found.items():
+        recorded = _by_key((_key(r), r) for r in records if r.phase is not Phase.STEP)
+        for key, mine in recorded.items():
             theirs = truth.get(key, [])
             name = f"{key[0]} {key[2]}"
             if not theirs:  # no kernel of it was charged
@@ -200,29 +204,29 @@ class Comparison:
             mine.sort(key=lambda r: r.start_ns)
             theirs.sort(key=lambda w: w.begin_s)
             for record, call in zip(mine, theirs, strict=True):
-                self._operator(f"{place}: {key}", name, record.duration_ns, call.own_ns)
+                self._operator(f"{place}: {key}", name, record.duration_ns, call.self_ns)
 
     def _layers(self, place: str, records: list[OperatorRecord], work: list[Work]) -> None:
-        """Sums of a layer and pass: where they hold, operators differ by their borders alone."""
-        found, truth = Counter[Any](), Counter[Any]()
+        """Compare sums of a layer and pass: if equal, operators differ by their borders alone."""
+        recorded, truth = Counter[Any](), Counter[Any]()
         for record in records:
             if record.phase is not Phase.STEP:
-                found[_key(record)[1:]] += record.duration_ns
+                recorded[_key(record)[1:]] += record.duration_ns
         for one in work:
-            truth[one.key[1:]] += one.own_ns
-        for key, found_ns in found.items():
+            truth[one.key[1:]] += one.self_ns
+        for key, recorded_ns in recorded.items():
             self.counts["layers"] += 1
-            if not is_near(found_ns, truth[key]):
-                text = f"{place}: layer {key}: {found_ns} ns, truth {truth[key]:.0f}"
+            if not is_near(recorded_ns, truth[key]):
+                text = f"{place}: layer {key}: {recorded_ns} ns, truth {truth[key]:.0f}"
                 self._miss("layers", f"layer {key[1]}", text)
 
-    def _operator(self, place: str, name: str, found_ns: int, truth_ns: float) -> None:
+    def _operator(self, place: str, name: str, recorded_ns: int, truth_ns: float) -> None:
         self.counts["operators"] += 1
         self.by_kind[name]["all"] += 1
-        if found_ns == 0 and truth_ns > OPERATOR_NS:
+        if recorded_ns == 0 and truth_ns > OPERATOR_NS:
             self._miss("zeros", name, f"{place}: 0 ns, truth {truth_ns:.0f}")
-        if not is_near(found_ns, truth_ns):
-            self._miss("operators", name, f"{place}: {found_ns} ns, truth {truth_ns:.0f}")
+        if not is_near(recorded_ns, truth_ns):
+            self._miss("operators", name, f"{place}: {recorded_ns} ns, truth {truth_ns:.0f}")
 
     def _miss(self, check: str, name: str, text: str) -> None:
         self.counts[f"{check} missed"] += 1
@@ -247,10 +251,10 @@ class Comparison:
                 self._miss("transfers", name, f"{place}: {key}: {record.duration_ns} ns, "
                            f"truth {truth[key].duration_ns:.0f}")  # fmt: skip
 
-    def _exposed(self, place: str, found_ns: float, truth_ns: float) -> None:
-        self.exposed.append((found_ns, truth_ns))
-        if abs(found_ns - truth_ns) > EXPOSED_FRAC * truth_ns + EXPOSED_NS:
-            self._miss("exposed", "window", f"{place}: {found_ns:.0f} ns, truth {truth_ns:.0f}")
+    def _exposed(self, place: str, recorded_ns: float, truth_ns: float) -> None:
+        self.exposed.append((recorded_ns, truth_ns))
+        if abs(recorded_ns - truth_ns) > EXPOSED_FRAC * truth_ns + EXPOSED_NS:
+            self._miss("exposed", "window", f"{place}: {recorded_ns:.0f} ns, truth {truth_ns:.0f}")
 
 
 def _key(record: OperatorRecord) -> tuple[str, int, str, int]:
@@ -258,10 +262,10 @@ def _key(record: OperatorRecord) -> tuple[str, int, str, int]:
 
 
 def _by_key(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
-    found: dict[Any, list[Any]] = defaultdict(list)
+    grouped: dict[Any, list[Any]] = defaultdict(list)
     for key, value in pairs:
-        found[key].append(value)
-    return found
+        grouped[key].append(value)
+    return grouped
 
 
 def _rows(truth: dict[str, Any], table: str) -> Iterator[dict[str, Any]]:
@@ -271,7 +275,7 @@ def _rows(truth: dict[str, Any], table: str) -> Iterator[dict[str, Any]]:
 
 
 def exposed_ns(truth: dict[str, Any], step: int) -> float:
-    """How long the step's stream stood still for transfers."""
+    """Return how long the step's stream stood idle for transfers."""
     stream = next(row["stream"] for row in _rows(truth, "steps") if row["step"] == step)
     return 1e9 * sum(
         end_s - begin_s
@@ -283,7 +287,7 @@ def exposed_ns(truth: dict[str, Any], step: int) -> float:
 
 
 def run_case(clone: Path, case: str, work: Path) -> Cell:
-    """Two training runs and what they show."""
+    """Run a case twice and compare."""
     cell = Cell(case=case)
     begin_s = time.monotonic()
     try:
@@ -322,7 +326,7 @@ def _check(cell: Cell, bare: Run, calibrated: Run) -> None:
         "transfers_of_unknown_end": counts["transfers of unknown end"],
         "events_per_hooked_step": sorted(set(seen.events))[-1:] and max(seen.events),
         "events_per_hooked_step_median": median(seen.events) if seen.events else 0,
-        "exposed_found_ms": sum(found for found, _ in seen.exposed) / 1e6,
+        "exposed_found_ms": sum(recorded_ns for recorded_ns, _ in seen.exposed) / 1e6,
         "exposed_truth_ms": sum(truth for _, truth in seen.exposed) / 1e6,
         "missed_by_kind": {
             name: dict(count) for name, count in sorted(seen.by_kind.items()) if len(count) > 1
@@ -342,7 +346,7 @@ def _same_losses(left: dict[int, dict[str, Any]], right: dict[int, dict[str, Any
 
 
 def table(cells: list[Cell]) -> str:
-    """What holds in which case."""
+    """Return a table of the checks by case."""
     head = ["case", *CHECKS, "hooked steps", "events a step", "exposed, of truth", "s"]
     rows = []
     for cell in cells:
@@ -358,7 +362,7 @@ def table(cells: list[Cell]) -> str:
 
 
 def main() -> None:
-    """Run the cases, print as they come, keep all figures."""
+    """Run the cases, print results as they come, store all figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clone", type=Path)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))

@@ -1,11 +1,11 @@
-"""Which of two runs is slower: false verdicts on runs that differ in nothing, and what is found.
+"""Comparison of two runs: false verdicts on equal runs, and detection of planted slow-downs.
 
     python benchmarks/diff.py --runs FOLDER [--make] [--series DATA_FOLDER]
 
-``--make`` trains the CPU recipe on two ranks into FOLDER, one run after the other, where it is not
-there yet: 32 times alike, once with a throttled rank, and twice where only the micro-batch differs.
+``--make`` trains the CPU recipe on two ranks into FOLDER, one run after the other, unless done
+already: 32 equal runs, one with a throttled rank, and two that differ only in the micro-batch.
 ``--series`` adds published steps of repeated runs on accelerators.  Slow-downs are planted by
-scaling a run's steps.  Exits 1 where adjacent equal runs get a verdict, or one of the planted
+scaling a run's steps.  Exits with 1 if adjacent equal runs get a verdict, or one of the planted
 cases gets none.
 """
 
@@ -43,46 +43,46 @@ from forerun.launch.known import read  # noqa: E402
 from forerun.launch.views import difference_lines  # noqa: E402
 
 SLOWER = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Planted: shares of a run's time."""
+"""Planted slow-downs, in shares of a run's time."""
 RECIPE = ROOT / "recipes" / "pretrain_gpt.py"
 THROTTLE = ROOT / "tests" / "support" / "throttled_rank.py"
 CALIBRATED = ("--train-iters", 72, "--calibrate-steps=16", "--calibrate-every=16")
-"""Four windows."""
+"""Options for four windows."""
 SMALL = ("--hidden-size", 32, "--seq-length", 32)
 MORE = ("--train-iters", 240, "--calibrate-steps=8", "--calibrate-every=16")
-"""Fourteen."""
+"""Options for fourteen windows."""
 BURN_S = 0.06
-"""What each layer of the throttled rank burns in a forward pass."""
+"""Seconds that each layer of the throttled rank burns in a forward pass."""
 SERIES = "e2e_mlperf_steps.csv.gz"
 WINDOWS, STEPS = 4, 10
-"""Windows that are cut out of a published run, and the steps of each."""
+"""Number of windows cut out of a published run, and steps of each."""
 Run = tuple[str, list[Floats]]
-"""Its device, and the bare steps of its windows."""
+"""Device, and the bare steps of each window."""
 Pair = tuple[Run, Run]
 NUM_CHOSEN, NUM_RUNS = 21, 32
-"""Runs that differ in nothing: those that the rule for processors was chosen on, and all."""
+"""Numbers of equal runs: those that the rule for processors was tuned on, and all."""
 
 
 def names(first: int = 1, last: int = NUM_RUNS) -> list[str]:
-    """What they are called."""
+    """Return the names of equal runs."""
     return [f"base{number:02d}" for number in range(first, last + 1)]
 
 
-def make(folder: Path) -> None:
-    """Train what is not there yet."""
+def train_missing(folder: Path) -> None:
+    """Train the missing runs."""
     for name in (*names(), "throttled", "small1", "small8"):
         home = folder / name
         if (home / "samples.parquet").exists():
             continue
-        told = ("--calibrate", "--calibrate-wandb=off", f"--calibrate-dir={home}")
+        forerun_options = ("--calibrate", "--calibrate-wandb=off", f"--calibrate-dir={home}")
         if name == "throttled":
             burn = {"THROTTLED_RANK": "1", "THROTTLED_S": str(BURN_S)}
-            torchrun(folder, THROTTLE, RECIPE, *CALIBRATED, *told, **burn)
+            torchrun(folder, THROTTLE, RECIPE, *CALIBRATED, *forerun_options, **burn)
         elif name.startswith("small"):
             micro = ("--micro-batch-size", name.removeprefix("small"))
-            torchrun(folder, RECIPE, *SMALL, *micro, *MORE, *told)
+            torchrun(folder, RECIPE, *SMALL, *micro, *MORE, *forerun_options)
         else:
-            torchrun(folder, RECIPE, *CALIBRATED, *told)
+            torchrun(folder, RECIPE, *CALIBRATED, *forerun_options)
         print(f"{name} trained", file=sys.stderr)
 
 
@@ -91,67 +91,68 @@ def table(home: Path) -> SampleTable:
     return read(home, None).table
 
 
-def compared(folder: Path, first: str, second: str) -> Difference:
-    """Two runs through the function that answers the verb."""
+def compare_like_verb(folder: Path, first: str, second: str) -> Difference:
+    """Compare two runs through the function behind the verb."""
     return difference(table(folder / first), table(folder / second))
 
 
-def trained(folder: Path, alike: Sequence[str]) -> list[Run]:
-    """Bare steps of runs on processors."""
+def bare_runs(folder: Path, alike: Sequence[str]) -> list[Run]:
+    """Return the bare steps of runs on CPUs."""
     tables = (step_windows(table(folder / name)).values() for name in alike)
     return [("cpu", [part["time_s"].to_numpy() for part in parts]) for parts in tables]
 
 
-def published(folder: Path) -> Iterator[list[Run]]:
-    """Repeated runs of each system, as windows at equal distances."""
+def published_runs(folder: Path) -> Iterator[list[Run]]:
+    """Yield the repeated runs of each system, as windows at equal distances."""
     rows = pd.read_csv(folder / SERIES)
     for _, system in rows.groupby(["round", "submitter", "system"]):
-        found: list[Run] = []
+        runs: list[Run] = []
         for _, run in system.groupby("result"):
             times = run["train_step_time_s"].to_numpy(dtype=np.float64)[1:]
             if len(times) >= WINDOWS * STEPS:
                 starts = np.linspace(0, len(times) - STEPS, WINDOWS).astype(int)
-                found.append(("accelerator", [times[s : s + STEPS] for s in starts]))
-        if len(found) > 1:
-            yield found
+                runs.append(("accelerator", [times[s : s + STEPS] for s in starts]))
+        if len(runs) > 1:
+            yield runs
 
 
-def held(first: Run, second: Run, frac: float = 0.0) -> Change:
-    """The second held against the first, its steps longer by a share."""
+def compare_runs(first: Run, second: Run, frac: float = 0.0) -> Change:
+    """Compare the second run, its steps scaled by 1 plus ``frac``, with the first."""
     longer = [times * (1 + frac) for times in second[1]]
-    again = max(
+    repeat_sigma_log = max(
         estimate_repeat_sigma_log(run[1], run[0], is_one_run=False) for run in (first, second)
     )
     return compare_levels(
-        log_level(first[1], repeat_sigma_log=again), log_level(longer, repeat_sigma_log=again)
+        log_level(first[1], repeat_sigma_log=repeat_sigma_log),
+        log_level(longer, repeat_sigma_log=repeat_sigma_log),
     )
 
 
 def row(name: str, pairs: Sequence[Pair]) -> list[str]:
-    """False verdicts, coverage, what could be shown, and what is found of planted slow-downs."""
-    equal = [held(*pair) for pair in pairs]
+    """Return false verdicts, coverage, detectable change and detected planted slow-downs."""
+    equal = [compare_runs(*pair) for pair in pairs]
     false = sum(one.is_shown for one in equal)
     inside = sum(one.low <= 0 <= one.high for one in equal)
     least = np.expm1(np.quantile([one.least for one in equal], [0.1, 0.5, 0.9]))
     cells = [name, str(len(pairs)), str(false), f"{100 * inside / len(pairs):.0f} %"]
     cells.append(" / ".join(f"{100 * value:.0f}" for value in least) + " %")
     for frac in SLOWER:
-        found = [held(*pair, frac) for pair in pairs]
-        share = sum(one.is_shown and one.value > 0 for one in found) / len(pairs)
+        changes = [compare_runs(*pair, frac) for pair in pairs]
+        share = sum(one.is_shown and one.value > 0 for one in changes) / len(pairs)
         cells.append(f"{100 * share:.0f} %")
     return cells
 
 
-def adjacent(found: Sequence[Run]) -> list[Pair]:
-    return list(itertools.pairwise(found))
+def adjacent_pairs(runs: Sequence[Run]) -> list[Pair]:
+    return list(itertools.pairwise(runs))
 
 
-def every(found: Sequence[Run]) -> list[Pair]:
-    return list(itertools.combinations(found, 2))
+def all_pairs(runs: Sequence[Run]) -> list[Pair]:
+    return list(itertools.combinations(runs, 2))
 
 
 def table_of(rows: Iterable[list[str]]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     head = ["pairs", "number", "false verdicts", "90 % interval holds", "least shown, 10/50/90 %"]
     return markdown_table([*head, *(f"+{100 * frac:.0f} %" for frac in SLOWER)], rows)
 
@@ -163,33 +164,43 @@ def main() -> int:
     parser.add_argument("--series", type=Path, metavar="DATA_FOLDER")
     args = parser.parse_args()
     if args.make:
-        make(args.runs)
-    cases = [compared(args.runs, *pair) for pair in (("base01", "throttled"), ("small1", "small8"))]
-    for found in cases:
-        print("\n".join(difference_lines(found)), end="\n\n")
+        train_missing(args.runs)
+    cases = [
+        compare_like_verb(args.runs, *pair)
+        for pair in (("base01", "throttled"), ("small1", "small8"))
+    ]
+    for run_difference in cases:
+        print("\n".join(difference_lines(run_difference)), end="\n\n")
     false, rows = 0, []
     for text, alike in (
         ("first", names(last=NUM_CHOSEN)),
         ("later", names(first=NUM_CHOSEN + 1)),
     ):
-        whole = [compared(args.runs, *pair) for pair in itertools.pairwise(alike)]
-        shown = sum(found.verdict is not Verdict.NO_DIFFERENCE for found in whole)
-        runs = trained(args.runs, alike)
+        whole = [compare_like_verb(args.runs, *pair) for pair in itertools.pairwise(alike)]
+        shown = sum(run_difference.verdict is not Verdict.NO_DIFFERENCE for run_difference in whole)
+        runs = bare_runs(args.runs, alike)
         levels = [log_level(windows, repeat_sigma_log=0.0).mean for _, windows in runs]
         print(
             f"{text}: {shown} verdicts on {len(whole)} adjacent pairs of equal runs, whose levels "
             f"have a standard deviation of {100 * float(np.std(levels, ddof=1)):.0f} % (logarithm)"
         )
         false += shown
-        rows.append(row(f"{text}, adjacent", adjacent(runs)))
-        rows.append(row(f"{text}, any two", every(runs)))
+        rows.append(row(f"{text}, adjacent", adjacent_pairs(runs)))
+        rows.append(row(f"{text}, any two", all_pairs(runs)))
     print()
     if args.series:
-        systems = list(published(args.series))
-        rows.append(row("published", [pair for found in systems for pair in every(found)]))
+        systems = list(published_runs(args.series))
+        rows.append(
+            row(
+                "published",
+                [pair for run_difference in systems for pair in all_pairs(run_difference)],
+            )
+        )
     print(table_of(rows))
-    is_found = all(found.verdict in (Verdict.SLOWER, Verdict.FASTER) for found in cases)
-    return int(false > 0 or not is_found)
+    is_detected = all(
+        run_difference.verdict in (Verdict.SLOWER, Verdict.FASTER) for run_difference in cases
+    )
+    return int(false > 0 or not is_detected)
 
 
 if __name__ == "__main__":

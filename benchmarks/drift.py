@@ -1,10 +1,10 @@
-"""Drift: how surely and how soon it is found, and whether its cause is named.
+"""Drift: detection rate and delay, and attribution of its cause.
 
     python benchmarks/drift.py [DATA_FOLDER] [--draws N] [--real | --only-real]
 
-Noise is drawn as AR(1), and, where a folder with published step series is given, in blocks from
-those series.  ``--real`` trains the CPU recipe on two ranks, one of which is throttled on the way.
-Exits 1 where a bar is missed.
+Noise is drawn as AR(1) and, if a folder with published step series is given, in blocks from those
+series.  ``--real`` trains the CPU recipe on two ranks, one of which is throttled midway. Exits with
+1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from forerun.calib.workload import Parallelism  # noqa: E402
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], Floats]
-"""Logarithms of steps over their level, shape (count,)."""
+"""Generator of log steps relative to their level, shape (count,)."""
 
 SERIES = "e2e_mlperf_steps.csv.gz"
 DRIFTING = "3072x"
-"""The system whose own steps drift (3,072 GPUs)."""
+"""The system whose published steps drift themselves (3,072 GPUs)."""
 BLOCK = 20
 IN_TIME = 15
 NUM_STEADY = 10_000
@@ -52,12 +52,12 @@ RUN = 1000
 CHANGES = {"one rank +15 %": 0.15, "+12 %": 0.12, "+30 %": 0.30, "-15 %": -0.15}
 LAYERS, MICROBATCHES, BEGIN = 2, 4, 150
 REAL = (0.6, 0.3, 0.15)
-"""By how much a throttled rank makes real steps slower, and the step from which on."""
+"""Slow-downs of real steps by a throttled rank, in shares."""
 LAYOUTS = (Parallelism(dp=2), Parallelism(tp=2, dp=2), Parallelism(tp=2, dp=4))
 
 
 def ar1(sigma: float, related: float = 0.5) -> Noise:
-    """Neighbours that go together, and one step in a hundred far out."""
+    """Return correlated noise with one outlier in a hundred steps."""
 
     def draw(rng: np.random.Generator, count: int) -> Floats:
         shocks = rng.normal(0.0, sigma * math.sqrt(1 - related**2), count)
@@ -71,7 +71,7 @@ def ar1(sigma: float, related: float = 0.5) -> Noise:
 
 
 def blocks(series: list[Floats]) -> Noise:
-    """Blocks of neighbouring steps of one published run, in random order."""
+    """Return noise of blocks of consecutive steps of one published run, in random order."""
 
     def draw(rng: np.random.Generator, count: int) -> Floats:
         whole = series[rng.integers(len(series))]
@@ -82,37 +82,37 @@ def blocks(series: list[Floats]) -> Noise:
 
 
 def published(folder: Path) -> list[Floats]:
-    """Logarithms over the median of each run that is long enough and does not drift itself."""
+    """Return logs over the median of each run that is long enough and does not drift itself."""
     rows = pd.read_csv(folder / SERIES)
     rows = rows[~rows["system"].str.contains(DRIFTING)]
-    found = []
+    series_log = []
     for _, run in rows.groupby(["round", "submitter", "system", "result"]):
         times = run["train_step_time_s"].to_numpy(dtype=np.float64)[1:]
         if len(times) >= 3 * BLOCK:
-            found.append(np.log(times / np.median(times)))
-    return found
+            series_log.append(np.log(times / np.median(times)))
+    return series_log
 
 
-def watched(logs: Floats) -> list[Drift]:
-    """All drifts of a series at a level of one second."""
+def find_drifts(logs: Floats) -> list[Drift]:
+    """Return all drifts of a series at a level of one second."""
     monitor = DriftMonitor()
-    told = (monitor.add(step, time_s) for step, time_s in enumerate(np.exp(logs).tolist()))
-    return [drift for drift in told if drift is not None]
+    drifts = (monitor.add(step, time_s) for step, time_s in enumerate(np.exp(logs).tolist()))
+    return [drift for drift in drifts if drift is not None]
 
 
 def detection(noise: Noise, draws: int) -> Iterator[dict[str, object]]:
-    """Rate and delay of each planted change, and of the recovery from it."""
+    """Yield rate and delay of each planted change, and of the recovery from it."""
     for name, change in CHANGES.items():
         delays, early, recovered = [], 0, 0
         for seed in range(draws):
             rng = np.random.default_rng(seed)
             logs, start = noise(rng, 260), 60 + seed % 60
             logs[start : start + 80] += math.log1p(change)
-            found = watched(logs)
-            early += sum(d.iteration < start for d in found)
-            first = [d.iteration - start + 1 for d in found if start <= d.iteration < start + 80]
+            drifts = find_drifts(logs)
+            early += sum(d.iteration < start for d in drifts)
+            first = [d.iteration - start + 1 for d in drifts if start <= d.iteration < start + 80]
             delays.append(first[0] if first else math.inf)
-            after = [d for d in found if start + 80 <= d.iteration < start + 80 + IN_TIME]
+            after = [d for d in drifts if start + 80 <= d.iteration < start + 80 + IN_TIME]
             back = DriftKind.RECOVERED if change > 0 else DriftKind.SLOWER
             recovered += bool(after) and after[0].kind is back
         in_time = np.asarray(delays) <= IN_TIME
@@ -126,21 +126,21 @@ def detection(noise: Noise, draws: int) -> Iterator[dict[str, object]]:
 
 
 def false_alarms(noise: Noise) -> dict[str, int]:
-    """Drifts in steady steps, also with single outliers and with periodic saves among them."""
+    """Count drifts in steady steps, also with single outliers and with periodic saves."""
     counts = {"steady": 0, "outliers": 0, "saves": 0}
     for seed in range(NUM_STEADY // RUN):
         logs = noise(np.random.default_rng(1000 + seed), RUN)
-        counts["steady"] += len(watched(logs))
+        counts["steady"] += len(find_drifts(logs))
         spiked, saved = logs.copy(), logs.copy()
         spiked[np.random.default_rng(seed).random(RUN) < 0.03] += 1.0
         saved[::50] += 1.5
-        counts["outliers"] += len(watched(spiked))
-        counts["saves"] += len(watched(saved))
+        counts["outliers"] += len(find_drifts(spiked))
+        counts["saves"] += len(find_drifts(saved))
     return counts
 
 
 def attribution(sigma_log: float, draws: int) -> dict[str, float]:
-    """Share of planted changes whose cause is named rightly, per cause."""
+    """Return the share of planted changes attributed to the right cause, per cause."""
     right = dict.fromkeys(("rank +15 %", "all +15 %", "data", "group +30 %", "nothing"), 0)
     step_s = WORK_S + 2 * TRANSFER_S
     for seed in range(draws):
@@ -150,33 +150,33 @@ def attribution(sigma_log: float, draws: int) -> dict[str, float]:
         group = list(groups_of(layout))[seed % len(groups_of(layout))]
         before = window(layout, rng, sigma_log=sigma_log)
 
-        def told(before=before, layout=layout, rng=rng, **change):
+        def find_cause(before=before, layout=layout, rng=rng, **change):
             after = window(layout, rng, sigma_log=sigma_log, **change)
             return find_causes(before, after, change_s=0.135, step_s=step_s)[0], after
 
-        one, _ = told(slower={rank: 0.15})
+        one, _ = find_cause(slower={rank: 0.15})
         right["rank +15 %"] += (one.kind, one.ranks) == (CauseKind.RANK, (rank,))
-        right["all +15 %"] += told(slower=every)[0].kind is CauseKind.CLOCKS
+        right["all +15 %"] += find_cause(slower=every)[0].kind is CauseKind.CLOCKS
         part = ("data", "gap")[seed % 2]
-        right["data"] += told(slower=every, part=part)[0].kind is CauseKind.DATA
-        _, after = told(slower_groups={group: 0.3})
-        found = find_group_causes(before, after, step_s=TRANSFER_S * 4)
+        right["data"] += find_cause(slower=every, part=part)[0].kind is CauseKind.DATA
+        _, after = find_cause(slower_groups={group: 0.3})
+        slow_groups = find_group_causes(before, after, step_s=TRANSFER_S * 4)
         ranks = tuple(map(int, group[1].split(",")))
-        right["group +30 %"] += [(c.role, c.ranks) for c in found] == [(group[0], ranks)]
-        none, after = told()
+        right["group +30 %"] += [(c.role, c.ranks) for c in slow_groups] == [(group[0], ranks)]
+        none, after = find_cause()
         quiet = not find_group_causes(before, after, step_s=TRANSFER_S * 4)
         right["nothing"] += none.kind is CauseKind.UNKNOWN and quiet
     return {name: count / draws for name, count in right.items()}
 
 
 def real_run(home: Path, slower_frac: float) -> dict[str, object]:
-    """The recipe on two ranks, of which rank 1 is throttled on the way: what the companion kept.
+    """Run the recipe on two ranks, with rank 1 throttled midway; return the companion's record.
 
-    A short run says how long a step is, and so what makes it slower by that share.
+    A short run first gives the step time, to size the throttle for the requested slow-down.
     """
     train(home / "bare", iterations=40)
-    kept = json.loads((home / "bare" / "forecast.json").read_text(encoding="utf-8"))
-    step_s = kept["step_time_s"]
+    forecast = json.loads((home / "bare" / "forecast.json").read_text(encoding="utf-8"))
+    step_s = forecast["step_time_s"]
     forwards = LAYERS * MICROBATCHES
     lines = train(
         home / "slower",
@@ -186,7 +186,7 @@ def real_run(home: Path, slower_frac: float) -> dict[str, object]:
     )
     path = home / "slower" / "drift.json"
     events = json.loads(path.read_text(encoding="utf-8"))["events"] if path.exists() else []
-    # Evaluations are forwards as well, so that the change comes some steps before ``BEGIN``.
+    # Evaluations run forward passes too, so the change comes some steps before ``BEGIN``.
     slower = [e for e in events if e["kind"] == "slower" and e["iteration"] > BEGIN - IN_TIME]
     return {
         "slower_frac": slower_frac,
@@ -200,7 +200,7 @@ def real_run(home: Path, slower_frac: float) -> dict[str, object]:
 
 
 def train(directory: Path, *, iterations: int, **environ: str) -> list[str]:
-    """One launch to its end; what Forerun said."""
+    """Run one launch to its end; return Forerun's output."""
     directory.mkdir()
     done = torchrun(
         directory,
@@ -215,7 +215,7 @@ def train(directory: Path, *, iterations: int, **environ: str) -> list[str]:
 
 
 def synthetic(data: Path | None, draws: int) -> int:
-    """Print the tables of planted changes; how many bars are missed."""
+    """Print the tables of planted changes; return the number of missed bars."""
     noises: dict[str, Noise] = {"AR(1) 3 %": ar1(0.03), "AR(1) 5 %": ar1(0.05)}
     if data is not None:
         noises["MLPerf blocks"] = blocks(published(data))
@@ -236,18 +236,18 @@ def synthetic(data: Path | None, draws: int) -> int:
 
 
 def real() -> int:
-    """Print what real runs kept; how many did not name the throttled rank."""
+    """Print the records of real runs; return how many did not name the throttled rank."""
     missed = 0
     for slower_frac in REAL:
         with tempfile.TemporaryDirectory() as folder:
-            found = real_run(Path(folder), slower_frac)
-        print("real run:", json.dumps(found, indent=1), flush=True)
-        missed += ("straggling rank", [1]) not in found["causes"]
+            findings = real_run(Path(folder), slower_frac)
+        print("real run:", json.dumps(findings, indent=1), flush=True)
+        missed += ("straggling rank", [1]) not in findings["causes"]
     return missed
 
 
 def main() -> int:
-    """Print what was asked for; 1 where a bar is missed."""
+    """Print the requested tables; return 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", nargs="?", type=Path)
     parser.add_argument("--draws", type=int, default=200)

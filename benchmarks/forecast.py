@@ -1,12 +1,12 @@
-"""Forecasts of whole runs against their ends: published step series, and real runs on the CPU.
+"""Forecasts of whole runs against their ends: published step series, and real CPU runs.
 
     python benchmarks/forecast.py DATA_FOLDER [--runs]
     python benchmarks/forecast.py --recipe N [--megatron DIR] --out DIR
 
 The series are those of MLPerf's training logs (``e2e_mlperf_steps.csv.gz``): the total is forecast
 from the first 20 steps, three of them warm-up.  ``--recipe`` trains N times on two ranks, with
-evaluation and checkpoints; with ``--megatron``, a checkout of Megatron-LM, also with a ramp of the
-batch size and the final passes.  Nothing is tuned on either.
+evaluation and checkpoints; ``--megatron``, a checkout of Megatron-LM, adds a batch-size ramp and
+the final passes.  Nothing is tuned on either.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _MEGATRON = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One forecast against the end of its run."""
+    """One forecast compared with the end of its run."""
 
     run: str
     after_steps: int
     error_frac: float
-    """Predicted over actual total time, less one."""
+    """Predicted over actual total time, minus one."""
     is_inside: bool
-    """What was left lay in the 90 % interval."""
+    """True if the remaining time was within the 90 % interval."""
     is_within_p95: bool
     half_width_frac: float
 
 
 def series(path: Path) -> Iterator[tuple[str, list[float]]]:
-    """Step times of each published run, seconds, in order."""
+    """Yield the step times of each published run, in seconds and in order."""
     keys = dict.fromkeys(_KEYS, str)
     rows = pd.read_csv(path, dtype=keys, keep_default_na=False)
     for key, run in rows.groupby(list(_KEYS), sort=False):
@@ -66,10 +66,10 @@ def series(path: Path) -> Iterator[tuple[str, list[float]]]:
 
 
 def published(path: Path) -> list[Row]:
-    """The total of each series from its first steps, warm-up counted but not learned from."""
+    """Forecast each series' total from its first steps; warm-up counts but is not learned from."""
     rows = []
     for run, times in series(path):
-        found = forecast(
+        predicted = forecast(
             now_unix_s=0.0,
             steps_done=NUM_SEEN,
             steps_total=len(times),
@@ -77,28 +77,30 @@ def published(path: Path) -> list[Row]:
             step_times_s=times[NUM_WARMUP:NUM_SEEN],
             drift_frac=DRIFT_FRAC,
         )
-        left_s = sum(times[NUM_SEEN:])
+        remaining_s = sum(times[NUM_SEEN:])
         rows.append(
             Row(
                 run=run,
                 after_steps=NUM_SEEN,
-                error_frac=found.total_s / sum(times) - 1.0,
-                is_inside=found.remaining_low_s <= left_s <= found.remaining_high_s,
-                is_within_p95=left_s <= found.remaining_high_s,
-                half_width_frac=0.5 * (found.remaining_high_s - found.remaining_low_s) / left_s,
+                error_frac=predicted.total_s / sum(times) - 1.0,
+                is_inside=predicted.remaining_low_s <= remaining_s <= predicted.remaining_high_s,
+                is_within_p95=remaining_s <= predicted.remaining_high_s,
+                half_width_frac=0.5
+                * (predicted.remaining_high_s - predicted.remaining_low_s)
+                / remaining_s,
             )
         )
     return rows
 
 
 def train(out: Path, number: int, steps: int, megatron: Path | None, hidden_size: int) -> list[Row]:
-    """One real run, and the forecasts that it made of itself."""
+    """Train one real run; return the forecasts it made of itself."""
     directory, saves = out / f"run-{number}", out / f"checkpoints-{number}"
     script = ROOT / "recipes" / "pretrain_gpt.py"
     options = [*_COMMON, "--train-iters", str(steps)]
     if megatron is not None:
         script = megatron / "pretrain_gpt.py"
-        # 8 and 12 samples a step over 400 of them, then 16.
+        # 8 and 12 samples per step for 400 samples in total, then 16.
         options = [*_COMMON, *_MEGATRON, "--train-samples", str(400 + 16 * (steps - 43))]
     command = [
         *(str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"),
@@ -130,7 +132,7 @@ def train(out: Path, number: int, steps: int, megatron: Path | None, hidden_size
 
 
 def run_to_end(command: Sequence[str], directory: Path) -> float:
-    """Unix seconds of the last line that training itself wrote; ends where training fails."""
+    """Return the Unix time of the last line that training itself wrote; exit if training fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     process = subprocess.Popen(
         command,
@@ -152,7 +154,7 @@ def run_to_end(command: Sequence[str], directory: Path) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Every row as Markdown."""
+    """Return every row as Markdown."""
     lines = ["| run | after | error | 90 % interval | held |", "|---|---|---|---|---|"]
     lines += [
         f"| {row.run} | {row.after_steps} | {row.error_frac * 100:+.2f} % | "
@@ -163,28 +165,28 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Errors and coverage of many forecasts in one line."""
+    """Return errors and coverage of many forecasts in one line."""
     errors = sorted(abs(row.error_frac) for row in rows)
-    held = statistics.mean(row.is_inside for row in rows)
+    coverage = statistics.mean(row.is_inside for row in rows)
     below = statistics.mean(row.is_within_p95 for row in rows)
     return (
         f"{len(rows)} forecasts: median error {statistics.median(errors) * 100:.2f} %, largest "
-        f"{errors[-1] * 100:.1f} %; 90 % interval held {held * 100:.0f} %, P95 not exceeded "
+        f"{errors[-1] * 100:.1f} %; 90 % interval held {coverage * 100:.0f} %, P95 not exceeded "
         f"{below * 100:.0f} %"
     )
 
 
 def first_after(rows: Sequence[Row], steps: int) -> list[Row]:
-    """Of each run its first forecast after so many steps."""
-    found: dict[str, Row] = {}
+    """Return each run's first forecast after ``steps`` steps."""
+    first_rows: dict[str, Row] = {}
     for row in rows:
         if row.after_steps >= steps:
-            found.setdefault(row.run, row)
-    return list(found.values())
+            first_rows.setdefault(row.run, row)
+    return list(first_rows.values())
 
 
 def main() -> None:
-    """Print what was asked for."""
+    """Print the requested tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path, nargs="?", help="folder of e2e_mlperf_steps.csv.gz")
     parser.add_argument("--runs", action="store_true", help="every run, not only the summary")
@@ -205,8 +207,8 @@ def main() -> None:
     if rows:
         print(table(rows) + "\n")
     for steps in (20, 100):
-        if found := first_after(rows, steps):
-            print(f"after {steps} steps: {summary(found)}")
+        if first_rows := first_after(rows, steps):
+            print(f"after {steps} steps: {summary(first_rows)}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-"""Gains that were promised against gains that came, as ratios of runs that take turns.
+"""Predicted gains compared with actual gains, as ratios of runs that take turns.
 
     python benchmarks/gains.py --out DIR [--rounds 5] [--sizes recipe,wider,deeper] [--load]
         [--megatron DIR] [--minutes 60] [--only-table]
 
 Each round of a size calibrates the running layout of ``recipes/pretrain_gpt.py`` (DP 2, gloo), then
-has that layout bare, eight changes of it, and it bare again train in turns of a few steps, each
-halted while another runs (``runs/turns.py``).  A run is the fast quartile of its steps; the truth
-of a change is its ratio to the mean of both bare runs.  Floor: one bare run of a round against the
-other; a round whose floor is above 0.08 is repeated, three times at most.  ``--load`` puts a
-process that is busy at random times beside all runs.  ``--megatron`` adds two sizes of the loop of
-Megatron-LM's own ``pretrain_gpt.py`` (an exported tag with ``helpers_cpp`` built).  Promises are
-asked of the door of ``forerun predict`` from the round's own calibration.  Runs are stored in DIR
-as they end: the same command goes on, and ``--only-table`` makes the table of what is there.
+trains that layout bare, eight changes of it, and it bare once more, in turns of a few steps, each
+paused while another runs (``runs/interleaved.py``).  A run's figure is the lower quartile of its
+step times; the true gain of a change is its ratio to the mean of both bare runs.  Floor: one bare
+run of a round against the other; a round whose floor is above 0.08 is repeated, up to three times.
+``--load`` runs a process that is busy at random times alongside all runs.  ``--megatron`` adds two
+sizes of the loop of Megatron-LM's own ``pretrain_gpt.py`` (an exported tag with ``helpers_cpp``
+built).  Predictions come from the function behind ``forerun predict`` and the round's own
+calibration.  Runs are stored in DIR as they end: the same command resumes, and ``--only-table``
+only makes the table of the stored runs.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from pathlib import Path
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.megatron_matrix import MODEL
 from forerun.benchmarks.runs.cpu_runs import ROOT, WINDOW_STEPS
+from forerun.benchmarks.runs.interleaved import interleaved_step_times
 from forerun.benchmarks.runs.launches import output_of, torchrun_words
-from forerun.benchmarks.runs.turns import taken_in_turns
 from forerun.calib.advice import compare
 from forerun.calib.arguments import apply_options
 from forerun.launch.known import open_machine
@@ -52,7 +53,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "ZeRO1": ("--use-distributed-optimizer",),
 }
 Turns = dict[str, list[list[float]]]
-"""Seconds of the steps of each run, by its turns."""
+"""Seconds of the steps of each run, by turn."""
 BASES = ("base", "base again")
 SIZES: dict[str, tuple[str, ...]] = {
     "recipe": (),
@@ -78,7 +79,7 @@ while True:
 
 
 def main() -> int:
-    """Run what is not there yet, then make the table; 0 where something could be judged."""
+    """Make the missing runs, then print the table; return 0 if anything could be judged."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
@@ -92,18 +93,18 @@ def main() -> int:
     end_s = time.monotonic() + 60 * args.minutes
     sizes = [*filter(None, args.sizes.split(",")), *(MEGATRON_SIZES if args.megatron else ())]
     if not args.only_table:
-        with _beside(is_loaded=args.load):
+        with _background_load(is_loaded=args.load):
             for number in range(args.rounds):
                 for size in sizes:
                     _round(args.out, Loop.of(size, args.megatron), number, end_s)
-    rows = [row for path in sorted(args.out.glob("*.json")) for row in judged(path)]
+    rows = [row for path in sorted(args.out.glob("*.json")) for row in score_round(path)]
     print(table(rows))
     return 0 if rows else 1
 
 
 @contextmanager
-def _beside(*, is_loaded: bool) -> Iterator[None]:
-    """A process that is busy at random times, for as long as the runs take."""
+def _background_load(*, is_loaded: bool) -> Iterator[None]:
+    """Run a process that is busy at random times, for the duration of the runs."""
     process = subprocess.Popen([sys.executable, "-c", LOAD]) if is_loaded else None
     try:
         yield
@@ -123,7 +124,7 @@ class Loop:
 
     @staticmethod
     def of(size: str, megatron: Path | None) -> Loop:
-        """The recipe's, or Megatron-LM's own."""
+        """Return the recipe's loop, or Megatron-LM's own."""
         if size not in MEGATRON_SIZES:
             recipe = str(ROOT / "recipes" / "pretrain_gpt.py")
             return Loop(size=size, words=(recipe, *SIZES[size]))
@@ -133,22 +134,22 @@ class Loop:
         return Loop(size=size, words=("pretrain_gpt.py", *model, *options), cwd=megatron)
 
     def command(self, iters: str, *more: str) -> list[str]:
-        """The launch on two ranks; of an option that stands twice the last one counts."""
+        """Return the launch on two ranks; the last of repeated options wins."""
         return [*torchrun_words(), *self.words, "--train-iters", iters, *more]
 
 
 def _round(out: Path, loop: Loop, number: int, end_s: float) -> None:
-    """One calibration and all runs of a round, unless they are there already."""
+    """Make one calibration and all runs of a round, unless stored already."""
     for attempt in range(TRIES):
         path = out / f"{loop.size.replace(' ', '_')}-{number}-{attempt}.json"
-        found = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        if not found:
+        record = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if not record:
             if time.monotonic() > end_s:
                 return
-            found = _ran(path.with_suffix(""), loop, number)
-            path.write_text(json.dumps(found) + "\n", "utf-8")
-            print(f"{path.stem}: floor {floor_of(found):.3f}", file=sys.stderr, flush=True)
-        if floor_of(found) <= FLOOR_BAR:
+            record = _ran(path.with_suffix(""), loop, number)
+            path.write_text(json.dumps(record) + "\n", "utf-8")
+            print(f"{path.stem}: floor {floor_of(record):.3f}", file=sys.stderr, flush=True)
+        if floor_of(record) <= FLOOR_BAR:
             return
 
 
@@ -162,24 +163,24 @@ def _ran(directory: Path, loop: Loop, number: int) -> Turns:
     names = [BASES[0], *names[:4], BASES[1], *names[4:]]
     commands = {name: loop.command(ENDLESS, *CHANGES.get(name, ())) for name in names}
     logs = directory.with_name(f"{directory.name}-logs")
-    return taken_in_turns(commands, logs=logs, num_turns=TURNS, cwd=loop.cwd)
+    return interleaved_step_times(commands, logs=logs, num_turns=TURNS, cwd=loop.cwd)
 
 
 def step_s(turns: Turns, name: str) -> float:
-    """The fast quartile of all steps of a run."""
+    """Return the lower quartile of all steps of a run."""
     return statistics.quantiles([one for turn in turns[name] for one in turn], n=4)[0]
 
 
 def floor_of(turns: Turns) -> float:
-    """How far the base lies from itself, log; infinite where either run failed."""
+    """Return the log difference of the two bare runs; infinite if either failed."""
     if not all(name in turns for name in BASES):
         return math.inf
     first, second = (step_s(turns, name) for name in BASES)
     return abs(math.log(first / second))
 
 
-def judged(path: Path) -> Iterator[dict]:
-    """A row for each change of a round: promised and true log ratio, and the interval's ends."""
+def score_round(path: Path) -> Iterator[dict]:
+    """Yield a row for each change of a round: predicted and true log ratio, and interval ends."""
     turns = json.loads(path.read_text("utf-8"))
     directory = path.with_suffix("")
     if floor_of(turns) > FLOOR_BAR or not directory.is_dir():
@@ -201,18 +202,20 @@ def judged(path: Path) -> Iterator[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown: a line for each change, and what all of them come to."""
+    """Return Markdown: a line for each change, and a summary over all."""
     if not rows:
         return "no round whose floor is low enough"
     lines = []
     for name in CHANGES:
-        own = [row for row in rows if row["change"] == name]
-        if own:
+        change_rows = [row for row in rows if row["change"] == name]
+        if change_rows:
             promised, true = (
-                statistics.median(row[key] for row in own) for key in ("promised", "true")
+                statistics.median(row[key] for row in change_rows) for key in ("promised", "true")
             )
-            error = statistics.mean(abs(row["promised"] - row["true"]) for row in own)
-            lines.append([name, len(own), _percent(promised), _percent(true), f"{error:.3f}"])
+            error = statistics.mean(abs(row["promised"] - row["true"]) for row in change_rows)
+            lines.append(
+                [name, len(change_rows), _percent(promised), _percent(true), f"{error:.3f}"]
+            )
     heads = ["change", "rounds", "promised", "came", "mean error of the log ratio"]
     return "\n\n".join([markdown_table(heads, lines), "\n".join(_sums(rows))])
 

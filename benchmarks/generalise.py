@@ -1,14 +1,14 @@
-"""The step model on sources that it has not seen: each left out of all that was made from rows.
+"""The step model on unseen sources: each is held out of everything that was derived from rows.
 
     python benchmarks/generalise.py DATA_DIR [--draws 5] [--jobs 1] [--only TEXT]
         [--json OUT] [--before JSON]
 
-A source is all tables of one repository or publication (``SOURCES``).  For each in turn, rates of
-operators come from the tables of the others alone, and steps of its machines are predicted from no
-row and from three random ones.  Beside ours stand a constant rate, ten terms and, with
-``--before``, what ``--json`` of another state of the code has stored.  The last lines are means
-over sources, each of which counts once.  Not left out: widths and allowances that stand in the
-package as numbers and were once chosen with some of these sources in view.
+A source is all tables of one repository or publication (``SOURCES``).  For each in turn, operator
+rates come only from the tables of the others, and steps of its machines are predicted from no row
+and from three random ones.  Baselines are a constant rate, ten terms and, with ``--before``, the
+``--json`` output of another state of the code.  The last lines are means over sources with equal
+weights.  Not held out: widths and allowances that are numbers in the package and were once chosen
+with some of these sources in view.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from forerun.calib.steps import TableSteps
 from forerun.calib.validation import score_folds, step_folds
 
 KNOWN = (0, 3)
-"""Rows of a machine that calibrate."""
+"""Numbers of a machine's rows used for calibration."""
 BASELINES = (ConstantRate.name, TenTerms.name)
 BEFORE = "before"
 Frames = list[pd.DataFrame]
@@ -51,7 +51,7 @@ class Source:
     steps: tuple[str, ...]
     """Tables of step times."""
     rates: tuple[str, ...] = ()
-    """Tables of operators that the shipped priors are made from."""
+    """Operator tables that the shipped priors are made from."""
 
 
 SOURCES = (
@@ -93,41 +93,41 @@ SOURCES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One source, calibrated on so many rows, by all models."""
+    """One source, calibrated on a number of rows, by all models."""
 
     data: Path
     place: int
-    """Of the source among all."""
+    """Index of the source."""
     num_known: int
     draws: int
 
     @property
     def source(self) -> Source:
-        """Which it is."""
+        """The source at ``place``."""
         return SOURCES[self.place]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What all models say of one source from so many known rows."""
+    """Predictions of all models for one source and number of known rows."""
 
     source: str
     num_known: int
     frames: Mapping[str, Frames]
-    """Scored rows of each fold, by model; equal folds in equal places."""
+    """Scored rows of each fold, by model, in equal order of folds."""
 
     @property
     def ours(self) -> Frames:
-        """Of the package's model."""
+        """Rows scored by the package's model."""
         return self.frames[TableSteps.name]
 
     @property
     def num_rows(self) -> int:
-        """Distinct rows that were scored."""
+        """Number of distinct scored rows."""
         return len({row.row_id + row.machine for one in self.ours for row in one["row"]})
 
     def mape_frac(self, model: str) -> float | None:
-        """Mean absolute error over rows of all draws; None where the model predicted none."""
+        """Return the mean absolute error over rows of all draws; None without predictions."""
         if model not in self.frames:
             return None
         errors = np.concatenate([[], *(one["error_frac"].abs() for one in self.frames[model])])
@@ -136,8 +136,8 @@ class Line:
     @property
     def coverage_frac(self) -> float | None:
         """Share of rows whose 90 % interval held, each row counted once."""
-        held = row_coverage(self.ours)
-        return float(np.mean([*held.values()])) if held else None
+        coverage = row_coverage(self.ours)
+        return float(np.mean([*coverage.values()])) if coverage else None
 
     @property
     def half_width_frac(self) -> float:
@@ -147,7 +147,7 @@ class Line:
 
 
 def main() -> int:
-    """Score all that is asked for and print the table."""
+    """Score the requested sources and print the table."""
     arguments = _arguments()
     before = json.loads(arguments.before.read_text(encoding="utf-8")) if arguments.before else {}
     tasks = [
@@ -175,7 +175,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def scored(tasks: Sequence[Task], num_jobs: int) -> Iterator[Line]:
-    """Each task's line, in their order."""
+    """Yield the line of each task, in order."""
     if num_jobs == 1:
         yield from map(_run, tasks)
         return
@@ -200,7 +200,7 @@ def _models(source: Source) -> tuple[StepModel, ...]:
 
 
 def stored(lines: Sequence[Line]) -> dict[str, Any]:
-    """Errors of the package's model, by source and number of known rows."""
+    """Return errors of the package's model, by source and number of known rows."""
     return {
         f"{line.source}, {line.num_known}": [
             dict(zip((row.row_id for row in one["row"]), one["error_frac"], strict=True))
@@ -211,13 +211,13 @@ def stored(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def with_before(line: Line, before: Mapping[str, Any]) -> Line:
-    """The line with the errors of another state of the code, where these are of the same folds."""
-    found = before.get(f"{line.source}, {line.num_known}")
-    if found is None or len(found) != len(line.ours):
+    """Add the errors of another state of the code, if these are of the same folds."""
+    previous = before.get(f"{line.source}, {line.num_known}")
+    if previous is None or len(previous) != len(line.ours):
         return line
     frames = [
         one.assign(error_frac=[errors.get(row.row_id, np.nan) for row in one["row"]])
-        for one, errors in zip(line.ours, found, strict=True)
+        for one, errors in zip(line.ours, previous, strict=True)
     ]
     return Line(
         source=line.source,
@@ -233,7 +233,7 @@ HEAD = (
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Markdown: a line for each source and number of known rows, then the means over sources."""
+    """Return a Markdown line for each source and number of known rows, then means over sources."""
     rows = [_cells(line) for line in lines]
     for known in KNOWN:
         these = [line for line in lines if line.num_known == known]
@@ -244,7 +244,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def _mean(lines: Sequence[Line], model: str) -> float | None:
-    """Over the sources that the model predicts; each counts once."""
+    """Return the mean over the sources that the model predicts, with equal weights."""
     errors = [error for line in lines if (error := line.mape_frac(model)) is not None]
     return float(np.mean(errors)) if errors else None
 
@@ -263,13 +263,13 @@ def _cells(line: Line) -> list[object]:
 
 
 def _difference(line: Line, others: Mapping[str, float]) -> str:
-    """Paired difference of the mean errors and its 90 % interval."""
+    """Return the paired difference of the mean errors and its 90 % interval."""
     best = min(others, key=lambda name: others[name], default=None)
-    found: Comparison | None = compare(line.ours, line.frames[best]) if best else None
-    if best is None or found is None:
+    comparison: Comparison | None = compare(line.ours, line.frames[best]) if best else None
+    if best is None or comparison is None:
         return "-"
-    ends = f"{100 * found.low_frac:+.1f} to {100 * found.high_frac:+.1f}"
-    return f"{100 * found.difference_frac:+.1f} ({ends})"
+    ends = f"{100 * comparison.low_frac:+.1f} to {100 * comparison.high_frac:+.1f}"
+    return f"{100 * comparison.difference_frac:+.1f} ({ends})"
 
 
 def _percent(value: float | None) -> str:

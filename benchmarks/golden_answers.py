@@ -1,12 +1,12 @@
-"""What every verb says of three recorded places, as JSON, and where it differs from what it said.
+"""Answers of every verb for three recorded directories, as JSON, compared with stored answers.
 
     python benchmarks/golden_answers.py [--write]
 
-The places are ``tests/golden/cpu_dp2``, the directory of a quick start
-(``tests/golden/quickstart.tar.gz``) and an imported table of published steps; each question is
-asked of a copy.  Without ``--write`` the answers are held against ``tests/golden/answers`` and
-each difference is a line: numbers may differ in the sixth digit, as processors do.  What only the
-clock or the machine says is masked.
+The directories are ``tests/golden/cpu_dp2``, that of a quick start
+(``tests/golden/quickstart.tar.gz``) and an imported table of published steps; each verb is run on a
+copy.  Without ``--write`` the answers are compared with ``tests/golden/answers`` and each
+difference is a line; numbers may differ in the sixth digit, as processors do.  Values that depend
+only on the clock or the machine are masked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWERS = GOLDEN / "answers"
 PUBLISHED = ROOT / "recipes" / "published"
 CLOSE_FRAC = 1e-6
 MASKED = re.compile(r"^(now_iso|now_unix_s|age_s|version)$")
-"""Keys whose values are of the clock or of the machine that answers."""
+"""Keys whose values depend on the clock or on the answering machine."""
 MACHINE = "H100 DGXC BF16"
 _LINE = (
     "torchrun --nproc-per-node 8 --nnodes 8 pretrain_gpt.py --bf16 --num-layers 32 --hidden-size "
@@ -65,26 +65,26 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    """Ask all, and write or compare; exit code 1 where an answer differs."""
+    """Run all verbs, and write or compare; return 1 if an answer differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="these are the answers from now on")
     is_written = parser.parse_args().write
     differences: list[str] = []
     with tempfile.TemporaryDirectory() as home:
-        laid_out(Path(home))
+        make_directories(Path(home))
         for name, words in QUESTIONS.items():
-            answer, file = asked(words, Path(home)), ANSWERS / f"{name}.json"
+            answer, file = run_verb(words, Path(home)), ANSWERS / f"{name}.json"
             if is_written:
                 ANSWERS.mkdir(exist_ok=True)
                 file.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
             else:
                 expected = json.loads(file.read_text(encoding="utf-8"))
-                differences += unlike(expected, answer, name)
+                differences += json_differences(expected, answer, name)
     print("\n".join(differences) or f"{len(QUESTIONS)} answers as they were")
     return 1 if differences else 0
 
 
-def laid_out(home: Path) -> None:
+def make_directories(home: Path) -> None:
     """Make the three directories under ``home``: ``cpu``, ``quick`` and ``table``."""
     shutil.copytree(GOLDEN / "cpu_dp2", home / "cpu")
     with tarfile.open(GOLDEN / "quickstart.tar.gz") as packed:
@@ -93,8 +93,8 @@ def laid_out(home: Path) -> None:
     _run(("import", "steps", str(table), "--out", "table"), home)
 
 
-def asked(words: tuple[str, ...], home: Path) -> Any:
-    """The JSON that a verb prints, masked, with its exit code."""
+def run_verb(words: tuple[str, ...], home: Path) -> Any:
+    """Return the JSON that a verb prints, masked, with its exit code."""
     place = words.index("--") if "--" in words else len(words)
     done = _run((*words[:place], "--json", *words[place:]), home)
     text = done.stdout.replace(str(home), "HOME").replace(str(ROOT), "ROOT")
@@ -108,20 +108,20 @@ def _run(words: tuple[str, ...], home: Path) -> subprocess.CompletedProcess[str]
 
 
 def masked(value: Any) -> Any:
-    """The same value without what the clock and the machine say."""
+    """Return the value without what depends on clock and machine."""
     if isinstance(value, dict):
         return {k: "masked" if MASKED.search(k) else masked(v) for k, v in value.items()}
     return [masked(one) for one in value] if isinstance(value, list) else value
 
 
-def unlike(expected: Any, answer: Any, where: str) -> Iterator[str]:
-    """A line for each place at which two JSON values differ."""
+def json_differences(expected: Any, answer: Any, where: str) -> Iterator[str]:
+    """Yield a line for each place at which two JSON values differ."""
     if isinstance(expected, dict) and isinstance(answer, dict):
         for key in sorted({*expected, *answer}):
-            yield from unlike(expected.get(key), answer.get(key), f"{where}.{key}")
+            yield from json_differences(expected.get(key), answer.get(key), f"{where}.{key}")
     elif isinstance(expected, list) and isinstance(answer, list) and len(expected) == len(answer):
         for place, pair in enumerate(zip(expected, answer, strict=True)):
-            yield from unlike(*pair, f"{where}[{place}]")
+            yield from json_differences(*pair, f"{where}[{place}]")
     elif isinstance(expected, float) and isinstance(answer, float | int):
         if not math.isclose(expected, answer, rel_tol=CLOSE_FRAC, abs_tol=1e-12):
             yield f"{where}: {expected} -> {answer}"

@@ -1,9 +1,9 @@
-"""What ``pip install`` of the wheel changes in an environment that has older packages.
+"""Changes by ``pip install`` of the wheel to an environment with older packages.
 
 ``installation.py WHEEL [--keep 'pyarrow<26']``: makes an environment with NumPy 1.26, pandas 1.5,
-protobuf 3.20 and an ``xgboost``, installs the base and then ``[analysis]``, and prints what
-``pip freeze`` says before and after, and the hash of the GPU library of that ``xgboost``.  Exits 1
-where something that was there has changed.  Needs the package registry.
+protobuf 3.20 and an ``xgboost``, installs the base and then ``[analysis]``, and prints the output
+of ``pip freeze`` before and after, and the hash of the GPU library of that ``xgboost``.  Exits with
+1 if an existing package has changed.  Needs the package registry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ XGBOOST = "xgboost==2.1.4"
 
 
 def main() -> int:
-    """Install, compare and print; 1 where something was replaced."""
+    """Install, compare and print; return 1 if something was replaced."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--keep", nargs="*", default=["pyarrow<26"], help="beside [analysis]")
@@ -61,7 +61,7 @@ def _freeze(python: Path) -> frozenset[str]:
     done = subprocess.run(
         [str(python), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
     )
-    # Of a wheel in a file pip says where it lies.
+    # For a wheel installed from a file, pip freeze appends its location.
     return frozenset(line.partition(" @ ")[0] for line in done.stdout.splitlines())
 
 

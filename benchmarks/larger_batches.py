@@ -1,11 +1,11 @@
-"""What one micro-batch size says of larger ones, operator by operator, against what they take.
+"""Growth of operator times with the micro-batch, predicted from one size and measured.
 
     python benchmarks/larger_batches.py --out DIR [--only-table]
 
 The recipe is calibrated with micro-batches of 2, 4 and 8, in turns of a few steps
-(``runs/turns.py``), so that all meet the same minutes.  Operators of 4 and 8 are predicted from the
-calibration of 2; growth is the time of an operator over its time at 2.  The optimizer, whose work
-does not grow, is left out.
+(``runs/interleaved.py``), so that all run within the same minutes.  Operators of 4 and 8 are
+predicted from the calibration of 2; growth is the time of an operator over its time at 2.  The
+optimizer, whose work does not grow, is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas as pd
 
 from forerun.benchmarks.gains import ENDLESS, Loop
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.runs.turns import taken_in_turns
+from forerun.benchmarks.runs.interleaved import interleaved_step_times
 from forerun.calib.fit import calibrate, measured_operators
 from forerun.calib.samples import SampleTable
 from forerun.calib.workload import OperatorKind
@@ -32,7 +32,7 @@ STEPS, TURNS = 40, 24
 
 
 def main() -> int:
-    """Run what is not there yet, then print the table."""
+    """Make the missing runs, then print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only-table", action="store_true")
@@ -53,11 +53,11 @@ def _calibrate(out: Path) -> None:
         )
         for size in SIZES
     }
-    taken_in_turns(commands, logs=out / "logs", num_turns=TURNS)
+    interleaved_step_times(commands, logs=out / "logs", num_turns=TURNS)
 
 
 def growths(tables: dict[int, SampleTable]) -> Iterator[dict[str, object]]:
-    """Predicted and measured growth of each operator, and its seconds in a step of the first."""
+    """Yield each operator's predicted and measured growth, and seconds per step of the smallest."""
     first = SIZES[0]
     measured = {size: measured_operators(tables[size]) for size in SIZES}
     calibration = calibrate(tables[first], device="cpu")
@@ -78,7 +78,7 @@ def growths(tables: dict[int, SampleTable]) -> Iterator[dict[str, object]]:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Markdown: a line for each operator, and all of them by time per sample."""
+    """Return Markdown: a line for each operator, and all of them by time per sample."""
     names = [name for name in rows.columns if name.startswith(("predicted", "measured"))]
     lines = [
         [row["operator"], *(f"{row[name]:.2f}" for name in names)] for _, row in rows.iterrows()

@@ -3,10 +3,10 @@
     python benchmarks/live_options.py CLONE [--jobs 2] [--only NAME ...]
 
 ``CLONE`` is an exported core_v0.16.1 with ``helpers_cpp`` built; its unmodified ``pretrain_gpt.py``
-trains a tiny model with ``--calibrate`` and one option.  What Megatron refuses, or a CPU cannot
-run, is listed with its last words.  Of the others the run has to end with an answer that names the
-option, and with alternatives wider by the factor of what is not modelled; the exit code is 1 where
-one does not.
+trains a tiny model with ``--calibrate`` and one option.  Options that Megatron refuses, or that a
+CPU cannot run, are listed with the last line of output.  Every other run has to end with an answer
+that names the option, and with intervals of alternatives widened by the factor for unmodelled
+options; the exit code is 1 if one does not.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pathlib import Path
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.megatron_matrix import MODEL
 from forerun.benchmarks.option_table import kind_of, samples_of
-from forerun.calib.arguments import ASIDE, LEFT_OUT_FACTOR, SPELLED
+from forerun.calib.arguments import ASIDE, SPELLED, UNMODELLED_FACTOR
 
 TIMEOUT_S = 240
 FLAGS = ("--calibrate", "--calibrate-device=cpu", "--calibrate-steps=6", "--calibrate-every=0")
 
 
 def main() -> int:
-    """Print what became of each option; 1 where an answer does not say so."""
+    """Print the outcome for each option; return 1 if an answer does not mention it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("clone", type=Path, metavar="CLONE")
     parser.add_argument("--jobs", type=int, default=2)
@@ -60,43 +60,43 @@ def main() -> int:
 
 
 def _outcome(clone: Path, home: Path, option: str, word: str) -> tuple[str, str]:
-    """What came of the launch, and what its answer says of the option."""
+    """Return the outcome of the launch, and what its answer says about the option."""
     place = home / option.lstrip("-")
     refusal = _launched(clone, place, [option, *([word] if word else [])])
     if refusal:
         return f"does not run: {refusal}", ""
-    return "ran", _said(place / "out", option)
+    return "ran", _check_answer(place / "out", option)
 
 
 def _launched(clone: Path, place: Path, more: list[str]) -> str:
-    """Train; the last words of a run that failed, else nothing."""
+    """Train; return the last output of a failed run, else ""."""
     place.mkdir(exist_ok=True)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     script = [str(clone.resolve() / "pretrain_gpt.py"), *MODEL, "--train-iters", "14"]
-    own = [*FLAGS, f"--calibrate-dir={place / 'out'}"]
+    forerun_options = [*FLAGS, f"--calibrate-dir={place / 'out'}"]
     env = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join([str(clone.resolve()), env.get("PYTHONPATH", "")])
     try:
         done = subprocess.run(
-            [*launcher, "--nproc-per-node=1", *script, *more, *own],
+            [*launcher, "--nproc-per-node=1", *script, *more, *forerun_options],
             **{"env": env, "cwd": place, "capture_output": True, "text": True},
             **{"timeout": TIMEOUT_S, "check": False},
         )
     except subprocess.TimeoutExpired:
         return "timed out"
-    if not done.returncode:  # some options end the program with a word and no error
+    if not done.returncode:  # some options end the program with a message and no error
         return "" if (place / "out").exists() else done.stdout.splitlines()[-1][-160:]
-    is_said = re.compile(r"Error:| error: ").search
-    named = next((line for line in done.stderr.splitlines() if is_said(line)), "")
+    find_error = re.compile(r"Error:| error: ").search
+    named = next((line for line in done.stderr.splitlines() if find_error(line)), "")
     return (named or done.stderr[-200:]).strip()[-160:]
 
 
-def _said(out: Path, option: str) -> str:
-    """Whether the run's answer names the option and is wider by it."""
+def _check_answer(out: Path, option: str) -> str:
+    """Return a problem unless the run's answer names the option and has wider intervals for it."""
     plain = option.lstrip("-").replace("-", "_")
     name = SPELLED.get(plain, (plain, None))[0]
     begin = time.monotonic()
-    while not (out / "report.md").exists():  # the companion ends after the launch
+    while not (out / "report.md").exists():  # the companion outlives the launch
         if time.monotonic() - begin > TIMEOUT_S:
             return "wrong: no answer"
         time.sleep(0.5)
@@ -109,7 +109,7 @@ def _said(out: Path, option: str) -> str:
     least = min(math.log(one["high_s"] / one["low_s"]) / 2 for one in others)
     if name in ASIDE:
         return "named"
-    return "named, wider" if least >= math.log(LEFT_OUT_FACTOR) else f"wrong: {least:.2f}"
+    return "named, wider" if least >= math.log(UNMODELLED_FACTOR) else f"wrong: {least:.2f}"
 
 
 if __name__ == "__main__":

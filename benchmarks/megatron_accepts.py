@@ -1,14 +1,14 @@
-"""Launch lines of random layouts, given to an unmodified Megatron-LM's own parser and checks.
+"""Launch lines of random layouts, checked by an unmodified Megatron-LM's own parser and validation.
 
     python benchmarks/megatron_accepts.py CLONE [--layouts 300] [--seed 0] [--out FILE]
 
-``CLONE`` is an exported core_v0.16.1.  A host's command (dense and of experts, in several styles)
-is read, a layout is drawn beside it, and the line that ``plan --show`` would print goes through
+``CLONE`` is an exported core_v0.16.1.  A host's command (dense or MoE, in several styles) is read,
+a random layout of its model is drawn, and the line that ``plan --show`` would print is passed to
 ``parse_args``, ``validate_args``, ``core_transformer_config_from_args``, the optimizer's and the
-buckets' configuration, the calculator of micro-batches and the groups of ranks.  Stood in: a GPU
-of Hopper's capability (``--calibrate-device cpu``'s), Transformer Engine's version (2.10), whose
-FusedAdam nobody asks for, and no process group.  What our own rules refuse is not counted among
-the layouts, but told, with how many of those Megatron would have taken.
+buckets' configuration, the micro-batch calculator and the groups of ranks.  Stubbed: a GPU of
+Hopper's capability (``--calibrate-device cpu``'s), Transformer Engine's version (2.10), whose
+FusedAdam is not used, and no process group.  Layouts that our own rules refuse are not counted, but
+reported, with the number of those that Megatron would have accepted.
 """
 
 from __future__ import annotations
@@ -101,17 +101,17 @@ HOSTS: Mapping[str, str] = {
         "--recompute-granularity selective --recompute-modules mla_up_proj moe_act layernorm"
     ),
 }
-"""Commands as users write them, each in a style of its own."""
+"""Commands as users write them, each in a different style."""
 _RANKS = {"gpt 175b": 128, "llama 70b": 64, "llama 8b under FSDP": 64, "mixtral 8x7b": 64}
 _NUMBERS_OF_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 _MODULES = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts")
-_NOT_SAID = frozenset({"device", "framework", "unmodelled"})
+_UNSTATED_FIELDS = frozenset({"device", "framework", "unmodelled"})
 _OFFLOADED = ("attn_norm", "qkv_linear", "core_attn", "mlp_norm", "expert_fc1", "moe_act")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """One layout with its line."""
+class DrawnLayout:
+    """One layout with its launch line."""
 
     host: str
     config: RunConfig
@@ -120,7 +120,7 @@ class Drawn:
 
 
 def main() -> int:
-    """Draw, ask and print; 1 where a line was not taken."""
+    """Draw, check and print; return 1 if a line was rejected."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("clone", type=Path, metavar="CLONE", help="exported core_v0.16.1")
     parser.add_argument("--layouts", type=int, default=300, help="to ask for (300)")
@@ -131,9 +131,9 @@ def main() -> int:
     reasons: Counter[str] = Counter()
     ours: Counter[str] = Counter()
     rows, too_strict = [], Counter[str]()
-    asked: Counter[str] = Counter()
+    checked: Counter[str] = Counter()
     for one in draws(random.Random(args.seed)):
-        if asked.total() == args.layouts:
+        if checked.total() == args.layouts:
             break
         why = megatron.refusal(one)
         if not why and not one.refused and (lost := _lost(one)):
@@ -143,12 +143,12 @@ def main() -> int:
             if not why:
                 too_strict.update(one.refused)
             continue
-        asked[one.host] += 1
+        checked[one.host] += 1
         reasons.update([why] if why else [])
         label = layout_label(one.config)
         rows.append({"host": one.host, "layout": label, "why": why, "line": one.line.command})
-    num = asked.total()
-    print(f"accepted {num - reasons.total()} of {num}: {dict(asked)}")
+    num = checked.total()
+    print(f"accepted {num - reasons.total()} of {num}: {dict(checked)}")
     for why, count in reasons.most_common():
         print(f"  {count} x {why}")
     print("refused by our own rules, and not asked for (of these taken by its checks alone):")
@@ -159,15 +159,15 @@ def main() -> int:
     return int(reasons.total() > 0)
 
 
-def draws(rng: random.Random) -> Iterator[Drawn]:
-    """Layouts that divide, without end, each host in turn."""
+def draws(rng: random.Random) -> Iterator[DrawnLayout]:
+    """Yield valid layouts without end, each host in turn."""
     running = {name: running_of(name) for name in HOSTS}
     while True:
         for name, (launch, config) in running.items():
             drawn = None
             while drawn is None:
                 drawn = _drawn(rng, config)
-            yield Drawn(
+            yield DrawnLayout(
                 host=name,
                 config=drawn,
                 line=launch_line(launch, config, drawn),
@@ -176,7 +176,7 @@ def draws(rng: random.Random) -> Iterator[Drawn]:
 
 
 def running_of(name: str) -> tuple[Launch, RunConfig]:
-    """A host's launch and layout, on nodes of 8 H100."""
+    """Return a host's launch and layout, on nodes of 8 H100."""
     num_ranks = _RANKS.get(name, 512)
     launcher = ("torchrun", "--nproc-per-node", "8", "--nnodes", str(num_ranks // 8))
     argv = ("pretrain_gpt.py", *HOSTS[name].split())
@@ -189,8 +189,12 @@ def running_of(name: str) -> tuple[Launch, RunConfig]:
 
 
 def _drawn(rng: random.Random, running: RunConfig) -> RunConfig | None:
-    """A layout of the same model; None where it does not divide."""
-    model, own, num_ranks = running.model, running.parallelism, rng.choice(_NUMBERS_OF_RANKS)
+    """Return a layout of the same model; None if it does not divide."""
+    model, running_parallelism, num_ranks = (
+        running.model,
+        running.parallelism,
+        rng.choice(_NUMBERS_OF_RANKS),
+    )
     tp, cp, pp = rng.choice((1, 2, 4, 8)), rng.choice((1, 1, 1, 2, 4)), rng.choice((1, 2, 4, 8, 16))
     dp, rest = divmod(num_ranks, tp * cp * pp)
     ep = rng.choice([1, 2, 4, 8, 16, 32, 64]) if model.experts else 1
@@ -204,7 +208,7 @@ def _drawn(rng: random.Random, running: RunConfig) -> RunConfig | None:
     overlaps = is_on and rng.random() < 0.6
     try:
         parallelism = dataclasses.replace(
-            own, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, vp=vp,
+            running_parallelism, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, vp=vp,
             etp=rng.choice([0, 1]) if model.experts and tp > 1 else 0,
             chunk_layers=_chunks(rng, model.num_layers, pp, vp),
             microbatch_group_size=0,
@@ -215,7 +219,7 @@ def _drawn(rng: random.Random, running: RunConfig) -> RunConfig | None:
             num_optimizer_instances=rng.choice([1, 1, 2]) if is_on else 1,
             overlaps_grad_reduce=overlaps or rng.random() < 0.3,
             overlaps_param_gather=overlaps,
-            overlaps_tp=own.overlaps_tp and rng.random() < 0.5,
+            overlaps_tp=running_parallelism.overlaps_tp and rng.random() < 0.5,
             overlaps_p2p=pp == 2 or rng.random() < 0.8 if vp > 1 else True,
         )  # fmt: skip
         return _varied(rng, dataclasses.replace(
@@ -230,7 +234,7 @@ def _drawn(rng: random.Random, running: RunConfig) -> RunConfig | None:
 
 
 def _chunks(rng: random.Random, num_layers: int, pp: int, vp: int) -> tuple[int, ...]:
-    """Layers of each chunk: even where they divide, mostly; else uneven at random."""
+    """Return layers of each chunk: mostly even if they divide, else uneven at random."""
     if num_layers % (pp * vp) == 0 and rng.random() < 0.7:
         return ()
     if vp == 1 and rng.random() < 0.5:
@@ -242,7 +246,7 @@ def _chunks(rng: random.Random, num_layers: int, pp: int, vp: int) -> tuple[int,
 
 
 def _varied(rng: random.Random, config: RunConfig) -> RunConfig:
-    """With a recompute variant, offload and, of experts, another overlap."""
+    """Vary recompute, offload and, with experts, overlap."""
     changes: dict[str, Any] = {"recompute": (recompute := rng.choice(list(Recompute)))}
     if recompute is Recompute.FULL:
         changes["recompute_num_layers"] = rng.choice([0, 1, 2])
@@ -263,23 +267,23 @@ def _varied(rng: random.Random, config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, **changes)
 
 
-class Asked:
-    """An imported Megatron-LM; what it writes to standard output is dropped."""
+class MegatronParser:
+    """An imported Megatron-LM; its output to standard output is dropped."""
 
     def __init__(self, arguments: types.ModuleType) -> None:
         self._arguments = arguments
 
-    def refusal(self, one: Drawn) -> str:
-        """Its own words where it does not take the line; empty where it does."""
+    def refusal(self, one: DrawnLayout) -> str:
+        """Return its error message if it rejects the line; empty if it accepts."""
         environ = {"WORLD_SIZE": str(one.config.parallelism.num_ranks), "RANK": "1"}
         _set_environment({**environ, **one.line.environment})
         words = [word.text for phrase in one.line.program for word in phrase.words]
-        said = io.StringIO()
+        output = io.StringIO()
         try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                 self._ask(words)
         except (SystemExit, Exception) as err:
-            last = [line for line in said.getvalue().splitlines() if "error:" in line]
+            last = [line for line in output.getvalue().splitlines() if "error:" in line]
             text = str(err) if not isinstance(err, SystemExit) else " ".join(last[-1:])
             return f"{type(err).__name__}: {' '.join(text.split())[:200]}"
         return ""
@@ -306,7 +310,7 @@ class Asked:
 
 
 def _check_optimizer(args: Any) -> None:
-    """``OptimizerConfig``'s rules but for FusedAdam, which is Transformer Engine's."""
+    """Check ``OptimizerConfig``'s rules except for FusedAdam, which is Transformer Engine's."""
     from megatron.core.optimizer import OptimizerConfig
 
     names = {field.name for field in dataclasses.fields(OptimizerConfig)}
@@ -319,7 +323,7 @@ def _check_optimizer(args: Any) -> None:
 
 
 def _check_groups(args: Any) -> None:
-    """The ranks of every kind of group, by Megatron's own generators."""
+    """Make the ranks of every kind of group, by Megatron's own generators."""
     from megatron.core.parallel_state import RankGenerator
 
     tp, pp, ep = args.tensor_model_parallel_size, args.pipeline_model_parallel_size, 1
@@ -338,19 +342,20 @@ def _check_groups(args: Any) -> None:
         raise RuntimeError("several instances need the distributed optimizer")
 
 
-def _lost(one: Drawn) -> list[str]:
-    """Fields of the layout that its line does not say: it is read as any command would be."""
+def _lost(one: DrawnLayout) -> list[str]:
+    """Return fields of the layout that are lost when its line is read like any command."""
     words = [word.text for phrase in (*one.line.start, *one.line.program) for word in phrase.words]
-    found = config_from_command(words).config
-    # Megatron pads the vocabulary to 128 x tp; a layout beside the running one keeps its padding.
-    model = dataclasses.replace(found.model, vocab_size=one.config.model.vocab_size)
-    found = dataclasses.replace(found, model=model)
-    fields = {field.name for field in dataclasses.fields(RunConfig)} - _NOT_SAID
+    parsed = config_from_command(words).config
+    # Megatron pads the vocabulary to 128 x tp; an alternative to the running layout keeps its
+    # padding.
+    model = dataclasses.replace(parsed.model, vocab_size=one.config.model.vocab_size)
+    parsed = dataclasses.replace(parsed, model=model)
+    fields = {field.name for field in dataclasses.fields(RunConfig)} - _UNSTATED_FIELDS
     if one.config.optimizer_offload_frac:
-        fields -= {"optimizer_state_nbytes"}  # it needs the optimizer of exact states
+        fields -= {"optimizer_state_nbytes"}  # needs the optimizer of exact states
     if one.config.parallelism.shards_weights and not one.config.parallelism.regathers_weights:
-        fields -= {"fuses_gradient_accumulation"}  # PyTorch's FSDP2 takes none
-    return sorted(n for n in fields if getattr(found, n) != getattr(one.config, n))
+        fields -= {"fuses_gradient_accumulation"}  # PyTorch's FSDP2 supports none
+    return sorted(n for n in fields if getattr(parsed, n) != getattr(one.config, n))
 
 
 def _set_environment(values: Mapping[str, str]) -> None:
@@ -359,8 +364,8 @@ def _set_environment(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
-def _megatron(clone: Path) -> Asked:
-    """The clone's argument module, with what is not on this machine stood in."""
+def _megatron(clone: Path) -> MegatronParser:
+    """Import the clone's argument module, with stubs for what this machine lacks."""
     sys.path.insert(0, str(clone))
     warnings.simplefilter("ignore")
     from forerun.recipes.stand_in_cuda.install import install
@@ -371,7 +376,7 @@ def _megatron(clone: Path) -> Asked:
 
     utils = __import__("megatron.core.utils", fromlist=["_te_version"])
     utils._te_version = Version("2.10.0")
-    return Asked(__import__("megatron.training.arguments", fromlist=["parse_args"]))
+    return MegatronParser(__import__("megatron.training.arguments", fromlist=["parse_args"]))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
         [--python core_v0.19.0=/path/to/python ...] [--out FILE]
 
 ``CLONES`` has one folder per version (an exported tag is enough; build ``helpers_cpp`` in it).  A
-cell trains three times: bare, calibrated with a stop after iteration 20, and on from the
-checkpoint.  ``megatron_probe.py`` looks from inside; none of its figures comes from Forerun.
+cell trains three times: bare, calibrated with a stop after iteration 20, and resumed from the
+checkpoint.  ``megatron_probe.py`` observes from inside; none of its figures come from Forerun.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROBE = Path(__file__).parent / "runs" / "megatron_probe.py"
 ITERS, STOP_AT, WINDOW, WARMUP = 20, 16, 8, 3
 TIMEOUT_S = 300
 ELSEWHERE = {"class methods", "gc callbacks"}
-"""Of what the probe looks at, all that may ever change: nothing on the model or its settings."""
+"""The only probed state that may ever change: nothing on the model or its settings."""
 MODEL = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
     "--max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 8 "
@@ -75,13 +75,13 @@ _KINDS = (
     ("send", ("send",), 0),
     ("recv", ("recv",), 0),
 )
-"""Collective, parts of a method's name, and which argument is the payload (None: the larger)."""
+"""Collective, parts of a method's name, and index of the payload argument (None: the larger)."""
 Ranks = dict[int, dict[str, Any]]
 
 
 @dataclass(slots=True, kw_only=True)
 class Cell:
-    """One version with one layout: per check ``ok`` or the reason why not."""
+    """One version with one layout: per check ``ok`` or the reason of its failure."""
 
     version: str
     layout: str
@@ -91,13 +91,13 @@ class Cell:
 
     @property
     def is_green(self) -> bool:
-        """True where every check holds."""
+        """True if every check holds."""
         return all(self.results.get(check) == "ok" for check in CHECKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a version lies, what runs it, and where a cell may write."""
+    """Path and interpreter of a version, and the folder a cell may write to."""
 
     clone: Path
     python: str
@@ -105,21 +105,21 @@ class Site:
 
 
 class Failed(Exception):
-    """A training process that did not end well."""
+    """A training process failed."""
 
 
 def _first_error(log: str) -> str:
-    """The first error that a process printed, and where it was raised."""
-    found = re.search(r"^(?:\[rank\d+\]: *)?(\w*(?:Error|Exception).*)$", log, re.MULTILINE)
-    if found is None:
+    """Return the first error that a process printed, and where it was raised."""
+    match = re.search(r"^(?:\[rank\d+\]: *)?(\w*(?:Error|Exception).*)$", log, re.MULTILINE)
+    if match is None:
         return "no message"
-    frames = re.findall(r'File "([^"]+)", line (\d+), in', log[: found.start()])
+    frames = re.findall(r'File "([^"]+)", line (\d+), in', log[: match.start()])
     where = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
-    return found[1][:160] + where
+    return match[1][:160] + where
 
 
 def train(site: Site, name: str, layout: str, *options: str, **environ: str) -> tuple[Ranks, str]:
-    """Run ``pretrain_gpt.py``; what the probe wrote by rank, and the log."""
+    """Run ``pretrain_gpt.py``; return the probe's output by rank, and the log."""
     seen = site.work / name
     seen.mkdir(parents=True)
     num_ranks, arguments = LAYOUTS[layout]
@@ -153,7 +153,7 @@ def train(site: Site, name: str, layout: str, *options: str, **environ: str) -> 
 
 
 def same_numbers(left: Ranks, right: Ranks, steps: Iterable[int]) -> str:
-    """Are the bits of losses and gradient norms of these steps the same on all ranks?"""
+    """Check that losses and gradient norms of these steps are bit-identical on all ranks."""
     count = 0
     for rank, file in left.items():
         for step in steps:
@@ -167,7 +167,7 @@ def same_numbers(left: Ranks, right: Ranks, steps: Iterable[int]) -> str:
 
 
 def counted(calls: dict[str, int]) -> Counter[tuple[Any, ...]]:
-    """The probe's counts as (collective, group, ranks, bytes); groups of one rank count too."""
+    """Return the probe's counts as (collective, group, ranks, bytes), with groups of one rank."""
     out: Counter[tuple[Any, ...]] = Counter()
     for text, count in calls.items():
         method, group, ranks, sizes, *_ = text.split(" | ")
@@ -184,7 +184,7 @@ def counted(calls: dict[str, int]) -> Counter[tuple[Any, ...]]:
 
 
 def recorded(run: RunRecords, rank: int, step: int) -> Counter[tuple[Any, ...]]:
-    """Forerun's records of one hooked step in the same form."""
+    """Return Forerun's records of one hooked step in the form of ``counted``."""
     rows = [
         row for row in run.records[rank] if isinstance(row, CollectiveRecord) and row.step == step
     ]
@@ -200,15 +200,15 @@ def recorded(run: RunRecords, rank: int, step: int) -> Counter[tuple[Any, ...]]:
 
 
 def same_collectives(cell: Cell, bare: Ranks, run: RunRecords) -> str:
-    """Does every hooked step have the calls that the probe counted in the bare run?"""
+    """Check that every hooked step has the calls that the probe counted in the bare run."""
     num_calls = num_steps = 0
     for rank, records in run.records.items():
         hooked = [r.step for r in records if isinstance(r, StepRecord) and r.is_hooked]
         for step in hooked:
             truth = counted(bare[rank]["steps"][str(step)]["calls"])
-            found = recorded(run, rank, step)
-            if found != truth:
-                more, less = dict(found - truth), dict(truth - found)
+            observed = recorded(run, rank, step)
+            if observed != truth:
+                more, less = dict(observed - truth), dict(truth - observed)
                 return f"rank {rank}, iteration {step}: recorded too many {more}, too few {less}"
             num_calls += sum(truth.values())
             num_steps += 1
@@ -218,7 +218,7 @@ def same_collectives(cell: Cell, bare: Ranks, run: RunRecords) -> str:
 
 
 def hooks_gone(cell: Cell, bare: Ranks, calibrated: Ranks) -> str:
-    """Is after the window everything as in the bare run, and were there hooks to be seen in it?"""
+    """Check that after the window all is as in the bare run, and that hooks were seen within it."""
     most = 0
     for rank, file in calibrated.items():
         for step in range(STOP_AT):
@@ -242,7 +242,7 @@ def _state(file: dict[str, Any], step: int) -> dict[str, Any]:
 
 
 def stopped(calibrated: Ranks, log: str, checkpoint: Path) -> str:
-    """Did all ranks end after the same iteration, with a checkpoint of it?"""
+    """Check that all ranks ended after the same iteration, with a checkpoint of it."""
     last = {rank: max(map(int, file["steps"])) + 1 for rank, file in calibrated.items()}
     if set(last.values()) != {STOP_AT}:
         return f"ranks ended after iterations {last}, not {STOP_AT}"
@@ -256,7 +256,7 @@ def stopped(calibrated: Ranks, log: str, checkpoint: Path) -> str:
 
 
 def run_cell(version: str, layout: str, site: Site) -> Cell:
-    """Three training runs and what they show."""
+    """Run the three trainings and compare."""
     cell = Cell(version=version, layout=layout)
     begin_s = time.monotonic()
     (site.work / "site").mkdir(parents=True)
@@ -273,11 +273,11 @@ def run_cell(version: str, layout: str, site: Site) -> Cell:
 def _check(cell: Cell, site: Site) -> None:
     layout, results = cell.layout, cell.results
     records, checkpoint = site.work / "records", site.work / "checkpoint"
-    own = ("--calibrate", "--calibrate-device=cpu", "--calibrate-wandb=off")
-    own = (*own, f"--calibrate-steps={WINDOW}")
+    forerun_options = ("--calibrate", "--calibrate-device=cpu", "--calibrate-wandb=off")
+    forerun_options = (*forerun_options, f"--calibrate-steps={WINDOW}")
     bare, _ = train(site, "bare", layout, FORERUN_DEVICE="cpu", MATRIX_COUNT="1")
     calibrated, log = train(
-        site, "calibrated", layout, *own, f"--calibrate-dir={records}",
+        site, "calibrated", layout, *forerun_options, f"--calibrate-dir={records}",
         "--save", str(checkpoint), "--save-interval", "1000", MATRIX_STOP_AT=str(STOP_AT),
     )  # fmt: skip
     results["losses"] = same_numbers(calibrated, bare, range(STOP_AT))
@@ -290,15 +290,17 @@ def _check(cell: Cell, site: Site) -> None:
     cell.figures["missing"] = sorted(
         set(re.findall(r"\[forerun\] no patch at (\S+), which is missing", log))
     )
-    results["resume"] = _resume(site, layout, bare, checkpoint, own)
+    results["resume"] = _resume(site, layout, bare, checkpoint, forerun_options)
 
 
-def _resume(site: Site, layout: str, bare: Ranks, checkpoint: Path, own: tuple[str, ...]) -> str:
-    """Does training go on from the checkpoint as the run that never stopped went on?"""
+def _resume(
+    site: Site, layout: str, bare: Ranks, checkpoint: Path, forerun_options: tuple[str, ...]
+) -> str:
+    """Check that training resumes from the checkpoint as the uninterrupted run went on."""
     load = ("--load", str(checkpoint))
     directory = f"--calibrate-dir={site.work / 'resumed-records'}"
     try:
-        resumed, _ = train(site, "resumed", layout, *own, directory, *load)
+        resumed, _ = train(site, "resumed", layout, *forerun_options, directory, *load)
     except Failed as err:
         try:
             train(site, "resumed-bare", layout, *load, FORERUN_DEVICE="cpu")
@@ -309,7 +311,7 @@ def _resume(site: Site, layout: str, bare: Ranks, checkpoint: Path, own: tuple[s
 
 
 def table(cells: list[Cell]) -> str:
-    """The matrix as Markdown, and a line for everything that is not green."""
+    """Return the matrix as Markdown, and a line for every failed check."""
     layouts = list(dict.fromkeys(cell.layout for cell in cells))
     by_place = {(cell.version, cell.layout): cell for cell in cells}
     lines = [markdown_head(["version", *layouts])]
@@ -324,11 +326,14 @@ def table(cells: list[Cell]) -> str:
 
 
 def seam_table(cells: list[Cell]) -> str:
-    """Which of Megatron's names lead to the hooks, as the probe found them in each version."""
+    """Return Megatron's names that lead to the hooks, as the probe found them in each version."""
     seams = {cell.version: cell.figures.get("seams", []) for cell in cells if cell.figures}
-    names = sorted({name for found in seams.values() for name in found})
+    names = sorted({name for version_seams in seams.values() for name in version_seams})
     rows = [
-        [f"`{name}`", *("yes" if name in found else "not there" for found in seams.values())]
+        [
+            f"`{name}`",
+            *("yes" if name in version_seams else "not there" for version_seams in seams.values()),
+        ]
         for name in names
     ]
     return markdown_table(["replaced in", *seams], rows)
@@ -342,7 +347,7 @@ def _mark(cell: Cell | None) -> str:
 
 
 def main() -> None:
-    """Run the cells, print as they come, keep all figures."""
+    """Run the cells, print results as they come, store all figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clones", type=Path)
     parser.add_argument("--versions", nargs="+")
@@ -351,10 +356,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", type=Path, help="keep logs, records and checkpoints here")
     args = parser.parse_args()
-    found = sorted(path.parent.name for path in args.clones.glob("*/pretrain_gpt.py"))
+    clone_names = sorted(path.parent.name for path in args.clones.glob("*/pretrain_gpt.py"))
     python_of = dict(pair.split("=", 1) for pair in args.python)
     cells = []
-    for version in args.versions or found:
+    for version in args.versions or clone_names:
         for layout in args.layouts:
             with tempfile.TemporaryDirectory() as scratch:
                 work = (args.work or Path(scratch)).resolve() / version / layout

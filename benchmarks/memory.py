@@ -1,12 +1,13 @@
-"""Predicted against measured peak memory, and how fast layouts are evaluated.
+"""Predicted against measured peak memory, and the rate at which layouts are evaluated.
 
     python benchmarks/memory.py DATA_FOLDER [--repetitions 5]
 
-Every table that publishes peaks, each held against what its source measures: allocated bytes
-(SimuMax, Megatron-Bridge's cards), bytes reserved by the allocator (torchtitan), or those of the
-device in use (Sailor).  Nothing is fitted, but the last figure of a table takes an offset from the
-first row, as a calibrated run does.  Then every published peak, run that ran out and run that ended
-well, against the probability with which its layout was called fitting.
+Every table that publishes peaks, each compared with the quantity that its source measures:
+allocated bytes (SimuMax, Megatron-Bridge's cards), bytes reserved by the allocator (torchtitan), or
+bytes in use on the device (Sailor).  Nothing is fitted, except that the last figure of a table
+takes an offset from the first row, as a calibrated run does.  Then every published peak,
+out-of-memory run and successful run is compared with the predicted probability that its layout
+fits.
 """
 
 from __future__ import annotations
@@ -41,59 +42,58 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--repetitions", type=int, default=5)
     arguments = parser.parse_args()
-    rows, left = memory_rows(arguments.data)
-    for table, found in by_table([row for row in rows if row.peak_nbytes]):
-        score_peaks(table, found)
-    score_fits(rows, left)
+    rows, skip_counts = memory_rows(arguments.data)
+    for table, table_rows in by_table([row for row in rows if row.peak_nbytes]):
+        score_peaks(table, table_rows)
+    score_fits(rows, skip_counts)
     speed(arguments.repetitions)
 
 
 def score_peaks(table: str, rows: Sequence[MemoryRow]) -> None:
     """Print one row for each measured peak of a table, and the mean and worst error."""
     print(f"\n{table}: {rows[0].peak.value}\n\n{markdown_head(HEADER)}")
-    told = np.array([getattr(memory(row.config), row.peak.value) for row in rows])
+    predicted_nbytes = np.array([getattr(memory(row.config), row.peak.value) for row in rows])
     measured = np.array([row.peak_nbytes for row in rows], dtype=float)
-    for row, predicted, peak in zip(rows, told, measured, strict=True):
+    for row, predicted, peak in zip(rows, predicted_nbytes, measured, strict=True):
         par = row.config.parallelism
         name = f"{row.name} TP{par.tp} PP{par.pp} CP{par.cp} EP{par.ep} DP{par.dp} "
         name += f"mbs{row.config.batch.micro_batch_size} m{row.config.num_microbatches}"
         error = f"{100 * (predicted / peak - 1):+.2f}"
         print(markdown_row([name, f"{predicted / GIB:.2f}", f"{peak / GIB:.2f}", error]))
-    print_errors("no row", told / measured - 1)
-    offset = measured[0] - told[0]
-    print_errors("offset of the first row", (told + offset)[1:] / measured[1:] - 1)
+    print_errors("no row", predicted_nbytes / measured - 1)
+    offset = measured[0] - predicted_nbytes[0]
+    print_errors("offset of the first row", (predicted_nbytes + offset)[1:] / measured[1:] - 1)
 
 
-def score_fits(rows: Sequence[MemoryRow], left: Mapping[str, int]) -> None:
-    """Print, by table and by what is sharded, what was called fitting or refused against what ran;
-    reasons for the rest.
+def score_fits(rows: Sequence[MemoryRow], skip_counts: Mapping[str, int]) -> None:
+    """Print predictions of fit against outcomes, by table and sharding, and reasons for skips.
 
-    Bars: of what is called fitting at 90 % at most 2 % ran out, of what ran at most 5 % was
-    refused.
+    Bars: of layouts predicted to fit at 90 %, at most 2 % ran out of memory; of layouts that ran,
+    at most 5 % were refused.
     """
     print(f"\nwhat fits\n\n{markdown_head(FIT_HEADER)}")
     parts = [*by_table(rows), ("all", rows)]
     for sharding in Sharding:
         alike = [row for row in rows if row.config.parallelism.sharded is sharding]
         parts.append((f"of these sharded: {sharding.value}", alike))
-    for table, found in parts:
-        if found:
-            print(markdown_row([table, *_fit_cells(found)]))
+    for table, table_rows in parts:
+        if table_rows:
+            print(markdown_row([table, *_fit_cells(table_rows)]))
     print("\nleft out:")
-    for reason, number in left.items():
+    for reason, number in skip_counts.items():
         print(f"- {number} {reason}")
 
 
 def _fit_cells(rows: Sequence[MemoryRow]) -> list[str]:
     estimates = [memory(row.config) for row in rows]
     capacities = [int(row.capacity_nbytes) for row in rows]
-    said = [verdict(*pair) for pair in zip(estimates, capacities, strict=True)]
+    verdicts = [verdict(*pair) for pair in zip(estimates, capacities, strict=True)]
     chance = np.array(
         [fit_probability(*pair) for pair in zip(estimates, capacities, strict=True)], dtype=float
     )
     ran = np.array([row.ran for row in rows])
-    is_fit = np.array([one is Verdict.FITS for one in said])
-    is_refused = np.array([one is Verdict.DOES_NOT_FIT for one in said])
+    is_fit = np.array([one is Verdict.FITS for one in verdicts])
+    is_refused = np.array([one is Verdict.DOES_NOT_FIT for one in verdicts])
     errors = [
         row.error_frac(one) for one, row in zip(estimates, rows, strict=True) if row.peak_nbytes
     ]
@@ -116,7 +116,7 @@ def print_errors(name: str, errors: NDArray[np.float64]) -> None:
 
 
 def speed(repetitions: int) -> None:
-    """Print layouts per second of ``peaks_nbytes`` on one model, all that split 1,024 ranks."""
+    """Print layouts per second of ``peaks_nbytes`` on one model, over all splits of 1,024 ranks."""
     base = RunConfig(
         model=public_shape("Llama 3 70B", seq_length=8192),
         parallelism=Parallelism(is_optimizer_distributed=True),
@@ -144,7 +144,7 @@ _DEGREES = ((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 5), (1, 2, 4, 8), (1, 2, 4, 8
 def _layout(
     base: RunConfig, tp: int, pp: int, vp: int, cp: int, micro: int, recompute: Recompute
 ) -> RunConfig | None:
-    """None where it cannot run."""
+    """Return the layout; None if it cannot run."""
     degrees = {"tp": tp, "pp": pp, "vp": vp, "cp": cp, "dp": 1024 // (tp * pp * cp)}
     try:
         par = replace(base.parallelism, **degrees, is_sequence_parallel=tp > 1)

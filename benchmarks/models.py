@@ -3,9 +3,9 @@
     python benchmarks/models.py TABLE... [--seeds 5] [--no-baselines] [--json OUT] [--markdown OUT]
 
 TABLE are CSV files that ``forerun validate`` reads, of operators or of collectives.  Operators are
-held against the recipe of Zhang et al. (arXiv:2509.22832) and one constant efficiency per operator,
-collectives against one latency and bandwidth per group.  ``--markdown`` writes between the two
-marks in the file, at its end where it has none; the rest of the file stays.
+compared with the recipe of Zhang et al. (arXiv:2509.22832) and one constant efficiency per
+operator, collectives with one latency and bandwidth per group.  ``--markdown`` writes between the
+two markers in the file, or at its end if it has none; the rest of the file is unchanged.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.baselines.operators import (
     ConstantEfficiency,
+    ForerunModels,
     Method,
-    OwnModels,
     PaperRecipe,
     with_prior,
 )
@@ -109,17 +109,17 @@ def _arguments() -> argparse.Namespace:
 def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int], is_alone: bool) -> OperatorScores:
     kinds = {kind.value for kind in OperatorKind if kind.is_linear}
     linear = frame[frame["kind"].isin(kinds)]
-    methods = {**({} if is_alone else BASELINES), OURS: OwnModels()}
-    found = []
+    methods = {**({} if is_alone else BASELINES), OURS: ForerunModels()}
+    tables = []
     for method, fit in methods.items():
         is_slow = method == PAPER and PAPER_TABLE not in name
-        found.append(figures(frame, {method: fit}, seeds[:1] if is_slow else seeds))
+        tables.append(figures(frame, {method: fit}, seeds[:1] if is_slow else seeds))
     if len(linear):
         informed = {PRIOR: with_prior(without=name)}
-        found.append(figures(linear, informed, seeds, protocols=["few_8", "few_24"]))
+        tables.append(figures(linear, informed, seeds, protocols=["few_8", "few_24"]))
     return OperatorScores(
         table=name,
-        figures=joined(found),
+        figures=joined(tables),
         linears=frozenset(linear["group"]),
         floors=noise_floors(frame)["mean_frac"].to_dict(),
     )
@@ -152,8 +152,8 @@ def _json(operators: Sequence[OperatorScores], collectives: Sequence[pd.DataFram
         "operators": joined([o.figures.assign(table=o.table) for o in operators]),
         "collectives": joined(collectives),
     }
-    found = {name: json.loads(frame.to_json(orient="records")) for name, frame in rows.items()}
-    return json.dumps({"schema": 1, **found}, indent=1) + "\n"
+    tables = {name: json.loads(frame.to_json(orient="records")) for name, frame in rows.items()}
+    return json.dumps({"schema": 1, **tables}, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""One known step: every ordered pair of layouts of one machine, one calibrates and one is scored.
+"""One known step: for every ordered pair of layouts of one machine, one calibrates, one is scored.
 
     python benchmarks/one_row.py DATA_DIR [--only TEXT] [--most-folds 60] [--json OUT]
 
-What a run has after its first window, on published rows and through the model that answers
-``forerun predict``.  Folds are the known rows; of a large set the first ``--most-folds`` are run.
+This is the state of a run after its first window, on published rows and through the model behind
+``forerun predict``.  Folds are the known rows; for a large set only the first ``--most-folds`` are
+run.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.published.readers import model_over, steps_of
-from forerun.calib.validation import Fold, joined, machines, score_folds, step_results
+from forerun.calib.validation import Fold, concat_scored, machines, score_folds, step_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneRowSet:
-    """A published set and what the validated model of 2026-11-21 reached on it."""
+    """A published set and the score of the validated model of 2026-11-21 on it."""
 
     title: str
     table: str
@@ -79,16 +80,16 @@ def main() -> None:
     parser.add_argument("--most-folds", type=int, default=60, help="known rows of a set (60)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="all figures")
     arguments = parser.parse_args()
-    found = []
+    results = []
     with threadpool_limits(1):
         for one in SETS:
             if not arguments.only or arguments.only.lower() in one.title.lower():
-                found.append(_scored(one, arguments))
-                print(f"{one.title}: {found[-1]['n']} pairs", flush=True)
-    print(_table(found))
+                results.append(_scored(one, arguments))
+                print(f"{one.title}: {results[-1]['n']} pairs", flush=True)
+    print(_table(results))
     if arguments.json:
-        told = {"schema": 1, "results": found}
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        output = {"schema": 1, "results": results}
+        arguments.json.write_text(json.dumps(output, indent=1) + "\n", encoding="utf-8")
 
 
 def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
         if len(places) > 1
     ]
     model = model_over(arguments.data, one.operators)
-    scored = joined(score_folds(rows, islice(folds, arguments.most_folds), model.fit))
+    scored = concat_scored(score_folds(rows, islice(folds, arguments.most_folds), model.fit))
     whole = step_results(scored, one.table)[0]
     return {
         "title": one.title,
@@ -114,7 +115,7 @@ def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _table(found: list[dict[str, Any]]) -> str:
+def _table(results: list[dict[str, Any]]) -> str:
     names = ("mape_frac", "median_ape_frac", "coverage_frac", "half_width_frac")
     rows = [
         [
@@ -124,7 +125,7 @@ def _table(found: list[dict[str, Any]]) -> str:
             f"{100 * one['before_frac']:.1f}",
             f"{100 * one['before_coverage_frac']:.0f}",
         ]
-        for one in found
+        for one in results
     ]
     head = ["set", "pairs", "error", "median", "covers", "half-width", "before", "covered"]
     return markdown_table(head, rows)

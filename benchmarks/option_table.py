@@ -1,12 +1,12 @@
-"""What the table of options says of Megatron-LM checkouts: modelled, without effect, not modelled.
+"""Coverage of Megatron-LM checkouts by the option table: modelled, no effect, not modelled.
 
     python benchmarks/option_table.py CLONE [CLONE ...]
 
 Each checkout's own parser is built and read, on a CPU; options that the table does not know are
-listed, and the exit code is 1 where there are any.  Then the launch lines of ``pretrain_gpt.py`` in
-its functional tests and in its examples' scripts are asked for a number: on the ranks that the
-recipes of the tests give (``tests/test_utils/recipes``), on eight where nothing says them; why some
-have none stands below.  Checkouts of 0.19 and later want Python 3.12 or typing_extensions.
+listed, and the exit code is 1 if there are any.  Then the launch lines of ``pretrain_gpt.py`` in
+its functional tests and in its examples' scripts are predicted, on the ranks given by the recipes
+of the tests (``tests/test_utils/recipes``), or on eight if not stated; reasons for lines without a
+prediction are printed below.  Checkouts of 0.19 and later need Python 3.12 or typing_extensions.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from forerun.benchmarks.markdown_text import markdown_table
 from forerun.calib.arguments import (
     ASIDE,
     DERIVED,
-    LEFT_OUT,
     MODELLED,
     SPELLED,
     SWITCHED_OFF,
+    UNMODELLED_SETTINGS,
     Described,
     config_from_command,
     config_from_mapping,
@@ -47,7 +47,7 @@ KINDS = ("modelled", "no effect", "beside the step", "not modelled", "unknown")
 
 
 def main() -> int:
-    """Print a row for each checkout; 1 where an option is unknown."""
+    """Print a row for each checkout; return 1 if an option is unknown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("clones", type=Path, nargs="+", metavar="CLONE")
     parser.add_argument("--read", action="store_true", help=argparse.SUPPRESS)
@@ -57,10 +57,10 @@ def main() -> int:
         return 0
     rows, unknown = [], set()
     for clone in args.clones:
-        found = {option: kind_of(option) for option in options_of(clone)}
-        counts = Counter(found.values())
-        rows.append([clone.name, str(len(found)), *(str(counts[kind]) for kind in KINDS)])
-        unknown |= {option for option, kind in found.items() if kind == "unknown"}
+        kind_by_option = {option: kind_of(option) for option in options_of(clone)}
+        counts = Counter(kind_by_option.values())
+        rows.append([clone.name, str(len(kind_by_option)), *(str(counts[kind]) for kind in KINDS)])
+        unknown |= {option for option, kind in kind_by_option.items() if kind == "unknown"}
     print(markdown_table(["checkout", "options", *KINDS], rows))
     print(f"\nUnknown: {', '.join(sorted(unknown)) or 'none'}.\n")
     for clone in args.clones:
@@ -77,7 +77,7 @@ def _print_lines(clone: Path) -> None:
 
 
 def why_not(described: Callable[[], Described]) -> str:
-    """Why a line has no number, in words; empty where it has one."""
+    """Return why a line has no prediction; empty if it has one."""
     try:
         return OtherRun().open_names(described(), None).partition(", so there")[0]
     except ForerunError as err:
@@ -99,11 +99,10 @@ def _tests(clone: Path) -> Iterator[Callable[[], Described]]:
 
 
 def _launches(clone: Path) -> dict[tuple[str, str], tuple[str, int]]:
-    """Script and ranks of each functional test, by its model and name; of several machines H100s,
-    which all of them have."""
+    """Return script and ranks of each functional test by model and name, preferably for H100."""
     import yaml
 
-    found: dict[tuple[str, str], tuple[str, int]] = {}
+    launches: dict[tuple[str, str], tuple[str, int]] = {}
     for path in sorted((clone / "tests" / "test_utils" / "recipes").rglob("*.yaml"), reverse=True):
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         spec = recipe.get("spec") or {}
@@ -112,9 +111,9 @@ def _launches(clone: Path) -> dict[tuple[str, str], tuple[str, int]]:
             for case in product.get("test_case") or ():
                 num_ranks = int(spec["nodes"]) * int(spec["gpus"])
                 key = (spec["model"], case)
-                if "h100" in path.parts or key not in found:
-                    found[key] = (script[1], num_ranks)
-    return found
+                if "h100" in path.parts or key not in launches:
+                    launches[key] = (script[1], num_ranks)
+    return launches
 
 
 def _scripts(clone: Path) -> Iterator[Callable[[], Described]]:
@@ -128,7 +127,7 @@ def _of_script(path: Path) -> Described:
 
 
 def kind_of(option: str) -> str:
-    """What the table says of an option.
+    """Return the table's category of an option.
 
     >>> [kind_of(o) for o in ("--num-layers", "--lr", "--optimizer", "--timing-log-level", "--zz")]
     ['modelled', 'no effect', 'not modelled', 'beside the step', 'unknown']
@@ -139,18 +138,18 @@ def kind_of(option: str) -> str:
         return "modelled"
     if name in ASIDE:
         return "beside the step"
-    if name in LEFT_OUT or name in SWITCHED_OFF:
+    if name in UNMODELLED_SETTINGS or name in SWITCHED_OFF:
         return "not modelled"
     return "no effect" if is_known(plain) else "unknown"
 
 
 def options_of(clone: Path) -> list[str]:
-    """The long options of a checkout's parser."""
+    """Return the long options of a checkout's parser."""
     return [*samples_of(clone)]
 
 
 def samples_of(clone: Path) -> dict[str, str]:
-    """They with a word that each takes, none for a switch; read in a process of its own."""
+    """Return these options with a sample argument, "" for a switch; read in a child process."""
     command = [sys.executable, __file__, str(clone), "--read"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -178,17 +177,17 @@ def _options(clone: Path) -> Iterator[tuple[str, str]]:
 
 
 def _word(action: argparse.Action) -> str:
-    usual = [action.default, *LEFT_OUT.get(action.dest, ())]
+    usual = [action.default, *UNMODELLED_SETTINGS.get(action.dest, ())]
     others = [str(choice) for choice in action.choices or () if choice not in usual]
     return others[0] if others else {int: "2", float: "0.5"}.get(action.type, "x")
 
 
 def _put_triton(folder: Path) -> None:
-    """Kernels in Triton are defined where modules of main are imported, and never run here."""
+    """Stub Triton: modules of main define kernels at import, which never run here."""
     import importlib.util
 
     importlib.import_module("torch._dynamo")
-    importlib.import_module("torch._inductor.compile_fx")  # looks for Triton before there is one
+    importlib.import_module("torch._inductor.compile_fx")  # looks for Triton: before the stub
     if importlib.util.find_spec("triton") is not None:
         return
     looked_for = importlib.import_module("torch.utils._triton")

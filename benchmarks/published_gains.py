@@ -1,11 +1,12 @@
-"""Gains that one known step promises of other published layouts, by what is changed.
+"""Gains predicted from one known step for other published layouts, by the setting changed.
 
     python benchmarks/published_gains.py DATA_DIR [--only TEXT]
 
 Each row of a set in turn is the running layout, whose step is all that is known; the others of its
-machine, model, number of GPUs and global batch are held against it through the fit that live runs
-have.  Where one thing alone differs (beside the number of replicas, which follows), the pair counts
-for it, from the smaller value to the larger; so a bias says how far a law carries.
+machine, model, number of GPUs and global batch are compared with it through the fit that live runs
+use.  If exactly one setting differs (besides the number of replicas, which follows), the pair
+counts for that setting, from the smaller value to the larger; so a bias shows how well a law
+extrapolates.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ AXES: Mapping[str, Callable[[RunConfig], Any]] = {
     "sharding": lambda config: config.parallelism.sharding.value,
 }
 KNOWN_SIGMA_LOG = 0.02
-"""Of a published step."""
+"""Assumed uncertainty of a published step, in log."""
 SEVERAL = "several at once"
 
 
 def main() -> None:
-    """Print a row for each thing that is changed."""
+    """Print a row for each setting changed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
     parser.add_argument("--only", default="", metavar="TEXT", help="sets whose title holds this")
@@ -61,16 +62,16 @@ def main() -> None:
 
 
 def gains_of(run: Run) -> Iterator[dict[str, Any]]:
-    """Promised and true log ratio of each other row to the running one."""
-    own = run.own
-    known = KnownStep(config=own.config, time_s=own.measured_s, sigma_log=KNOWN_SIGMA_LOG)
-    steps = fit_run_steps(run.base, [known], own.config)
-    compared = compare(own.config, [row.config for row in run.others], steps)
+    """Yield predicted and true log ratio of each other row to the running one."""
+    running = run.running
+    known = KnownStep(config=running.config, time_s=running.measured_s, sigma_log=KNOWN_SIGMA_LOG)
+    steps = fit_run_steps(run.base, [known], running.config)
+    compared = compare(running.config, [row.config for row in run.others], steps)
     for row, one in zip(run.others, compared, strict=True):
-        true = math.log(row.measured_s / own.measured_s)
+        true = math.log(row.measured_s / running.measured_s)
         yield {
-            "change": change_of(own.config, row.config),
-            "machine": own.machine,
+            "change": change_of(running.config, row.config),
+            "machine": running.machine,
             "promised": math.log1p(one.time_frac),
             "true": true,
             "is_inside": one.time_frac_low <= math.expm1(true) <= one.time_frac_high,
@@ -78,34 +79,37 @@ def gains_of(run: Run) -> Iterator[dict[str, Any]]:
         }
 
 
-def change_of(own: RunConfig, other: RunConfig) -> str:
-    """The one axis on which they differ, "" where it shrinks; else that it is several.
+def change_of(running: RunConfig, other: RunConfig) -> str:
+    """Return the one axis on which they differ, "" if it shrinks; else that it is several.
 
-    Of a pair in both directions one counts.
+    Of a pair in both directions, one counts.
     """
-    differing = [name for name, value in AXES.items() if value(own) != value(other)]
+    differing = [name for name, value in AXES.items() if value(running) != value(other)]
     if len(differing) != 1:
         return SEVERAL
     value = AXES[differing[0]]
-    return differing[0] if value(own) < value(other) else ""
+    return differing[0] if value(running) < value(other) else ""
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Markdown: a line for each change."""
+    """Return Markdown: a line for each change."""
     lines = []
     for name in (*AXES, SEVERAL):
-        own = rows[rows["change"] == name]
-        if len(own):
-            off = own["promised"] - own["true"]
+        change_rows = rows[rows["change"] == name]
+        if len(change_rows):
+            off = change_rows["promised"] - change_rows["true"]
             lines.append(
                 [
-                    *(name, len(own), own["machine"].nunique()),
+                    *(name, len(change_rows), change_rows["machine"].nunique()),
                     *(
-                        f"{own['true'].mean():+.3f}",
+                        f"{change_rows['true'].mean():+.3f}",
                         f"{off.mean():+.3f}",
                         f"{off.abs().mean():.3f}",
                     ),
-                    *(f"{100 * own['is_inside'].mean():.0f} %", f"{own['half_width'].mean():.3f}"),
+                    *(
+                        f"{100 * change_rows['is_inside'].mean():.0f} %",
+                        f"{change_rows['half_width'].mean():.3f}",
+                    ),
                 ]
             )
     heads = ["change", "pairs", "machines", "mean true log ratio", "bias", "mean error", "held"]

@@ -1,15 +1,15 @@
-"""The search for a layout on 1,024 GPUs, ours beside others', on the same cases in one run.
+"""The search for a layout on 1,024 GPUs: ours and others', on the same cases in one run.
 
     python benchmarks/search_peers.py [--calculon DIR] [--estimate-train-time DIR] [--data DIR]
         [--quick-start DIR] [--seconds 60] [--limit 200] [--work DIR] [--json OUT]
 
-Two cases: a dense model of 175B and one of experts of 671B (``peers/search_cases.py``), from a
-calibration of eight ranks with planted times and, where it is given, from the quick start's, taken
-over to the same GPU.  The DIRs of others are clones of calculon-ai/calculon and of
-DebarghaG/estimate-train-time (copied before it writes there); ``--data`` holds the tables that the
-latter was fitted on.  Every tool runs in a process of its own, on one thread.  Layouts per second
-are per second of the processor, whatever else runs on the machine; of our plan, what it proves
-counts (evaluated, or ruled out by memory or a bound), of others what they evaluate.
+Two cases: a dense model of 175B and an MoE of 671B (``peers/search_cases.py``), from a calibration
+of eight ranks with planted times and, if given, from the quick start's, transferred to the same
+GPU. The DIRs of others are clones of calculon-ai/calculon and of DebarghaG/estimate-train-time
+(copied before it writes there); ``--data`` contains the tables that the latter was fitted on.
+Every tool runs in a process of its own, on one thread.  Layouts per second are per second of
+processor time, regardless of other load; for our plan, proven layouts count (evaluated, or ruled
+out by memory or a bound), for others evaluated ones.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forerun.benchmarks.child_process import answer_of
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.own_process import answer_of
 from forerun.benchmarks.peers.search_cases import CASES, DEVICE
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.benchmarks.runs.synthetic_run import write_synthetic_run
@@ -48,7 +48,7 @@ COVERS: Mapping[str, str] = {
     "regressors of two clusters; no memory, schedule as all forwards then all backwards, no "
     "overlap, no interval, no search",
 }
-Found = dict[str, Any]
+PeerAnswer = dict[str, Any]
 
 
 def main() -> None:
@@ -57,20 +57,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        found: Found = {"ours": _ours(work, arguments.quick_start)}
+        answers: PeerAnswer = {"ours": _ours(work, arguments.quick_start)}
         if arguments.calculon:
-            found["calculon"] = _calculon(work, arguments, found["ours"])
+            answers["calculon"] = _calculon(work, arguments, answers["ours"])
         if arguments.estimate_train_time:
-            found["paper"] = _paper(work, arguments)
-    print(_search_text(found))
+            answers["paper"] = _paper(work, arguments)
+    print(_search_text(answers))
     print("\n" + markdown_table(["tool", "covers"], COVERS.items()))
-    if "calculon" in found:
-        print("\n" + _best_text(found["calculon"]))
-    if "paper" in found:
-        print("\n" + _paper_text(found["paper"]))
+    if "calculon" in answers:
+        print("\n" + _best_text(answers["calculon"]))
+    if "paper" in answers:
+        print("\n" + _paper_text(answers["paper"]))
     if arguments.json:
-        told = {"schema": 1, **found}
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        output = {"schema": 1, **answers}
+        arguments.json.write_text(json.dumps(output, indent=1) + "\n", encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -87,14 +87,14 @@ def _arguments() -> argparse.Namespace:
 
 
 def _child(module: str, *words: object) -> Any:
-    """What a tool prints in a process of its own."""
-    found = answer_of(f"peers.{module}", *words)
+    """Return the output of a tool in a process of its own."""
+    answer = answer_of(f"peers.{module}", *words)
     print(f"{module} {words[0]}: done", file=sys.stderr, flush=True)
-    return found
+    return answer
 
 
-def _ours(work: Path, quick_start: Path | None) -> list[Found]:
-    found = []
+def _ours(work: Path, quick_start: Path | None) -> list[PeerAnswer]:
+    answers = []
     for case in CASES.values():
         home = _synthetic(work, case.name)
         sources: dict[str, tuple[object, ...]] = {"eight ranks": (home,)}
@@ -102,8 +102,8 @@ def _ours(work: Path, quick_start: Path | None) -> list[Found]:
             sources["quick start"] = (quick_start, "--device", DEVICE)
         for name, words in sources.items():
             answer = _child("our_search", case.name, *words)
-            found.append({"case": case.name, "from": name, **answer})
-    return found
+            answers.append({"case": case.name, "from": name, **answer})
+    return answers
 
 
 def _synthetic(work: Path, name: str) -> Path:
@@ -114,26 +114,26 @@ def _synthetic(work: Path, name: str) -> Path:
     return home
 
 
-def _calculon(work: Path, arguments: argparse.Namespace, ours: Sequence[Found]) -> Found:
-    """Its search and its best, priced by us, and our best that it has words for, priced by it."""
+def _calculon(work: Path, arguments: argparse.Namespace, ours: Sequence[PeerAnswer]) -> PeerAnswer:
+    """Run its search; price its best by us, and our best layouts that it supports by it."""
     dense = next(one for one in ours if one["case"] == DENSE)
     shared = [line for line in dense["best"] if line["layout"]["is_usual"]]
-    asked = work / "ours.json"
-    asked.write_text(json.dumps([line["layout"] for line in shared]), encoding="utf-8")
-    words = (arguments.calculon, "--seconds", arguments.seconds, "--price", asked)
-    found: Found = _child("calculon_search", *words)
-    best = found["shared"]["best"]
-    asked = work / "calculon.json"
-    asked.write_text(json.dumps([line["layout"] for line in best]), encoding="utf-8")
-    priced = _child("our_search", DENSE, _synthetic(work, DENSE), "--price", asked)
-    return {**found, "our_best": shared, "priced_by_us": priced}
+    layouts_file = work / "ours.json"
+    layouts_file.write_text(json.dumps([line["layout"] for line in shared]), encoding="utf-8")
+    words = (arguments.calculon, "--seconds", arguments.seconds, "--price", layouts_file)
+    answer: PeerAnswer = _child("calculon_search", *words)
+    best = answer["shared"]["best"]
+    layouts_file = work / "calculon.json"
+    layouts_file.write_text(json.dumps([line["layout"] for line in best]), encoding="utf-8")
+    priced = _child("our_search", DENSE, _synthetic(work, DENSE), "--price", layouts_file)
+    return {**answer, "our_best": shared, "priced_by_us": priced}
 
 
-def _paper(work: Path, arguments: argparse.Namespace) -> Found:
+def _paper(work: Path, arguments: argparse.Namespace) -> PeerAnswer:
     home = work / "estimate-train-time"
     if not home.exists():
         shutil.copytree(arguments.estimate_train_time, home)
-    found: Found = _child("paper_tool", home, "--limit", arguments.limit)
+    answer: PeerAnswer = _child("paper_tool", home, "--limit", arguments.limit)
     if arguments.data:
         model = model_over(arguments.data, PAPER_TABLES)
         rows = {row.row_id: row for row in steps_of(arguments.data, "steps_paper_implied").rows}
@@ -141,26 +141,26 @@ def _paper(work: Path, arguments: argparse.Namespace) -> Found:
             row = rows[row_id]
             predicted = model.fit([]).predict([row])
             times_s = (row.measured_s, predicted.time_s[0], predicted.low_s[0], predicted.high_s[0])
-            found.setdefault("ours", {})[example] = list(map(float, times_s))
-    return found
+            answer.setdefault("ours", {})[example] = list(map(float, times_s))
+    return answer
 
 
-def _search_text(found: Found) -> str:
-    rows = [_our_row(one) for one in found["ours"]]
-    if "calculon" in found:
-        own, shared = found["calculon"]["own"], found["calculon"]["shared"]
-        peak = found["calculon"]["peak_nbytes"]
-        rows.append(_row("Calculon, its own space (a part)", DENSE, own["space"], own, peak))
+def _search_text(answers: PeerAnswer) -> str:
+    rows = [_our_row(one) for one in answers["ours"]]
+    if "calculon" in answers:
+        native, shared = answers["calculon"]["own"], answers["calculon"]["shared"]
+        peak = answers["calculon"]["peak_nbytes"]
+        rows.append(_row("Calculon, its own space (a part)", DENSE, native["space"], native, peak))
         rows.append(_row("Calculon, what Megatron runs", DENSE, shared["evaluated"], shared, peak))
-    if "paper" in found:
-        paper = found["paper"]
+    if "paper" in answers:
+        paper = answers["paper"]
         title = "estimate-train-time, loop over its API"
         rows.append(_row(title, f"{DENSE} on A100", paper["space"], paper, paper["peak_nbytes"]))
     head = ["tool", "case", "layouts", "evaluated", "clock s", "processor s", "layouts/s"]
     return markdown_table([*head, "ms each", "peak GiB", "best", "step"], rows)
 
 
-def _our_row(one: Found) -> list[object]:
+def _our_row(one: PeerAnswer) -> list[object]:
     counts = ", ".join(f"{name} {value:,}" for name, value in one["counts"].items())
     number, seconds = one["counts"]["num_layouts"], one["processor_seconds"]
     best = next(iter(one["best"]), None)
@@ -174,7 +174,7 @@ def _our_row(one: Found) -> list[object]:
     ]
 
 
-def _row(title: str, case: str, space: int, part: Found, peak_nbytes: int) -> list[object]:
+def _row(title: str, case: str, space: int, part: PeerAnswer, peak_nbytes: int) -> list[object]:
     number, seconds = part["evaluated"], part["seconds"]
     best = next(iter(part.get("best", ())), None)
     return [
@@ -186,21 +186,21 @@ def _row(title: str, case: str, space: int, part: Found, peak_nbytes: int) -> li
     ]
 
 
-def _best_text(found: Found, number: int = 5) -> str:
-    """The best layouts of either by both."""
+def _best_text(answer: PeerAnswer, number: int = 5) -> str:
+    """Return the best layouts of either tool, timed by both."""
     rows = []
-    pairs = zip(found["shared"]["best"], found["priced_by_us"], strict=True)
+    pairs = zip(answer["shared"]["best"], answer["priced_by_us"], strict=True)
     for line, priced in list(pairs)[:number]:
         by_us = priced.get("refused") or f"{_interval(priced)}, {priced['verdict']}"
         rows.append(["Calculon", _label(line["layout"]), f"{line['step_time_s']:.2f} s", by_us])
-    pairs = zip(found["our_best"], found["priced"], strict=True)
+    pairs = zip(answer["our_best"], answer["priced"], strict=True)
     for line, time_s in list(pairs)[:number]:
         by_it = "refused" if time_s is None else f"{time_s:.2f} s"
         rows.append(["ours", line["label"], by_it, f"{_interval(line)}, {line['verdict']}"])
     return markdown_table(["best of", f"{DENSE}, layout", "by Calculon", "by us"], rows)
 
 
-def _paper_text(paper: Found) -> str:
+def _paper_text(paper: PeerAnswer) -> str:
     rows = []
     for example, time_s in paper["examples"].items():
         measured, *ours = paper.get("ours", {}).get(example, [None])
@@ -216,7 +216,7 @@ def _paper_text(paper: Found) -> str:
     return markdown_table(head, rows)
 
 
-def _interval(line: Found) -> str:
+def _interval(line: PeerAnswer) -> str:
     return f"{line['step_time_s']:.2f} s ({line['low_s']:.2f} to {line['high_s']:.2f})"
 
 

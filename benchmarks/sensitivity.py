@@ -1,12 +1,12 @@
-"""What the chosen numbers of the models do: errors on sources left out, each halved and doubled.
+"""Sensitivity to the models' chosen numbers: held-out errors, with each number halved and doubled.
 
     python benchmarks/sensitivity.py DATA_DIR [--only TEXT] [--sources TEXT,...] [--draws 1]
 
-Numbers are those of ``scoring/chosen_constants.py``, changed where they are defined; one that a
-class took as its default, or that another module imported, keeps its value there.  Sources are
-those of ``generalise.py``, from no row and from three random ones, and tables of operators and
-collectives, of which rows are left out.  Percent: mean absolute error, and in brackets the share of
-rows within the 90 % interval.  Numbers that change nothing are named at the end.
+Numbers are those of ``scoring/chosen_constants.py``, changed where they are defined; one used as a
+class's default, or imported by another module, keeps its value there.  Sources are those of
+``generalise.py``, from no row and from three random ones, and tables of operators and collectives,
+with held-out rows.  Percent: mean absolute error, and in brackets the share of rows within the 90 %
+interval.  Numbers that change nothing are listed at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Cells = dict[str, str]
 
 
 def main() -> None:
-    """Score the models as they are, then with each number changed."""
+    """Score the models unchanged, then with each number changed."""
     parser = argparse.ArgumentParser(description="Errors with each number halved and doubled.")
     parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
     parser.add_argument("--only", default="", metavar="TEXT", help="numbers with this text")
@@ -60,13 +60,13 @@ def main() -> None:
 
 
 def _printed(module: str, name: str, data: Path, tasks: list[Task]) -> bool:
-    """Whether halving or doubling a number changes anything; prints what it changes."""
+    """Print the effects of halving or doubling a number; return False if there are none."""
     before = _before(data, tuple(tasks))
     is_printed = False
     for factor in (0.5, 2.0):
         with changed(module, name, factor):
-            found = _figures(data, tasks)
-        cells = [text if text != before[key] else "" for key, text in found.items()]
+            texts = _figures(data, tasks)
+        cells = [text if text != before[key] else "" for key, text in texts.items()]
         if any(cells):
             print(f"| {module}.{name} | {factor:g} | {' | '.join(cells)} |", flush=True)
             is_printed = True
@@ -75,17 +75,17 @@ def _printed(module: str, name: str, data: Path, tasks: list[Task]) -> bool:
 
 @cache
 def _before(data: Path, tasks: tuple[Task, ...]) -> Cells:
-    """The figures as they are, printed as the head of the table."""
-    found = _figures(data, list(tasks))
-    print(f"| number | factor | {' | '.join(found)} |")
-    print("| --- | ---: |" + " ---: |" * len(found))
-    print(f"| as it is | 1 | {' | '.join(found.values())} |", flush=True)
-    return found
+    """Return the unchanged figures, printed as the head of the table."""
+    texts = _figures(data, list(tasks))
+    print(f"| number | factor | {' | '.join(texts)} |")
+    print("| --- | ---: |" + " ---: |" * len(texts))
+    print(f"| as it is | 1 | {' | '.join(texts.values())} |", flush=True)
+    return texts
 
 
 @contextmanager
 def changed(module: str, name: str, factor: float) -> Iterator[None]:
-    """The number times ``factor``, or each of several; whole numbers stay whole."""
+    """Scale the number, or each of several, by ``factor``; whole numbers stay whole."""
     home = import_module(f"forerun.calib.{module}")
     old = getattr(home, name)
     _put(home, name, _times(old, factor))
@@ -117,12 +117,12 @@ def _times(value: Any, factor: float) -> Any:
 
 
 def _figures(data: Path, tasks: list[Task]) -> Cells:
-    """Text of each figure, by its name."""
-    found = {}
+    """Return the text of each figure, by its name."""
+    texts = {}
     for line in scored(tasks, 1):
         error = line.mape_frac("ours")
         if error is not None and line.coverage_frac is not None:
-            found[f"{line.source}, {line.num_known}"] = _cell(error, line.coverage_frac)
+            texts[f"{line.source}, {line.num_known}"] = _cell(error, line.coverage_frac)
     with threadpool_limits(1):
         for table, protocols in (OPERATORS, COLLECTIVES):
             raw = pd.read_csv(data / f"{table}.csv.gz", low_memory=False)
@@ -130,14 +130,14 @@ def _figures(data: Path, tasks: list[Task]) -> Cells:
             run = validate_operators if "kind" in frame.columns else validate_collectives
             rows = run(frame, seeds=range(1), protocols=protocols)
             for protocol, part in rows.groupby("protocol"):
-                held = part["measured_s"].between(part["low_s"], part["high_s"]).mean()
+                coverage = part["measured_s"].between(part["low_s"], part["high_s"]).mean()
                 error = (part["predicted_s"] / part["measured_s"] - 1.0).abs().mean()
-                found[f"{table}, {protocol}"] = _cell(float(error), float(held))
-    return found
+                texts[f"{table}, {protocol}"] = _cell(float(error), float(coverage))
+    return texts
 
 
-def _cell(error_frac: float, held_frac: float) -> str:
-    return f"{100 * error_frac:.1f} ({100 * held_frac:.0f})"
+def _cell(error_frac: float, coverage_frac: float) -> str:
+    return f"{100 * error_frac:.1f} ({100 * coverage_frac:.0f})"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A long run of the recipe with many windows: what grows, and when the companion goes home.
+"""A long run of the recipe with many windows: memory growth, and the companion's exit.
 
     python benchmarks/soak.py [--steps 40000] [--every 500] [--sleep-ms 8] [--keep DIR]
 
-One rank trains a small model with the companion on the other core.  From outside, out of /proc, it
-is read what training and companion hold, and what processor time each answer took: from one change
-of ``decision.json`` to the next.  Status 1 where one of the verdicts does not hold.
+One rank trains a small model with the companion on the other core.  Memory of training and
+companion is read from /proc, and the processor time of each answer, from one change of
+``decision.json`` to the next.  Exits with 1 if one of the verdicts does not hold.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ProcessSample:
     """One process at one moment."""
 
     unix_s: float
@@ -51,7 +51,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One claim, with the two values that it rests on."""
+    """One claim, with the two values that it is based on."""
 
     claim: str
     before: float
@@ -59,28 +59,28 @@ class Verdict:
     holds: bool
 
 
-def look(pid: int) -> Look | None:
-    """What the process holds now; None where it is gone."""
+def sample_process(pid: int) -> ProcessSample | None:
+    """Return the process's current usage; None if it is gone."""
     home = Path("/proc") / str(pid)
     try:
-        told = (home / "stat").read_text().rpartition(")")[2].split()
+        stat_fields = (home / "stat").read_text().rpartition(")")[2].split()
         pages = int((home / "statm").read_text().split()[1])
         num_files = len(list((home / "fd").iterdir()))
     except OSError:
         return None
-    if told[0] in "ZX":
+    if stat_fields[0] in "ZX":
         return None
-    return Look(
+    return ProcessSample(
         unix_s=time.time(),
         nbytes=pages * _PAGE_NBYTES,
-        num_threads=int(told[17]),
+        num_threads=int(stat_fields[17]),
         num_files=num_files,
-        processor_s=(int(told[11]) + int(told[12])) / _TICKS_PER_S,
+        processor_s=(int(stat_fields[11]) + int(stat_fields[12])) / _TICKS_PER_S,
     )
 
 
 def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """Processes below one, with their command lines."""
+    """Yield the descendants of a process, with their command lines."""
     for folder in (Path("/proc") / str(pid) / "task").glob("*/children"):
         for child in map(int, folder.read_text().split()):
             try:
@@ -92,61 +92,61 @@ def descendants(pid: int) -> Iterator[tuple[int, str]]:
 
 
 class Watch:
-    """Looks at the two processes until both are gone."""
+    """Samples the two processes until both are gone."""
 
     def __init__(self, launcher: subprocess.Popen[bytes], directory: Path, log: Path) -> None:
         self._launcher, self._log = launcher, log
         self._answer = directory / "decision.json"
         self._mtime_ns = 0
-        self.training: list[Look] = []
-        self.companion: list[Look] = []
-        self.answers: list[Look] = []
-        """The companion at each of its answers."""
+        self.training: list[ProcessSample] = []
+        self.companion: list[ProcessSample] = []
+        self.answers: list[ProcessSample] = []
+        """Samples of the companion at each of its answers."""
         self.ended_unix_s = self.gone_unix_s = 0.0
 
     def run(self) -> None:
-        """Until the launcher has ended and the companion is gone."""
+        """Sample until the launcher has ended and the companion is gone."""
         pids: dict[str, int] = {}
         while True:
             if len(pids) < 2 and self._launcher.poll() is None:
-                pids |= self._found()
-            trained = look(pids["training"]) if "training" in pids else None
-            beside = look(pids["companion"]) if "companion" in pids else None
+                pids |= self._find_pids()
+            trained = sample_process(pids["training"]) if "training" in pids else None
+            companion_look = sample_process(pids["companion"]) if "companion" in pids else None
             if trained is not None:
                 self.training.append(trained)
-            if beside is not None:
-                self._note(beside)
+            if companion_look is not None:
+                self._note(companion_look)
             elif self.companion and not self.gone_unix_s:
                 self.gone_unix_s = time.time()
-            if self._launcher.poll() is not None and beside is None:
+            if self._launcher.poll() is not None and companion_look is None:
                 break
             time.sleep(LOOK_EVERY_S)
         for line in self._log.read_text(errors="replace").splitlines():
             if ENDED in line:
                 self.ended_unix_s = float(line.partition(ENDED)[2])
 
-    def _note(self, beside: Look) -> None:
-        self.companion.append(beside)
+    def _note(self, companion_look: ProcessSample) -> None:
+        self.companion.append(companion_look)
         try:
             mtime_ns = self._answer.stat().st_mtime_ns
         except OSError:
             return
         if mtime_ns != self._mtime_ns:
             self._mtime_ns = mtime_ns
-            self.answers.append(beside)
+            self.answers.append(companion_look)
 
-    def _found(self) -> dict[str, int]:
-        found = {}
+    def _find_pids(self) -> dict[str, int]:
+        pids = {}
         for pid, words in descendants(self._launcher.pid):
             if "forerun.companion" in words:
-                found["companion"] = pid
+                pids["companion"] = pid
             elif "--worker" in words and "torchrun" not in words:
-                found.setdefault("training", pid)
-        return found
+                pids.setdefault("training", pid)
+        return pids
 
 
 def verdicts(watch: Watch, *, num_windows: int) -> list[Verdict]:
-    """The claims; those on answers are left out where there were too few."""
+    """Return the claims; those on answers are left out if there were too few."""
     early, late = quarters(watch.training)
     threads, files = max(x.num_threads for x in early), max(x.num_files for x in early)
     gone_s = watch.gone_unix_s - watch.ended_unix_s
@@ -158,7 +158,7 @@ def verdicts(watch: Watch, *, num_windows: int) -> list[Verdict]:
         ("companion: gone, s after the end (at most)", GONE_WITHIN_S, gone_s, 1.0),
     ]
     if len(watch.answers) >= 8:
-        # From one answer to the next; several windows where some were passed over.
+        # Cost from one answer to the next; it covers several windows if some were skipped.
         spent = [b.processor_s - a.processor_s for a, b in pairwise(watch.answers)]
         took_s = (statistics.median(spent[1:4]), statistics.median(spent[-4:-1]), MOST_TIME_GROWTH)
         memory = (_mib(watch.answers[2:5]), _mib(watch.answers[-3:]), MOST_GROWTH)
@@ -174,18 +174,20 @@ def verdicts(watch: Watch, *, num_windows: int) -> list[Verdict]:
     ]
 
 
-def quarters(looks: Sequence[Look]) -> tuple[Sequence[Look], Sequence[Look]]:
-    """The second and the last quarter of a run, its last moments left out."""
+def quarters(
+    looks: Sequence[ProcessSample],
+) -> tuple[Sequence[ProcessSample], Sequence[ProcessSample]]:
+    """Return the second and the last quarter of a run, without its last moments."""
     part = max(1, len(looks) // 4)
     return looks[part : 2 * part] or looks[:1], looks[3 * part : -3] or looks[-1:]
 
 
-def _mib(looks: Sequence[Look]) -> float:
+def _mib(looks: Sequence[ProcessSample]) -> float:
     return statistics.median(x.nbytes for x in looks) / 2**20
 
 
 def worker(sleep_s: float, argv: Sequence[str]) -> None:
-    """The recipe, a little slower."""
+    """Run the recipe, slowed down a little."""
     sys.path.insert(0, str(ROOT / "recipes"))
     sys.argv = ["pretrain_gpt.py", *argv]
     import pretrain_gpt
@@ -202,7 +204,7 @@ def worker(sleep_s: float, argv: Sequence[str]) -> None:
 
 
 def soak(args: argparse.Namespace, directory: Path) -> tuple[Watch, int]:
-    """Run it; the watch, and the status of the launcher."""
+    """Run it; return the watch, and the status of the launcher."""
     command = [
         *(str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node=1"),
         *(__file__, "--worker", f"--sleep-ms={args.sleep_ms}", "--"),
@@ -223,18 +225,24 @@ def soak(args: argparse.Namespace, directory: Path) -> tuple[Watch, int]:
 
 
 def table(watch: Watch) -> Iterator[str]:
-    """Twenty lines over the run."""
+    """Yield twenty lines over the run."""
     yield f"{'s':>7} {'training':>22} {'companion':>32}"
     yield f"{'':>7} {'MiB':>8} {'threads':>7} {'fd':>5} {'MiB':>8} {'cpu s':>8} {'answers':>8}"
     every = max(1, len(watch.training) // 20)
     begin_s = watch.training[0].unix_s
     for row in watch.training[::every]:
-        beside = next((x for x in reversed(watch.companion) if x.unix_s <= row.unix_s), None)
+        companion_look = next(
+            (x for x in reversed(watch.companion) if x.unix_s <= row.unix_s), None
+        )
         num = sum(x.unix_s <= row.unix_s for x in watch.answers)
-        own = "" if beside is None else f"{beside.nbytes / 2**20:8.1f} {beside.processor_s:8.1f}"
+        companion_text = (
+            ""
+            if companion_look is None
+            else f"{companion_look.nbytes / 2**20:8.1f} {companion_look.processor_s:8.1f}"
+        )
         yield (
             f"{row.unix_s - begin_s:7.0f} {row.nbytes / 2**20:8.1f} {row.num_threads:7} "
-            f"{row.num_files:5} {own:>17} {num:8}"
+            f"{row.num_files:5} {companion_text:>17} {num:8}"
         )
 
 
@@ -258,20 +266,20 @@ def main() -> int:
         if status or not watch.training or not watch.companion:
             log = (args.keep or Path(home)) / "soak.log"
             sys.exit(f"the run failed with {status}:\n{log.read_text(errors='replace')[-3000:]}")
-    found = verdicts(watch, num_windows=args.steps // args.every)
+    verdict_rows = verdicts(watch, num_windows=args.steps // args.every)
     print(*table(watch), sep="\n")
     took_s = watch.ended_unix_s - watch.training[0].unix_s
     loads = f"{load[0]:.1f} before, {os.getloadavg()[0]:.1f} after"
     print(f"{args.steps} steps in {took_s:.0f} s with the start; load {loads}")
-    for row in found:
+    for row in verdict_rows:
         word = "holds" if row.holds else "FAILS"
         print(f"{word}  {row.claim}: {row.before:.2f} {row.after:.2f}")
     if args.json:
         looks = {"training": watch.training, "answers": watch.answers}
-        told = {name: [asdict(row) for row in rows] for name, rows in looks.items()}
-        told["verdicts"] = [asdict(row) for row in found]
-        args.json.write_text(json.dumps(told), encoding="utf-8")
-    return int(not all(row.holds for row in found))
+        output = {name: [asdict(row) for row in rows] for name, rows in looks.items()}
+        output["verdicts"] = [asdict(row) for row in verdict_rows]
+        args.json.write_text(json.dumps(output), encoding="utf-8")
+    return int(not all(row.holds for row in verdict_rows))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What fits and estimates cost on one core, in seconds of processor time, on planted samples.
+"""Cost of fits and estimates on one core, in seconds of processor time, on planted samples.
 
     python benchmarks/speed.py [--repetitions 5]
 
 A refit from the sample table (400 windows of 25 operators: 10,000 rows), a fit of 10,000 distinct
 shapes, 100,000 estimates with intervals after either, and the same for transfers.  Each row is the
-median and the least of the repetitions.  The last column is the median over that of a product of
-two 2,048 x 2,048 fp64 matrices in the same run: the figure to compare between machines.
+median and minimum of the repetitions.  The last column is the median over that of a product of two
+2,048 x 2,048 fp64 matrices in the same run: the figure to compare between machines.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FIT_BAR_S, ESTIMATE_BAR_S = 0.5, 0.2
 MATRIX_SIZE = 2048
 HEADER = ["what", "median s", "least s", "bar s", "median / bar", "matrix products"]
 Case = tuple[str, float, Callable[[], object]]
-"""What is timed, its bar in seconds, and how to do it."""
+"""Name, bar in seconds, and the timed call."""
 
 
 def main() -> None:
@@ -69,35 +69,35 @@ def main() -> None:
         reference_s = statistics.median(process_times(lambda: matrix @ matrix, repetitions))
         print(markdown_head(HEADER))
         for what, bar_s, act in (*operator_cases(), *transfer_cases()):
-            found = process_times(act, repetitions)
-            middle = statistics.median(found)
+            times_s = process_times(act, repetitions)
+            middle = statistics.median(times_s)
             ratios = [f"{middle / bar_s:.2f}", f"{middle / reference_s:.2f}"]
-            cells = [what, f"{middle:.3f}", f"{min(found):.3f}", f"{bar_s:g}", *ratios]
+            cells = [what, f"{middle:.3f}", f"{min(times_s):.3f}", f"{bar_s:g}", *ratios]
             print(markdown_row(cells), flush=True)
     print(f"\nOne matrix product: {reference_s:.3f} s.")
 
 
 def process_times(act: Callable[[], object], repetitions: int) -> list[float]:
-    """Seconds of processor time of each repetition after a first one that is not counted."""
+    """Return processor seconds of each repetition, after an uncounted warm-up."""
     act()
-    found = []
+    times_s = []
     for _ in range(repetitions):
         begin = time.process_time()
         act()
-        found.append(time.process_time() - begin)
-    return found
+        times_s.append(time.process_time() - begin)
+    return times_s
 
 
 def operator_cases() -> list[Case]:
-    """Refit, fit of many shapes, estimates after each."""
+    """Return cases of a refit, a fit of many shapes, and estimates after each."""
     groups = planted_groups(NUM_ROWS, seed=0)
-    asked = {name: timed.batch for name, timed in planted_groups(NUM_ESTIMATES, seed=1).items()}
+    batches = {name: timed.batch for name, timed in planted_groups(NUM_ESTIMATES, seed=1).items()}
     windows = window_table(groups)
     model = fit_machine(groups, device=DEVICE)
     few = {name: timed.take(np.arange(min(24, len(timed)))) for name, timed in groups.items()}
     young = fit_machine(few, device=DEVICE)
     calibration = calibrate(windows, device=DEVICE)
-    operators = [o for batch in asked.values() for o in operators_of(batch)]
+    operators = [o for batch in batches.values() for o in operators_of(batch)]
     known = known_steps(calibration)
     return [
         (
@@ -123,7 +123,7 @@ def operator_cases() -> list[Case]:
         (
             f"{len(operators):,} estimates after that fit, from arrays",
             ESTIMATE_BAR_S,
-            lambda: [young.predict(name, batch) for name, batch in asked.items()],
+            lambda: [young.predict(name, batch) for name, batch in batches.items()],
         ),
         (
             f"fit of {NUM_ROWS:,} distinct shapes, {len(groups)} operators and phases",
@@ -133,27 +133,27 @@ def operator_cases() -> list[Case]:
         (
             f"{len(operators):,} estimates after that fit, from arrays",
             ESTIMATE_BAR_S,
-            lambda: [model.predict(name, batch) for name, batch in asked.items()],
+            lambda: [model.predict(name, batch) for name, batch in batches.items()],
         ),
     ]
 
 
 def known_steps(calibration: Calibration) -> list[KnownStep]:
-    """Layouts of 16 GPUs with what the model says of them, and noise."""
+    """Return layouts of 16 GPUs with the model's predictions plus noise."""
     layouts = cells_of(RUNNING, RUNNING.parallelism.num_ranks).plain_layouts()
     chosen = layouts[:: len(layouts) // NUM_LAYOUTS][:NUM_LAYOUTS]
     times_s = fit_steps(live_times(calibration, RUNNING)).median_times(chosen)
     noise = np.exp(NOISE_LOG * np.random.default_rng(4).normal(size=len(chosen)))
-    found = zip(chosen, (times_s * noise).tolist(), strict=True)
-    return [KnownStep(config=config, time_s=time_s) for config, time_s in found]
+    timed_configs = zip(chosen, (times_s * noise).tolist(), strict=True)
+    return [KnownStep(config=config, time_s=time_s) for config, time_s in timed_configs]
 
 
 def transfer_cases() -> list[Case]:
-    """Fit and estimates of collectives on four and on eight ranks."""
+    """Return cases of fit and estimates of collectives on four and on eight ranks."""
     samples = planted_transfers()
     prior = network_prior(DEVICE)
     model = fit_transfers(samples, prior)
-    asked = np.geomspace(256, 2**32, NUM_ESTIMATES // NUM_GROUPS)
+    payload_nbytes = np.geomspace(256, 2**32, NUM_ESTIMATES // NUM_GROUPS)
     return [
         (
             f"fit of {sum(map(len, samples.values())):,} transfers, {len(samples)} groups",
@@ -163,13 +163,13 @@ def transfer_cases() -> list[Case]:
         (
             f"{NUM_ESTIMATES:,} estimates of transfers",
             ESTIMATE_BAR_S,
-            lambda: [model.estimate(group, asked) for group in samples],
+            lambda: [model.estimate(group, payload_nbytes) for group in samples],
         ),
     ]
 
 
 def planted_groups(number: int, *, seed: int) -> dict[str, Timed]:
-    """``number`` rows of 18 kinds, forward and backward, each shape of a kind once."""
+    """Return ``number`` rows of 18 kinds, forward and backward, each shape of a kind once."""
     rng = np.random.default_rng(seed)
     phases = (Phase.FORWARD, Phase.BACKWARD)
     pairs = [(kind, phase) for kind in drawn_shapes(rng, 1) for phase in phases]
@@ -188,7 +188,7 @@ def planted_groups(number: int, *, seed: int) -> dict[str, Timed]:
 
 
 def drawn_shapes(rng: np.random.Generator, number: int) -> Mapping[OperatorKind, NDArray[np.int64]]:
-    """Canonical sizes of ``number`` random layouts, by kind, ``(number, sizes)``."""
+    """Return canonical sizes of ``number`` random layouts, by kind, ``(number, sizes)``."""
     tp = 2 ** rng.integers(0, 4, number)
     rows, seq = rng.integers(1, 17, number), 64 * rng.integers(8, 129, number)
     heads, key = 8 * rng.integers(1, 11, number), 16 * rng.integers(4, 11, number)
@@ -215,18 +215,18 @@ def drawn_shapes(rng: np.random.Generator, number: int) -> Mapping[OperatorKind,
         kind.LOGITS: (tokens, hidden, vocab),
         kind.LOSS: (tokens, vocab),
     }
-    return {name: np.column_stack(found) for name, found in sizes.items()}
+    return {name: np.column_stack(size_columns) for name, size_columns in sizes.items()}
 
 
 def planted_times(batch: ShapeBatch, rng: np.random.Generator) -> Timed:
-    """The law's time at the planted rates, one efficiency a batch, and noise."""
+    """Return the law's time at the planted rates, one efficiency per batch, and noise."""
     law_s = columns(batch).totals() @ UNIT_S / rng.uniform(*EFFICIENCIES)
     noise = NOISE_LOG * rng.normal(size=len(batch))
     return Timed(batch=batch, time_s=law_s * np.exp(noise), weight=np.ones(len(batch)))
 
 
 def operators_of(batch: ShapeBatch) -> list[Operator]:
-    """The rows of a batch as single operators."""
+    """Return the rows of a batch as single operators."""
     return [
         Operator(
             kind=batch.kind,
@@ -239,7 +239,7 @@ def operators_of(batch: ShapeBatch) -> list[Operator]:
 
 
 def window_table(groups: Mapping[str, Timed]) -> SampleTable:
-    """The first shape of some groups, measured anew in every window: 10,000 rows."""
+    """Return the first shape of some groups, measured anew in every window: 10,000 rows."""
     rng = np.random.default_rng(2)
     seen = [timed.take(np.arange(1)) for timed in groups.values()][: NUM_ROWS // NUM_WINDOWS]
     operators = [operators_of(timed.batch)[0] for timed in seen]
@@ -264,7 +264,7 @@ def window_table(groups: Mapping[str, Timed]) -> SampleTable:
 
 
 def planted_transfers() -> dict[Group, Samples]:
-    """Five collectives on four and on eight ranks: 10,000 payloads."""
+    """Return five collectives on four and on eight ranks: 10,000 payloads."""
     rng = np.random.default_rng(3)
     sizes = np.geomspace(256, 2**30, NUM_ROWS // NUM_GROUPS)
     kinds = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER]

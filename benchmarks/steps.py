@@ -3,9 +3,9 @@
     python benchmarks/steps.py DATA_DIR [--draws 20] [--jobs 1] [--model NAME] [--only TEXT]
         [--protocol NAME] [--also JSON] [--json OUT] [--markdown OUT]
 
-DATA_DIR holds the public tables (``e2e_*``, ``ops_*``, ``coll_*``); what is missing there is looked
-for in ``recipes/published``.  Baselines run on the same rows and folds.  ``--also`` adds lines that
-other benchmarks measured (a list of objects with title, protocol, reference, bar, ours, met).
+DATA_DIR contains the public tables (``e2e_*``, ``ops_*``, ``coll_*``); missing ones are looked up
+in ``recipes/published``.  Baselines run on the same rows and folds.  ``--also`` adds lines measured
+by other benchmarks (a list of objects with title, protocol, reference, bar, ours, met).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
 from forerun.benchmarks.scoring.step_comparisons import compare
 from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, row_coverage
 from forerun.benchmarks.scoring.step_pairs import score_pairs
-from forerun.benchmarks.scoring.step_runs import MODELS, Key, Scored, left_out, score
+from forerun.benchmarks.scoring.step_runs import MODELS, Key, Scored, count_excluded, score
 from forerun.benchmarks.scoring.step_text import markdown
 from forerun.calib.records import StepKind
-from forerun.calib.validation import joined, step_results, worst_rows
+from forerun.calib.validation import concat_scored, step_results, worst_rows
 
 Lines = list[dict[str, Any]]
-Said = Mapping[tuple[Key, str], Scored]
+ScoresByKey = Mapping[tuple[Key, str], Scored]
 
 
 def main() -> None:
@@ -41,31 +41,31 @@ def main() -> None:
     chosen = arguments.model
     if chosen not in MODELS:
         sys.exit(f"--model {chosen} is none of {', '.join(MODELS)}")
-    claims = [claim for claim in CLAIMS if _is_asked(claim, arguments)]
-    said = score(arguments.data, claims, chosen, arguments.draws, arguments.jobs)
+    claims = [claim for claim in CLAIMS if _is_requested(claim, arguments)]
+    scores = score(arguments.data, claims, chosen, arguments.draws, arguments.jobs)
     lines, worst = [], {}
     for claim in claims:
-        line, rows = _line(claim, chosen, said, arguments)
+        line, rows = _line(claim, chosen, scores, arguments)
         lines.append(line)
         worst[f"{claim.title}, {claim.protocol}"] = rows
-    lines += _pools(claims, chosen, said)
-    told = {
+    lines += _pools(claims, chosen, scores)
+    output = {
         "schema": 2,
         "model": chosen,
         "draws": arguments.draws,
         "jobs": arguments.jobs,
         "results": lines,
-        "coverage": list(_coverage(claims, chosen, said)),
+        "coverage": list(_coverage(claims, chosen, scores)),
         "worst": worst,
         "pairs": _pairs(claims, arguments.data),
         "also": json.loads(arguments.also.read_text(encoding="utf-8")) if arguments.also else [],
     }
-    text = markdown(told, [baseline.name for baseline in BASELINES])
+    text = markdown(output, [baseline.name for baseline in BASELINES])
     print(text)
     if arguments.markdown:
         write_between(arguments.markdown, "steps.py", text)
     if arguments.json:
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(output, indent=1) + "\n", encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -81,57 +81,57 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--also", type=Path, metavar="JSON", help="lines of other benchmarks")
     parser.add_argument("--json", type=Path, metavar="OUT", help="all figures")
     parser.add_argument("--markdown", type=Path, metavar="OUT", help="file to write the table to")
-    found = parser.parse_args()
+    parsed = parser.parse_args()
     for name in ("draws", "jobs"):
-        if getattr(found, name) < 1:
-            parser.error(f"--{name} {getattr(found, name)} is below 1; give 1 or more")
-    return found
+        if getattr(parsed, name) < 1:
+            parser.error(f"--{name} {getattr(parsed, name)} is below 1; give 1 or more")
+    return parsed
 
 
-def _is_asked(claim: Claim, arguments: argparse.Namespace) -> bool:
+def _is_requested(claim: Claim, arguments: argparse.Namespace) -> bool:
     is_titled = not arguments.only or arguments.only.lower() in claim.title.lower()
     return is_titled and arguments.protocol in (None, claim.protocol)
 
 
 def _line(
-    claim: Claim, chosen: str, said: Said, arguments: argparse.Namespace
+    claim: Claim, chosen: str, scores: ScoresByKey, arguments: argparse.Namespace
 ) -> tuple[dict[str, Any], Lines]:
-    """Figures of the model and of the baselines for one claim, and the model's worst rows."""
-    ours = said[claim.key, chosen]
-    theirs = {one.name: said[claim.key, one.name].of(claim.is_scored) for one in BASELINES}
+    """Return figures of the model and the baselines for one claim, and the model's worst rows."""
+    ours = scores[claim.key, chosen]
+    theirs = {one.name: scores[claim.key, one.name].of(claim.is_scored) for one in BASELINES}
     line = _figures(claim, ours.of(claim.is_scored), theirs)
-    num_rows, reasons = left_out(arguments.data, claim, arguments.draws)
+    num_rows, reasons = count_excluded(arguments.data, claim, arguments.draws)
     line |= {"rows": num_rows, "left_out": dict(reasons), "seconds": ours.seconds}
-    return line, worst_rows(joined(ours.of(claim.is_scored)))
+    return line, worst_rows(concat_scored(ours.of(claim.is_scored)))
 
 
 def _pairs(claims: Sequence[Claim], data: Path) -> Lines:
-    """Of all tables that are asked for, each once."""
+    """Return the pairs of all requested tables, each once."""
     tables = dict.fromkeys(claim.table for claim in claims)
     return [pair for table in tables for pair in score_pairs(steps_of(data, table).rows)]
 
 
-def _pools(claims: Sequence[Claim], chosen: str, said: Said) -> Iterator[dict[str, Any]]:
-    """Lines of several sets as one: their folds side by side."""
+def _pools(claims: Sequence[Claim], chosen: str, scores: ScoresByKey) -> Iterator[dict[str, Any]]:
+    """Yield lines of several sets as one, with their folds concatenated."""
     pools: dict[tuple[str, str], list[Claim]] = {}
     for claim in claims:
         if claim.pool:
             pools.setdefault((claim.pool, claim.protocol), []).append(claim)
     for (title, _), members in pools.items():
         if len(members) > 1:
-            ours = _together(members, chosen, said)
-            theirs = {one.name: _together(members, one.name, said) for one in BASELINES}
+            ours = _together(members, chosen, scores)
+            theirs = {one.name: _together(members, one.name, scores) for one in BASELINES}
             yield _figures(replace(members[0], title=f"pooled: {title}"), ours, theirs)
 
 
-def _together(members: Iterable[Claim], name: str, said: Said) -> list[pd.DataFrame]:
-    return [fold for claim in members for fold in said[claim.key, name].folds]
+def _together(members: Iterable[Claim], name: str, scores: ScoresByKey) -> list[pd.DataFrame]:
+    return [fold for claim in members for fold in scores[claim.key, name].folds]
 
 
 def _figures(
     claim: Claim, ours: Sequence[pd.DataFrame], theirs: Mapping[str, Sequence[pd.DataFrame]]
 ) -> dict[str, Any]:
-    found = _whole(ours, claim)
+    figures = _whole(ours, claim)
     verdict = coverage_verdict(list(row_coverage(ours).values()))
     comparisons = {name: compare(ours, theirs[name]) for name in claim.better_than}
     return {
@@ -141,8 +141,8 @@ def _figures(
         "reference": claim.reference,
         "bars": [asdict(bar) for bar in claim.bars],
         "figures": claim.figures,
-        "met": [bar.is_met(found.get(bar.figure)) for bar in claim.bars],
-        "ours": found,
+        "met": [bar.is_met(figures.get(bar.figure)) for bar in claim.bars],
+        "ours": figures,
         "coverage": asdict(verdict) if verdict else None,
         "better_than": {
             name: asdict(one) | {"is_better": one.is_better} if one else None
@@ -158,20 +158,22 @@ def _figures(
 
 
 def _whole(scored: Sequence[pd.DataFrame], claim: Claim) -> dict[str, Any]:
-    found = step_results(joined(scored), claim.table)
-    return found[0] if found else {"n": 0}
+    results = step_results(concat_scored(scored), claim.table)
+    return results[0] if results else {"n": 0}
 
 
-def _coverage(claims: Sequence[Claim], chosen: str, said: Said) -> Iterator[dict[str, Any]]:
-    """Coverage over the rows of all sets, each once; without what a simulator wrote, then with."""
+def _coverage(
+    claims: Sequence[Claim], chosen: str, scores: ScoresByKey
+) -> Iterator[dict[str, Any]]:
+    """Yield coverage over the rows of all sets, each once; without synthetic rows, then with."""
     by_table: dict[str, dict[Key, list[pd.DataFrame]]] = {}
     for claim in claims:
-        by_table.setdefault(claim.table, {})[claim.key] = list(said[claim.key, chosen].folds)
+        by_table.setdefault(claim.table, {})[claim.key] = list(scores[claim.key, chosen].folds)
     rows: dict[bool, list[float]] = {False: [], True: []}
     for lines in by_table.values():
-        found = pooled([row_coverage(folds) for folds in lines.values()])
+        coverage = pooled([row_coverage(folds) for folds in lines.values()])
         kinds = {row.kind for folds in lines.values() for fold in folds for row in fold["row"]}
-        rows[kinds == {StepKind.SYNTHETIC}] += found.values()
+        rows[kinds == {StepKind.SYNTHETIC}] += coverage.values()
     parts = {"all sets but the synthetic one": rows[False], "all sets": rows[False] + rows[True]}
     for title, values in parts.items():
         if verdict := coverage_verdict(values):

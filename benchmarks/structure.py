@@ -1,10 +1,10 @@
-"""The shape of the package in two trees: sizes, kinds, arrows between rooms, and lines that moved.
+"""The structure of the package in two trees: sizes, kinds, imports between rooms, and moved lines.
 
     python benchmarks/structure.py OLD NEW
 
-OLD and NEW are revisions of this repository, or directories.  Only text is read.  A line moved
-where one that is not blank left a file of the package and stands, to the letter, in another that
-did not have it before; what many files say, such as ``return None``, may meet by chance.
+OLD and NEW are revisions of this repository, or directories.  Only text is read.  A line moved if
+it is not blank, disappeared from one file of the package and appears verbatim in another that did
+not have it before; common lines, such as ``return None``, may match by chance.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAMED = re.compile(r"(\.*)(?:forerun\.)?(\w+(?:\.\w+)+)(?::\w+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Figures of one tree; the upward ones are None where no order of rooms is declared."""
+    """Figures of one tree; the upward ones are None if no order of rooms is declared."""
 
     num_modules: int
     num_lines: int
@@ -59,16 +59,16 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Moves:
-    """Lines of the package that are not blank, by what became of them from one tree to the next."""
+    """Non-blank lines of the package, by their fate from one tree to the next."""
 
     num_moved: int
-    num_left_for: Mapping[str, int]
+    num_moved_out: Mapping[str, int]
     num_gone: int
     num_new: int
 
 
 def main() -> None:
-    """Prints the table of two trees, and the upward arrows of the newer one."""
+    """Print the table of two trees, and the upward imports of the newer one."""
     parser = argparse.ArgumentParser(description="The shape of the package in two trees.")
     parser.add_argument("old", metavar="OLD", help="a revision or a directory")
     parser.add_argument("new", metavar="NEW", help="a revision or a directory")
@@ -81,11 +81,11 @@ def main() -> None:
 
 
 def table(old: Shape, new: Shape, moved: Moves) -> str:
-    """Returns each measure of both trees, with the difference, as Markdown."""
-    rows = [(name, *_told(before, after)) for name, before, after in _measures(old, new)]
+    """Return each measure of both trees, with the difference, as Markdown."""
+    rows = [(name, *_change_cells(before, after)) for name, before, after in _measures(old, new)]
     lines = [
         ("lines that moved to another file", moved.num_moved),
-        *((f"lines that left for {name}", n) for name, n in moved.num_left_for.items()),
+        *((f"lines that left for {name}", n) for name, n in moved.num_moved_out.items()),
         ("lines that are gone", moved.num_gone),
         ("lines that are new", moved.num_new),
     ]
@@ -94,13 +94,13 @@ def table(old: Shape, new: Shape, moved: Moves) -> str:
 
 
 def tree_of(name: str, repository: Path = _CHECKOUT) -> dict[str, str]:
-    """Reads the files of a directory, or else of a revision of the repository, by their paths."""
+    """Return the files of a directory, or else of a revision of the repository, by their paths."""
     if (directory := Path(name)).is_dir():
         places = [directory / one for one in (*ROOT_MODULES, ORDER)]
         for folder in (*PACKAGE, *OUTSIDE):
             places += sorted((directory / folder).rglob("*.py"))
-        found = [place for place in places if place.is_file()]
-        return {one.relative_to(directory).as_posix(): one.read_text("utf-8") for one in found}
+        file_paths = [place for place in places if place.is_file()]
+        return {one.relative_to(directory).as_posix(): one.read_text("utf-8") for one in file_paths}
     command = ["git", "-C", str(repository), "archive", "--format=tar", name]
     packed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     files = {}
@@ -113,7 +113,7 @@ def tree_of(name: str, repository: Path = _CHECKOUT) -> dict[str, str]:
 
 
 def shape_of(files: Files) -> Shape:
-    """Counts what stands in one tree."""
+    """Return the figures of one tree."""
     package = {path: text for path, text in files.items() if _is_package(path)}
     trees = {path: ast.parse(text) for path, text in package.items()}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
@@ -121,9 +121,9 @@ def shape_of(files: Files) -> Shape:
     functions = [node for node in nodes if isinstance(node, FunctionNode)]
     lengths = [(one.end_lineno or one.lineno) - one.lineno + 1 for one in functions]
     known = _known(files)
-    imports = {dotted(path): _imported(path, tree, known) for path, tree in trees.items()}
-    named = {dotted(path): _named(path, tree, known) for path, tree in trees.items()}
-    is_within = [room_of(a) == room_of(b) for a, others in imports.items() for b in others]
+    imports = {module_name(path): _imported(path, tree, known) for path, tree in trees.items()}
+    named = {module_name(path): _named(path, tree, known) for path, tree in trees.items()}
+    is_within = [package_of(a) == package_of(b) for a, others in imports.items() for b in others]
     order = _declared(files.get(ORDER, ""))
     return Shape(
         num_modules=len(package),
@@ -139,12 +139,12 @@ def shape_of(files: Files) -> Shape:
         num_imports_within=is_within.count(True),
         upward_imports=_upward(imports, order),
         upward_names=_upward(named, order),
-        num_circles=len(circles(imports)),
+        num_circles=len(import_cycles(imports)),
     )
 
 
 def moves(old: Files, new: Files) -> Moves:
-    """Follows the lines of files that differ."""
+    """Return the fate of the lines in files that differ."""
     gone, came = Counter[str](), Counter[str]()
     outside = {folder: Counter[str]() for folder in OUTSIDE}
     for path in old.keys() | new.keys():
@@ -157,42 +157,42 @@ def moves(old: Files, new: Files) -> Moves:
             outside[folder] += after - before
     moved = gone & came
     gone, came = gone - moved, came - moved
-    left = {}
-    for folder, found in outside.items():
-        left[folder] = (gone & found).total()
-        gone -= found
+    moved_out = {}
+    for folder, outside_lines in outside.items():
+        moved_out[folder] = (gone & outside_lines).total()
+        gone -= outside_lines
     return Moves(
         num_moved=moved.total(),
-        num_left_for=left,
+        num_moved_out=moved_out,
         num_gone=gone.total(),
         num_new=came.total(),
     )
 
 
-def circles(arrows: Arrows) -> set[frozenset[str]]:
-    """Finds sets of modules that import each other, by way of others too."""
+def import_cycles(arrows: Arrows) -> set[frozenset[str]]:
+    """Return sets of modules that import each other, directly or indirectly."""
     reached = {name: _reached(name, arrows) for name in arrows}
-    found = (
+    candidates = (
         frozenset(other for other in others if name in reached.get(other, ()))
         for name, others in reached.items()
     )
-    return {circle for circle in found if circle}
+    return {circle for circle in candidates if circle}
 
 
-def dotted(path: str) -> str:
-    """Returns the module of a path; the root's own ``__init__`` has an empty name."""
+def module_name(path: str) -> str:
+    """Return the module of a path; the root's own ``__init__`` has an empty name."""
     parts = path.removesuffix(".py").split("/")
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(module: str) -> str:
-    """Returns the first two parts of a module, its room; a package is a room of its own."""
+def package_of(module: str) -> str:
+    """Return the first two parts of a module, its room; a package is a room of its own."""
     parts = module.split(".")
     return parts[0] if parts[0] == "recipes" else "/".join(parts[:2])
 
 
 def _measures(old: Shape, new: Shape) -> Iterator[tuple[str, float | None, float | None]]:
-    """Yields each measure of both trees, in the order of the table."""
+    """Yield each measure of both trees, in the order of the table."""
     names = {
         "modules": "num_modules",
         "lines": "num_lines",
@@ -215,8 +215,8 @@ def _measures(old: Shape, new: Shape) -> Iterator[tuple[str, float | None, float
         yield name, before, after
 
 
-def _told(before: float | None, after: float | None) -> tuple[str, str, str]:
-    """Returns both figures and their difference as text; a dash stands for no figure."""
+def _change_cells(before: float | None, after: float | None) -> tuple[str, str, str]:
+    """Return both figures and their difference as text; a dash means no figure."""
     change = "-" if before is None or after is None else f"{after - before:+g}"
     old, new = ("-" if one is None else str(one) for one in (before, after))
     return old, new, "0" if change == "+0" else change
@@ -232,9 +232,9 @@ def _is_package(path: str) -> bool:
 
 
 def _known(files: Files) -> set[str]:
-    """Returns the modules that an arrow may lead to; others take only its version of the root."""
+    """Return the modules that may be imported; others import only its version from the root."""
     paths = (path for path in files if _is_package(path) or path.startswith("recipes/"))
-    return {*map(dotted, paths)} - {""}
+    return {*map(module_name, paths)} - {""}
 
 
 def _filled(text: str) -> list[str]:
@@ -242,52 +242,52 @@ def _filled(text: str) -> list[str]:
 
 
 def _declared(text: str) -> list[str]:
-    """Returns the rooms of ARCHITECTURE.md, lowest first."""
+    """Return the rooms of ARCHITECTURE.md, lowest first."""
     listed = text.partition("```rooms\n")[2].partition("```")[0]
     return [line.split()[0] for line in listed.splitlines() if line.strip()]
 
 
 def _imported(path: str, tree: ast.Module, known: set[str]) -> frozenset[str]:
-    """Returns the modules that a module imports, in functions and for types as well."""
+    """Return the modules that a module imports, in functions and for types as well."""
     package = path.split("/")[:-1]
-    asked = set()
+    imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = [*package[: len(package) - node.level + 1], *filter(None, [node.module])]
-            asked |= {".".join([*base, alias.name]) for alias in node.names}
-    modules = {one if one in known else one.rpartition(".")[0] for one in asked}
-    return frozenset(modules & known - {dotted(path)})
+            imported |= {".".join([*base, alias.name]) for alias in node.names}
+    modules = {one if one in known else one.rpartition(".")[0] for one in imported}
+    return frozenset(modules & known - {module_name(path)})
 
 
 def _named(path: str, tree: ast.Module, known: set[str]) -> frozenset[str]:
-    """Returns the modules that strings of a module name, from the root or its own package."""
-    package, found = path.split("/")[:-1], set()
+    """Return the modules that strings of a module name, from the root or its own package."""
+    package, imported = path.split("/")[:-1], set()
     for node in ast.walk(tree):
         text = node.value if isinstance(node, ast.Constant) else None
         if isinstance(text, str) and (match := _NAMED.fullmatch(text)):
             base = package[: len(package) - len(match[1]) + 1] if match[1] else []
-            found |= {match[2], ".".join([*base, match[2]])}
-    return frozenset(found & known - {dotted(path)})
+            imported |= {match[2], ".".join([*base, match[2]])}
+    return frozenset(imported & known - {module_name(path)})
 
 
 def _upward(arrows: Arrows, order: list[str]) -> tuple[str, ...] | None:
-    """Returns arrows from a declared room to one above it; None where no order is declared."""
-    place = {room: number for number, room in enumerate(order)}
+    """Return imports from a declared room to one above it; None if no order is declared."""
+    place = {package: number for number, package in enumerate(order)}
     between = [(name, other) for name, others in arrows.items() for other in others]
-    declared = [pair for pair in between if {*map(room_of, pair)} <= place.keys()]
-    up = [f"{a} -> {b}" for a, b in declared if place[room_of(b)] > place[room_of(a)]]
+    declared = [pair for pair in between if {*map(package_of, pair)} <= place.keys()]
+    up = [f"{a} -> {b}" for a, b in declared if place[package_of(b)] > place[package_of(a)]]
     return tuple(sorted(up)) if order else None
 
 
 def _reached(name: str, arrows: Arrows) -> set[str]:
-    """Returns all modules that a module reaches by imports; itself where it is in a circle."""
-    found: set[str] = set()
+    """Return all modules that a module imports, transitively; itself if it is in a cycle."""
+    reached: set[str] = set()
     open_ones = [*arrows[name]]
     while open_ones:
-        if (one := open_ones.pop()) not in found:
-            found.add(one)
+        if (one := open_ones.pop()) not in reached:
+            reached.add(one)
             open_ones += arrows.get(one, ())
-    return found
+    return reached
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
@@ -299,7 +299,7 @@ def _parts(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _names(node: ast.AST) -> tuple[str | None, ...]:
-    """Returns the names that a node itself says; a string may be one, as in ``__all__``."""
+    """Return the names that a node itself contains; a string may be one, as in ``__all__``."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.ClassDef(name=name):
             return (name,)

@@ -1,11 +1,11 @@
-"""What each verb costs on calibrated runs, beside importing the packages that tables are read with.
+"""Cost of each verb on calibrated runs, compared with importing the packages that read tables.
 
     python benchmarks/verbs.py quickstart-out [--repetitions 5]
 
-A row for each verb, on that directory and on one of 8 ranks and 20 windows whose times are planted
+A row for each verb, on that directory and on one of 8 ranks and 20 windows with planted times
 (``runs/synthetic_run.py``).  Processor time (user and system) and wall time of whole processes, the
-least of the repetitions; the reference is ``import pandas, pyarrow`` in the same run.  The first
-answer fits and caches the fit, or caches the report; the others read it.
+minimum over the repetitions; the reference is ``import pandas, pyarrow`` in the same run.  The
+first answer fits and caches the fit, or caches the report; the others read it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ EIGHT_RANKS = RunConfig(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What one process took."""
+    """Time used by one process."""
 
     processor_s: float
     wall_s: float
 
     def least(self, other: Spent) -> Spent:
-        """The lesser of each."""
+        """Return the minimum of each."""
         return Spent(
             processor_s=min(self.processor_s, other.processor_s),
             wall_s=min(self.wall_s, other.wall_s),
@@ -76,13 +76,13 @@ def main() -> None:
         homes = {"quick start": arguments.directory, "8 ranks x 20 windows": large}
         if not (large / "forecasts.jsonl").exists():
             write_answered_run(large)
-        for told, home in homes.items():
-            for row in rows(told, commands(home), arguments.repetitions):
+        for run_label, home in homes.items():
+            for row in rows(run_label, commands(home), arguments.repetitions):
                 print(markdown_row(row), flush=True)
 
 
 def commands(home: Path) -> dict[str, tuple[str, ...]]:
-    """Every verb that is asked of a run, and what is asked of none."""
+    """Return the command lines of every verb on a run, and of those that need none."""
     for cached in (*home.glob("fit-*.npz"), *home.glob("report-*.json")):
         cached.unlink()
     where = str(home)
@@ -102,24 +102,24 @@ def commands(home: Path) -> dict[str, tuple[str, ...]]:
 
 
 def rows(
-    told: str, asked: Mapping[str, tuple[str, ...]], repetitions: int
+    run_label: str, argvs: Mapping[str, tuple[str, ...]], repetitions: int
 ) -> Iterator[tuple[object, ...]]:
-    """A row for each command; they take turns, so that all meet the same machine."""
-    first = {name: spent(argv) for name, argv in asked.items()}
+    """Yield a row for each command; they take turns, so that all see the same machine load."""
+    first = {name: spent(argv) for name, argv in argvs.items()}
     least = dict(first)
     for _ in range(repetitions):
-        for name, argv in asked.items():
+        for name, argv in argvs.items():
             least[name] = least[name].least(spent(argv))
     reference_s = least[REFERENCE].processor_s
-    for name, found in least.items():
-        over_s = found.processor_s - reference_s
-        times = (first[name].processor_s, found.processor_s, found.wall_s)
+    for name, cost in least.items():
+        over_s = cost.processor_s - reference_s
+        times = (first[name].processor_s, cost.processor_s, cost.wall_s)
         figures = (f"{time_s:.2f}" for time_s in times)
-        yield told, name, *figures, f"{over_s:+.2f}", "" if name == REFERENCE else OVER_BAR_S
+        yield run_label, name, *figures, f"{over_s:+.2f}", "" if name == REFERENCE else OVER_BAR_S
 
 
 def spent(argv: tuple[str, ...]) -> Spent:
-    """Of one process with its children; it must answer, or find a threshold crossed."""
+    """Return the time of a process with its children; it must succeed or cross a threshold."""
     before, begin_s = os.times(), time.perf_counter()
     done = subprocess.run(argv, check=False, stdout=subprocess.DEVNULL)
     wall_s, after = time.perf_counter() - begin_s, os.times()
@@ -131,7 +131,7 @@ def spent(argv: tuple[str, ...]) -> Spent:
 
 
 def write_answered_run(directory: Path) -> None:
-    """A run of 8 ranks that has come to its end, with all that its companion would have written."""
+    """Write a finished run of 8 ranks, with everything that its companion would have written."""
     write_synthetic_run(directory, EIGHT_RANKS, num_windows=NUM_WINDOWS)
     run = read_run(directory)
     table = build_table(run)

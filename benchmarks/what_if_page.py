@@ -1,10 +1,10 @@
-"""Sets the menus of ``report.html`` in a browser; holds the answers against ``forerun predict``.
+"""Set the menus of ``report.html`` in a browser; compare the answers with ``forerun predict``.
 
     python benchmarks/what_if_page.py quickstart-out [--settings 50]
 
-The page is written anew from the records.  Settings are spread evenly over the choices of the page;
-each is made by ``change`` events on the menus, and what is then shown is compared with the answer
-of ``forerun predict`` to the command that is shown.  Chromium has to be on PATH.
+The page is rewritten from the records.  Settings are spread evenly over the choices of the page;
+each is made by ``change`` events on the menus, and the displayed result is compared with the answer
+of ``forerun predict`` to the displayed command.  Chromium has to be on PATH.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import forerun
-from forerun.benchmarks.browser import Tab, opened
+from forerun.benchmarks.browser import Tab, open_page
 from forerun.calib.units import format_bytes, format_count, format_time
 
 SET = """(wanted => {
@@ -44,29 +44,29 @@ ROWS = """JSON.parse(document.getElementById("what-if-data").textContent).rows""
 
 
 def spread(rows: Sequence[Sequence[str]], number: int) -> list[Sequence[str]]:
-    """So many of the rows, evenly over all, the first among them."""
+    """Return ``number`` rows, spread evenly, including the first."""
     each = max(1.0, len(rows) / number)
     return [rows[int(place * each)] for place in range(min(number, len(rows)))]
 
 
 def predicted_cells(run: Any, command: str) -> list[str]:
-    """The cells that ``forerun predict`` says of a command that the page shows."""
+    """Return the cells that ``forerun predict`` gives for a command that the page shows."""
     _, verb, _, *words = shlex.split(command)
     if verb != "predict":
         raise ValueError(f"{command} is no forerun predict")
-    found = run.predict(words)
+    prediction = run.predict(words)
     return [
-        format_time(found.step_time_s),
-        f"{format_time(found.low_s)} to {format_time(found.high_s)}",
-        found.layout.against_text,
-        format_count(found.layout.throughput.tokens_per_s),
-        format_bytes(found.memory.total_nbytes),
-        found.layout.verdict.value,
+        format_time(prediction.step_time_s),
+        f"{format_time(prediction.low_s)} to {format_time(prediction.high_s)}",
+        prediction.layout.against_text,
+        format_count(prediction.layout.throughput.tokens_per_s),
+        format_bytes(prediction.memory.total_nbytes),
+        prediction.layout.verdict.value,
     ]
 
 
 def differences(tab: Tab, run: Any, number: int) -> tuple[int, list[str]]:
-    """How many settings were made, and those whose answers differ, in words."""
+    """Return the number of settings made, and a line for each whose answers differ."""
     wrong, settings = [], spread(tab.value(ROWS), number)
     for row in settings:
         tab.value(SET % json.dumps(row[:4]))
@@ -75,13 +75,13 @@ def differences(tab: Tab, run: Any, number: int) -> tuple[int, list[str]]:
             wrong.append(f"asked for {row[:4]}, the menus say {shown['menus']}")
         elif not shown["command"]:
             wrong.append(f"{row[:4]}: no command is shown")
-        elif (said := predicted_cells(run, shown["command"])) != shown["cells"]:
-            wrong.append(f"{shown['command']}: the page says {shown['cells']}, predict {said}")
+        elif (cells := predicted_cells(run, shown["command"])) != shown["cells"]:
+            wrong.append(f"{shown['command']}: the page says {shown['cells']}, predict {cells}")
     return len(settings), wrong
 
 
 def main() -> None:
-    """Print what was compared; exit with 1 where a setting differs."""
+    """Print what was compared; exit with 1 if a setting differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--settings", type=int, default=50)
@@ -90,15 +90,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         run.report().write(page)
-        with opened(page) as tab:
+        with open_page(page) as tab:
             number, wrong = differences(tab, run, args.settings)
-            said = [*tab.problems, *(f"asked for {url}" for url in tab.asked[1:])]
+            page_problems = [*tab.problems, *(f"asked for {url}" for url in tab.requested_urls[1:])]
         print(
             f"page of {page.stat().st_size / 1000:.0f} kB: {number} settings, {len(wrong)} differ"
         )
-    for line in (*wrong, *said):
+    for line in (*wrong, *page_problems):
         print(line)
-    raise SystemExit(bool(wrong or said))
+    raise SystemExit(bool(wrong or page_problems))
 
 
 if __name__ == "__main__":

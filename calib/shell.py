@@ -80,13 +80,13 @@ def is_word(text: str) -> bool:
 
 def without_others(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables that a shell can set, and a note that names each other one."""
-    kept = {name: value for name, value in environment.items() if is_variable(name, value)}
+    settable = {name: value for name, value in environment.items() if is_variable(name, value)}
     notes = (
         f"the variable {shown(name)} is left out: no shell sets such a name or value; set it "
         "yourself if the program needs it"
-        for name in sorted(environment.keys() - kept.keys())
+        for name in sorted(environment.keys() - settable.keys())
     )
-    return kept, tuple(notes)
+    return settable, tuple(notes)
 
 
 def shown(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Constants and the only place where SI numbers become text for people."""
+"""Unit constants, and the only place that formats SI numbers for display."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAY_S = 86400.0
 
 
 def format_time(time_s: float) -> str:
-    """Seconds as text with a fitting unit.
+    """Return seconds as text with a fitting unit.
 
     >>> format_time(1.8423), format_time(0.00512), format_time(148_320)
     ('1.842 s', '5.12 ms', '41.2 h')
@@ -35,7 +35,7 @@ def format_time(time_s: float) -> str:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Bytes as text with a binary unit.
+    """Return bytes as text with a binary unit.
 
     >>> format_bytes(76_235_669_504), format_bytes(2048)
     ('71.0 GiB', '2.0 KiB')
@@ -47,7 +47,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_frac(frac: float, *, signed: bool = False) -> str:
-    """A fraction as percent.
+    """Return a fraction as percent.
 
     >>> format_frac(0.0103), format_frac(-0.11, signed=True)
     ('1.0 %', '-11.0 %')
@@ -57,16 +57,16 @@ def format_frac(frac: float, *, signed: bool = False) -> str:
     return f"{frac * 100:+.1f} %" if signed else f"{frac * 100:.1f} %"
 
 
-CANNOT_TELL = "cannot tell"
-"""The words for a change whose interval holds 0."""
+INDISTINGUISHABLE = "cannot tell"
+"""Text for a change whose interval contains 0."""
 
 
 def format_change(
     frac: float, low_frac: float, high_frac: float, *, of: str = "per step", digits: int = 0
 ) -> str:
-    """How much less or more something takes, in percent, its interval in brackets; no sign.
+    """Return a change in percent as "less" or "more", without a sign; its interval in brackets.
 
-    Where the interval holds 0 it says no more than that.
+    If the interval contains 0, the text is ``INDISTINGUISHABLE`` and the interval.
 
     >>> format_change(-0.11, -0.15, -0.06), format_change(-0.5, -0.78, 0.02)
     ('11 % less per step (6 to 15)', 'cannot tell (2 % more to 78 % less per step)')
@@ -77,13 +77,13 @@ def format_change(
     low, high = sorted((100 * sign * low_frac, 100 * sign * high_frac))
     if low < 0 < high:
         ends = f"{-low:.{digits}f} % {other} to {high:.{digits}f} % {word} {of}"
-        return f"{CANNOT_TELL} ({ends})"
+        return f"{INDISTINGUISHABLE} ({ends})"
     ends = f"{low:.{digits}f} to {high:.{digits}f}"
     return f"{100 * abs(frac):.{digits}f} % {word} {of} ({ends})"
 
 
 def format_count(number: float) -> str:
-    """A large number in three digits, with commas.
+    """Return a large number in three significant digits, with commas.
 
     >>> format_count(71_234.0), format_count(1_124_478), format_count(0.5)
     ('71,200', '1,120,000', '0.5')
@@ -95,7 +95,7 @@ _MOST_RANKS = 4
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in short: the first four of them and how many more there are.
+    """Return a short list of ranks: the first four, and the number of the others.
 
     >>> format_ranks((3,)), format_ranks(range(7))
     ('rank 3', 'ranks 0, 1, 2, 3 and 3 more')

@@ -1,15 +1,15 @@
-"""How right the models are on a table of measurements: what is left out of a fit, and its scores.
+"""Validation of the models on a table of measurements: held-out samples and their scores.
 
 - Operators: ``random`` scores 20 % of the samples of each operator, ``leave_tp`` each degree of
-  tensor parallelism in turn.  A sample is a shape (the k-th of it where it was measured more than
+  tensor parallelism in turn.  A sample is a shape (its k-th repeat if it was measured more than
   once) in all its phases, which always fall on one side.
-- Collectives: ``random`` scores 20 % of the payloads of each curve (a collective among so many
-  ranks on so many nodes); all repeats of one fall on one side.  ``leave_span`` knows curves on a
-  quarter of the nodes at most, of which one crosses nodes; inside a node all but the most ranks.
-- Steps: ``calibrate_K`` knows K rows of a machine, ``leave_one_out`` all but one.
+- Collectives: ``random`` scores 20 % of the payloads of each curve (a collective on a number
+  of ranks and nodes); all repeats of one fall on one side.  ``leave_span`` trains on curves of at
+  most a quarter of the nodes, of which one crosses nodes; inside a node on all but the most ranks.
+- Steps: ``calibrate_K`` trains on K rows of a machine, ``leave_one_out`` on all but one.
 
-Machines never share a fit.  Scored rows are a frame with ``protocol``, ``group``, what was measured
-and predicted, and the ends of the 90 % interval (``TIMES``), all draws together.
+Machines never share a fit.  Scored rows are a frame with ``protocol``, ``group``, measured and
+predicted times, and the ends of the 90 % interval (``TIMES``), all draws together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .fit import Refusal, Timed, device_prior, fit_machine, refuse
 from .memory import memory
 from .network import CollectiveModel, Group, Samples, fit_transfers, network_prior, stated_network
 from .records import StatedNodes, StepKind, StepPredictions, StepRow
-from .regressors import first_of_least
+from .regressors import first_minimum
 from .steps import groups_of, timed_rows
 from .workload import Collective
 
@@ -47,7 +47,7 @@ PROTOCOLS: Mapping[str, Mapping[str, str]] = {
     },
     "steps": {LEAVE_ONE_OUT: "a machine with two rows or more"},
 }
-"""Needs of each protocol; ``calibrate_K`` needs a machine with more than K rows."""
+"""Requirements of each protocol; ``calibrate_K`` needs a machine with more than K rows."""
 ALL_GROUPS = "all"
 TIMES = ("measured_s", "predicted_s", "low_s", "high_s")
 FIGURES = (
@@ -56,17 +56,17 @@ FIGURES = (
 )
 RANK_FIGURES = ("kendall_tau", "kendall_tau_without_ties", "regret_median_frac", "regret_p95_frac")
 MAX_ROWS = 2000
-"""Samples of an operator that train, and samples that are scored, at most, for each seed."""
+"""Upper bound, per seed, on an operator's training samples and on its scored samples."""
 TEST_FRAC = 0.2
 _LEAST_TRAIN, _LEAST_TEST, _LEAST_PAYLOADS = 8, 5, 5
-"""A protocol is left out where it has fewer samples or payloads than these."""
+"""A protocol with fewer samples or payloads than these is skipped."""
 _NODES_FACTOR = 4
 MAX_SUBSETS = 256
-"""All subsets of rows calibrate where there are no more than these."""
-MAX_LEFT_OUT = 200
-"""Rows of a machine that are left out one at a time, at most; drawn where there are more."""
+"""Number of subsets of rows up to which all of them calibrate."""
+MAX_HELD_OUT = 200
+"""Upper bound on the rows of a machine that are held out one at a time; drawn if there are more."""
 MIN_RANKED = 4
-"""Layouts that a group needs to be ranked."""
+"""Layouts that a group needs for its ranking to be scored."""
 TIE_FRAC = 0.02
 """Measured times closer than this count as equal in ``kendall_tau_without_ties``."""
 NUM_WORST = 10
@@ -76,8 +76,8 @@ Fit = Callable[..., Any]
 
 
 def figures(rows: pd.DataFrame) -> dict[str, float]:
-    """The six figures of scored rows; errors are ``(predicted - measured) / measured``, the width
-    is half the interval over the prediction."""
+    """Return the six figures of scored rows; errors are ``(predicted - measured) / measured``, the
+    width is half the interval over the prediction."""
     measured, predicted, low, high = (rows[name].to_numpy(dtype=np.float64) for name in TIMES)
     error = (predicted - measured) / measured
     values = (
@@ -92,11 +92,12 @@ def figures(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def score_rows(rows: pd.DataFrame, table: str) -> list[dict[str, Any]]:
-    """One JSON row per protocol and group of scored rows, before them one with the group ``all``.
+    """Return one JSON row per protocol and group of scored rows, preceded by one with the group
+    ``all``.
 
     ``all`` weighs every group equally: each figure is the mean over the groups, ``n`` their sum.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for protocol, members in rows.groupby("protocol", sort=False):
         parts = {str(group): part for group, part in members.groupby("group", sort=False)}
         each = {group: figures(part) for group, part in parts.items()}
@@ -104,66 +105,70 @@ def score_rows(rows: pd.DataFrame, table: str) -> list[dict[str, Any]]:
         for group, one in {ALL_GROUPS: mean, **each}.items():
             labels = {"table": table, "protocol": protocol, "group": group}
             rounded = {name: round(float(value), 6) for name, value in one.items()}
-            found.append({**labels, "n": len(parts.get(group, members)), **rounded})
-    return found
+            records.append({**labels, "n": len(parts.get(group, members)), **rounded})
+    return records
 
 
-def joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Scored rows below each other; none where there are no parts."""
-    found = list(parts) or [pd.DataFrame(columns=["protocol", "group", *TIMES])]
-    return pd.concat(found, ignore_index=True)
+def concat_scored(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Concatenate scored rows; empty if there are no parts."""
+    frames = list(parts) or [pd.DataFrame(columns=["protocol", "group", *TIMES])]
+    return pd.concat(frames, ignore_index=True)
 
 
 def scored(protocol: str, group: str, measured_s: Vector, *logs: Vector) -> pd.DataFrame:
-    """Scored rows of one group; ``logs`` are of the prediction and both ends of its interval."""
+    """Return scored rows of one group; ``logs`` are of the prediction and both ends of its
+    interval."""
     times = dict(zip(TIMES, (measured_s, *map(np.exp, logs)), strict=True))
     return pd.DataFrame({"protocol": protocol, "group": group, **times})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """Masks over what is split: samples of one operator, or rows of one table of transfers."""
+    """Masks over samples of one operator, or over rows of one table of transfers."""
 
     train: Mask
     test: Mask
     is_drawn: bool = True
-    """False where every seed gives the same split."""
+    """False if every seed gives the same split."""
 
 
 def score_operators(
     frame: pd.DataFrame, protocol: str, seeds: Sequence[int], *, fit: Fit = fit_machine
 ) -> pd.DataFrame:
-    """Scored rows of a canonical table of operators; none where it cannot carry the protocol.
+    """Return scored rows of a canonical table of operators; none if it is too small for the
+    protocol.
 
-    A group is an operator in one phase.  All operators of a device are fitted together, without a
-    prior: every figure is from the table alone.  What no seed changes is scored once.
+    A group is an operator in one phase. All operators of a device are fitted together, without a
+    prior: every figure is from the table alone. Splits that do not depend on the seed are scored
+    once.
     """
     parts = []
     for device, rows in _devices(frame):
         cells = _cells(rows)
         for place, seed in enumerate(seeds):
-            for train, test in _masks(rows, protocol, seed, is_again=place > 0):
+            for train, test in _masks(rows, protocol, seed, is_repeated=place > 0):
                 if not test.any():
                     continue
                 known = {
-                    n: own.take(train[at]) for n, (own, at) in cells.items() if train[at].any()
+                    n: timed.take(train[at]) for n, (timed, at) in cells.items() if train[at].any()
                 }
                 model = fit(known, device=device)
                 for name in known:
-                    own, at = cells[name]
+                    timed, at = cells[name]
                     if test[at].any():
-                        asked = own.take(test[at])
-                        told = model.predict(name, asked.batch)
-                        logs = told.log_time, told.low, told.high
-                        parts.append(scored(protocol, name, asked.time_s, *logs))
-    return joined(parts)
+                        test_samples = timed.take(test[at])
+                        prediction = model.predict(name, test_samples.batch)
+                        logs = prediction.log_time, prediction.low, prediction.high
+                        parts.append(scored(protocol, name, test_samples.time_s, *logs))
+    return concat_scored(parts)
 
 
 def noise_floors(frame: pd.DataFrame) -> pd.DataFrame:
-    """How far repeats of one shape lie from their median: no predictor can do better.
+    """Return the deviation of repeats of one shape from their median, which no predictor can beat.
 
-    ``mean_frac`` and ``median_frac`` of ``|t - median of its shape| / median`` over the rows of
-    repeated shapes, by group of a canonical operator table; none for a group without any.
+    The columns are ``mean_frac`` and ``median_frac`` of ``|t - median of its shape| / median`` over
+    the rows of repeated shapes, by group of a canonical operator table; none for a group without
+    any.
     """
     frame = frame[frame["flag"] == ""]
     name = frame["group"] + "/" + frame["phase"]
@@ -176,21 +181,21 @@ def noise_floors(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def implausible(frame: pd.DataFrame) -> list[Refusal]:
-    """Returns what the gates of the fit say of the whole canonical table, device by device.
+    """Return the refusals of the fit's gates on the whole canonical table, device by device.
 
-    Refused rows train no model; they are scored like all others.
+    Refused rows train no model, but are scored like all others.
     """
-    found: list[Refusal] = []
+    refusals: list[Refusal] = []
     for device, rows in _devices(frame):
         prior = device_prior(device)
-        groups = {name: own for name, (own, _) in _cells(rows).items()}
-        found += refuse(groups, prior.peaks_for if prior.num_units else None)[1]
-    return found
+        groups = {name: timed for name, (timed, _) in _cells(rows).items()}
+        refusals += refuse(groups, prior.peaks_for if prior.num_units else None)[1]
+    return refusals
 
 
 def samples_of(rows: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which sample of one operator each row is of, and the tensor-parallel degree of each sample, 0
-    where it is unknown."""
+    """Return the sample of one operator that each row belongs to, and the tensor-parallel degree of
+    each sample, 0 if unknown."""
     tp = pd.to_numeric(rows["tp"]).fillna(0).astype(np.int64)
     shape = [rows["kind"], rows["shape"], rows["element_nbytes"], tp]
     repeat = rows.groupby(["phase", *shape], sort=False).cumcount()
@@ -203,8 +208,8 @@ def samples_of(rows: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]
 def sample_splits(
     tp: NDArray[np.int64], protocol: str, rng: np.random.Generator
 ) -> Iterator[tuple[str, Split]]:
-    """The splits of samples of one operator by their degrees, each with a label that says which fit
-    it belongs to; none where there are too few samples, or one degree only for ``leave_tp``."""
+    """Yield the splits of samples of one operator by their degrees, each with the label of its fit;
+    none if there are too few samples, or a single degree for ``leave_tp``."""
     planned: dict[str, Mask] = {}
     if protocol == RANDOM:
         place = np.argsort(rng.permutation(len(tp)))
@@ -216,8 +221,8 @@ def sample_splits(
 
 
 def usable(label: str, split: Split, rng: np.random.Generator) -> Iterator[tuple[str, Split]]:
-    """The split with ``MAX_ROWS`` samples on either side at most, drawn where there are more;
-    nothing where there are too few."""
+    """Yield the split with at most ``MAX_ROWS`` samples on either side, drawn if there are more;
+    nothing if there are too few."""
     if split.train.sum() < _LEAST_TRAIN or split.test.sum() < _LEAST_TEST:
         return
     masks = {}
@@ -230,42 +235,44 @@ def usable(label: str, split: Split, rng: np.random.Generator) -> Iterator[tuple
 
 
 def generator(device: str, group: str, protocol: str, seed: int) -> np.random.Generator:
-    """Draws of one operator, which do not depend on what else the table holds."""
+    """Return the generator of one operator's draws, which do not depend on the rest of the
+    table."""
     return np.random.default_rng([seed, zlib.crc32(f"{device}/{group}/{protocol}".encode())])
 
 
 def _devices(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The usable rows of each device, one operator after the other, numbered from 0."""
+    """Yield the usable rows of each device, grouped by operator and numbered from 0."""
     for device, rows in frame[frame["flag"] == ""].groupby("device", sort=False):
         order = np.argsort(pd.factorize(rows["group"])[0], kind="stable")
         yield str(device), rows.iloc[order].reset_index(drop=True)
 
 
 def _cells(rows: pd.DataFrame) -> dict[str, tuple[Timed, NDArray[np.int64]]]:
-    """Each operator in one phase, with the places of its rows."""
+    """Return each operator in one phase, with the positions of its rows."""
     return {
-        f"{group}/{phase}": (timed_rows(own), own.index.to_numpy())
-        for (group, _, phase), own in rows.groupby(["group", "kind", "phase"], sort=False)
+        f"{group}/{phase}": (timed_rows(cell_rows), cell_rows.index.to_numpy())
+        for (group, _, phase), cell_rows in rows.groupby(["group", "kind", "phase"], sort=False)
     }
 
 
-def _masks(rows: pd.DataFrame, protocol: str, seed: int, *, is_again: bool) -> Iterable[Mask]:
-    """Which rows of a device train together, and which of them are scored."""
-    found: dict[str, NDArray[np.bool_]] = {}
-    for (device, group), own in rows.groupby(["device", "group"], sort=False):
-        sample, tp = samples_of(own)
+def _masks(rows: pd.DataFrame, protocol: str, seed: int, *, is_repeated: bool) -> Iterable[Mask]:
+    """Return pairs of masks: rows of a device that train together, and rows that they are scored
+    on."""
+    masks: dict[str, NDArray[np.bool_]] = {}
+    for (device, group), group_rows in rows.groupby(["device", "group"], sort=False):
+        sample, tp = samples_of(group_rows)
         rng = generator(str(device), str(group), protocol, seed)
         for label, split in sample_splits(tp, protocol, rng):
-            train, test = found.setdefault(label, np.zeros((2, len(rows)), dtype=bool))
-            train[own.index] = split.train[sample]
-            test[own.index] = split.test[sample] & (split.is_drawn or not is_again)
-    return found.values()
+            train, test = masks.setdefault(label, np.zeros((2, len(rows)), dtype=bool))
+            train[group_rows.index] = split.train[sample]
+            test[group_rows.index] = split.test[sample] & (split.is_drawn or not is_repeated)
+    return masks.values()
 
 
 def fit_network(
     samples: Mapping[Group, Samples], device: str, *, cluster: StatedNodes | None = None
 ) -> CollectiveModel:
-    """Our model of the curves of one machine, with what is stated of its nodes."""
+    """Fit the transfer model of one machine's curves, with the stated figures of its nodes."""
     return fit_transfers(samples, stated_network(cluster or StatedNodes(), network_prior(device)))
 
 
@@ -278,25 +285,30 @@ def score_collectives(
     draw: Callable[[pd.DataFrame, str, Sequence[int]], Iterator[Split]] | None = None,
     label: Callable[[Group], str] = lambda group: group.collective.value,
 ) -> pd.DataFrame:
-    """Scored rows of a canonical table of collectives, with ``nbytes``, by group; none where no
-    machine (a device on a fabric) can carry the protocol."""
+    """Return scored rows of a canonical table of collectives, with ``nbytes``, by group; none if no
+    machine (a device on a fabric) is large enough for the protocol."""
     usable = (frame["flag"] == "") & (frame["num_ranks"] > 1) & (frame["time_s"] > 0)
     rows = frame[usable].replace({"collective": {Collective.RECV.value: Collective.SEND.value}})
     parts = []
     for (device, _), machine in rows.groupby(["device", "fabric"], sort=True):
         for split in (draw or transfer_splits)(machine, protocol, seeds):
-            model = fit({g: _samples(own) for g, own in groups_of(machine[split.train])}, device)
-            for group, own in groups_of(machine[split.test]):
-                asked = _samples(own)
-                told = model.estimate(group, asked.nbytes)
-                low, high = (told.log_time + k * told.half_width_log for k in (-1, 1))
-                found = scored(protocol, label(group), asked.time_s, told.log_time, low, high)
-                parts.append(found.assign(nbytes=asked.nbytes))
-    return joined(parts).sort_values("group", kind="stable", ignore_index=True)
+            model = fit(
+                {g: _samples(group_rows) for g, group_rows in groups_of(machine[split.train])},
+                device,
+            )
+            for group, group_rows in groups_of(machine[split.test]):
+                test_samples = _samples(group_rows)
+                prediction = model.estimate(group, test_samples.nbytes)
+                low, high = (prediction.log_time + k * prediction.half_width_log for k in (-1, 1))
+                scored_rows = scored(
+                    protocol, label(group), test_samples.time_s, prediction.log_time, low, high
+                )
+                parts.append(scored_rows.assign(nbytes=test_samples.nbytes))
+    return concat_scored(parts).sort_values("group", kind="stable", ignore_index=True)
 
 
 def transfer_splits(machine: pd.DataFrame, protocol: str, seeds: Sequence[int]) -> Iterator[Split]:
-    """Yields what a protocol leaves out of one machine's rows; nothing where it cannot be run."""
+    """Yield a protocol's splits of one machine's rows; nothing if it cannot be run."""
     nodes, ranks = machine["num_nodes"].to_numpy(), machine["num_ranks"].to_numpy()
     if protocol == RANDOM:
         for seed in seeds:
@@ -312,7 +324,8 @@ def payload_splits(
     rng: np.random.Generator,
     choose: Callable[[Vector, np.random.Generator], tuple[Vector, Vector]],
 ) -> Iterator[Split]:
-    """Yields the payloads of each curve that ``choose`` knows and scores; none of a short one."""
+    """Yield the split of each curve's payloads into those that ``choose`` trains on and scores;
+    short curves are left out."""
     train, test = np.zeros((2, len(machine)), dtype=np.bool_)
     nbytes = machine["nbytes"].to_numpy()
     curves = machine.groupby(["collective", "num_ranks", "num_nodes"], sort=True)
@@ -325,7 +338,8 @@ def payload_splits(
 
 
 def splits_by_nodes(nodes: Vector, is_known: Callable[[int], Mask]) -> Iterator[Split]:
-    """Each number of nodes in turn, where something that crosses nodes is known beside it."""
+    """Yield a split for each number of nodes, if the training rows include a transfer between
+    nodes."""
     for number in np.unique(nodes).tolist():
         train = is_known(number)
         if (nodes[train] > 1).any():
@@ -363,58 +377,58 @@ class ScoredSteps(Protocol):
     """A step model calibrated on some rows."""
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
-        """Step times with 90 % intervals; the rows' measured figures are not there to be read."""
+        """Return step times with 90 % intervals; the rows' measured figures are removed."""
         ...
 
 
 def machines(rows: Sequence[StepRow]) -> dict[str, list[int]]:
-    """Positions of the usable rows of each machine, in the order of the table."""
-    found: dict[str, list[int]] = {}
+    """Return the positions of the usable rows of each machine, in the order of the table."""
+    positions_by_machine: dict[str, list[int]] = {}
     for position, row in enumerate(rows):
         if not row.flag:
-            found.setdefault(row.machine, []).append(position)
-    return found
+            positions_by_machine.setdefault(row.machine, []).append(position)
+    return positions_by_machine
 
 
 def step_folds(rows: Sequence[StepRow], known: int | None, num_draws: int = 1) -> Iterator[Fold]:
-    """So many random rows of each machine calibrate, its others are scored; where ``known`` is None
-    all rows but one calibrate, each is left out in turn.
+    """Yield folds: ``known`` random rows of each machine calibrate and its others are scored; if it
+    is None, each row is held out in turn.
 
-    All subsets where they are few, else ``num_draws`` drawn with the machine's name and the draw as
-    seed.  Without rows there is one fold.
+    All subsets are used if they are few, else ``num_draws``, drawn with the machine's name and the
+    draw as seed. For ``known=0`` there is one fold per machine.
     """
     for machine, positions in machines(rows).items():
         if known is None:
-            for left in left_in_turn(machine, positions) if len(positions) > 1 else ():
-                train = [i for i in positions if i != left]
+            for held_out in draw_held_out(machine, positions) if len(positions) > 1 else ():
+                train = [i for i in positions if i != held_out]
                 yield Fold(LEAVE_ONE_OUT, machine, 0, positions, train)
         elif len(positions) > known:
             for draw, train in enumerate(_subsets(machine, positions, known, num_draws)):
                 yield Fold(f"calibrate_{known}", machine, draw, positions, train)
 
 
-def left_in_turn(machine: str, values: Sequence[Any]) -> list[Any]:
-    """``MAX_LEFT_OUT`` of the values, drawn where there are more."""
+def draw_held_out(machine: str, values: Sequence[Any]) -> list[Any]:
+    """Return ``MAX_HELD_OUT`` of the values, drawn if there are more."""
     rng = np.random.default_rng(zlib.crc32(machine.encode()))
-    chosen = np.sort(rng.permutation(len(values))[:MAX_LEFT_OUT])
+    chosen = np.sort(rng.permutation(len(values))[:MAX_HELD_OUT])
     return [values[int(i)] for i in chosen]
 
 
 def score_folds(
     rows: Sequence[StepRow], folds: Iterable[Fold], fit: Callable[[list[StepRow]], ScoredSteps]
 ) -> list[pd.DataFrame]:
-    """The scored rows of each fold.  The model never sees a measured figure of a scored row.
+    """Return the scored rows of each fold. The model never sees a measured figure of a scored row.
 
-    Beside the columns of all scored rows (``group`` is the row's): the ``row`` itself, ``draw`` and
-    ``machine`` of the fold, ``error_frac`` (predicted over measured, minus one; NaN where the model
-    abstains, and why in ``reason``), and ``memory_nbytes``, the peak of the fullest rank plus the
-    median offset of the calibration rows (NaN where none was measured or can be told).
+    Additional columns to those of all scored rows (``group`` is the row's) are the ``row`` itself,
+    ``draw`` and ``machine`` of the fold, ``error_frac`` (predicted over measured, minus one; NaN if
+    the model abstains, with its ``reason``), and ``memory_nbytes``, the peak of the fullest rank
+    plus the median offset of the calibration rows (NaN if none was measured or can be estimated).
     """
-    found = []
+    frames = []
     for one in folds:
         train, test = [rows[i] for i in one.train], [rows[i] for i in one.test]
         blind = [replace(row, measured_s=math.nan, measured_memory_nbytes=None) for row in test]
-        told = fit(train).predict(blind)
+        predictions = fit(train).predict(blind)
         measured_s = np.array([row.measured_s for row in test], dtype=np.float64)
         offsets = [r.measured_memory_nbytes - _peak(r) for r in train if r.measured_memory_nbytes]
         offset = float(np.nanmedian(offsets)) if offsets else 0.0
@@ -422,23 +436,30 @@ def score_folds(
             **{name: getattr(one, name) for name in ("protocol", "draw", "machine")},
             "group": [row.group for row in test],
             "row": test,
-            **dict(zip(TIMES, (measured_s, told.time_s, told.low_s, told.high_s), strict=True)),
-            "error_frac": told.time_s / measured_s - 1,
-            "reason": list(told.reasons or ("",) * len(test)),
+            **dict(
+                zip(
+                    TIMES,
+                    (measured_s, predictions.time_s, predictions.low_s, predictions.high_s),
+                    strict=True,
+                )
+            ),
+            "error_frac": predictions.time_s / measured_s - 1,
+            "reason": list(predictions.reasons or ("",) * len(test)),
             "memory_nbytes": [_peak(row) + offset for row in test],
         }
-        found.append(pd.DataFrame(columns))
-    return found
+        frames.append(pd.DataFrame(columns))
+    return frames
 
 
 def step_results(rows: pd.DataFrame, table: str) -> list[dict[str, Any]]:
-    """One JSON row per protocol and group; first ``all``, then each machine, then each group.
+    """Return one JSON row per protocol and group; first ``all``, then each machine, then each
+    group.
 
-    Every figure is over the rows of all draws together, each with equal weight.  Kendall's tau is
+    Every figure is over the rows of all draws together, each with equal weight. Kendall's tau is
     scipy's tau-b of predicted against measured times within a ranking group and draw that scores
     four rows or more, then the mean over these; ``..._without_ties`` leaves out pairs whose
-    measured times are within 2 %.  Regret is the measured time of the layout that the model would
-    choose over the best measured one, minus 1.  Figures that cannot be told are None.
+    measured times are within 2 %. Regret is the measured time of the layout that the model would
+    choose over the best measured one, minus 1. Figures without data are None.
     """
     results = []
     for protocol, members in rows.groupby("protocol", sort=False):
@@ -453,11 +474,11 @@ def step_results(rows: pd.DataFrame, table: str) -> list[dict[str, Any]]:
 
 
 def step_rows(rows: pd.DataFrame, table: str) -> list[dict[str, Any]]:
-    """Every scored row of every draw: measured, predicted, interval, memory."""
-    found = []
+    """Return every scored row of every draw: measured, predicted, interval, memory."""
+    records = []
     for one in rows.to_dict("records"):
         row: StepRow = one["row"]
-        told = {
+        record = {
             "table": table,
             **{name: one[name] for name in ("protocol", "draw", "machine", "group")},
             "row_id": row.row_id,
@@ -465,17 +486,17 @@ def step_rows(rows: pd.DataFrame, table: str) -> list[dict[str, Any]]:
             "measured_memory_nbytes": row.measured_memory_nbytes,
             "predicted_memory_nbytes": _number(one["memory_nbytes"]),
         }
-        found.append(told | ({"reason": one["reason"]} if one["reason"] else {}))
-    return found
+        records.append(record | ({"reason": one["reason"]} if one["reason"] else {}))
+    return records
 
 
 def worst_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows with the largest mean absolute error over draws, with the mean signed error; none of
-    a frame without rows, which may have no columns either."""
+    """Return the rows with the largest mean absolute error over draws, with the mean signed error;
+    empty for a frame without rows, which may have no columns either."""
     if rows.empty:
         return []
-    told = rows[np.isfinite(rows["error_frac"])]
-    parts = [*told.groupby(told["row"].map(lambda row: row.row_id), sort=False)]
+    predicted_rows = rows[np.isfinite(rows["error_frac"])]
+    parts = [*predicted_rows.groupby(predicted_rows["row"].map(lambda row: row.row_id), sort=False)]
     parts.sort(key=lambda part: -part[1]["error_frac"].abs().mean())
     return [
         {
@@ -489,9 +510,9 @@ def worst_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def layout_text(row: StepRow) -> str:
-    """The layout of a row in one word for each degree that is not one.
+    """Return the layout of a row as text, with one word for each degree other than one.
 
-    Micro-batch size and number of micro-batches are always there: ``tp8 pp4 dp2 mb1x32``.
+    Micro-batch size and number of micro-batches are always included: ``tp8 pp4 dp2 mb1x32``.
     """
     par, config = row.config.parallelism, row.config
     degrees = {name: getattr(par, name) for name in ("tp", "pp", "vp", "dp", "cp", "ep")}
@@ -500,7 +521,8 @@ def layout_text(row: StepRow) -> str:
 
 
 def tau_without_ties(measured: Vector, predicted: Vector) -> float:
-    """Kendall's (C - D) / (C + D) over the pairs whose measured times differ by more than 2 %."""
+    """Return Kendall's (C - D) / (C + D) over the pairs whose measured times differ by more than 2
+    %."""
     first, second = np.triu_indices(len(measured), 1)
     apart = measured[first] - measured[second]
     signs = np.sign(apart) * np.sign(predicted[first] - predicted[second])
@@ -521,7 +543,8 @@ def _subsets(
 
 
 def _peak(row: StepRow) -> float:
-    """The estimate for a row; NaN where none was measured, or can be told."""
+    """Return the estimated peak memory of a row; NaN if none was measured, or if it cannot be
+    estimated."""
     try:
         nbytes = memory(row.config).allocated_nbytes if row.measured_memory_nbytes else math.nan
     except ForerunError:
@@ -531,19 +554,21 @@ def _peak(row: StepRow) -> float:
 
 def _step_figures(rows: pd.DataFrame) -> dict[str, Any]:
     is_predicted = np.isfinite(rows["predicted_s"])
-    told = rows[is_predicted & np.isfinite(rows["low_s"])]
+    interval_rows = rows[is_predicted & np.isfinite(rows["low_s"])]
     names = (*FIGURES, "p90_draw_mape_frac", *RANK_FIGURES, "memory_mape_frac", "max_ape_frac")
-    found: dict[str, Any] = dict.fromkeys(names)
-    if len(told):
+    all_figures: dict[str, Any] = dict.fromkeys(names)
+    if len(interval_rows):
         size = rows["error_frac"].abs()[is_predicted]
         of_draws = size.groupby(rows["draw"][is_predicted]).mean()
-        found |= figures(told)
-        found["p90_draw_mape_frac"] = np.quantile(of_draws, 0.9)
-        found["max_ape_frac"] = told["error_frac"].abs().max()
+        all_figures |= figures(interval_rows)
+        all_figures["p90_draw_mape_frac"] = np.quantile(of_draws, 0.9)
+        all_figures["max_ape_frac"] = interval_rows["error_frac"].abs().max()
     peaks = np.array([row.measured_memory_nbytes or math.nan for row in rows["row"]])
-    found["memory_mape_frac"] = _mean(np.abs(rows["memory_nbytes"].to_numpy() / peaks - 1))
-    found |= _ranking(rows[is_predicted])
-    rounded = {name: None if value is None else _number(value) for name, value in found.items()}
+    all_figures["memory_mape_frac"] = _mean(np.abs(rows["memory_nbytes"].to_numpy() / peaks - 1))
+    all_figures |= _ranking(rows[is_predicted])
+    rounded = {
+        name: None if value is None else _number(value) for name, value in all_figures.items()
+    }
     return {"n": len(rows), "num_abstained": int((~is_predicted).sum()), **rounded}
 
 
@@ -554,7 +579,7 @@ def _ranking(rows: pd.DataFrame) -> dict[str, Any]:
             measured, predicted = part["measured_s"].to_numpy(), part["predicted_s"].to_numpy()
             taus.append(float(np.asarray(kendalltau(predicted, measured))[0]))
             plain.append(tau_without_ties(measured, predicted))
-            regrets.append(float(measured[first_of_least(predicted)] / measured.min() - 1))
+            regrets.append(float(measured[first_minimum(predicted)] / measured.min() - 1))
     if not regrets:
         return {}
     values = _mean(taus), _mean(plain), np.median(regrets), np.quantile(regrets, 0.95)
@@ -562,7 +587,7 @@ def _ranking(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float] | Vector) -> float:
-    """Returns the mean of the finite ones; NaN where there are none."""
+    """Return the mean of the finite values; NaN if there are none."""
     finite = [v for v in values if math.isfinite(v)]
     return float(np.mean(finite)) if finite else math.nan
 

@@ -1,10 +1,11 @@
-"""Hold identifiers and the openings of docstrings to the glossary (``python docs/lexicon.py``).
+"""Check identifiers and docstring openings against the glossary (``python docs/lexicon.py``).
 
     python docs/lexicon.py                 every place that breaks it; status 1 where there is one
     python docs/lexicon.py --count [DIR]   how often each word stands, here or in another checkout
 
-Words come from ``docs/glossary.md``: what its third column has in ``code`` type is no part of an
-identifier, but for the names of its last table.  Names of tests are sentences, and are not read.
+Words come from ``docs/glossary.md``: an identifier may not contain a word that is in ``code`` type
+in its third column, except for the names in its last table.  Names of tests are sentences, and are
+not checked.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _BUILTINS = frozenset(dir(builtins))
 
 @dataclass(frozen=True, kw_only=True)
 class Lexicon:
-    """The words that the glossary replaces, and patterns of names that may have them."""
+    """Words that the glossary replaces, and patterns of names that may contain them."""
 
     replaced: frozenset[str]
     exceptions: tuple[str, ...]
 
     def words(self, name: str) -> Iterator[str]:
-        """Yield the replaced words that are parts of an identifier, whatever its exceptions."""
+        """Yield the replaced words that are parts of an identifier; exceptions are not applied."""
         if not name.startswith("test_") and name not in _BUILTINS:
             yield from (w for w in map(str.lower, _WORDS.findall(name)) if w in self.replaced)
 
     def allows(self, name: str) -> bool:
-        """Return True for a name of the last table."""
+        """Return True for a name in the last table."""
         return any(fnmatch(name.strip("_"), pattern) for pattern in self.exceptions)
 
 
@@ -74,7 +75,7 @@ def read_lexicon(text: str) -> Lexicon:
 
 
 def places(path: Path, root: Path, lexicon: Lexicon) -> Iterator[Place]:
-    """Yield every place of a Python file, exceptions too."""
+    """Yield every violation in a Python file, exceptions included."""
     text, shown = path.read_text(encoding="utf-8"), path.relative_to(root).as_posix()
     openings = list[tuple[int, str]]()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -101,7 +102,7 @@ def sources(root: Path) -> Iterator[Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print places that break the glossary, or counts of its words."""
+    """Print violations of the glossary, or counts of its words."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", metavar="DIR", nargs="?", type=Path, const=ROOT)
     root = parser.parse_args(argv).count

@@ -1,4 +1,4 @@
-"""The pages of docs/reference, written from the code: what is there is told, and nothing else.
+"""Generate the pages of docs/reference from the code alone.
 
 python docs/reference.py    writes them; a test fails where they say something else than the code
 """
@@ -24,8 +24,8 @@ from reference_schemas import key_rows, schema_of
 from reference_words import (
     EXIT_CODES,
     FOREIGN_VARIABLES,
-    LEFT_FILES,
     OF_ANSWERS,
+    OUTPUT_FILES,
     SAYS,
     VARIABLES,
     WRAPPER_EXIT_CODES,
@@ -36,7 +36,7 @@ _MADE = "<!-- Written by docs/reference.py: change the code, then run it. -->\n\
 
 
 def pages() -> dict[str, str]:
-    """The text of each page, by the name of its file in docs/reference."""
+    """Return the text of each page, by the name of its file in docs/reference."""
     made = {
         "flags.md": flags(),
         "verbs.md": verbs(),
@@ -51,9 +51,9 @@ def pages() -> dict[str, str]:
 
 
 def flags() -> str:
-    """Every ``--calibrate-...``, as declared."""
+    """Return every ``--calibrate-...``, as declared."""
     rows = [
-        (f"`--calibrate-{flag.name}={flag.metavar}`", flag.default, flag.told, _reads(flag))
+        (f"`--calibrate-{flag.name}={flag.metavar}`", flag.default, flag.description, _reads(flag))
         for flag, _ in options()
     ]
     return _page(
@@ -80,30 +80,30 @@ def _reads(flag: Flag) -> str:
 
 
 def verbs() -> str:
-    """Every verb with its words and options, as its parser has them."""
+    """Return every verb with its arguments and options, as its parser has them."""
     return _page("Verbs", SAYS["verbs"], *(_verb(name, sub) for name, sub in parsers()))
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Each verb and its parser."""
+    """Yield each verb and its parser."""
     yield from _verb_action().choices.items()
 
 
 def _verb_action() -> Any:
-    found = build_parser()._subparsers
-    assert found is not None
-    return found._group_actions[0]
+    subparsers = build_parser()._subparsers
+    assert subparsers is not None
+    return subparsers._group_actions[0]
 
 
 def _verb(name: str, sub: argparse.ArgumentParser) -> str:
-    (told,) = (one.help for one in _verb_action()._choices_actions if one.dest == name)
-    text = _sentence(told) + (f"\n\n{_sentence(sub.description)}" if sub.description else "")
+    (help_text,) = (one.help for one in _verb_action()._choices_actions if one.dest == name)
+    text = _sentence(help_text) + (f"\n\n{_sentence(sub.description)}" if sub.description else "")
     rows = [(_written(action), action.help or "") for action in shown_actions(sub)]
     return f"## {name}\n\n{text}\n\n{table(('word or option', 'meaning'), rows)}"
 
 
 def shown_actions(sub: argparse.ArgumentParser) -> list[argparse.Action]:
-    """What a user can write behind a verb, help aside."""
+    """Return the arguments that a user can give to a verb, without help."""
     return [one for one in sub._actions if one.dest != "help" and one.help != argparse.SUPPRESS]
 
 
@@ -120,14 +120,14 @@ def _written(action: argparse.Action) -> str:
 
 
 def files() -> str:
-    """The files of a directory, and the keys of each that is JSON."""
-    rows = [(f"`{name}`", told) for name, told in LEFT_FILES.items()]
+    """Return the files of a directory, and the keys of each that is JSON."""
+    rows = [(f"`{name}`", description) for name, description in OUTPUT_FILES.items()]
     parts = [_file(name) for name in FILE_NAMES]
     return _page("Files of a directory", SAYS["files"], table(("file", "holds"), rows), *parts)
 
 
 def _file(name: str) -> str:
-    """A section of its own for each; parts that are files as well have theirs there."""
+    """Return the section of a file; parts that are files as well have their own section."""
     schema = file_schema(name)
     if name == "answer":
         properties = schema["$defs"][name]["properties"]
@@ -137,10 +137,10 @@ def _file(name: str) -> str:
 
 
 def answers() -> str:
-    """The keys of what verbs print with ``--json``."""
+    """Return the keys of the verbs' output with ``--json``."""
     parts = [
-        _schema(told, schema_of(ANSWERS.with_name(file), root))
-        for told, (file, root) in OF_ANSWERS.items()
+        _schema(description, schema_of(ANSWERS.with_name(file), root))
+        for description, (file, root) in OF_ANSWERS.items()
     ]
     return _page("Answers of verbs as JSON", SAYS["answers"], *parts)
 
@@ -152,7 +152,7 @@ def _schema(title: str, schema: dict[str, Any]) -> str:
 
 
 def values() -> str:
-    """Values of each step and of the end, as sinks get them."""
+    """Return values of each step and of the end, as sinks receive them."""
     steps = [
         (f"`{name}`", f"`{prometheus_name(name)[0]}`", value.meaning)
         for name, value in RUN_VALUES.items()
@@ -169,7 +169,7 @@ def values() -> str:
 
 
 def exit_codes() -> str:
-    """Codes of verbs, then those of ``forerun run``."""
+    """Return exit codes of verbs, then those of ``forerun run``."""
     return _page(
         "Exit codes",
         SAYS["exit_codes"],
@@ -181,7 +181,7 @@ def exit_codes() -> str:
 
 
 def environment() -> str:
-    """Variables of ours, and those of others that are read."""
+    """Return our environment variables, and those of others that are read."""
     return _page(
         "Environment variables",
         SAYS["environment"],
@@ -193,14 +193,14 @@ def environment() -> str:
 
 
 def python() -> str:
-    """The names of ``forerun``, with their signatures and what they say of themselves."""
+    """Return the names of ``forerun``, with their signatures and docstrings."""
     from reference_python import python_parts
 
     return _page("Python API", SAYS["python"], *python_parts())
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; a bar within a cell is written so that it stays in it."""
+    """Return a Markdown table; a bar within a cell is escaped."""
     lines = [tuple(head), ("---",) * len(head), *rows]
     cells = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
@@ -211,12 +211,16 @@ def _page(title: str, *parts: str) -> str:
 
 
 def _sentence(text: str | None) -> str:
-    told = inspect.cleandoc(text or "").strip()
-    return f"{told[:1].upper()}{told[1:]}{'' if told.endswith('.') else '.'}" if told else ""
+    sentence = inspect.cleandoc(text or "").strip()
+    return (
+        f"{sentence[:1].upper()}{sentence[1:]}{'' if sentence.endswith('.') else '.'}"
+        if sentence
+        else ""
+    )
 
 
 def main() -> int:
-    """Write the pages; 0."""
+    """Write the pages; return 0."""
     PAGES.mkdir(exist_ok=True)
     for name, text in pages().items():
         (PAGES / name).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""JSON Schemas as rows: each key by its path, its type, and what it means."""
+"""JSON Schemas as rows: each key by its path, its type, and its meaning."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _UNITS = {
     "w": "watt",
     "usd": "in the currency of the price",
 }
-"""By the end of a key."""
+"""Unit by the suffix of a key."""
 
 
 def schema_of(file: Path, root: str = "") -> dict[str, Any]:
-    """A schema file, begun at one of its definitions where ``root`` names it."""
+    """Return a schema file, starting at the definition ``root`` if given."""
     value = json.loads(file.read_text(encoding="utf-8"))
     if not root:
         return value
@@ -36,7 +36,7 @@ def schema_of(file: Path, root: str = "") -> dict[str, Any]:
 
 
 def key_rows(schema: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Each key once, as ``parts[].time_s``; its type with its unit; what it means."""
+    """Return each key once, as ``parts[].time_s``; its type with its unit; its meaning."""
     rows: dict[str, tuple[str, str, str]] = {}
     for path, spec in _keys(schema, schema["$defs"], "", ()):
         rows.setdefault(
@@ -52,17 +52,17 @@ def _keys(
         if name in inside:
             return
         spec, inside = {**known[name], **spec}, (*inside, name)
-    for key, held in spec.get("properties", {}).items():
+    for key, child in spec.get("properties", {}).items():
         here = f"{path}.{key}" if path else key
-        yield here, held
-        yield from _keys(held, known, here, inside)
+        yield here, child
+        yield from _keys(child, known, here, inside)
     for each in ("allOf", "anyOf", "oneOf"):
         for part in spec.get(each, ()):
             yield from _keys(part, known, path, inside)
     if isinstance(spec.get("items"), dict):
         yield from _keys(spec["items"], known, f"{path}[]", inside)
-    if isinstance(held := spec.get("additionalProperties"), dict):
-        yield from _keys(held, known, f"{path}.NAME", inside)
+    if isinstance(child := spec.get("additionalProperties"), dict):
+        yield from _keys(child, known, f"{path}.NAME", inside)
 
 
 def _type(path: str, spec: dict[str, Any], known: dict[str, Any]) -> str:
@@ -82,5 +82,5 @@ def _types(spec: dict[str, Any], known: dict[str, Any]) -> Iterator[str]:
     elif "enum" in spec:
         yield ", ".join(f"`{json.dumps(one)}`" for one in spec["enum"])
     elif "type" in spec:
-        held = spec["type"]
-        yield from held if isinstance(held, list) else (held,)
+        type_names = spec["type"]
+        yield from type_names if isinstance(type_names, list) else (type_names,)

@@ -1,4 +1,4 @@
-"""What the reference says that no declaration holds; tests hold each name against the code."""
+"""Text of the reference that no declaration contains; tests check each name against the code."""
 
 # ruff: noqa: E501  The lines are sentences of the pages.
 
@@ -102,7 +102,7 @@ FOREIGN_VARIABLES = {
     "NO_COLOR": "tables without colours",
 }
 
-LEFT_FILES = {
+OUTPUT_FILES = {
     "report.html": "everything: charts, tables and text; the page needs no network",
     "report.md": "the same as text",
     "decision.json": "go on, stop or none yet; the reasons with their numbers; the new command line, "

@@ -1,4 +1,4 @@
-"""In the training process: what a ``--calibrate`` session puts around a Megatron training loop.
+"""Training-process side of ``--calibrate``: the instruments around a Megatron training loop.
 
 ::
 
@@ -10,8 +10,8 @@
             optimizer.step()         recorder: marks in integer arrays, of host or device time
         on_training_step_end()       instruments.take_off; live: one event to the companion
     (window closes)                  writer: attribution makes records of the marks, in its thread
-                                     large worlds: exchange says who records, and sends the rest
+                                     large worlds: exchange selects recording ranks, sends the rest
 
-Nothing here raises into training, waits for the device, or draws a random number; ``guard`` takes
-everything off after three faults.
+Nothing here raises into training, waits for the device, or draws a random number; ``guard`` removes
+all hooks after three faults.
 """

@@ -1,4 +1,4 @@
-"""Where ``--calibrate`` begins: one session a process, and every adapter waits for its host."""
+"""Entry point of ``--calibrate``: one session per process; each adapter waits for its host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .session import begin
 
 
 def start(settings: Settings) -> None:
-    """Begin this process's session and wait for a host; a second call changes nothing."""
+    """Begin this process's session and wait for a host; a second call does nothing."""
     session = begin(settings)
     if session is not None:
         for wait_for in ADAPTERS:

@@ -1,1 +1,1 @@
-"""The edge: what the user starts, asks and reads."""
+"""User-facing layer: command line, launching, answers and files."""

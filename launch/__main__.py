@@ -1,6 +1,6 @@
-"""``torchrun ... -m forerun.launch script.py ... --calibrate``: the explicit way in.
+"""``torchrun ... -m forerun.launch script.py ... --calibrate``: the explicit entry point.
 
-It does what the packaging entry point does, also where that is switched off
+It does what the packaging entry point does, even if that is switched off
 (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), and then runs the script as Python would.
 """
 
@@ -15,7 +15,7 @@ USAGE = "usage: torchrun ... -m forerun.launch (script.py | -m module) [argument
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the script or module that the arguments begin with; 2 where they name none."""
+    """Run the script or module that the arguments begin with; return 2 if they name none."""
     is_module = arguments[:1] == ["-m"]
     script_argv = list(arguments[1:] if is_module else arguments)
     if not script_argv or script_argv[0].startswith("-"):
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     if not is_module:
         sys.path[0] = os.path.dirname(os.path.realpath(target))
 
-    import torch  # noqa: F401  the hooks look for it, and so does the entry point
+    import torch  # noqa: F401  both the hooks and the entry point look for it in sys.modules
 
     from .autoload import load
 

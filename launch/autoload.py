@@ -1,4 +1,4 @@
-"""What the entry point begins in a worker: the stand-in and the session, where asked for."""
+"""Start-up in a worker, called by the entry point: the stand-in and the session, if requested."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .._forerun_autoload import load as load  # the entry point of older installations
+from .._forerun_autoload import load as load  # entry point of older installations
 from .._forerun_autoload import print_note
 
 _begun: list[Sequence[str]] = []
@@ -15,8 +15,8 @@ _begun: list[Sequence[str]] = []
 def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool) -> None:
     """Start the stand-in and the session; a second call does nothing.
 
-    ``calibrate_flags`` are our flags as they were written; they count only where ``is_calibrating``.  A mistake
-    in them is one line, and training goes on.
+    ``calibrate_flags`` are our flags as written, used only if ``is_calibrating``.  An error in them
+    is printed as one line, and training goes on.
     """
     if _begun:
         return

@@ -1,7 +1,7 @@
-"""The command line: one verb per question, errors to exit codes.
+"""Command line: one verb per question; errors become exit codes.
 
 Exit codes: 0 answer, 1 answer and a threshold crossed, 2 usage or configuration, 3 not enough data;
-``run``: the code of its command, or 93 where it was stopped on advice and is not to be requeued.
+``run``: the code of its command, or 93 if it was stopped on advice and must not be requeued.
 """
 
 from __future__ import annotations
@@ -47,21 +47,20 @@ VERBS = {
     "run": "start a training command and own the exit code that the scheduler sees",
     "doctor": "what is installed here and would be attached; with a launch: what it wastes",
 }
-"""What each verb answers; the module of ``verbs`` that has its name says what it takes."""
+"""Question that each verb answers; the ``verbs`` module of that name defines its arguments."""
 _MODULES = {"import": "import_tables", "watch": "status"}
-"""Verbs whose module has another name."""
+"""Verbs whose module is named differently."""
 _BARE = frozenset({"doctor", "run", "status", "watch"})
-"""Verbs of the standard library."""
+"""Verbs that need only the standard library."""
 _CACHED = frozenset({"plan", "predict", "explain", "normal", "report"})
-"""Verbs that answer from a cached fit, which holds for the packages that it was made with: those
-are looked at where there is none."""
+"""Verbs that answer from a cached fit; missing packages are reported only if there is none."""
 _SLOW = _CACHED | {"diff", "validate", "import", "probe"}
-"""Verbs that may be waited for."""
+"""Verbs that show a progress indicator."""
 _FIRST = ("--help", "-h", "--version")
-"""What may stand in place of a verb."""
+"""Options accepted in place of a verb."""
 _NUM_ALLOCATED = 100_000
-"""New objects between two looks for garbage.  What is imported stays to the end: looking through it
-again and again, and once more at exit, takes a tenth of a quick answer."""
+"""Threshold of the garbage collector, in new objects.  Imported modules live until exit: collecting
+over them repeatedly, and once more at exit, takes a tenth of a quick answer's time."""
 _QUESTIONS = (
     ("when it ends, and where a step goes", "report DIR"),
     ("where the run is now, until it ends", "watch DIR"),
@@ -80,7 +79,7 @@ _QUESTIONS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit code."""
+    """Run one verb and return the exit code."""
     words, command = _split_command(sys.argv[1:] if argv is None else argv)
     words = with_directory_placeholder(words)
     if (code := _without_verb(words)) is not None:
@@ -92,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and not getattr(args, "takes_options", False):
         return _fail(untaken_option_message(verb_parsers(), args.verb, rest), ExitCode.USAGE)
     args.options, args.command = [*(getattr(args, "layout_words", None) or ()), *rest], command
-    if argv is None:  # in a process of our own
+    if argv is None:  # called as the program, so the process is ours
         gc.set_threshold(_NUM_ALLOCATED)
         atexit.register(gc.freeze)
     try:
@@ -120,9 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the verb that ``words`` begin with, or of all verbs where they begin with none.
+    """Return the parser of the verb that ``words`` begin with, or of all verbs if there is none.
 
-    Options of Megatron pass through ``predict`` by their own names.
+    ``predict`` accepts Megatron's options under their own names.
     """
     parser = VerbParser(
         prog="forerun",
@@ -144,21 +143,21 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def verb_parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each verb by its name."""
+    """Return the parser of each verb, by name."""
     actions = build_parser()._actions
     return next(dict(a.choices) for a in actions if isinstance(a, argparse._SubParsersAction))
 
 
 def _split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and the command of another run behind the first ``--``."""
+    """Return our arguments, and the command of another run after the first ``--``."""
     words = list(argv)
     place = words.index("--") if "--" in words else len(words)
     return words[:place], words[place + 1 :]
 
 
 def _without_verb(words: Sequence[str]) -> int | None:
-    """What can be asked, for who asks nothing; what is near to a word that is no verb; else
-    None."""
+    """Print the list of questions if there are no words, or an error with the nearest verb if the
+    first is not a verb; return the exit code, or None if it is a verb."""
     if not words:
         print(_questions())
         return ExitCode.ANSWER
@@ -179,25 +178,25 @@ def _questions() -> str:
 
 
 def _module(verb: str) -> Any:
-    """The module of a verb, imported only now so that help stays quick."""
+    """Import and return the module of a verb, only now so that help stays quick."""
     return importlib.import_module(f".verbs.{_MODULES.get(verb, verb)}", __package__)
 
 
 def _fail(err: Exception | str, code: ExitCode) -> int:
-    with suppress(OSError, ValueError):  # where nobody can be told, the code still says it
+    with suppress(OSError, ValueError):  # without stderr, the exit code remains
         if sys.stderr is not None:
             print(f"forerun: {err}", file=sys.stderr, flush=True)
     return code
 
 
 def _of_system(err: OSError) -> str:
-    """A full disk, a file that may not be read, an output that is gone: where, and what."""
+    """Return path and reason of a system error: disk full, permission denied, output closed."""
     what = err.strerror or type(err).__name__
     return f"{err.filename}: {what}" if err.filename is not None else f"cannot write: {what}"
 
 
 def _drop_output() -> None:
-    """What could not be written is not tried again at exit, which would change the exit code."""
+    """Redirect stdout to the null device: a failing flush at exit would change the exit code."""
     with suppress(OSError, ValueError):
         if sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,1 +1,1 @@
-"""What a user copies: launch scripts and the small Megatron-core pre-training script."""
+"""Recipes to copy: launch scripts and a small Megatron-core pre-training script."""

@@ -1,9 +1,9 @@
-"""Pre-train a recipe of Megatron-Bridge; Forerun needs no line of it.
+"""Pre-train a recipe of Megatron-Bridge; Forerun needs no change to it.
 
     torchrun --standalone --nproc-per-node 8 bridge.py train.train_iters=2000 --calibrate
 
 All other words are Hydra overrides (``model.tensor_model_parallel_size=2``): the command of a
-faster layout, which ``forerun plan DIR --show 1`` prints, is written in these and runs as it is.
+faster layout, which ``forerun plan DIR --show 1`` prints, uses them and runs unchanged.
 Needs ``forerun[analysis]`` and Megatron-Bridge 0.3 or later, on GPUs.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-# Before the arguments are read: this import takes --calibrate and what belongs to it out of them.
+# Before the arguments are parsed: this import removes --calibrate and its options from them.
 import torch
 from megatron.bridge.recipes.llama import llama32_1b_pretrain_config  # <- yours
 from megatron.bridge.training.gpt_step import forward_step
@@ -20,7 +20,7 @@ from megatron.bridge.training.utils.omegaconf_utils import process_config_with_o
 
 
 def main() -> None:
-    """Train to the recipe's last iteration, or until a stop was advised and asked for."""
+    """Train to the recipe's last iteration, or until an advised and requested stop."""
     config = process_config_with_overrides(llama32_1b_pretrain_config(), cli_overrides=sys.argv[1:])
     # Without --calibrate in the launch: callbacks=[forerun.bridge_callback(steps=20)].
     pretrain(config=config, forward_step_func=forward_step)

@@ -1,9 +1,9 @@
-"""Train a small Llama under FSDP2 in a loop of one's own; Forerun needs no line of it.
+"""Train a small Llama under FSDP2 in a plain loop; Forerun needs no change to it.
 
     torchrun --standalone --nproc-per-node 2 fsdp2_loop.py --calibrate --calibrate-total-steps=60
 
-The optimizer's steps are the run's, and the decoder's shape is read from the model.  Nothing in
-such a loop says how long it is: without ``--calibrate-total-steps`` there is no end to forecast.
+The optimizer's steps are the run's, and the decoder's shape is read from the model.  Such a loop
+does not show its length: without ``--calibrate-total-steps`` there is no end to forecast.
 Needs ``forerun[analysis]`` and transformers.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 
-# Before the arguments are read: this import takes --calibrate and what belongs to it out of them.
+# Before the arguments are parsed: this import removes --calibrate and its options from them.
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,7 +25,7 @@ BATCH_SIZE, SEQ_LENGTH, VOCAB_SIZE = 4, 64, 256
 
 
 def main() -> None:
-    """Train to the last step, or until a stop was advised and asked for."""
+    """Train to the last step, or until an advised and requested stop."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
@@ -35,7 +35,7 @@ def main() -> None:
     dist.init_process_group()
     torch.manual_seed(1)
     model = sharded_llama(device)
-    # After fully_shard: the optimizer has to hold the shards.
+    # After fully_shard: the optimizer must get the shards.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for step in range(1, args.steps + 1):
@@ -47,14 +47,15 @@ def main() -> None:
         optimizer.zero_grad()
         if step % 20 == 0 and dist.get_rank() == 0:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
-        # The same answer on all ranks; True only with --calibrate-on-advice=stop.
+        # The same result on all ranks; True only with --calibrate-on-advice=stop.
         if forerun.should_stop():
             break  # save a checkpoint here
     dist.destroy_process_group()
 
 
 def sharded_llama(device: str) -> torch.nn.Module:
-    """A decoder of four layers, each a unit of its own, so that one is gathered at a time."""
+    """Return a decoder of four layers, each its own FSDP unit, so that one is gathered at a
+    time."""
     model = LlamaForCausalLM(
         LlamaConfig(
             num_hidden_layers=4,

@@ -7,7 +7,7 @@ import sys
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The arguments, checked; ends the process with status 2 where they do not fit together."""
+    """Return the checked arguments; exits with status 2 if they are inconsistent."""
     parser = argparse.ArgumentParser(
         prog="pretrain_gpt.py", description="Pre-train a GPT on bytes with megatron.core alone."
     )
@@ -25,7 +25,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def fit_to_world(args: argparse.Namespace, world_size: int) -> None:
-    """Derive data-parallel size and micro-batches; ends the process where they do not fit."""
+    """Derive data-parallel size and micro-batches; exits if they do not fit."""
     ranks = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     if world_size % ranks:
         sys.exit(f"world size {world_size} is not a multiple of TP x PP = {ranks}; add ranks")

@@ -1,6 +1,6 @@
 """Checkpoints: one file per rank and a tracker file, as Megatron-LM's ``--ckpt-format torch``.
 
-A checkpoint is read back by the layout that wrote it.
+A checkpoint can only be loaded by the layout that wrote it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def load_checkpoint(
     optimizer: MegatronOptimizer,
     scheduler: OptimizerParamScheduler,
 ) -> int:
-    """The iteration to go on from: 0 where the folder holds no checkpoint."""
+    """Load the checkpoint and return its iteration; 0 if the folder has none."""
     tracker = Path(args.load) / TRACKER
     if not tracker.exists():
         if torch.distributed.get_rank() == 0:
@@ -80,7 +80,8 @@ def load_checkpoint(
 
 
 def layout(args: argparse.Namespace) -> str:
-    """The layout in words, such as ``TP2 PP1 DP4``; VP and the distributed optimizer where used."""
+    """Return the layout as text, such as ``TP2 PP1 DP4``, with VP and distributed optimizer if
+    used."""
     words = [
         f"TP{args.tensor_model_parallel_size}",
         f"PP{args.pipeline_model_parallel_size}",
@@ -98,15 +99,15 @@ def _rank_file(folder: Path) -> Path:
 
 
 def _parts(optimizer: MegatronOptimizer) -> list[Any]:
-    """The optimizers that Megatron chains, each around one of torch's."""
+    """Return the optimizers that Megatron chains, each around one of torch's."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def _optimizer_state(part: Any) -> dict[str, Any]:
-    """Torch's own state and the weights it steps: this rank's shard, or the float32 copies.
+    """Return torch's own state and the weights it steps: this rank's shard, or the float32 copies.
 
-    Megatron's ``save_parameter_state`` cannot be read back with torch's Adam (0.16.1: it leaves the
-    step out).
+    Megatron's ``save_parameter_state`` cannot be loaded with torch's Adam (0.16.1: it omits the
+    step).
     """
     inner = part.optimizer
     weights = [weight.detach() for group in inner.param_groups for weight in group["params"]]

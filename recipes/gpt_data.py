@@ -1,4 +1,4 @@
-"""Bytes as tokens: windows of text files, where the sample number alone decides the sample.
+"""Bytes as tokens: windows of text files, determined by the sample number alone.
 
 Every tensor rank and every pipeline stage reads the same micro-batch by itself; Megatron-LM reads
 on one tensor rank and broadcasts.  For byte windows the reading costs less than the broadcast.
@@ -19,14 +19,14 @@ Batch = dict[str, torch.Tensor]
 
 
 class Split(IntEnum):
-    """Which part of the bytes: the first 95 % are for training."""
+    """Part of the bytes: the first 95 % are for training."""
 
     TRAIN = 0
     VALID = 1
 
 
 class Corpus:
-    """All files end to end; raises ``SystemExit`` where they are shorter than a few samples."""
+    """All files concatenated; raises ``SystemExit`` if they are shorter than a few samples."""
 
     def __init__(self, paths: list[Path], *, seq_length: int, seed: int) -> None:
         self._parts = [np.memmap(path, dtype=np.uint8, mode="r") for path in paths]
@@ -42,7 +42,7 @@ class Corpus:
             )
 
     def window(self, split: Split, sample: int) -> np.ndarray:
-        """The ``seq_length + 1`` bytes of one sample."""
+        """Return the ``seq_length + 1`` bytes of one sample."""
         low, high = self._ranges[split]
         draw = np.random.default_rng((self._seed, int(split), sample))
         start = low + int(draw.integers(high - low - self._length))
@@ -60,20 +60,20 @@ class Corpus:
 
 
 class CountingCorpus:
-    """Mock data: each sample counts upwards from its own byte in its own stride."""
+    """Mock data: each sample counts upwards from its own byte with its own stride."""
 
     def __init__(self, *, seq_length: int, seed: int) -> None:
         self._length, self._seed = seq_length + 1, seed
 
     def window(self, split: Split, sample: int) -> np.ndarray:
-        """The ``seq_length + 1`` bytes of one sample."""
+        """Return the ``seq_length + 1`` bytes of one sample."""
         draw = np.random.default_rng((self._seed, int(split), sample))
         first, stride = draw.integers(256), draw.integers(1, 8)
         return ((first + stride * np.arange(self._length)) % 256).astype(np.uint8)
 
 
 def open_corpus(args: argparse.Namespace) -> Corpus | CountingCorpus:
-    """The data that the arguments name."""
+    """Return the data that the arguments name."""
     if args.mock_data:
         return CountingCorpus(seq_length=args.seq_length, seed=args.seed)
     if args.data_path:
@@ -101,9 +101,10 @@ def rows(
     data_parallel_rank: int,
     data_parallel_size: int,
 ) -> Iterator[np.ndarray]:
-    """Micro-batches of one data-parallel rank, without end, from the global sample number on.
+    """Yield micro-batches of one data-parallel rank without end, from global sample
+    ``first_sample`` on.
 
-    Each is ``(micro_batch_size, seq_length + 1)``; ranks take turns, as in Megatron's sampler.
+    Each is ``(micro_batch_size, seq_length + 1)``; ranks alternate, as in Megatron's sampler.
     """
     sample = first_sample + data_parallel_rank * micro_batch_size
     while True:
@@ -112,7 +113,7 @@ def rows(
 
 
 def to_batches(micro_batches: Iterator[np.ndarray]) -> Iterator[Batch]:
-    """Tokens and the labels that follow them, on the device."""
+    """Yield tokens and the labels that follow them, on the device."""
     for bytes_of in micro_batches:
         tokens = torch.from_numpy(bytes_of.astype(np.int64)).cuda(non_blocking=True)
         yield {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}

@@ -1,4 +1,4 @@
-"""What a run says: Megatron's log line on the last rank, and W&B where a project is named."""
+"""Output of a run: Megatron's log line on the last rank, and W&B if a project is named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Losses = list[dict[str, torch.Tensor]]
 
 
 class Log:
-    """Means over ``--log-interval`` steps; evaluation and saving are left out of the step time."""
+    """Means over ``--log-interval`` steps; evaluation and saving are excluded from the step
+    time."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -35,7 +36,7 @@ class Log:
         grad_norm: float | None,
         scheduler: OptimizerParamScheduler,
     ) -> None:
-        """Take one step's losses; print at the end of an interval.
+        """Add one step's losses; print at the end of an interval.
 
         Collective on the last stage.
         """
@@ -72,7 +73,7 @@ class Log:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave what happens inside out of the step time."""
+        """Exclude the time inside from the step time."""
         begin_s = time.perf_counter()
         try:
             yield
@@ -80,7 +81,7 @@ class Log:
             self._paused_s += time.perf_counter() - begin_s
 
     def close(self) -> None:
-        """Finish the W&B run, where there is one."""
+        """Finish the W&B run, if there is one."""
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -102,12 +103,12 @@ class Log:
 
 
 def bits(loss: float) -> str:
-    """The float32 pattern, to compare runs exactly: ``bits(1.0)`` is ``0x3f800000``."""
+    """Return the float32 bit pattern, to compare runs exactly: ``bits(1.0)`` is ``0x3f800000``."""
     return "0x" + struct.pack(">f", loss).hex()
 
 
 def is_last() -> bool:
-    """True on the rank that prints."""
+    """Return True on the rank that prints."""
     return dist.get_rank() == dist.get_world_size() - 1
 
 
@@ -118,7 +119,7 @@ def print_last(text: str) -> None:
 
 
 def _mean_loss(losses: Losses) -> torch.Tensor | None:
-    """Mean per token over micro-batches and data-parallel ranks; None but on the last stage."""
+    """Return the mean per token over micro-batches and replicas; None except on the last stage."""
     if not parallel_state.is_pipeline_last_stage():
         return None
     total = torch.stack([report["lm loss"] for report in losses]).sum(dim=0)

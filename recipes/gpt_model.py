@@ -1,4 +1,4 @@
-"""Builds the GPT, its data-parallel wrapper, the optimizer and the schedule from the arguments."""
+"""Build the GPT, its data-parallel wrapper, the optimizer and the schedule from the arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Chunks = list[DistributedDataParallel]
 def build(
     args: argparse.Namespace,
 ) -> tuple[Chunks, MegatronOptimizer, OptimizerParamScheduler, TransformerConfig]:
-    """The model chunks of this rank, the optimizer, its schedule, and the shared configuration."""
+    """Return the virtual stages of this rank, the optimizer, its schedule, and the shared
+    configuration."""
     config = transformer_config(args)
     plain = [_chunk(args, config, stage) for stage in _virtual_stages(args)]
     if args.use_cpu_initialization:
@@ -61,7 +62,7 @@ def build(
 
 
 def transformer_config(args: argparse.Namespace) -> TransformerConfig:
-    """Megatron's configuration of the model and its parallelism."""
+    """Return Megatron's configuration of the model and its parallelism."""
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     return TransformerConfig(
         num_layers=args.num_layers,
@@ -123,7 +124,7 @@ def draw_weights(chunk: GPTModel, args: argparse.Namespace) -> None:
         seed = torch.Generator().manual_seed(zlib.crc32(f"{args.seed} {name}".encode()))
         full = torch.empty(shape).normal_(0.0, std, generator=seed)
         if parts > 1 and args.swiglu and name.endswith("linear_fc1.weight"):
-            # A rank holds its share of the gate and then its share of the input.
+            # A rank has its share of the gate followed by its share of the input.
             gate, up = full.chunk(2)
             full = torch.cat([gate.chunk(parts)[rank], up.chunk(parts)[rank]])
         elif parts > 1:
@@ -132,7 +133,8 @@ def draw_weights(chunk: GPTModel, args: argparse.Namespace) -> None:
 
 
 def _global_name(chunk: GPTModel, name: str) -> str:
-    """The name with the layer's number in the whole model instead of in this chunk."""
+    """Return the name with the layer's number in the whole model instead of in this virtual
+    stage."""
     match = re.match(r"decoder\.layers\.(\d+)\.(.*)", name)
     if match is None:
         return name

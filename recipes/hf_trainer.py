@@ -1,9 +1,9 @@
-"""Train a small Llama with the ``Trainer`` of transformers; Forerun needs no line of it.
+"""Train a small Llama with the ``Trainer`` of transformers; Forerun needs no change to it.
 
     torchrun --standalone --nproc-per-node 2 hf_trainer.py --calibrate
 
-The flag alone finds the ``Trainer``, its number of steps and the shape of a known decoder, so that
-the end, other layouts and the decision are answered.  ``--max-steps 500`` changes the length.
+The flag alone detects the ``Trainer``, its number of steps and the shape of a known decoder, so
+that the end, other layouts and the decision are answered.  ``--max-steps 500`` changes the length.
 Needs ``forerun[analysis]``, transformers and accelerate.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-# Before the arguments are read: this import takes --calibrate and what belongs to it out of them.
+# Before the arguments are parsed: this import removes --calibrate and its options from them.
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
@@ -19,7 +19,7 @@ SEQ_LENGTH, VOCAB_SIZE, NUM_ROWS = 64, 256, 512
 
 
 def main() -> None:
-    """Train to the last step, or until a stop was advised and asked for."""
+    """Train to the last step, or until an advised and requested stop."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-steps", type=int, default=60)
     parser.add_argument("--output-dir", default="hf-out")
@@ -28,14 +28,14 @@ def main() -> None:
     has_gpu = torch.cuda.is_available()
     arguments = TrainingArguments(
         output_dir=args.output_dir,
-        # An end that is known: with num_train_epochs it is worked out from the data's length.
+        # A known end; with num_train_epochs it is derived from the data's length.
         max_steps=args.max_steps,
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
         bf16=has_gpu,
         use_cpu=not has_gpu,
         logging_steps=20,
-        # Saves are left out of the step, and are counted in the end of the run.
+        # Saves are excluded from the step time, but included in the run's end.
         save_steps=args.max_steps // 2,
         save_only_model=True,
         report_to="none",
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def small_llama() -> LlamaForCausalLM:
-    """A decoder of four layers."""
+    """Return a decoder of four layers."""
     return LlamaForCausalLM(
         LlamaConfig(
             num_hidden_layers=4,
@@ -62,7 +62,8 @@ def small_llama() -> LlamaForCausalLM:
 
 
 def random_rows() -> list[dict[str, torch.Tensor]]:
-    """Tokens that stand for a data set; all rows are equally long, as in packed pre-training."""
+    """Return random tokens in place of a data set, in rows of equal length as in packed
+    pre-training."""
     tokens = torch.randint(0, VOCAB_SIZE, (NUM_ROWS, SEQ_LENGTH))
     return [{"input_ids": row, "labels": row} for row in tokens]
 

@@ -1,9 +1,9 @@
-"""Train a small Llama with Lightning's ``Trainer``; Forerun needs no line of it.
+"""Train a small Llama with Lightning's ``Trainer``; Forerun needs no change to it.
 
     torchrun --standalone --nproc-per-node 2 lightning_loop.py --calibrate
 
-Started by torchrun, since the flag is for its workers: processes that Lightning starts by itself
-(``python lightning_loop.py``) are not seen.  ``--max-steps 500`` changes the length.
+Start it with torchrun, whose ranks receive the flag: processes that Lightning starts by itself
+(``python lightning_loop.py``) are not observed.  ``--max-steps 500`` changes the length.
 Needs ``forerun[analysis]``, lightning and transformers.
 """
 
@@ -14,7 +14,7 @@ import os
 
 import lightning.pytorch as pl
 
-# Before the arguments are read: this import takes --calibrate and what belongs to it out of them.
+# Before the arguments are parsed: this import removes --calibrate and its options from them.
 import torch
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -23,7 +23,7 @@ SEQ_LENGTH, VOCAB_SIZE, NUM_ROWS = 64, 256, 1024
 
 
 def main() -> None:
-    """Train to the last step, or until a stop was advised and asked for."""
+    """Train to the last step, or until an advised and requested stop."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-steps", type=int, default=60)
     parser.add_argument("--output-dir", default="lightning-out")
@@ -36,7 +36,7 @@ def main() -> None:
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
         strategy="ddp",
-        # An end that is known: max_epochs alone does as well, where the loader has a length.
+        # A known end; max_epochs alone suffices if the loader has a length.
         max_steps=args.max_steps,
         accumulate_grad_batches=2,
         default_root_dir=args.output_dir,
@@ -48,8 +48,11 @@ def main() -> None:
 
 
 class Llama(pl.LightningModule):
-    """A decoder of four layers.  Its shape is read from the model inside, so that other layouts
-    are answered; of a model that transformers does not know, steps and the end are."""
+    """A decoder of four layers, whose shape is read from the inner model so that layouts are
+    answered.
+
+    For a model that transformers does not know, only steps and the end are answered.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,11 +69,11 @@ class Llama(pl.LightningModule):
         )
 
     def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
-        """The loss of a micro-batch."""
+        """Return the loss of a micro-batch."""
         return self.model(input_ids=batch, labels=batch).loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimizer: a step of the run is a step of it."""
+        """Return one optimizer, whose steps are the run's."""
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 

@@ -1,10 +1,10 @@
-"""Train a small GPT of one's own, described by hand: ``attach`` in place of the flag.
+"""Train a small hand-written GPT, described by hand: ``attach`` in place of the flag.
 
     torchrun --standalone --nproc-per-node 2 own_loop.py
 
-For what no flag can find: a model that transformers does not know, launchers other than torchrun,
-optimizers that are not torch's.  Leave ``--calibrate`` away, or the loop is watched twice.  A loop
-over DDP or FSDP is better off with the flag, which sees what these send inside.
+For cases that the flag cannot detect: a model that transformers does not know, launchers other than
+torchrun, optimizers that are not torch's.  Omit ``--calibrate``, or the loop is observed twice.  A
+loop over DDP or FSDP should use the flag, which sees their internal transfers.
 ``run_config`` is the part to get right: everything modelled rests on it.
 Needs ``forerun[analysis]``.
 """
@@ -27,7 +27,7 @@ MICRO_BATCH_SIZE, SEQ_LENGTH = 4, 64
 
 
 def run_config(steps: int, world_size: int, device: str) -> forerun.RunConfig:
-    """What runs: the model, how ranks share the work, the batch, and how long it goes on."""
+    """Return the run's configuration: model, parallelism, batch and length."""
     shape = ModelShape(
         num_layers=NUM_LAYERS,
         hidden_size=HIDDEN_SIZE,
@@ -43,7 +43,7 @@ def run_config(steps: int, world_size: int, device: str) -> forerun.RunConfig:
     return forerun.RunConfig(
         model=shape,
         parallelism=Parallelism(dp=world_size),
-        # Of a step over all ranks; with accumulation k times as much.
+        # Batch of a step over all ranks; with accumulation k times as much.
         batch=Batch(
             micro_batch_size=MICRO_BATCH_SIZE, global_batch_size=MICRO_BATCH_SIZE * world_size
         ),
@@ -54,7 +54,7 @@ def run_config(steps: int, world_size: int, device: str) -> forerun.RunConfig:
 
 
 def main() -> None:
-    """Train to the last step, or until a stop was advised and asked for."""
+    """Train to the last step, or until an advised and requested stop."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", default="forerun-out")
@@ -68,14 +68,14 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(dist.get_rank())
     config = run_config(args.steps, dist.get_world_size(), device)
-    # After init_process_group, so that ranks are known; train_iters is what a forecast ends at.
+    # After init_process_group, so that ranks are known; train_iters is the forecast's end.
     with forerun.attach(
         model, optimizer, config, train_iters=args.steps, directory=args.out
     ) as run:
         for step in range(1, args.steps + 1):
             tokens = torch.randint(0, VOCAB_SIZE, (MICRO_BATCH_SIZE, SEQ_LENGTH + 1),
                                    generator=generator).to(device)  # fmt: skip
-            # Forward and backward are told, so that the report has them apart.
+            # Forward and backward are marked, so that the report separates them.
             with run.phase("forward-compute"):
                 loss = model(tokens[:, :-1], tokens[:, 1:])
             with run.phase("backward-compute"):
@@ -84,17 +84,17 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             run.step()  # the one call that must not be forgotten
-            # with run.phase("eval") and run.phase("save-checkpoint"): left out of the step's time
+            # run.phase("eval") and run.phase("save-checkpoint") are excluded from the step time
             if step % 20 == 0 and dist.get_rank() == 0:
                 print(f"step {step}: loss {loss.item():.3f}", flush=True)
-            # The same answer on all ranks; True only with attach(..., on_advice="stop").
+            # The same result on all ranks; True only with attach(..., on_advice="stop").
             if run.should_stop():
                 break  # save a checkpoint here
     dist.destroy_process_group()
 
 
 def average_gradients(model: nn.Module) -> None:
-    """One all-reduce of all gradients."""
+    """Average all gradients with one all-reduce."""
     grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
     flat = parameters_to_vector(grads)
     dist.all_reduce(flat)
@@ -115,7 +115,7 @@ class Gpt(nn.Module):
         self.head = nn.Linear(HIDDEN_SIZE, VOCAB_SIZE, bias=False)
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean loss over all tokens."""
+        """Return the mean loss over all tokens."""
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], tokens.device)
         hidden = self.layers(self.embedding(tokens), mask=mask, is_causal=True)
         return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())

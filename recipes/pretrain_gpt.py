@@ -3,9 +3,9 @@
     torchrun --standalone --nproc-per-node 2 recipes/pretrain_gpt.py --train-iters 80 --calibrate
 
 A real training run: Megatron's model, schedules, data-parallel wrapper, optimizer and collectives.
-Where there is no CUDA it puts Forerun's CPU stand-in in place by itself.  ``--calibrate`` reaches
-it in the same way as any other script; only for ``--calibrate-on-advice=stop`` the loop asks
-Forerun, once per step, whether all ranks are to end.
+Without CUDA it installs Forerun's CPU stand-in by itself.  ``--calibrate`` works as in any other
+script; only for ``--calibrate-on-advice=stop`` the loop asks Forerun, once per step, if all ranks
+are to end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if not torch.cuda.is_available():
     stand_in.install()
 
 if not sys.warnoptions:
-    # What Megatron brings about on every rank: no Transformer Engine or Apex, older names of torch.
+    # Megatron's own warnings on every rank: no Transformer Engine or Apex, older names of torch.
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated")
@@ -62,14 +62,14 @@ def main() -> None:
 
 
 def initialize(args: argparse.Namespace) -> None:
-    """Process groups, device and seeds."""
+    """Initialize process groups, device and seeds."""
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"),
                         ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29577")):  # fmt: skip
         os.environ.setdefault(name, value)
     fit_to_world(args, int(os.environ["WORLD_SIZE"]))
     if torch.cuda.current_device() == torch.device("cpu"):
         args.use_cpu_initialization = True
-    # Ranks may share a device: NCCL 2.30 and later can with NCCL_MULTI_RANK_GPU_ENABLE=1.
+    # Ranks may share a device, with NCCL 2.30 and later and NCCL_MULTI_RANK_GPU_ENABLE=1.
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count()))
     timeout = datetime.timedelta(minutes=args.distributed_timeout_minutes)
     if args.fake_process_group:
@@ -155,7 +155,7 @@ class Trainer:
         )
 
     def _evaluate(self, iteration: int) -> None:
-        """Mean loss of the same ``--eval-iters`` global batches each time."""
+        """Log the mean loss of the same ``--eval-iters`` global batches each time."""
         is_hooked = self._args.overlap_param_gather
         for chunk in self._chunks:
             if is_hooked:
@@ -178,7 +178,7 @@ class Trainer:
         print_last(f"saved checkpoint at iteration {iteration} to {self._args.save}")
 
     def _data(self, split: Split, first_sample: int) -> list[Iterator[Batch]]:
-        """One iterator per model chunk, as Megatron's interleaved schedule wants them."""
+        """Return one iterator per virtual stage, as Megatron's interleaved schedule expects."""
         return [
             to_batches(
                 rows(
@@ -195,7 +195,7 @@ class Trainer:
 
 
 class Exit:
-    """The reasons to end early; each is agreed on by all ranks, so that all save the same step."""
+    """Conditions to end early; all ranks agree on each, so that all save the same step."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -205,7 +205,8 @@ class Exit:
             signal.signal(signal.SIGTERM, self._on_signal)
 
     def reason(self, iteration: int) -> str | None:
-        """Why to stop after this step, or None; collective where a signal or time can end it."""
+        """Return why to stop after this step, or None; a collective if a signal or the time can end
+        it."""
         args = self._args
         if args.exit_signal_handler or args.exit_duration_in_mins:
             minutes = (time.monotonic() - self._begin_s) / 60
@@ -228,7 +229,7 @@ class Exit:
 
 
 def forward_step(data: Iterator[Batch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-    """One micro-batch forward, in the form that Megatron's schedules call."""
+    """Run one micro-batch forward, with the signature that Megatron's schedules call."""
     batch = next(data)
     tokens = batch["tokens"]
     positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
@@ -236,7 +237,7 @@ def forward_step(data: Iterator[Batch], model: torch.nn.Module) -> tuple[torch.T
 
 
 def loss_of(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Sum over tokens, their number, and both for the log."""
+    """Return the sum over tokens, their number, and both for the log."""
     total = losses.float().sum()
     num_tokens = torch.tensor(losses.numel(), dtype=torch.int, device=losses.device)
     report = torch.stack([total.detach(), num_tokens.float()])

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 TRAINING = ("__init__.py", "_forerun_autoload.py", "launch/__main__.py", "launch/autoload.py")
-BESIDE_TRAINING = {"hooks/probing/probe_sweep.py"}
-"""Of the verb ``probe``, which says what it lacks."""
+NOT_IN_TRAINING = {"hooks/probing/probe_sweep.py"}
+"""Modules of the verb ``probe``, which says what it lacks."""
 GUARDED = {
     *("calib/advice/probes.py", "launch/opened/run.py"),
     "launch/verbs/lint.py",
@@ -28,7 +28,7 @@ GUARDED = {
 """Imported only where numpy has been found: ``hooks/session/trace_turns.py`` asks first; where a
 session asks the facade for it; and where ``doctor`` is asked of a launch."""
 HOSTS = {"torch", "megatron", "transformers", "lightning", "pytorch_lightning", "torchtitan"}
-OWN = {"forerun"}
+OUR_PACKAGES = {"forerun"}
 BARE = """
 import sys
 sys.path[:] = [{home!r}, *(p for p in sys.path if "site-packages" not in p)]
@@ -82,16 +82,16 @@ def test_what_trains_imports_the_standard_library_and_its_host() -> None:
     hooks = [
         path
         for path in (ROOT / "hooks").rglob("*.py")
-        if path.relative_to(ROOT).as_posix() not in BESIDE_TRAINING
+        if path.relative_to(ROOT).as_posix() not in NOT_IN_TRAINING
     ]
     results = _foreign([*hooks, *(ROOT / name for name in TRAINING)])
-    assert not {(path, name) for path, name in results if name not in HOSTS | OWN}
+    assert not {(path, name) for path, name in results if name not in HOSTS | OUR_PACKAGES}
 
 
 def test_run_and_doctor_import_the_standard_library() -> None:
     results = _foreign([ROOT / "launch" / name for name in ("verbs/run.py", "verbs/doctor.py")])
     # Only where the companion opens a run of its own there.
-    foreign = {(path, name) for path, name in results if name not in HOSTS | OWN}
+    foreign = {(path, name) for path, name in results if name not in HOSTS | OUR_PACKAGES}
     assert foreign <= {("launch/sinks/wandb_sink.py", "wandb")}
 
 
@@ -164,6 +164,8 @@ def test_the_base_requires_nothing_and_the_floors_are_written_once() -> None:
     setup.read(ROOT / "setup.cfg")
     assert not setup.get("options", "install_requires", fallback="").strip()
     lines = setup["options.extras_require"]["analysis"].splitlines()
-    asked = dict(line.split(">=") for line in lines if line and not line.startswith("#"))
-    floors = {name: tuple(map(int, re.findall(r"\d+", text))) for name, text in asked.items()}
+    requirements = dict(line.split(">=") for line in lines if line and not line.startswith("#"))
+    floors = {
+        name: tuple(map(int, re.findall(r"\d+", text))) for name, text in requirements.items()
+    }
     assert {name: oldest for name, (_, oldest) in PACKAGES.items()}.items() <= floors.items()

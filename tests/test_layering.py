@@ -33,8 +33,8 @@ STORES = {"samples/store.py", "records/files.py"}
 ALLOWED_IN = {"datetime": {"answers/finish_line.py", "records/iso_times.py"}}
 
 
-def modules(room: str) -> Iterator[Path]:
-    yield from sorted((ROOT / room).rglob("*.py"))
+def modules(folder: str) -> Iterator[Path]:
+    yield from sorted((ROOT / folder).rglob("*.py"))
 
 
 def declared() -> list[str]:
@@ -48,7 +48,7 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(module: str) -> str:
+def layer_of(module: str) -> str:
     """The declared room of a module; of a package's own ``__init__``, the package."""
     parts = module.split(".")
     return parts[0] if parts[0] == "recipes" else "/".join(parts[:2])
@@ -71,21 +71,21 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 
 def arrows() -> dict[str, set[str]]:
     """Which of our modules each of them imports, also in functions and for types alone."""
-    known = {dotted(path): path for room in TOP for path in modules(room)}
+    known = {dotted(path): path for layer in TOP for path in modules(layer)}
     result: dict[str, set[str]] = {}
     for name, path in known.items():
-        asked = {other for other, is_own in imports(path) if is_own}
-        modules_of = {o if o in known else o.rpartition(".")[0] for o in asked}
+        imported = {other for other, is_ours in imports(path) if is_ours}
+        modules_of = {o if o in known else o.rpartition(".")[0] for o in imported}
         result[name] = modules_of & known.keys() - {name}
     return result
 
 
 def test_imports_point_down_the_declared_order() -> None:
-    order = {room: place for place, room in enumerate(declared())}
+    order = {layer: place for place, layer in enumerate(declared())}
     wrong = []
     for name, others in arrows().items():
         for other in others:
-            if other not in TOP and order[room_of(other)] > order[room_of(name)]:
+            if other not in TOP and order[layer_of(other)] > order[layer_of(name)]:
                 wrong.append(f"{name} imports {other}")
     assert not wrong
 
@@ -93,34 +93,34 @@ def test_imports_point_down_the_declared_order() -> None:
 def test_nothing_of_ours_is_imported_by_its_installed_name() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
-        for room in TOP[:3]
-        for path in modules(room)
-        for name, is_own in imports(path)
-        if not is_own and name.split(".")[0] == "forerun"
+        for folder in TOP[:3]
+        for path in modules(folder)
+        for name, is_ours in imports(path)
+        if not is_ours and name.split(".")[0] == "forerun"
     ]
     assert not wrong
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    left = arrows()
-    while free := [name for name, others in left.items() if not others & left.keys()]:
+    remaining = arrows()
+    while free := [name for name, others in remaining.items() if not others & remaining.keys()]:
         for name in free:
-            del left[name]
-    assert not left, f"a circle is among {sorted(left)}"
+            del remaining[name]
+    assert not remaining, f"a circle is among {sorted(remaining)}"
 
 
 def test_the_declared_rooms_are_those_that_exist() -> None:
-    names = [dotted(path) for room in TOP for path in modules(room)]
-    assert sorted(declared()) == sorted({room_of(n) for n in names if n not in TOP[:3]})
+    names = [dotted(path) for folder in TOP for path in modules(folder)]
+    assert sorted(declared()) == sorted({layer_of(n) for n in names if n not in TOP[:3]})
 
 
 def test_the_core_is_pure() -> None:
     wrong = []
     for path in modules("calib"):
         inside = path.relative_to(ROOT / "calib").as_posix()
-        for name, is_own in imports(path):
+        for name, is_ours in imports(path):
             top = name.split(".")[0]
-            if is_own or top not in FORBIDDEN_IN_CALIB:
+            if is_ours or top not in FORBIDDEN_IN_CALIB:
                 continue
             if top == "os" and inside in STORES:
                 continue
@@ -154,7 +154,7 @@ ANYTHING_IN = {
     "workload/run_options.py": "what a field of a dataclass holds by default",
     "validation.py": "JSON, and whatever a scored model makes of a table",
 }
-"""Where public signatures of calib may still say ``Any``, and what it stands for there."""
+"""Modules of calib whose public signatures may still say ``Any``, and what it stands for there."""
 
 
 def says_any(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -204,8 +204,8 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
     listed = set(setup["options"]["packages"].split())
     results = {"forerun"} | {
         "forerun." + ".".join(path.parent.relative_to(ROOT).parts)
-        for room in TOP
-        for path in (ROOT / room).rglob("__init__.py")
+        for folder in TOP
+        for path in (ROOT / folder).rglob("__init__.py")
     }
     assert listed == results
 

@@ -20,14 +20,14 @@ COMMANDS = re.findall(r"`forerun ([a-z]+ DIR[^`]*)`", README)
 TERMINAL = (ROOT / "docs" / "pictures" / "terminal.svg").read_text(encoding="utf-8")
 SOURCES = [
     path.read_text(encoding="utf-8")
-    for room in ("hooks", "launch", "recipes")
-    for path in (*(ROOT / room).rglob("*.py"), ROOT / "_forerun_autoload.py")
+    for folder in ("hooks", "launch", "recipes")
+    for path in (*(ROOT / folder).rglob("*.py"), ROOT / "_forerun_autoload.py")
 ]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What stands for the directories of the README: copies of a run, one with forecasts."""
+    """Stand-ins for the directories of the README: copies of a run, one with forecasts."""
     home = tmp_path_factory.mktemp("readme")
     names = ("DIR", "DIR_A", "DIR_B")
     copies = {name: str(shutil.copytree(GOLDEN, home / name)) for name in names}
@@ -60,8 +60,8 @@ def test_it_is_read_in_a_minute() -> None:
     lines = README.splitlines()
     assert len(lines) <= 90
     first_screen = "\n".join(lines[:30])
-    said = ("Seen on CPUs", "gloo", "x86-64", "one H200", "not yet on several GPUs")
-    assert [words for words in said if words not in first_screen] == []
+    claims = ("Seen on CPUs", "gloo", "x86-64", "one H200", "not yet on several GPUs")
+    assert [words for words in claims if words not in first_screen] == []
 
 
 def test_its_links_and_pictures_are_there() -> None:
@@ -87,8 +87,8 @@ def test_the_lines_that_are_explained_are_those_of_the_picture() -> None:
 def test_the_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
-    told = set(re.findall(r"^    make ([a-z-]+)", README, flags=re.MULTILINE))
-    assert told == {"quickstart", "test"} <= targets
+    documented = set(re.findall(r"^    make ([a-z-]+)", README, flags=re.MULTILINE))
+    assert documented == {"quickstart", "test"} <= targets
 
 
 def test_every_flag_told_is_there() -> None:

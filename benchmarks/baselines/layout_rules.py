@@ -1,7 +1,7 @@
-"""Rules that choose a layout without a model: what people follow who measure nothing.
+"""Rules that choose a layout without a model or any measurement, as practitioners do.
 
-Each says an order of layouts of one job, as numbers of which the least is chosen; all layouts that
-come in question fit in memory, since they were run.
+Each returns a rank for every layout of one job; the smallest is chosen.  All layouts passed in are
+known to fit in memory, since they were run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from forerun.calib.workload import RunConfig
 
 USUAL_NODE = 8
-"""GPUs of a node where nobody said: DGX and HGX have eight."""
+"""GPUs per node if not stated: DGX and HGX have eight."""
 
 Rule = Callable[[Sequence[RunConfig]], NDArray[np.float64]]
 
 
 def least_split(configs: Sequence[RunConfig]) -> NDArray[np.float64]:
-    """Order of the trivial rule: smallest TP x PP that fits, then the largest micro-batch.
+    """Rank layouts by the trivial rule: smallest TP x PP that fits, then the largest micro-batch.
 
     >>> from forerun.calib.workload.config import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -35,11 +35,12 @@ def least_split(configs: Sequence[RunConfig]) -> NDArray[np.float64]:
 
 
 def published_rule(configs: Sequence[RunConfig]) -> NDArray[np.float64]:
-    """Order of Narayanan et al. (SC 2021, takeaways 1 and 2): TP no wider than a node.
+    """Rank layouts as Narayanan et al. (SC 2021, takeaways 1 and 2) do: TP no wider than a node.
 
-    First the smallest TP x PP that fits, so that most ranks are replicas (2); of these the one with
-    most TP within a node, PP for the rest (1).  Their third, that the best micro-batch depends on
-    the model, is no rule: the largest that fits, as is usual.
+    The smallest TP x PP that fits comes first, so that most ranks are replicas (takeaway 2); among
+    these, the one with most TP within a node and PP for the rest (takeaway 1).  Their takeaway 3,
+    that the best micro-batch depends on the model, is no rule; the largest that fits is used, as is
+    usual.
     """
     keys = []
     for config in configs:
@@ -56,6 +57,6 @@ RULES: Mapping[str, Rule] = {
 
 
 def _places(keys: Sequence[tuple[int, ...]]) -> NDArray[np.float64]:
-    """Place of each key among the distinct ones, from 0."""
+    """Return the rank of each key among the distinct keys, from 0."""
     distinct = {key: place for place, key in enumerate(sorted(set(keys)))}
     return np.array([distinct[key] for key in keys], dtype=np.float64)

@@ -1,7 +1,7 @@
-"""FLOP of a step, and the ten analytical terms of the baseline: crude on purpose.
+"""FLOP of a step, and the ten analytical terms of a deliberately crude baseline.
 
-What is modelled in earnest lives in ``calib/workload`` and ``calib/timeline``; a baseline shares no
-code with it.
+The real models are in ``calib/workload`` and ``calib/timeline``; a baseline shares no code with
+them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from forerun.calib.workload import Fp8Recipe, ModelShape, Recompute, RunConfig
 NUM_TERMS = 10
 _FORWARD_AND_BACKWARD = 3
 _LAYER_S = 1.5e-3
-"""Launches of one layer, forwards and backwards."""
+"""Launch time of one layer, forward and backward."""
 _STEP_S = 10e-3
 _LINK_FRAC = 0.1
-"""Bandwidth of the links inside a node over that of the memory, on A100 to B200."""
+"""Bandwidth of intra-node links relative to memory bandwidth, on A100 to B200."""
 _NETWORK_FRAC = 0.0125
-"""The same of each device's share of the network."""
+"""Bandwidth of each device's share of the network relative to memory bandwidth."""
 _ATTAINED = 0.6
-"""Share of the data sheet that products reach."""
+"""Fraction of data-sheet FLOP/s that matrix products reach."""
 
 
 @lru_cache(maxsize=65536)
 def step_flop(config: RunConfig) -> float:
-    """FLOP of one step over all ranks: products and causal attention, three times, recompute once.
+    """Return FLOP of a step over all ranks: products and causal attention x 3, recompute once.
 
     >>> from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
     >>> shape = ModelShape(num_layers=1, hidden_size=64, ffn_hidden_size=256, vocab_size=128,
@@ -47,7 +47,7 @@ def step_flop(config: RunConfig) -> float:
 
 @lru_cache(maxsize=65536)
 def step_terms(config: RunConfig) -> tuple[float, ...]:
-    """Seconds of each of the ten terms at nominal rates.
+    """Return seconds of each of the ten terms at nominal rates.
 
     Products, attention, memory traffic, launches and collectives of the layers of the fullest
     stage; head, transfers between stages, gradient reduction, optimizer, and a constant.
@@ -67,7 +67,7 @@ def step_terms(config: RunConfig) -> tuple[float, ...]:
 def _layer_terms(
     config: RunConfig, layer: _Layer, stage: int, rates: _Rates
 ) -> tuple[float, float, float, float, float]:
-    """Products, attention, memory traffic, launches and collectives of the fullest stage."""
+    """Return products, attention, memory traffic, launches and collectives of the fullest stage."""
     model, par, nbytes = config.model, config.parallelism, config.precision.nbytes
     slots = config.num_microbatches * (1 + config.bubble_frac)
     passes = _FORWARD_AND_BACKWARD + (config.recompute is Recompute.FULL)
@@ -91,7 +91,7 @@ def _layer_terms(
 def _other_terms(
     config: RunConfig, layer: _Layer, stage: int, rates: _Rates
 ) -> tuple[float, float, float, float, float]:
-    """Head, transfers between stages, gradient reduction, optimizer and a constant."""
+    """Return head, transfers between stages, gradient reduction, optimizer and a constant."""
     model, par = config.model, config.parallelism
     head = model.hidden_size * model.vocab_size / par.tp
     slots = config.num_microbatches * (1 + config.bubble_frac)
@@ -113,7 +113,7 @@ def _other_terms(
 
 
 def _tokens(config: RunConfig) -> float:
-    """Tokens of a micro-batch on one rank, whole over tp."""
+    """Return tokens of a micro-batch on one rank, not divided by TP."""
     return config.batch.micro_batch_size * config.model.seq_length / config.parallelism.cp
 
 
@@ -122,17 +122,17 @@ class _Rates:
     """Nominal rates of a device."""
 
     flop_per_s: float
-    """Of products, in 8 bits where the run uses them."""
+    """Rate of matrix products, in 8 bits if the run uses them."""
     wide_flop_per_s: float
-    """Of what stays in the precision of the activations."""
+    """Rate of work that stays in the precision of the activations."""
     bytes_per_s: float
     link: float
     """Bytes per second to a device of the same node."""
     network: float
-    """Bytes per second to one of another node."""
+    """Bytes per second to a device of another node."""
 
     def group(self, config: RunConfig, span: int) -> float:
-        """Bytes per second between neighbours of a group that spans so many consecutive ranks."""
+        """Return bytes per second between neighbours of a group over ``span`` consecutive ranks."""
         per_node = config.parallelism.ranks_per_node
         return self.link if not per_node or span <= per_node else self.network
 
@@ -153,16 +153,16 @@ def _rates(config: RunConfig) -> _Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """One layer, per token and whole over tp."""
+    """One layer, per token and not divided by TP."""
 
     product_flop: float
     attention_flop: float
     dense: float
-    """Parameters that every rank of expert parallelism holds."""
+    """Parameters replicated over the expert-parallel ranks."""
     experts: float
     """Parameters of all routed experts together."""
     active_experts: float
-    """Experts that a token goes through; 0 in a dense layer."""
+    """Experts per token; 0 in a dense layer."""
 
     @property
     def flop(self) -> float:
@@ -196,7 +196,7 @@ def _layer(model: ModelShape, layer: int) -> _Layer:
         used, routed = shared + experts.top_k * each, float(experts.num_experts * each)
     return _Layer(
         product_flop=2.0 * (attention + used),
-        # A token looks back at half of the sequence on average: two products of its width.
+        # A token attends to half of the sequence on average: two products of its width.
         attention_flop=float(model.seq_length * width),
         dense=float(attention + shared),
         experts=routed,

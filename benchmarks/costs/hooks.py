@@ -1,7 +1,7 @@
-"""What the hooks cost per call in nanoseconds (``python benchmarks/costs/hooks.py``).
+"""Cost of the hooks per call in nanoseconds (``python benchmarks/costs/hooks.py``).
 
-Bare and hooked calls alternate in short slices, and the fastest slices are held against each other,
-so that other work on the machine counts little.
+Bare and hooked calls alternate in short slices, and only the fastest slices of both are compared,
+so that other load on the machine matters little.
 """
 
 from __future__ import annotations
@@ -46,49 +46,49 @@ class Layer(nn.Module):
         self.linear_fc2 = nn.Linear(4, 4)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The second layer's output."""
+        """Return the second layer's output."""
         return self.linear_fc2(self.linear_fc1(hidden))
 
 
 class Dispatcher:
-    """A method that copies rows, as the token dispatchers of expert layers have it."""
+    """A method that copies rows, as in the token dispatchers of expert layers."""
 
     def dispatch_postprocess(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows."""
+        """Return the rows."""
         return rows
 
 
 class QuietTimers:
-    """Megatron's timers below their log level: all names share one that does nothing."""
+    """Megatron's timers below their log level: all names share one no-op timer."""
 
     def __call__(self, name: str) -> QuietTimers:
-        """The timer."""
+        """Return the no-op timer."""
         return self
 
     def start(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Event:
-    """A device event of a device that has always finished."""
+    """An event of a device that has always finished."""
 
     def record(self, stream: object = None) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def query(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def elapsed_time(self, end_event: object) -> float:
-        """One millisecond."""
+        """Return one millisecond."""
         return 1.0
 
 
 def best_ns(action: Action) -> float:
-    """Nanoseconds of the fastest of a few calls."""
+    """Return nanoseconds of the fastest of a few calls."""
     best = float("inf")
     for _ in range(NUM_CALLS):
         begin = time.perf_counter_ns()
@@ -109,14 +109,14 @@ def report(name: str, action: Action, put_on: Action, take_off: Action, *, per: 
     print(f"{name:48} {bare:9.0f} bare {hooked:9.0f} hooked {hooked - bare:9.0f} extra")
 
 
-def alone(name: str, action: Action, *, per: int = 1) -> None:
-    """Print what a call of our own takes."""
+def report_wrapper_call(name: str, action: Action, *, per: int = 1) -> None:
+    """Print the time of one call of our own."""
     taken = min(best_ns(action) for _ in range(NUM_REPEATS)) / per
     print(f"{name:48} {taken:9.0f}")
 
 
 def recorded(hooks: ModuleHooks | ProcessGroupHooks, recorder: Recorder) -> tuple[Action, Action]:
-    """Putting hooks on with a step that records, and taking both off."""
+    """Return actions that put the hooks on with a recording step, and that take both off."""
 
     def put_on() -> None:
         hooks.install()
@@ -130,7 +130,7 @@ def recorded(hooks: ModuleHooks | ProcessGroupHooks, recorder: Recorder) -> tupl
 
 
 def report_modules(recorder: Recorder, guard: Guard) -> None:
-    """Operators in a chain, as in a model; then everything that is put on for one step."""
+    """Report operators in a chain, as in a model; then everything that is put on for one step."""
     model = nn.Sequential(*(Layer() for _ in range(NUM_LAYERS)))
     hidden = torch.ones(2, 2, 4, requires_grad=True)
     chain = recorded(ModuleHooks([model], recorder, guard), recorder)
@@ -154,11 +154,11 @@ def report_modules(recorder: Recorder, guard: Guard) -> None:
         instruments.put_on(step=0, window=0)
         instruments.take_off()
 
-    alone(f"put on and take off, {per} modules", step)
+    report_wrapper_call(f"put on and take off, {per} modules", step)
 
 
 def report_groups(recorder: Recorder, guard: Guard) -> None:
-    """Collectives of one rank over gloo: all of the time is the host's."""
+    """Report collectives of one rank over gloo: all of the time is the host's."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     tensor = torch.ones(4)
     calls = recorded(ProcessGroupHooks(recorder, guard), recorder)
@@ -176,14 +176,14 @@ def report_groups(recorder: Recorder, guard: Guard) -> None:
     for name, action in cases:
         report(name, action, *calls)
     dist.destroy_process_group()
-    # A backend that sends nothing: what is left is the call.
+    # The fake backend sends nothing, so only the call itself is timed.
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     report("send and wait", lambda: dist.isend(tensor, 1).wait(), *calls)
     dist.destroy_process_group()
 
 
 def report_marks(recorder: Recorder, guard: Guard) -> None:
-    """Phases, and the marks of a device that costs nothing itself."""
+    """Report phases, and the marks of a device whose events are free."""
     config = SimpleNamespace(timers=(timers := QuietTimers()))
     hooks = TimerHooks(recorder, guard)
 
@@ -203,7 +203,9 @@ def report_marks(recorder: Recorder, guard: Guard) -> None:
     watch = DeviceStopwatch(Event, stream_key=lambda: 1, current_stream=object)
     watch.begin_step()
     marks = 100
-    alone("device mark, stand-in event", lambda: [watch.mark() for _ in range(marks)], per=marks)
+    report_wrapper_call(
+        "device mark, stand-in event", lambda: [watch.mark() for _ in range(marks)], per=marks
+    )
 
     def read() -> None:
         watch.begin_step()
@@ -213,18 +215,18 @@ def report_marks(recorder: Recorder, guard: Guard) -> None:
         while not readings.is_ready():
             pass
 
-    alone("device mark and its reading", read, per=marks)
+    report_wrapper_call("device mark and its reading", read, per=marks)
 
 
 def report_timer() -> None:
-    """The step timer after the window, without and with the pipe of the last rank."""
+    """Report the step timer after the window, without and with the pipe of the last rank."""
     for name, is_last in (("step after the window", False), ("the same on the last rank", True)):
         with idle_session(is_last=is_last) as session:
 
             def step(session: Session = session) -> None:
                 session.begin_step()
                 session.end_step()
-                time.sleep(0.0002)  # The reader keeps up, as it does beside real steps.
+                time.sleep(0.0002)  # Lets the reader keep up, as it does during real steps.
 
             for _ in range(10):
                 step()
@@ -234,7 +236,7 @@ def report_timer() -> None:
 
 
 def report_look() -> None:
-    """One look at the store for an order, processor time of a thread beside training."""
+    """Report processor time of one poll of the store for an order, in a thread during training."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     link = StoreLink(server, "look")
     taken = []

@@ -1,4 +1,4 @@
-"""A session outside its window, as most steps of a run find it."""
+"""A session outside its window, the state of most steps of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READER = (sys.executable, "-c", "import sys; [line for line in sys.stdin]")
 
 @contextmanager
 def idle_session(*, is_last: bool) -> Iterator[Session]:
-    """Of one of two ranks, with the pipe to a companion that only reads on the last one."""
+    """Yield the session of one of two ranks; the last one has a pipe to a read-only companion."""
     rank = int(is_last)
     place = {"rank": rank, "world_size": 2, "local_rank": rank, "local_world_size": 2}
     with tempfile.TemporaryDirectory() as home:

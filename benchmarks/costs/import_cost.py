@@ -1,11 +1,11 @@
-"""What an installed Forerun adds to ``import torch`` where nobody asked for it.
+"""Extra time of ``import torch`` with Forerun installed but not requested.
 
     python benchmarks/costs/import_cost.py [--runs 30]
 
 Three views, each in fresh processes: whole imports, interleaved, with Forerun's entry point visible
-and hidden (medians, and a 90 % interval of the difference by bootstrap); the end of the import at
-which torch looks for entry points, the same way, without the noise of the second before it; and
-the entry point alone, its module's import included.
+and hidden (medians, and a 90 % bootstrap interval of the difference); the end of the import, where
+torch looks for entry points, measured the same way but without the noise of the second before it;
+and the entry point alone, including its module's import.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ print(time.perf_counter() - begin)
 
 
 def link_site_packages(home: Path, *, has_forerun: bool) -> Path:
-    """A folder of links to every installed package, Forerun's and its metadata left out or in."""
+    """Make a folder of links to all installed packages, with or without Forerun's own."""
     home.mkdir()
     site = Path(np.__file__).parent.parent
     for entry in site.iterdir():
@@ -61,7 +61,7 @@ def link_site_packages(home: Path, *, has_forerun: bool) -> Path:
 
 
 def seconds(code: str, links: Path) -> float:
-    """What the code prints, in a fresh interpreter that sees only the links."""
+    """Return the number that the code prints in a fresh interpreter that sees only the links."""
     command = [sys.executable, "-I", "-S", "-c", code.format(links=str(links))]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -1,9 +1,9 @@
 """Marks of a window on a device by layout, and their cost (``python benchmarks/costs/marks.py``).
 
-Schedules of large models are played through the recorder, the budget and the ledger of a session,
-over events that take 1 us to record and 2 us to read.  Step times are those of public runs on H100
-(Megatron-Bridge's performance page: Llama 3 8B, 14,079 tokens/s a GPU; 70B, 1,619).  What a mark
-takes where it is made is measured here, on real modules.
+Schedules of large models are replayed through the recorder, the budget and the ledger of a session,
+with events that take 1 us to record and 2 us to read.  Step times are those of public runs on H100
+(Megatron-Bridge's performance page: Llama 3 8B, 14,079 tokens/s a GPU; 70B, 1,619).  The host time
+of a mark is measured here, on real modules.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from forerun.hooks.session import Ledger, MarkBudget
 
 RECORD_S, READ_S = 1e-6, 2e-6
 SITES = 11
-"""Operators of a dense layer: four linears, attention, its rotation, two norms, the activation,
-dropout with the residual, and the layer."""
+"""Operators of a dense layer: four linears, attention, its rotary embedding, two norms, the
+activation, dropout with the residual, and the layer."""
 WINDOW = 20
 MOST_STEPS = 400
 RAW = ((8, 1, 4), (8, 1, 6))
@@ -47,7 +47,7 @@ RAW = ((8, 1, 4), (8, 1, 6))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One rank's part of a step; ``calls`` are tensor-parallel ones per layer and pass."""
+    """One rank's part of a step; ``calls`` are tensor-parallel collectives per layer and pass."""
 
     name: str
     step_s: float
@@ -78,40 +78,40 @@ LAYOUTS = (
 
 
 def burn(time_s: float) -> None:
-    """Take that long."""
+    """Busy-wait for ``time_s`` seconds."""
     end_s = time.perf_counter() + time_s
     while time.perf_counter() < end_s:
         pass
 
 
-class DearEvent:
-    """An event with the cost of a device's, which happened when it was recorded."""
+class CostlyEvent:
+    """An event with the cost of a device's; it completes when it is recorded."""
 
     num_made = 0
     clock_ms = 0.0
 
     def __init__(self) -> None:
-        DearEvent.num_made += 1
+        CostlyEvent.num_made += 1
         self.at_ms = 0.0
 
     def record(self, stream: object = None) -> None:
-        """Queue it; the device works 50 us between two."""
-        DearEvent.clock_ms += 0.05
-        self.at_ms = DearEvent.clock_ms
+        """Queue the event; the device works 50 us between two of them."""
+        CostlyEvent.clock_ms += 0.05
+        self.at_ms = CostlyEvent.clock_ms
         burn(RECORD_S)
 
     def query(self) -> bool:
-        """True: the device keeps up with the host here."""
+        """Return True: the device keeps up with the host here."""
         return True
 
-    def elapsed_time(self, end_event: DearEvent) -> float:
-        """Milliseconds to another."""
+    def elapsed_time(self, end_event: CostlyEvent) -> float:
+        """Return milliseconds to another event."""
         burn(READ_S)
         return end_event.at_ms - self.at_ms
 
 
-class Kept:
-    """What a writer is handed."""
+class ItemCollector:
+    """Collects the items passed to a writer."""
 
     num_dropped = 0
 
@@ -119,15 +119,15 @@ class Kept:
         self.items: list[Any] = []
 
     def put(self, item: Any) -> bool:
-        """Keep it."""
+        """Store the item."""
         self.items.append(item)
         return True
 
 
 def mark_cost_s() -> float:
-    """Time of one mark of an operator in real modules, forwards and backwards, with its event."""
+    """Return seconds of one mark with its event, in real modules, forward and backward."""
     guard = Guard(lambda: None)
-    recorder = Recorder(DeviceStopwatch(DearEvent, stream_key=lambda: 0))
+    recorder = Recorder(DeviceStopwatch(CostlyEvent, stream_key=lambda: 0))
     model = torch.nn.Sequential(*(Layer() for _ in range(NUM_LAYERS)))
     hidden = torch.ones(2, 2, 4, requires_grad=True)
     put_on, take_off = recorded(ModuleHooks([model], recorder, guard), recorder)
@@ -148,7 +148,7 @@ def mark_cost_s() -> float:
 
 
 def kind(role: GroupRole, peer: int = -1) -> TransferKind:
-    """A kind of transfer."""
+    """Return a kind of transfer."""
     return TransferKind(
         collective=Collective.ALL_GATHER, role=role, group=f"{role.value}#1", ranks=(0, 1),
         peer=peer,
@@ -156,23 +156,23 @@ def kind(role: GroupRole, peer: int = -1) -> TransferKind:
 
 
 class Player:
-    """Plays the steps of a layout through the real recorder."""
+    """Replays the steps of a layout through the real recorder."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        DearEvent.num_made = 0
+        CostlyEvent.num_made = 0
         kinds = [OperatorKind.LINEAR_FC1] * SITES
         self.sites = tuple(
             Site(kind=one, layer=layer) for layer in range(layout.num_layers) for one in kinds
         )
-        self.recorder = Recorder(DeviceStopwatch(DearEvent, stream_key=lambda: 0))
+        self.recorder = Recorder(DeviceStopwatch(CostlyEvent, stream_key=lambda: 0))
         self.budget = MarkBudget(num_sites=len(self.sites))
         passes = layout.num_microbatches * layout.num_chunks
         order = [n // layout.num_chunks for n in range(passes)]
         self.microbatches = tuple(order)
 
     def step(self, number: int, num_hooked: int, num_steps: int) -> StepLog:
-        """One hooked step, closed."""
+        """Return one hooked step, closed."""
         layout, watch = self.layout, self.recorder.stopwatch
         chosen = samples(self.microbatches, num_hooked)
         chosen = self.budget.chosen(chosen, num_hooked, num_steps, layout.step_s)
@@ -197,12 +197,12 @@ class Player:
         return log
 
     def stage_calls(self, log: StepLog) -> None:
-        """Messages between stages, outside of the passes."""
+        """Record the messages between stages, outside of the passes."""
         for peer in range(self.layout.num_stage_calls):
             self.call(log, kind(GroupRole.PP, peer), is_async=True)
 
     def one_pass(self, log: StepLog, name: str, place: int) -> None:
-        """A forward or backward pass of one chunk."""
+        """Record a forward or backward pass of one chunk."""
         layout, recorder = self.layout, self.recorder
         recorder.begin_phase(name)
         for layer in range(layout.num_layers // layout.num_chunks):
@@ -226,7 +226,7 @@ class Player:
         recorder.end_phase(name)
 
     def call(self, log: StepLog, what: TransferKind, *, is_async: bool) -> None:
-        """A collective, and its wait."""
+        """Record a collective and its wait."""
         recorder = self.recorder
         transfer = recorder.add_transfer(log.kind_number(what), 1 << 20)
         recorder.begin_wait(transfer)
@@ -236,10 +236,10 @@ class Player:
             recorder.end_wait(transfer)
 
 
-def played(layout: Layout, mark_s: float) -> list[str]:
-    """A row of the table."""
-    player, kept = Player(layout), Kept()
-    ledger = Ledger(kept, Guard(lambda: None), lambda *_, **__: None)  # pyright: ignore
+def replay_row(layout: Layout, mark_s: float) -> list[str]:
+    """Return a row of the table."""
+    player, collector = Player(layout), ItemCollector()
+    ledger = Ledger(collector, Guard(lambda: None), lambda *_, **__: None)  # pyright: ignore
     plan = WindowPlan(steps=WINDOW, num_warmup=0)
     marks: list[int] = []
     late = 0
@@ -252,12 +252,12 @@ def played(layout: Layout, mark_s: float) -> list[str]:
             ledger._first = 0
             ledger.end_window(None)
         ledger.drain(step_s=layout.step_s)
-    while not any(isinstance(item, WindowEnd) for item in kept.items) and late < MOST_STEPS:
+    while not any(isinstance(item, WindowEnd) for item in collector.items) and late < MOST_STEPS:
         ledger.drain(step_s=layout.step_s)
         late += 1
-    end = next(item for item in kept.items if isinstance(item, WindowEnd))
-    num_steps = sum(isinstance(item, StepLog) for item in kept.items)
-    num_timed = sum(log.num_pass_marks > 0 for log in kept.items if isinstance(log, StepLog))
+    end = next(item for item in collector.items if isinstance(item, WindowEnd))
+    num_steps = sum(isinstance(item, StepLog) for item in collector.items)
+    num_timed = sum(log.num_pass_marks > 0 for log in collector.items if isinstance(log, StepLog))
     made_s = sum(marks) * mark_s
     window_s = WINDOW * layout.step_s
     return [
@@ -266,7 +266,7 @@ def played(layout: Layout, mark_s: float) -> list[str]:
         f"{sum(marks) / len(marks):,.0f} ({max(marks):,})",
         f"{num_steps} of {len(marks)}, {num_timed} with operators",
         str(late),
-        f"{DearEvent.num_made:,}",
+        f"{CostlyEvent.num_made:,}",
         f"{made_s / window_s:.2%} ({max(marks) * mark_s / layout.step_s:.2%})",
         f"{(sum(marks) * READ_S) / window_s:.2%}",
         str(end.record.num_dropped),
@@ -283,7 +283,7 @@ def main() -> None:
         "steps to the answer", "events", "made, of the window (of one step)", "read", "dropped",
     ]))  # fmt: skip
     for layout in LAYOUTS:
-        print(markdown_row(played(layout, mark_s)))
+        print(markdown_row(replay_row(layout, mark_s)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What ``--calibrate`` costs a run of the recipe, in the window and after it, from its records.
+"""Cost of ``--calibrate`` to a run of the recipe, in the window and after it, from its records.
 
     python benchmarks/costs/overhead.py [--steps 240] [--ranks 2] [--after 40] [-- recipe options]
 
-In the window hooked and bare steps alternate (ABBA); the interval is that of the report.  After the
-window nothing alternates: the step timer is timed alone, in this process, and held against the
+Hooked and bare steps alternate (ABBA) within the window; the interval is that of the report.  After
+the window nothing alternates: the step timer is timed alone, in this process, and compared with the
 run's median step.
 """
 
@@ -27,7 +27,7 @@ PAUSE_S = 0.002
 
 
 def run(directory: Path, args: argparse.Namespace) -> None:
-    """The recipe under torchrun with one window of ``--steps``; exits where it fails."""
+    """Run the recipe under torchrun with one window of ``--steps``; exit if it fails."""
     command = [
         str(Path(sys.executable).parent / "torchrun"),
         "--standalone",
@@ -46,14 +46,14 @@ def run(directory: Path, args: argparse.Namespace) -> None:
 
 
 def steps_of(directory: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Time of each step of the window, median over ranks, and whether it was hooked."""
+    """Return the time of each step of the window, median over ranks, and a mask of hooked steps."""
     steps = build_table(read_run(directory)).steps
     by_step = steps[steps["is_clean"]].groupby("step", sort=True)
     return by_step["time_s"].median().to_numpy(), by_step["is_hooked"].last().to_numpy()
 
 
 def timer_s(*, is_last: bool, num_calls: int = 300) -> float:
-    """Median seconds of ``begin_step`` and ``end_step`` outside the window, caches cold."""
+    """Return median seconds of ``begin_step`` and ``end_step`` outside the window, caches cold."""
     taken = []
     with idle_session(is_last=is_last) as session:
         for _ in range(num_calls):

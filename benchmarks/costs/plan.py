@@ -1,14 +1,15 @@
-"""What the search for the best layouts costs, on 1,024 H100s and operators from the shipped priors.
+"""Cost of the search for the best layouts, on 1,024 H100s with operators from the shipped priors.
 
     python benchmarks/costs/plan.py [--cases "dense 175B" "experts 671B"]
         [--bulk 4000] [--repetitions 3]
 
-The first table is ``best_layouts`` of a model, each in a process of its own: seconds of the
-processor (with its children) and of the clock, peak memory of the largest process, and what became
-of all layouts.  The second is what one core does in bulk: complete layouts per second, time by
-``FittedSteps.median_times`` and memory by ``needed_nbytes``, over so many distinct layouts of the
-same space: drawn by chance, which share little, and whole splits with all their variants, as the
-search asks for them.  ``cold`` is the first time, which builds the event orders of pipelines.
+The first table is ``best_layouts`` of a model, each in a process of its own: processor seconds
+(including children), wall time, peak memory of the largest process, and the fate of all layouts.
+The second is the bulk rate of one core in complete layouts per second, time by
+``FittedSteps.median_times`` and memory by ``needed_nbytes``, over the given number of distinct
+layouts of the same space: random ones, which share little, and whole splits with all their
+variants, as the search evaluates them.  ``cold`` is the first pass, which builds the event orders
+of pipelines.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from forerun.benchmarks.child_process import answer_of, peak_nbytes, processor_s
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.own_process import answer_of, peak_nbytes, processor_s
 from forerun.benchmarks.peers.search_cases import CASES, DEVICE, NUM_GPUS
 from forerun.calib.memory import needed_nbytes
 from forerun.calib.search import (
@@ -41,7 +42,7 @@ from forerun.calib.workload import RunConfig
 
 CAPACITY_NBYTES = 80 * GIB
 COUNTS = (*Tally.__slots__,)
-Found = Mapping[str, Any]
+Figures = Mapping[str, Any]
 
 
 def main() -> None:
@@ -59,8 +60,8 @@ def main() -> None:
     for what, columns in (("search", SEARCH), ("bulk", BULK)):
         rows = []
         for case in arguments.cases:
-            for found in answer_of("costs.plan", *_words(what, case, arguments)):
-                figures = (text.format(found[name]) for name, text in columns.values())
+            for case_figures in answer_of("costs.plan", *_words(what, case, arguments)):
+                figures = (text.format(case_figures[name]) for name, text in columns.values())
                 rows.append([case, *figures])
         print(markdown_table(["model", *columns], rows), flush=True)
         print()
@@ -93,47 +94,49 @@ def _words(what: str, case: str, arguments: argparse.Namespace) -> list[object]:
     return ["--one", what, "--cases", case, *bulk]
 
 
-def _figures(arguments: argparse.Namespace) -> list[Found]:
+def _figures(arguments: argparse.Namespace) -> list[Figures]:
     (case,) = arguments.cases
     config = running(case)
     steps = fit_steps(prior_times(DEVICE, is_attention_fused=True))
     if arguments.one == "search":
-        return [searched(config, steps)]
+        return [measure_search(config, steps)]
     variants = {"by chance": 1, "whole splits": None}
     return [
         {
             "drawn": name,
-            **in_bulk(drawn(config, arguments.bulk, each), steps, arguments.repetitions),
+            **measure_bulk(
+                sample_layouts(config, arguments.bulk, each), steps, arguments.repetitions
+            ),
         }
         for name, each in variants.items()
     ]
 
 
 def running(case: str) -> RunConfig:
-    """The layout of a case on all GPUs."""
+    """Return the running layout of a case on all GPUs."""
     return CASES[case].on_all(CASES[case].eight_ranks())
 
 
-def searched(config: RunConfig, steps: FittedSteps) -> Found:
-    """One search with what it costs."""
-    room = MemoryBudget(capacity_nbytes=CAPACITY_NBYTES)
+def measure_search(config: RunConfig, steps: FittedSteps) -> Figures:
+    """Run one search and return its cost."""
+    budget = MemoryBudget(capacity_nbytes=CAPACITY_NBYTES)
     begin, processor = time.perf_counter(), processor_s()
-    found = best_layouts(config, steps, NUM_GPUS, budget=room)
+    result = best_layouts(config, steps, NUM_GPUS, budget=budget)
     clock_s, spent_s = time.perf_counter() - begin, processor_s() - processor
-    tally = found.proof.tally
+    tally = result.proof.tally
     return {
         "processor_s": spent_s,
         "clock_s": clock_s,
         "peak_mib": peak_nbytes() / MIB,
         "num_layouts": tally.num_layouts,
         **{name: getattr(tally, name) for name in COUNTS},
-        "best_s": found.best[0].time_s,
-        "gap_frac": found.proof.gap_frac,
+        "best_s": result.best[0].time_s,
+        "gap_frac": result.proof.gap_frac,
     }
 
 
-def in_bulk(layouts: list[RunConfig], steps: FittedSteps, repetitions: int) -> Found:
-    """Layouts per second of one core."""
+def measure_bulk(layouts: list[RunConfig], steps: FittedSteps, repetitions: int) -> Figures:
+    """Return layouts per second of one core."""
     costs: list[tuple[float, float]] = []
     for _ in range(repetitions + 1):
         begin = time.process_time()
@@ -151,25 +154,27 @@ def in_bulk(layouts: list[RunConfig], steps: FittedSteps, repetitions: int) -> F
     }
 
 
-def drawn(config: RunConfig, number: int, each: int | None, seed: int = 0) -> list[RunConfig]:
-    """Distinct layouts of the space: cells by chance, of each so many of its variants or all."""
+def sample_layouts(
+    config: RunConfig, number: int, each: int | None, seed: int = 0
+) -> list[RunConfig]:
+    """Return distinct random layouts of the space: ``each`` variants per cell, or all."""
     rng, cells = random.Random(seed), cells_of(config, NUM_GPUS)
-    found: dict[RunConfig, None] = {}
+    layouts: dict[RunConfig, None] = {}
     for place in rng.sample(range(len(cells)), min(2 * number, len(cells))):
         variants = list(variants_of(cells.layout(place)))
         some = variants if each is None else rng.sample(variants, min(each, len(variants)))
-        found |= dict.fromkeys(some)
-        if len(found) >= number:
+        layouts |= dict.fromkeys(some)
+        if len(layouts) >= number:
             break
-    return list(found)[:number]
+    return list(layouts)[:number]
 
 
 def variants_of(layout: RunConfig) -> Iterator[RunConfig]:
-    """All ways to keep the states of a cell's layout, with all that may be computed again."""
-    agains = recomputes(layout)
+    """Yield a cell's layout with every sharding of the states and every choice of recompute."""
+    recompute_options = recomputes(layout)
     for choice in states(layout, num_nodes(layout)):
-        kept = choice.of(layout)
-        yield from (again.of(kept) for again in agains)
+        sharded = choice.of(layout)
+        yield from (recompute.of(sharded) for recompute in recompute_options)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What a core takes for exponentials, and for tensors that outgrow its cache.
+"""Core time of exponentials, and bandwidth of tensors that outgrow the cache.
 
     python benchmarks/costs/processor.py
 
 Ratios within one run, on one thread: the time of an element's function over that of a FLOP of a
-product, and bytes a second of a tensor by its size, over those of the smallest.
+product, and bytes per second of a tensor by its size, over those of the smallest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def exponentials() -> str:
-    """FLOP of a product in the time of one element, forward and backward."""
+    """Return FLOP of a product in the time of one element, forward and backward."""
     one, other = torch.randn(INNER, INNER), torch.randn(INNER, INNER)
     flop_s = best_s(lambda: one @ other, 20) / (2 * INNER**3)
     x, grad = torch.randn(ELEMENTS, requires_grad=True), torch.randn(ELEMENTS)
@@ -62,7 +62,7 @@ def exponentials() -> str:
 
 
 def sizes() -> str:
-    """Bytes a second by the size of a tensor, over those at the smallest."""
+    """Return bytes per second by the size of a tensor, over those of the smallest."""
     lines = []
     for name, function in MOVES.items():
         rates = []
@@ -75,7 +75,7 @@ def sizes() -> str:
 
 
 def best_s(call: Callable[[], object], number: int) -> float:
-    """Seconds of one call, the third fastest of several runs."""
+    """Return seconds of one call, the third fastest of several runs."""
     taken = []
     for _ in range(REPEATS):
         begun = time.perf_counter()

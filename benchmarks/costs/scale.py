@@ -1,9 +1,9 @@
-"""Who records, what is sent and how long it takes to collect, for 16,384 ranks that are simulated.
+"""Recorders, bytes sent and time to collect a window, for 16,384 simulated ranks.
 
     python benchmarks/costs/scale.py
 
-Windows of single ranks are marked by the real recorder; messages go through a real store, whose
-server and senders are processes of their own, to the exchange that collects in a real run.
+Windows of single ranks are marked by the real recorder.  Messages go through a real store, whose
+server and senders are separate processes, to the exchange that collects in a real run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LAYOUTS = {
 
 
 def window_of(plan: RecordingPlan, layout: Parallelism, rank: int, **size: int) -> Any:
-    """A window of ten hooked steps of one rank, closed; its CPU time in seconds."""
+    """Return a closed window of ten hooked steps of one rank, and its CPU time in seconds."""
     has_operators = plan.part(rank) is Recorded.OPERATORS
     simulated = SimulatedRank(layout, rank, has_operators=has_operators, **size)
     window, bounded = WindowRecords(), BoundedWindow(plan, rank)
@@ -62,7 +62,7 @@ def window_of(plan: RecordingPlan, layout: Parallelism, rank: int, **size: int) 
 
 
 def plan_rows() -> Iterator[list[str]]:
-    """Recorders and bounds of each layout."""
+    """Yield the recorders and byte bounds of each layout."""
     for name, layout in LAYOUTS.items():
         begin_s = time.perf_counter()
         plan = recording_plan(NUM_RANKS, layout)
@@ -80,7 +80,7 @@ def plan_rows() -> Iterator[list[str]]:
 
 
 def window_rows(layout: Parallelism) -> Iterator[list[str]]:
-    """Bytes of one window by what a rank records."""
+    """Yield bytes of one window, by the part that a rank records."""
     plan = recording_plan(NUM_RANKS, layout)
     by_part = {part: rank for rank, part in plan.parts.items()} | {Recorded.WATCH: 0}
     for part, rank in by_part.items():
@@ -96,18 +96,18 @@ def window_rows(layout: Parallelism) -> Iterator[list[str]]:
 
 
 def send_all(port: int, first: int, messages: dict[str, bytes], plan: RecordingPlan) -> None:
-    """What every fourth rank sends, one after the other."""
+    """Send the messages of every fourth rank, one after the other."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     link = StoreLink(store, "simulated").connect()
     for rank in range(first, NUM_RANKS - 1, NUM_SENDERS):
-        # Summaries differ in their digits, as real ones do.
+        # Give each summary different digits, as in real runs.
         noise = str(hash((rank, "step")) % 10**9).encode()
         message = messages[plan.part(rank).value].replace(b'"rank": 0', b'"rank": %d' % rank)
         link.set(str(rank), message.replace(b'"step_ns": ', b'"step_ns": ' + noise))
 
 
 def collect(layout: Parallelism) -> dict[str, str]:
-    """Send and collect one window of all ranks over a store; what it took."""
+    """Send and collect one window of all ranks over a store; return the costs."""
     plan = recording_plan(NUM_RANKS, layout)
     by_part = {part: rank for rank, part in plan.parts.items()} | {Recorded.WATCH: 0}
     messages = {

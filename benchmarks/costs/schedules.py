@@ -1,10 +1,10 @@
-"""What the simulation of pipeline schedules costs on one core, in seconds of processor time.
+"""Cost of simulating pipeline schedules on one core, in seconds of processor time.
 
     python benchmarks/costs/schedules.py [--stages 8] [--microbatches 64] [--layouts 1000]
 
 Bulk: layouts of one size per second, each with its own passes and messages on every stage; one:
-milliseconds for a single layout with all spans.  "First" adds the order of events, which is worked
-out once per size and schedule.  Each figure is the median of the repetitions.
+milliseconds for a single layout with all spans.  "First" includes computing the order of events,
+done once per size and schedule.  Each figure is the median of the repetitions.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def main() -> None:
     print(markdown_head(HEADER))
     for name, pipeline in cases(given.stages, given.microbatches).items():
         costs = uneven_costs(pipeline, given.layouts)
-        first_s = seconds(lambda p=pipeline, c=costs: spans(c, p), 1)
-        one_s = seconds(lambda p=pipeline, c=costs: spans(c, p), given.repetitions)
+        first_s = median_cpu_s(lambda p=pipeline, c=costs: spans(c, p), 1)
+        one_s = median_cpu_s(lambda p=pipeline, c=costs: spans(c, p), given.repetitions)
         bulk_program(pipeline)
-        bulk_s = seconds(lambda p=pipeline, c=costs: simulate(c, p), given.repetitions)
+        bulk_s = median_cpu_s(lambda p=pipeline, c=costs: simulate(c, p), given.repetitions)
         cells = [
             *(name, f"{len(event_graph(pipeline).events):,}", f"{given.layouts / bulk_s:,.0f}"),
             *(BULK_BARS.get(name, ""), f"{one_s * MS_PER_S:.1f}", f"{first_s * MS_PER_S:.1f}"),
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def cases(num_stages: int, num_microbatches: int) -> dict[str, Pipeline]:
-    """One pipeline of the size per schedule."""
+    """Return one pipeline of the given size per schedule."""
 
     def pipeline(**settings: object) -> Pipeline:
         size = {"num_stages": num_stages, "num_microbatches": num_microbatches}
@@ -74,7 +74,7 @@ def cases(num_stages: int, num_microbatches: int) -> dict[str, Pipeline]:
 
 
 def uneven_costs(pipeline: Pipeline, num_layouts: int) -> PipelineCosts:
-    """Passes that differ by half between chunks, messages of a few percent of a pass."""
+    """Return passes that differ by half between chunks, and messages of a few percent of a pass."""
     rng = np.random.default_rng(0)
     passes, edges = (pipeline.num_chunks, num_layouts), (pipeline.num_chunks - 1, num_layouts)
     return pipeline_costs(
@@ -87,14 +87,14 @@ def uneven_costs(pipeline: Pipeline, num_layouts: int) -> PipelineCosts:
     )
 
 
-def seconds(act: Callable[[], object], repetitions: int) -> float:
-    """Median processor time."""
-    found = []
+def median_cpu_s(act: Callable[[], object], repetitions: int) -> float:
+    """Return the median processor time in seconds."""
+    times_s = []
     for _ in range(repetitions):
         begin = time.process_time()
         act()
-        found.append(time.process_time() - begin)
-    return statistics.median(found)
+        times_s.append(time.process_time() - begin)
+    return statistics.median(times_s)
 
 
 if __name__ == "__main__":

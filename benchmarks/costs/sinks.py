@@ -1,12 +1,12 @@
-"""What all sinks together cost training: blocks of steps with them against blocks without, one run.
+"""Cost of all sinks together to training: blocks of steps with and without them, in one run.
 
     python benchmarks/costs/sinks.py [--steps 1500] [--block 40] [--ranks 2] [-- recipe options]
 
 The recipe trains under torchrun with its real companion, whose sinks (W&B offline, TensorBoard,
-Prometheus, a TrainJob's server, Slurm's comment) take values in half of the blocks, in the order
-ABBA.  Held against each other are medians of neighbouring blocks, and the processor time of the
-companion and its children: what that takes is all that training could lose to it.  At last one call
-into a host's own W&B run is timed, which is made in training.
+Prometheus, a TrainJob's server, Slurm's comment) receive values in half of the blocks, in the order
+ABBA.  Compared are medians of neighbouring blocks, and the processor time of the companion and its
+children, an upper bound on what training could lose to them.  Finally one call into a host's own
+W&B run is timed, which is made in the training process.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 SKIPPED_S = 1.5
-"""At the beginning of a block, while values of the one before are still on their way: the companion
-takes steps a second apart."""
+"""Seconds skipped at the beginning of a block, while values of the one before are still in flight:
+the companion polls steps a second apart."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _ROWS, _BLOCK, _SCONTROL = "SINKS_ROWS", "SINKS_BLOCK", "#!/bin/sh\nexit 0\n"
 
 
 def is_on(block: int) -> bool:
-    """ABBA, so that a trend takes from both the same."""
+    """Return True in the blocks with sinks: ABBA, so that a trend affects both alike."""
     return block % 4 in (0, 3)
 
 
-def companion() -> int:
-    """The real companion; its sinks take nothing in half of the blocks, one more takes notes."""
+def run_companion() -> int:
+    """Run the real companion with sinks off in half of the blocks; an extra sink takes notes."""
     from forerun.launch.companion import main as run
     from forerun.launch.sinks import Sink, registry
 
     block = int(os.environ[_BLOCK])
 
     def switched(opener: registry.OpenSink) -> registry.OpenSink:
-        def opened(told: Any) -> Sink:
-            sink = opener(told)
+        def opened(settings: Any) -> Sink:
+            sink = opener(settings)
             take = sink.step
 
             def step(number: int, values: Mapping[str, float]) -> None:
@@ -60,7 +60,7 @@ def companion() -> int:
         return opened
 
     class Noted(Sink):
-        def __init__(self, told: Any) -> None:
+        def __init__(self, settings: Any) -> None:
             super().__init__("noted")
             self._rows: list[tuple[int, float, float]] = []
 
@@ -77,17 +77,17 @@ def companion() -> int:
 
 
 def cpu_s() -> float:
-    """Processor seconds of this process and of its children that live."""
-    found = time.process_time()
+    """Return processor seconds of this process and of its living children."""
+    used_s = time.process_time()
     for task in Path("/proc/self/task").iterdir():
         for child in (task / "children").read_text().split():
             words = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            found += (int(words[11]) + int(words[12])) / _TICKS
-    return found
+            used_s += (int(words[11]) + int(words[12])) / _TICKS
+    return used_s
 
 
 def train(home: Path, args: argparse.Namespace) -> list[tuple[int, float, float]]:
-    """(step, its time, processor seconds so far) of each step after the window."""
+    """Return (step, its time, processor seconds so far) of each step after the window."""
     from status_server import status_server
 
     for name, text in (
@@ -112,8 +112,8 @@ def train(home: Path, args: argparse.Namespace) -> list[tuple[int, float, float]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         posts = len(server.taken)
     if done.returncode or not (home / "rows.json").exists():
-        said = done.stdout[-3000:] + done.stderr[-3000:]
-        sys.exit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{said}")
+        output = done.stdout[-3000:] + done.stderr[-3000:]
+        sys.exit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{output}")
     where = [line for line in done.stdout.splitlines() if "] report: " in line]
     print(f"{where[0] if where else ''}\n{posts} posts to the TrainJob's server")
     rows = json.loads((home / "rows.json").read_text())
@@ -123,24 +123,24 @@ def train(home: Path, args: argparse.Namespace) -> list[tuple[int, float, float]
 def blocks_of(
     rows: Sequence[tuple[int, float, float]], size: int
 ) -> tuple[list[float], list[float], list[bool]]:
-    """Of each whole block the median step, the processor's share of its time, and if sinks took."""
+    """Return each whole block's median step, processor share of its time, and if sinks were on."""
     medians, shares, on = [], [], []
     first, last = rows[0][0] // size + 1, rows[-1][0] // size
     for block in range(first, last):
         whole = [row for row in rows if row[0] // size == block]
         since_s = np.cumsum([time_s for _, time_s, _ in whole])
-        held = [row for row, end_s in zip(whole, since_s, strict=True) if end_s > SKIPPED_S]
-        if len(whole) < size or len(held) < size // 2:
+        settled = [row for row, end_s in zip(whole, since_s, strict=True) if end_s > SKIPPED_S]
+        if len(whole) < size or len(settled) < size // 2:
             continue
-        medians.append(float(np.median([time_s for _, time_s, _ in held])))
-        wall_s = sum(time_s for _, time_s, _ in held[1:])
-        shares.append((held[-1][2] - held[0][2]) / wall_s)
+        medians.append(float(np.median([time_s for _, time_s, _ in settled])))
+        wall_s = sum(time_s for _, time_s, _ in settled[1:])
+        shares.append((settled[-1][2] - settled[0][2]) / wall_s)
         on.append(is_on(block))
     return medians, shares, on
 
 
 def host_call_s(num_calls: int = 400) -> tuple[float, float]:
-    """Median and 95th percentile, in seconds, of a call into an offline run of a host."""
+    """Return median and 95th percentile, in seconds, of a call into a host's offline run."""
     import wandb
 
     from forerun.hooks.process import CompanionFiles, CompanionOutput, HostWandb
@@ -185,10 +185,11 @@ def main() -> None:
         f"step {bare_s * 1e3:.1f} ms)"
     )
     share = np.asarray(shares)
-    own = overhead(1.0 + share, on)
+    companion_cost = overhead(1.0 + share, on)
     print(
         f"processor time of the companion: {share[~np.asarray(on)].mean():.3%} of one processor "
-        f"without sinks, {own.overhead_frac:+.3%} by them (upper 95 % bound {own.high_frac:+.3%})"
+        f"without sinks, {companion_cost.overhead_frac:+.3%} by them "
+        f"(upper 95 % bound {companion_cost.high_frac:+.3%})"
     )
     median_s, late_s = host_call_s()
     print(
@@ -199,5 +200,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     if "--as-companion" in sys.argv:
-        sys.exit(companion())
+        sys.exit(run_companion())
     main()

@@ -1,12 +1,12 @@
-"""Answers before the first run, held against public launches that no table of the package has.
+"""Answers before the first run, compared with public launches that no table of the package has.
 
     python benchmarks/first_answers/score.py [--only TEXT] [--lines JSON] [--json OUT]
 
-``lines.json`` beside this script lists launches of other people: the command as they gave it, or
-Megatron's spelling of what they said, the device, the measured step and, where it is known, the
-peak of memory.  Each was written down before it was predicted.  For every one the command line
-``forerun predict --device D --json -- LINE`` is run as a user would run it; a table says what it
-answered, and the last lines count what held.
+``lines.json`` in this folder lists launches by others: the command as published, or Megatron's
+spelling of its description, the device, the measured step and, if known, the peak of memory.  Each
+was written down before it was predicted.  For every one the command line ``forerun predict --device
+D --json -- LINE`` is run as a user would run it; a table lists the answers, and the last lines
+count how many held.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ class Launch:
     name: str
     source: str
     device: str
-    """A short name of ``forerun``."""
+    """Short name of ``forerun`` for the device."""
     command: str
     measured_step_s: float
     how: str
-    """What the source says, and how a step was made of it (``from`` in the file)."""
+    """Quote of the source, and how the step was derived from it (``from`` in the file)."""
     measured_memory_gb: float | str | None
     memory_verdict: str | None
     assumed: tuple[str, ...]
 
     @property
     def words(self) -> list[str]:
-        """The command as a shell splits it."""
+        """Return the command as a shell splits it."""
         return shlex.split(self.command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What ``predict`` says of a launch."""
+    """Answer of ``predict`` for a launch."""
 
     launch: Launch
     wall_s: float
     refusal: str = ""
-    """Standard error where there is no answer."""
+    """Standard error if there is no answer."""
     step_s: float = 0.0
     low_s: float = 0.0
     high_s: float = 0.0
@@ -71,12 +71,12 @@ class Answer:
 
     @property
     def error_frac(self) -> float:
-        """By how much the step is over the measured one."""
+        """Predicted over measured step, minus 1."""
         return self.step_s / self.launch.measured_step_s - 1
 
     @property
     def is_inside(self) -> bool:
-        """Whether the interval holds the measured step."""
+        """True if the interval contains the measured step."""
         return self.low_s <= self.launch.measured_step_s <= self.high_s
 
     @property
@@ -86,7 +86,7 @@ class Answer:
 
     @property
     def is_verdict_right(self) -> bool | None:
-        """Whether memory was judged as it turned out; None where that is not known."""
+        """True if the memory verdict was right; None if the outcome is unknown."""
         expected = self.launch.memory_verdict
         if expected is None:
             return None
@@ -94,7 +94,7 @@ class Answer:
 
 
 def main() -> int:
-    """Ask for every line and print the table."""
+    """Predict every line and print the table."""
     arguments = _arguments()
     launches = [one for one in read_launches(arguments.lines) if arguments.only in one.name]
     answers = [ask(launch) for launch in launches]
@@ -118,7 +118,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def read_launches(path: Path = LINES) -> list[Launch]:
-    """All launches of a file, in its order."""
+    """Return all launches of a file, in its order."""
     entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     return [
         Launch(how=entry.pop("from"), assumed=tuple(entry.pop("assumed")), **entry)
@@ -127,7 +127,7 @@ def read_launches(path: Path = LINES) -> list[Launch]:
 
 
 def ask(launch: Launch) -> Answer:
-    """What the command line answers, and how long that takes from the start of the process."""
+    """Run the command line; return its answer and the wall time from process start."""
     command = [sys.executable, "-m", "forerun", "predict", "--device", launch.device, "--json"]
     begin_s = time.perf_counter()
     done = subprocess.run(
@@ -144,33 +144,33 @@ def ask(launch: Launch) -> Answer:
     return answer_from(launch, json.loads(done.stdout), wall_s)
 
 
-def answer_from(launch: Launch, found: dict[str, Any], wall_s: float) -> Answer:
-    """The answer in the JSON value that ``predict`` prints."""
+def answer_from(launch: Launch, answer_json: dict[str, Any], wall_s: float) -> Answer:
+    """Parse the JSON that ``predict`` prints."""
     return Answer(
         launch=launch,
         wall_s=wall_s,
-        step_s=found["step_time_s"],
-        low_s=found["low_s"],
-        high_s=found["high_s"],
-        memory_gb=found["memory"]["total_nbytes"] / 1e9,
-        verdict=found["verdict"],
+        step_s=answer_json["step_time_s"],
+        low_s=answer_json["low_s"],
+        high_s=answer_json["high_s"],
+        memory_gb=answer_json["memory"]["total_nbytes"] / 1e9,
+        verdict=answer_json["verdict"],
     )
 
 
 def table(answers: Sequence[Answer]) -> str:
-    """A row for each launch, in Markdown."""
+    """Return a Markdown table with a row for each launch."""
     return markdown_table(HEAD, [_cells(one) for one in answers])
 
 
 def _cells(one: Answer) -> list[object]:
     launch = one.launch
-    told = [launch.name, launch.device, f"{launch.measured_step_s:.4g}"]
+    cells = [launch.name, launch.device, f"{launch.measured_step_s:.4g}"]
     if one.refusal:
-        return [*told, "refused", *["-"] * (len(HEAD) - len(told) - 1)]
+        return [*cells, "refused", *["-"] * (len(HEAD) - len(cells) - 1)]
     measured_gb = "-" if launch.measured_memory_gb is None else launch.measured_memory_gb
     right = {True: "yes", False: "no", None: "-"}
     return [
-        *told,
+        *cells,
         f"{one.step_s:.4g}",
         f"{one.low_s:.4g} to {one.high_s:.4g}",
         f"{100 * one.error_frac:+.1f}",
@@ -182,19 +182,19 @@ def _cells(one: Answer) -> list[object]:
 
 
 def summary(answers: Sequence[Answer]) -> str:
-    """How far off the answers are, how many hold, how wide they are and how long they take."""
-    told = [one for one in answers if not one.refusal]
+    """Return errors, coverage, widths and response times of the answers."""
+    answered = [one for one in answers if not one.refusal]
     wall_s = median([one.wall_s for one in answers]) if answers else 0.0
-    last = f"median wall time of an answer: {wall_s:.2f} s; {len(answers) - len(told)} refused"
-    if not told:
+    last = f"median wall time of an answer: {wall_s:.2f} s; {len(answers) - len(answered)} refused"
+    if not answered:
         return last
-    errors = [abs(one.error_frac) for one in told]
-    widths = [one.half_width_frac for one in told]
-    judged = [one for one in told if one.is_verdict_right is not None]
+    errors = [abs(one.error_frac) for one in answered]
+    widths = [one.half_width_frac for one in answered]
+    judged = [one for one in answered if one.is_verdict_right is not None]
     return "\n".join(
         (
             f"median absolute error: {100 * median(errors):.1f} %",
-            f"held: {sum(one.is_inside for one in told)} of {len(told)}",
+            f"held: {sum(one.is_inside for one in answered)} of {len(answered)}",
             f"half-width: largest {100 * max(widths):.0f} %, median {100 * median(widths):.0f} %",
             f"memory verdicts right: {sum(map(_is_right, judged))} of {len(judged)}",
             last,

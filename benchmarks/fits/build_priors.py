@@ -3,10 +3,10 @@
     python benchmarks/fits/build_priors.py DATA_DIR --out calib/fit/priors.json
     python benchmarks/fits/build_priors.py DATA_DIR --out calib/fit/priors.json --check
 
-DATA_DIR holds the tables named in ``SOURCES`` as ``NAME.csv`` or ``NAME.csv.gz``; those that are
-absent are left out.  Dropped are flagged rows, rows that the gates refuse, groups most of whose
-rows they would refuse, and what has fewer than 30 rows left or does not follow its law.
-``--check`` builds the file anew and says where it differs.
+DATA_DIR contains the tables named in ``SOURCES`` as ``NAME.csv`` or ``NAME.csv.gz``; missing tables
+are skipped.  Dropped are flagged rows, rows that the gates refuse, groups most of whose rows they
+would refuse, and operators with fewer than 30 rows remaining or that do not follow their law.
+``--check`` rebuilds the file and reports differences.
 """
 
 from __future__ import annotations
@@ -51,32 +51,32 @@ from forerun.launch.known import read_frame
 SCHEMA = 1
 FEWEST_ROWS = 30
 WORST_SIGMA_LOG = 0.6
-"""Left-out error from which a table does not follow the law of its operator."""
+"""Held-out error above which a table does not follow the law of its operator."""
 TOLERANCE = 0.01
-"""Difference of two builds that libraries of other versions may make."""
+"""Difference of two builds that other library versions may cause."""
 DECIMALS = 3
 NUM_FOLDS = 4
 INDEPENDENT = 16
-"""Shapes of one table err together: they tell a factor as well as at most so many would."""
+"""Shapes of one table have correlated errors: they constrain a factor like at most this many."""
 SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.5, WorkKind.BYTES: 0.9}
-"""Of a factor before any row was seen."""
+"""Prior standard deviation of a log factor."""
 LEAST = {WorkKind.LAUNCH: -4.6, WorkKind.FLOP: 0.0, WorkKind.BYTES: -3.0}
-"""No launch under 10 ns, no product above the data sheet, no more than 20 times fewer bytes than
-counted (what is fused, and what a cache keeps)."""
+"""Lower bounds of log factors: no launch under 10 ns, no product above the data sheet, at most 20
+times fewer bytes than counted (because of fusion and caches)."""
 FIXED_SIGMA_LOG = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a table is from."""
+    """Origin of a table."""
 
     repository: str
     commit: str
     licence: str
     holds_collectives: bool = False
-    """Times of products of a tensor-parallel rank hold its all-reduce: only tp 1 is used."""
+    """Times of products of a tensor-parallel rank include its all-reduce: only tp 1 is used."""
     holds_casts: bool = False
-    """Times of products in 8 bits hold the quantisation of their 16-bit input."""
+    """Times of products in 8 bits include the quantisation of their 16-bit input."""
 
 
 _ETT = Source(
@@ -140,9 +140,9 @@ def main() -> int:
     arguments = parser.parse_args()
     built = build(read_tables(arguments.data_dir))
     if arguments.check:
-        found = differences(json.loads(arguments.out.read_text(encoding="utf-8")), built)
-        print("\n".join(found) or f"{arguments.out} is what {arguments.data_dir} gives")
-        return 1 if found else 0
+        mismatches = differences(json.loads(arguments.out.read_text(encoding="utf-8")), built)
+        print("\n".join(mismatches) or f"{arguments.out} is what {arguments.data_dir} gives")
+        return 1 if mismatches else 0
     arguments.out.write_text(as_text(built), encoding="utf-8")
     size = arguments.out.stat().st_size
     print(f"{arguments.out}: {len(built['entries'])} entries, {size} bytes")
@@ -150,7 +150,7 @@ def main() -> int:
 
 
 def read_tables(data_dir: Path) -> dict[str, pd.DataFrame]:
-    """Canonical operator tables by name."""
+    """Return canonical operator tables by name."""
     tables = {}
     for name in sorted(SOURCES):
         paths = [p for p in (data_dir / f"{name}.csv", data_dir / f"{name}.csv.gz") if p.exists()]
@@ -162,7 +162,7 @@ def read_tables(data_dir: Path) -> dict[str, pd.DataFrame]:
 
 
 def build(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-    """The file as a JSON value."""
+    """Return the file as a JSON value."""
     entries = [
         asdict(entry)
         for name, table in tables.items()
@@ -184,7 +184,7 @@ def build(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
 
 
 def as_text(built: Mapping[str, Any]) -> str:
-    """JSON with one line an entry."""
+    """Return JSON with one line per entry."""
     head = json.dumps({k: v for k, v in built.items() if k != "entries"}, indent=1, sort_keys=True)
     rows = [json.dumps(e, sort_keys=True, separators=(",", ":")) for e in built["entries"]]
     return head.removesuffix("\n}") + ',\n "entries": [\n' + ",\n".join(rows) + "\n ]\n}\n"
@@ -195,13 +195,13 @@ def _alone(table: pd.DataFrame, source: Source) -> pd.DataFrame:
 
 
 def without_casts(table: pd.DataFrame) -> pd.DataFrame:
-    """Forward products of one width without what quantising their input takes.
+    """Return forward products of one width without the time of quantising their input.
 
     A product of ``m`` tokens with few outputs and its mirror, few tokens with ``m`` outputs, read
-    the same bytes, but only the first has an input to speak of: their difference is the
-    quantisation, which a product of any width with that input has too.  On H100 it is 2.9 ps an
-    element, 200 us for 8,192 tokens of 8,192 where the product in 16 bits takes 49.  Rows that it
-    is more than half of, and those without such a pair, are left out.
+    the same bytes, but only the first has a sizeable input: their difference is the quantisation,
+    which a product of any width with that input also pays.  On H100 it is 2.9 ps an element, 200 us
+    for 8,192 tokens of 8,192, while the product in 16 bits takes 49.  Rows that it is more than
+    half of, and those without such a pair, are dropped.
     """
     sizes = table["shape"].str.split("x", expand=True).astype(float)
     rows = table.assign(_tokens=sizes[0], _in=sizes[1], _out=sizes[2])
@@ -211,20 +211,20 @@ def without_casts(table: pd.DataFrame) -> pd.DataFrame:
     mirror = rows[rows["_tokens"] == least].assign(_tokens=rows["_out"]).drop_duplicates(keys)
     both = thin.merge(mirror[[*keys, "time_s"]], on=keys, suffixes=("", "_mirror"))
     both["_cast_s"] = (both["time_s"] - both["time_s_mirror"]).clip(lower=0.0)
-    found = rows.merge(both[[*keys, "_cast_s"]], on=keys)
-    is_product = found["_cast_s"] < 0.5 * found["time_s"]
-    found["time_s"] -= found["_cast_s"]
-    return found.loc[is_product, table.columns].reset_index(drop=True)
+    merged = rows.merge(both[[*keys, "_cast_s"]], on=keys)
+    is_product = merged["_cast_s"] < 0.5 * merged["time_s"]
+    merged["time_s"] -= merged["_cast_s"]
+    return merged.loc[is_product, table.columns].reset_index(drop=True)
 
 
 def groups_of(table: pd.DataFrame, source: Source) -> dict[tuple[str, str, int], list[Timed]]:
-    """Usable rows by device, pool and element size; one part for each group of the table."""
+    """Return usable rows by device, pool and element size; one part for each group of the table."""
     usable = table[table["flag"] == ""]
     if source.holds_collectives:
         kinds = usable["kind"].map(OperatorKind)
         is_split = kinds.map(lambda k: k.is_linear or k in _SPLIT_BY_RANKS).astype(bool)
         usable = usable[~(is_split & (pd.to_numeric(usable["tp"]).fillna(1) > 1))]
-    found: defaultdict[tuple[str, str, int], list[Timed]] = defaultdict(list)
+    timed_by_group: defaultdict[tuple[str, str, int], list[Timed]] = defaultdict(list)
     for (device, nbytes), rows in usable.groupby(["device", "element_nbytes"], sort=True):
         prior = device_prior(str(device))
         if not prior.num_units:
@@ -235,14 +235,16 @@ def groups_of(table: pd.DataFrame, source: Source) -> dict[tuple[str, str, int],
         doubtful = {refusal.name for refusal in refusals if refusal.is_doubtful}
         for name in sorted(set(passed) - doubtful):
             batch = passed[name].batch
-            found[prior.name, pool_name(batch.kind, batch.phase), size].append(passed[name])
-    return dict(found)
+            timed_by_group[prior.name, pool_name(batch.kind, batch.phase), size].append(
+                passed[name]
+            )
+    return dict(timed_by_group)
 
 
 def source_rates(
     parts: Sequence[Timed], device: str, pool: str, element_nbytes: int, table: str
 ) -> SourceRates | None:
-    """Rates of one operator, each part with equal weight; None where they are too few or wild."""
+    """Return rates of one operator, parts weighted equally; None if too few or too scattered."""
     timed = _together(parts)
     if len(timed) < FEWEST_ROWS:
         return None
@@ -251,15 +253,21 @@ def source_rates(
     ceilings = data_sheet(prior, element_nbytes)
     form = Form.CHAIN if KINDS[timed.batch.kind].is_chain else Form.SUM
     log_time = np.log(timed.time_s)
-    left_out = np.empty(len(timed))
+    residuals = np.empty(len(timed))
     widths = _widths(timed.batch)
     for fold in range(NUM_FOLDS):
         rest, rows = widths % NUM_FOLDS != fold, widths % NUM_FOLDS == fold
         if rows.any():
-            kept = rest if rest.any() else rows
-            rates = _fit(_take(done, kept), log_time[kept], timed.weight[kept], ceilings, form)
-            left_out[rows] = log_time[rows] - rates.log_time(_take(done, rows))
-    sigma = robust_sigma(left_out - np.median(left_out))
+            train_rows = rest if rest.any() else rows
+            rates = _fit(
+                _take(done, train_rows),
+                log_time[train_rows],
+                timed.weight[train_rows],
+                ceilings,
+                form,
+            )
+            residuals[rows] = log_time[rows] - rates.log_time(_take(done, rows))
+    sigma = robust_sigma(residuals - np.median(residuals))
     if sigma > WORST_SIGMA_LOG:
         return None
     rates = _fit(done, log_time, timed.weight, ceilings, form)
@@ -282,7 +290,7 @@ def source_rates(
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Where two files differ by more than rounding, a line each."""
+    """Return a line for each place where two files differ by more than rounding."""
     sides = [dict(_leaves(side)) for side in (old, new)]
     return [
         f"{name}: {sides[0].get(name)} in the file, {sides[1].get(name)} built"
@@ -312,7 +320,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _together(parts: Sequence[Timed]) -> Timed:
-    """All rows; the weights of each part sum to the same, their mean is 1."""
+    """Concatenate all rows; weights of each part have equal sums, and their mean is 1."""
     numbers = [len(part) for part in parts]
     mean = sum(numbers) / len(parts)
     return Timed(
@@ -327,7 +335,7 @@ def _together(parts: Sequence[Timed]) -> Timed:
 
 
 def _widths(batch: ShapeBatch) -> NDArray[np.int64]:
-    """Number of each row's shape but for its leading size, which a model's width is not."""
+    """Number each row's shape without its leading size, which is not a width of the model."""
     sizes = batch.sizes[:, 1:] if batch.sizes.shape[1] > 1 else batch.sizes
     return np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
@@ -341,7 +349,7 @@ def _units(costs: Sequence[WorkKind], ceilings: Ceilings) -> Vector:
 
 
 def _fit(done: Columns, log_time: Vector, weight: Vector, ceilings: Ceilings, form: Form) -> Rates:
-    """Rates within physical bounds: a factor beyond one is fixed there and the rest fitted anew."""
+    """Fit rates within physical bounds: factors beyond one are fixed there, the others refitted."""
     units = _units(done.costs, ceilings)
     start = np.array([BARE_LOG[cost] for cost in done.costs])
     sigma = np.array([SIGMA_LOG[cost] for cost in done.costs])
@@ -363,11 +371,11 @@ def _fit(done: Columns, log_time: Vector, weight: Vector, ceilings: Ceilings, fo
 def _doubt(
     shares: Vector, weight: Vector, costs: Sequence[WorkKind], sigma: float, num_widths: int
 ) -> Vector:
-    """Standard deviation of each factor: a column that little time is due to is hardly known."""
-    told = (shares * weight[:, None]).T @ shares / weight.sum()
+    """Return each factor's standard deviation, large for columns with a small share of the time."""
+    information = (shares * weight[:, None]).T @ shares / weight.sum()
     number = min(num_widths, INDEPENDENT)
     before = np.diag([SIGMA_LOG[cost] ** -2 for cost in costs])
-    return np.sqrt(np.diag(np.linalg.inv(before + number * told / sigma**2)))
+    return np.sqrt(np.diag(np.linalg.inv(before + number * information / sigma**2)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The first answers: no sample, one, two and four of each operator, with and without the prior.
+"""First answers from zero, one, two and four samples of each operator, with and without the prior.
 
     python benchmarks/fits/cold_start.py ops_ett_fwd_bwd.csv.gz [--seeds 5]
 
-The prior leaves out the table that is scored and its sister of optimizers.
+The prior leaves out the scored table and its sister table of optimizers.
 """
 
 from __future__ import annotations
@@ -48,39 +48,39 @@ def main() -> None:
 def score(
     samples: list[OperatorSamples], number: int, seed: int, without: tuple[str, ...] | None
 ) -> list[Row]:
-    """Error, coverage and half-width of each operator and phase."""
+    """Return error, coverage and half-width of each operator and phase."""
     known: dict[str, Timed] = {}
-    asked = []
+    cases = []
     for one in samples:
         order = np.random.default_rng(seed).permutation(len(one))
         for cell in one.cells:
             if number:
                 known[cell.name] = cell.timed.take(np.isin(cell.sample, order[:number]))
             scored = np.isin(cell.sample, order[number : number + MOST_SCORED])
-            asked.append((cell.name, cell.timed.take(scored)))
+            cases.append((cell.name, cell.timed.take(scored)))
     model = fit_machine(
         known, device=samples[0].device, use_prior=without is not None, without=without or ()
     )
-    return [figures(model, name, timed) for name, timed in asked]
+    return [figures(model, name, timed) for name, timed in cases]
 
 
 def figures(model: MachineModel, name: str, timed: Timed) -> Row:
-    """One operator in one phase."""
-    found = (
+    """Return the figures of one operator in one phase."""
+    prediction = (
         model.predict(name, timed.batch)
         if name in model.pools
         else model.predict_unmeasured(timed.batch)
     )
     logs = np.log(timed.time_s)
-    error = np.abs(np.expm1(found.log_time - logs)).mean()
-    held = ((logs >= found.low) & (logs <= found.high)).mean()
-    width = np.sinh((found.high - found.low) / 2).mean()
+    error = np.abs(np.expm1(prediction.log_time - logs)).mean()
+    coverage = ((logs >= prediction.low) & (logs <= prediction.high)).mean()
+    width = np.sinh((prediction.high - prediction.low) / 2).mean()
     batch = timed.batch
-    return batch.phase, batch.kind.is_linear, float(error), float(held), float(width)
+    return batch.phase, batch.kind.is_linear, float(error), float(coverage), float(width)
 
 
 def text(rows: list[Row]) -> str:
-    """Forward / backward."""
+    """Return a table, forward / backward."""
 
     def mean(column: int, chosen: list[Row]) -> str:
         parts = [[r[column] for r in chosen if r[0] is p] for p in (Phase.FORWARD, Phase.BACKWARD)]

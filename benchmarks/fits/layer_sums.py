@@ -1,10 +1,10 @@
-"""Whether 90 % intervals of sums hold: the operators of one layer, from a few samples of each.
+"""Coverage of 90 % intervals of sums: the operators of one layer, from a few samples of each.
 
     python benchmarks/fits/layer_sums.py ops_ett_fwd_bwd.csv.gz [--seeds 5]
 
-For every shape (micro-batch, sequence, hidden size; one rank) that all of the operators were
-measured at and none was trained on, the sum of their estimates is held against the sum of their
-measured times.  Three rules of adding errors are compared.
+For every shape (micro-batch, sequence, hidden size; one rank) at which all operators were measured
+and none was trained, the sum of their estimates is compared with the sum of their measured times.
+Three rules of adding errors are compared.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LAYER = ("linear1", "linear2", "linear3", "linear4", "gelu", "layernorm", "res_a
 HEADER = ("samples of each", "rule", "n", "MAPE", "coverage of 90 %", "half-width")
 SHAPE = ["tokens", "hidden"]
 _HIDDEN = {"linear_fc2": (2, 1.0), "activation": (1, 4.0)}
-"""Which size of an operator is how many times the hidden size, where not the second one once."""
+"""Index of the size that is the hidden size, and its multiple; by default the second, once."""
 _WIDE = {"linear_qkv": (2, 3.0), "linear_fc1": (2, 4.0), "linear_fc2": (1, 4.0)}
-"""The same of the side of a product that tensor parallelism splits."""
+"""Index and multiple of the side of a product that tensor parallelism splits."""
 Key = tuple[float, ...]
 
 
@@ -50,15 +50,15 @@ def main() -> None:
             for rule, rows in score(chosen, number, seed).items():
                 rules.setdefault(rule, []).extend(rows)
         for rule, rows in rules.items():
-            error, held, width = np.array(rows, dtype=np.float64).T
-            means = (f"{values.mean():.1%}" for values in (error, held, width))
+            error, coverage, width = np.array(rows, dtype=np.float64).T
+            means = (f"{values.mean():.1%}" for values in (error, coverage, width))
             print(markdown_row([number, rule, len(rows), *means]))
 
 
 def score(
     samples: list[OperatorSamples], number: int, seed: int
 ) -> dict[str, list[tuple[float, bool, float]]]:
-    """Absolute error, whether the interval held, and its half-width, by rule of adding."""
+    """Return absolute error, whether the interval held, and its half-width, by rule of adding."""
     rng = np.random.default_rng(seed)
     groups: dict[str, Timed] = {}
     trained: set[Key] = set()
@@ -72,7 +72,7 @@ def score(
     cells = [cell for one in samples for cell in one.cells]
     tables = {cell.name: medians(cell.timed) for cell in cells}
     common = sorted(set.intersection(*[set(t) for t in tables.values()]) - trained)
-    found: dict[str, list[tuple[float, bool, float]]] = {}
+    rows_by_rule: dict[str, list[tuple[float, bool, float]]] = {}
     kinds = {cell.name: family(cell.timed.batch.kind) for cell in cells}
     rules: Mapping[str, list[object]] = {
         "independent": list(tables),
@@ -89,21 +89,21 @@ def score(
         measured = sum(tables[n][key] for n in tables)
         for rule, names in rules.items():
             time_s, low_s, high_s = total(row, [str(n) for n in names])
-            found.setdefault(rule, []).append(
+            rows_by_rule.setdefault(rule, []).append(
                 (
                     abs(time_s / measured - 1),
                     low_s <= measured <= high_s,
                     (high_s - low_s) / 2 / time_s,
                 )
             )
-    return found
+    return rows_by_rule
 
 
 def total(estimates: Estimates, families: Sequence[str]) -> tuple[float, float, float]:
-    """The sum of estimates, seconds, and the ends of its 90 % interval.
+    """Return the sum of estimates, in seconds, and the ends of its 90 % interval.
 
-    Errors of one family go together and add up: what a law or a ceiling has wrong for one of its
-    operators it has wrong for all.  Families err on their own and add in quadrature.
+    Errors of one family are fully correlated and add linearly: a law or ceiling that is wrong for
+    one of its operators is wrong for all.  Families are independent and add in quadrature.
     """
     shares: dict[str, float] = {}
     for name, error_s in zip(families, estimates.time_s * estimates.sigma_log, strict=True):
@@ -114,8 +114,8 @@ def total(estimates: Estimates, families: Sequence[str]) -> tuple[float, float, 
 
 
 def layer_rows(timed: Timed) -> pd.DataFrame:
-    """Tokens and hidden size of every row, which all operators of a layer share at one rank; its
-    time, and whether it is of the layer as one rank runs it: nothing is split."""
+    """Return tokens and hidden size of every row, shared by all operators of a layer at one rank;
+    its time, and whether it belongs to an unsplit layer on one rank."""
     sizes, kind = timed.batch.sizes, timed.batch.kind.value
     place, factor = _HIDDEN.get(kind, (1, 1.0))
     hidden = sizes[:, place] / factor
@@ -131,13 +131,13 @@ def layer_rows(timed: Timed) -> pd.DataFrame:
 
 
 def medians(timed: Timed) -> dict[Key, float]:
-    """Median time of each shape of the whole layer."""
+    """Return the median time of each shape of the whole layer."""
     rows = layer_rows(timed)
     return rows[rows["is_whole"]].groupby(SHAPE)["time_s"].median().to_dict()
 
 
 def representatives(timed: Timed, chosen: list[Key]) -> ShapeBatch:
-    """One row of each chosen shape."""
+    """Return one row of each chosen shape."""
     rows = layer_rows(timed)
     last = rows[rows["is_whole"]].reset_index().groupby(SHAPE)["index"].last()
     return timed.batch.take(last.loc[chosen].to_numpy())

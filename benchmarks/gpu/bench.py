@@ -1,4 +1,4 @@
-"""What every measurement of ``collect.py`` has: a device, real or virtual, and where figures go."""
+"""Base of every measurement of ``collect.py``: a real or virtual device, and storage of figures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _CALIBRATION_CYCLES = 20_000_000
 
 
 class NotHere(Exception):
-    """A measurement cannot be made on this machine, and why."""
+    """A measurement cannot be made on this machine; the message says why."""
 
 
 @dataclass(slots=True)
 class Bench:
-    """Figures are written with each one that is put: a process may end at any moment."""
+    """Figures of one measurement, written at each update, as a process may end at any moment."""
 
     out: Path
     work: Path
@@ -34,24 +34,24 @@ class Bench:
     _cycles_per_s: float = 0.0
 
     @property
-    def left_s(self) -> float:
-        """Seconds until the process will be ended."""
+    def remaining_s(self) -> float:
+        """Return the seconds until the process will be ended."""
         return self.end_s - time.monotonic()
 
     def put(self, **figures: Any) -> None:
-        """Write figures down beside those that are there."""
+        """Add figures to those recorded so far, and write all of them."""
         self.figures |= figures
         self.write()
 
     def write(self) -> None:
-        """All that is known by now, whole or not at all."""
+        """Write all figures atomically."""
         value = {"schema": 1, "state": self.state, "why": self.why, "figures": self.figures}
         part = self.out.with_suffix(".part")
         part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         os.replace(part, self.out)
 
     def keep_samples(self, name: str, run: Path) -> None:
-        """The sample table of a run, beside the figures."""
+        """Store the sample table of a run next to the figures."""
         table = run / "samples.parquet"
         if table.exists():
             folder = self.out.parent / "samples"
@@ -59,7 +59,7 @@ class Bench:
             (folder / f"{name.replace(' ', '-')}.parquet").write_bytes(table.read_bytes())
 
     def begin_device(self, *, is_timed: bool = True) -> None:
-        """CUDA, or its stand-in in virtual time, or without: Forerun then sees a CPU."""
+        """Use CUDA or its stand-in in virtual time; without timing, Forerun sees a CPU."""
         if not self.is_cpu:
             if not torch.cuda.is_available():
                 raise NotHere("needs a GPU: torch sees none")
@@ -77,13 +77,13 @@ class Bench:
             instruments._device = lambda models: torch.device("cuda")
 
     def timeline(self) -> Any:
-        """The module of the device in virtual time."""
+        """Return the module of the device in virtual time."""
         import device_timeline
 
         return device_timeline
 
     def occupy(self, time_s: float) -> None:
-        """Queue a kernel of about that length on the current stream."""
+        """Queue a kernel of about ``time_s`` seconds on the current stream."""
         if self.is_cpu:
             one = self.timeline().install()
             one.clock.launch(one.device.line, time_s)
@@ -94,12 +94,12 @@ class Bench:
 
 
 def timed_event() -> Any:
-    """A new event that knows when it happened."""
+    """Return a new event with timing enabled."""
     return torch.cuda.Event(enable_timing=True)
 
 
 def _measured_cycles_per_s() -> float:
-    torch.cuda._sleep(_CALIBRATION_CYCLES)  # clocks rise with the first
+    torch.cuda._sleep(_CALIBRATION_CYCLES)  # clocks rise during the first call
     begin, end = timed_event(), timed_event()
     begin.record()
     torch.cuda._sleep(_CALIBRATION_CYCLES)

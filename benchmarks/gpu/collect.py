@@ -1,13 +1,13 @@
-"""What only a GPU can show, measured on a bare machine: one GPU, a torch that is there, no network.
+"""Measurements that only a GPU allows, on a bare machine: one GPU, an installed torch, no network.
 
     python benchmarks/gpu/collect.py --out DIR [--part 1|2|3] [--wheels FOLDER] [--only NAME ...]
                                      [--cpu]
 
-Measurements, each in a process of its own that ends at its time limit; a part of them takes nine
-minutes at most.  What one has found is written at once, ``DIR.tar.gz`` holds all of it, and
-``judge.py`` makes a page of that anywhere.  Nothing is installed: Forerun is found in this clone,
-and packages that the machine has not are taken out of wheels.  ``--cpu`` rehearses on a CPU what
-can be: its times mean nothing.  Needs the standard library alone.
+Each measurement runs in a process of its own that ends at its time limit; a part of them takes nine
+minutes at most.  Figures are written immediately, ``DIR.tar.gz`` contains all of them, and
+``judge.py`` makes a page of that on any machine.  Nothing is installed: Forerun is imported from
+this clone, and packages missing on the machine from wheels.  ``--cpu`` rehearses as much as
+possible on a CPU; its times are meaningless.  Needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from zipfile import ZipFile
 
 ROOT = Path(__file__).resolve().parents[2]
 PART_S = 540.0
-"""What a part may take: machines are lent for ten minutes a command."""
+"""Time limit of a part in seconds: machines are lent for ten minutes per command."""
 _TAIL = 20_000
-"""Characters of a measurement's output that are kept."""
+"""Characters of a measurement's output that are stored."""
 _ENDING_S = 3.0
 _MARK = "GPU_REPORT_RUN"
-"""A variable that all that is started has: workers and companions have sessions of their own."""
+"""A variable in the environment of all started processes: workers and companions have sessions of
+their own."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One of them, in the order in which they are worth having."""
+    """One measurement; they are listed by decreasing value."""
 
     name: str
     part: int
@@ -65,7 +66,7 @@ MEASUREMENTS = (
 
 
 def main() -> int:
-    """Measure, and pack what was found; 0 where each measurement came to its end."""
+    """Measure, and pack the results; return 0 if each measurement ran to its end."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", type=int, choices=(1, 2, 3), help="default: all")
@@ -83,16 +84,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="forerun-gpu-") as folder:
         environ = environment(Path(folder), args.wheels)
         for each in chosen:
-            found = measure(each, args.out, Path(folder), environ, is_cpu=args.cpu)
-            is_whole = is_whole and found["state"] in ("done", "not here")
-            why = f": {found['why']}" if found.get("why") else ""
-            print(f"{each.name}: {found['state']} in {found['wall_s']:.1f} s{why}", flush=True)
+            outcome = measure(each, args.out, Path(folder), environ, is_cpu=args.cpu)
+            is_whole = is_whole and outcome["state"] in ("done", "not here")
+            why = f": {outcome['why']}" if outcome.get("why") else ""
+            print(f"{each.name}: {outcome['state']} in {outcome['wall_s']:.1f} s{why}", flush=True)
             pack(args.out)
     return 0 if is_whole else 1
 
 
 def environment(folder: Path, wheels: Path | None) -> dict[str, str]:
-    """Variables under which a Python here finds Forerun and what the wheels have."""
+    """Return variables under which this Python finds Forerun and the packages in the wheels."""
     path = folder / "path"
     path.mkdir()
     for wheel in sorted(wheels.glob("*.whl")) if wheels else ():
@@ -112,12 +113,14 @@ def _is_installed() -> bool:
 
 
 def _put_package(path: Path) -> None:
-    """The package under its name, with the entry point that ``import torch`` looks for."""
+    """Put the package under its name, with the entry point that ``import torch`` looks for."""
     (path / "forerun").symlink_to(ROOT)
     (path / "_forerun_autoload.py").symlink_to(ROOT / "_forerun_autoload.py")
-    told = configparser.ConfigParser()
-    told.read(ROOT / "setup.cfg", encoding="utf-8")
-    lines = [f"[{name}]\n{text.strip()}\n" for name, text in told["options.entry_points"].items()]
+    setup_cfg = configparser.ConfigParser()
+    setup_cfg.read(ROOT / "setup.cfg", encoding="utf-8")
+    lines = [
+        f"[{name}]\n{text.strip()}\n" for name, text in setup_cfg["options.entry_points"].items()
+    ]
     home = path / "forerun-0.dist-info"
     home.mkdir()
     (home / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
@@ -127,7 +130,7 @@ def _put_package(path: Path) -> None:
 def measure(
     each: Measurement, out: Path, folder: Path, environ: dict[str, str], *, is_cpu: bool
 ) -> dict:
-    """One measurement in its own process; what it has found by its limit, and how it ended."""
+    """Run one measurement in its own process; return its figures up to the limit, and its end."""
     place, work = out / f"{each.name}.json", folder / each.name
     place.unlink(missing_ok=True)
     work.mkdir()
@@ -135,40 +138,44 @@ def measure(
     command = [sys.executable, str(script), each.name, "--out", str(place), "--work", str(work)]
     command += ["--limit", str(each.limit_s), *(["--cpu"] if is_cpu else [])]
     begun_s = time.monotonic()
-    code, said = finished(command, environ, each.limit_s)
-    (out / f"{each.name}.log").write_text(said[-_TAIL:], encoding="utf-8")
-    found = {"schema": 1, "state": "failed", "figures": {}}
+    code, output = finished(command, environ, each.limit_s)
+    (out / f"{each.name}.log").write_text(output[-_TAIL:], encoding="utf-8")
+    outcome = {"schema": 1, "state": "failed", "figures": {}}
     with suppress(OSError, ValueError):
-        found |= json.loads(place.read_text(encoding="utf-8"))
+        outcome |= json.loads(place.read_text(encoding="utf-8"))
     if code is None:
-        found |= {"state": "timed out", "why": f"ended at its limit of {each.limit_s:.0f} s"}
-    elif found["state"] == "begun" or (code and found["state"] == "failed"):
-        last = said.strip().splitlines()[-1:] or [f"exit code {code}"]
-        found |= {"state": "failed", "why": found.get("why") or last[0][-500:]}
-    found |= {"wall_s": round(time.monotonic() - begun_s, 2), "is_cpu": is_cpu}
-    place.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return found
+        outcome |= {"state": "timed out", "why": f"ended at its limit of {each.limit_s:.0f} s"}
+    elif outcome["state"] == "begun" or (code and outcome["state"] == "failed"):
+        last = output.strip().splitlines()[-1:] or [f"exit code {code}"]
+        outcome |= {"state": "failed", "why": outcome.get("why") or last[0][-500:]}
+    outcome |= {"wall_s": round(time.monotonic() - begun_s, 2), "is_cpu": is_cpu}
+    place.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
+    return outcome
 
 
 def finished(
     command: Sequence[str], environ: dict[str, str], limit_s: float
 ) -> tuple[int | None, str]:
-    """Exit code, None at the limit, and all that was said; what it started ends with it."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+    """Return exit code (None at the limit) and output; end all processes that it started."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output_file:
         process = subprocess.Popen(
-            command, stdout=said, stderr=subprocess.STDOUT, env=environ, start_new_session=True
+            command,
+            stdout=output_file,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            start_new_session=True,
         )
         code: int | None = None
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(timeout=limit_s - _ENDING_S)
         _end(f"{_MARK}={environ.get(_MARK, '')}")
         process.wait()
-        said.seek(0)
-        return code, said.read()
+        output_file.seek(0)
+        return code, output_file.read()
 
 
 def _end(mark: str) -> None:
-    """Whatever still runs of what was started, in whichever session."""
+    """End all started processes that still run, in any session."""
     for number in _marked(mark.encode()):
         with suppress(OSError):
             os.kill(number, signal.SIGKILL)
@@ -183,7 +190,7 @@ def _marked(mark: bytes) -> Iterable[int]:
 
 
 def pack(out: Path) -> Path:
-    """All that was found by now, in one file beside the folder."""
+    """Pack all results so far into one file next to the folder."""
     archive = out.with_name(f"{out.name}.tar.gz")
     with tarfile.open(archive, "w:gz") as packed:
         for path in files(out):
@@ -192,7 +199,7 @@ def pack(out: Path) -> Path:
 
 
 def files(out: Path) -> Iterable[Path]:
-    """What belongs to the archive: the folder and one below it."""
+    """Yield the files of the archive: the folder and one level below it."""
     return sorted(path for path in (*out.glob("*"), *out.glob("*/*")) if path.is_file())
 
 

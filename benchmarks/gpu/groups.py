@@ -1,4 +1,4 @@
-"""A step of 40,000 collectives in a group of one rank: events that run out, and the dump."""
+"""A step of 40,000 collectives in a group of one rank: exhausted events, and the dump."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _ENTRIES = {"default": 2_000, "ours": NUM_CALLS}
 
 
 def groups(bench: Bench) -> None:
-    """Zero durations, steps to the first answer, what a dump takes and how long it stops Python."""
+    """Measure zero durations, steps to the first answer, and duration and pauses of a dump."""
     os.environ |= {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": str(NUM_CALLS)}
     bench.begin_device()
-    # The device in virtual time has gloo's transfers, and gloo's calls are no events of its dump.
+    # The device in virtual time has gloo's transfers, and calls of gloo are not in its dump.
     backend = "gloo" if bench.is_cpu else "nccl"
     store = dist.HashStore()
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -73,7 +73,7 @@ def _timed(dump: Callable[[], str | bytes]) -> tuple[float, int]:
 
 
 def _longest_pause_s(dump: Callable[[], object]) -> float:
-    """The longest time that this thread does not get on while another dumps."""
+    """Return the longest time that this thread is blocked while another dumps."""
     thread = threading.Thread(target=dump)
     last_s = time.perf_counter()
     longest_s = 0.0
@@ -104,11 +104,11 @@ def _train(bench: Bench, value: torch.Tensor, calls: int) -> None:
     bench.put(plain_step_s=statistics.median(step() for _ in range(3)))
     folder = bench.work / "run"
     times_s, answered = [], None
-    # A traced step would hold the answer back; ``trace`` measures one.
+    # A traced step would delay the answer; ``trace`` measures one.
     settings = Settings(rank=current_rank(), steps=_WINDOW, directory=folder, trace=TraceChoice.OFF)
     with AttachedRun(Session(settings), (model,), optimizer, None) as run:
         for number in range(_BEFORE + _WINDOW + _AFTER):
-            if bench.left_s < 10.0:
+            if bench.remaining_s < 10.0:
                 break
             times_s.append(step())
             run.step()
@@ -120,21 +120,23 @@ def _train(bench: Bench, value: torch.Tensor, calls: int) -> None:
 
 
 def _has_window(folder: Path) -> bool:
-    """The writer has put the window's end into this rank's file."""
+    """Return True if the writer has put the window's end into this rank's file."""
     return any('"type":"window"' in text.replace(" ", "") for text in _texts(folder))
 
 
 def _texts(folder: Path) -> list[str]:
-    found = []
+    texts = []
     for path in folder.rglob("*.jsonl"):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 65_536))
-            found.append(file.read().decode("utf-8", errors="replace"))
-    return found
+            texts.append(file.read().decode("utf-8", errors="replace"))
+    return texts
 
 
 def _judge_records(bench: Bench, folder: Path) -> None:
-    records: list[Any] = [r for found in read_run(folder).records.values() for r in found]
+    records: list[Any] = [
+        r for rank_records in read_run(folder).records.values() for r in rank_records
+    ]
     timed = [r for r in records if isinstance(r, CollectiveRecord | OperatorRecord)]
     windows = [r for r in records if isinstance(r, WindowRecord)]
     hooked = {r.step for r in records if isinstance(r, StepRecord) and r.is_hooked}

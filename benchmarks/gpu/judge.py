@@ -1,9 +1,9 @@
-"""A page that holds what ``collect.py`` found against its bars; runs anywhere, later.
+"""A page that compares the results of ``collect.py`` with their bars; runs anywhere, later.
 
     python benchmarks/gpu/judge.py FOLDER|ARCHIVE... [--out FILE]
 
-Several archives are joined, as each part has one; of a measurement in both, the later one counts.
-Exit codes: 0 all bars met, 1 some missed, failed, or unseen.
+Several archives are merged, as each part has one; for a measurement in both, the later one counts.
+Exit codes: 0 all bars met, 1 some missed, failed, or not measured.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ UNSEEN = (
     "not measured, whatever stands above."
 )
 _MOST_BYTES = 1 << 20
-"""Of one file of an archive."""
+"""Largest size of one file of an archive, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """What a figure may be at most, or has to be at least."""
+    """Upper or lower limit of a figure."""
 
     measurement: str
     figure: str
@@ -40,7 +40,7 @@ class Bar:
     least: float | None = None
 
     def is_met(self, value: float) -> bool:
-        """True where the value passes neither end."""
+        """Return True if the value passes neither limit."""
         return (self.most is None or value <= self.most) and (
             self.least is None or value >= self.least
         )
@@ -63,8 +63,8 @@ def _bar(place: str, words: str, *, most: float | None = None, least: float | No
 
 def _capture_bars() -> Iterator[Bar]:
     ways = (("ours", "asked in our way"), ("dump", "dumped"))
-    for (way, said), mode in product(ways, ("thread_local", "global")):
-        place, words = f"capture.{way}_{mode}", f"{said}, mode {mode}: "
+    for (way, way_text), mode in product(ways, ("thread_local", "global")):
+        place, words = f"capture.{way}_{mode}", f"{way_text}, mode {mode}: "
         yield _bar(f"{place}.num_problems", f"{words}captures that ended", most=0)
         yield _bar(f"{place}.is_equal", f"{words}the replay computes the same", least=1)
         yield _bar(f"{place}.num_faults", f"{words}faults", most=0)
@@ -142,7 +142,7 @@ def main() -> int:
 
 
 def read(place: Path) -> Iterator[tuple[str, dict]]:
-    """Measurements by name, of a folder or an archive; what is none of them is passed over."""
+    """Yield the measurements of a folder or an archive by name; other files are skipped."""
     names = {f"{each.name}.json": each.name for each in MEASUREMENTS}
     for file, text in _archived(place) if place.is_file() else _laid(place):
         if file in names:
@@ -163,9 +163,9 @@ def _archived(place: Path) -> Iterator[tuple[str, str]]:
 
 
 def page(known: Mapping[str, dict]) -> tuple[str, bool]:
-    """Markdown, and whether all bars are met."""
+    """Return Markdown, and whether all bars are met."""
     lines = ["# GPU report", "", *_machine(known.get("preflight", {}).get("figures", {}))]
-    if any(found.get("is_cpu") for found in known.values()):
+    if any(outcome.get("is_cpu") for outcome in known.values()):
         lines += ["", "**A rehearsal on a CPU: its times mean nothing.**"]
     lines += ["", markdown_table(["measurement", "state", "s", "why"], [*_states(known)])]
     rows, is_met = [], True
@@ -180,24 +180,24 @@ def page(known: Mapping[str, dict]) -> tuple[str, bool]:
     return "\n".join(lines) + "\n", is_met
 
 
-def value_of(found: Mapping[str, Any], figure: str) -> float | None:
-    """A figure that was written down, or one that follows from some; None where it is not known."""
-    figures = found.get("figures", {})
+def value_of(outcome: Mapping[str, Any], figure: str) -> float | None:
+    """Return a recorded figure, or one derived from several; None if not known."""
+    figures = outcome.get("figures", {})
     value: Any = figures.get(figure)
     if figure == "taken_mib":
         return _taken_mib(figures)
     if value is None and "." in figure:
         outer, _, inner = figure.rpartition(".")
-        told = figures.get(outer)
-        value = told.get(inner) if isinstance(told, dict) else None
-        if isinstance(told, dict) and inner == "num_problems":
-            refused = any(said.startswith("refused") for said in told["asked"])
-            value = int(bool(told["problem"]) or refused)
+        capture = figures.get(outer)
+        value = capture.get(inner) if isinstance(capture, dict) else None
+        if isinstance(capture, dict) and inner == "num_problems":
+            refused = any(answer.startswith("refused") for answer in capture["asked"])
+            value = int(bool(capture["problem"]) or refused)
     return float(value) if isinstance(value, int | float) else None
 
 
 def _taken_mib(figures: Mapping[str, Any]) -> float | None:
-    """Free memory before the profiler was prepared, less the least while it was there."""
+    """Return free memory before the profiler was prepared, less the minimum while it ran."""
     begin, rest = figures.get("begin_free_mib"), ("start_free_mib", "end_free_mib")
     lows = [low for name in rest for low in figures.get(name, ())]
     return float(begin[0] - min(lows)) if begin and lows else None
@@ -210,17 +210,17 @@ def _machine(figures: Mapping[str, Any]) -> list[str]:
 
 def _states(known: Mapping[str, dict]) -> Iterable[list[str]]:
     for each in MEASUREMENTS:
-        found = known.get(each.name, {"state": "not run"})
-        spent = f"{found['wall_s']:.1f}" if "wall_s" in found else ""
-        yield [each.name, found["state"], spent, found.get("why", "").replace("\n", " ")]
+        outcome = known.get(each.name, {"state": "not run"})
+        spent = f"{outcome['wall_s']:.1f}" if "wall_s" in outcome else ""
+        yield [each.name, outcome["state"], spent, outcome.get("why", "").replace("\n", " ")]
 
 
 def _shown(known: Mapping[str, dict]) -> Iterator[str]:
-    """All figures that are one number or one word, judged or not."""
-    for name, found in known.items():
+    """Yield all figures that are one number or one word, judged or not."""
+    for name, outcome in known.items():
         rows = [
             [figure, f"{value:.4g}" if isinstance(value, float) else str(value)]
-            for figure, value in found.get("figures", {}).items()
+            for figure, value in outcome.get("figures", {}).items()
             if isinstance(value, int | float | str) and len(str(value)) < 200
         ]
         if rows:

@@ -1,4 +1,4 @@
-"""A Llama of transformers in a loop of one's own: under a trace, and sharded by FSDP2."""
+"""A transformers Llama in a plain loop: under a trace, and sharded by FSDP2."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Llama:
         self.tokens = torch.randint(0, self.vocab, (self.batch, self.seq), device="cuda")
 
     def step(self) -> float:
-        """One step of one micro-batch; seconds until its loss is on the host."""
+        """Run a step of one micro-batch; return seconds until its loss is on the host."""
         begin_s = time.perf_counter()
         loss = self.model(input_ids=self.tokens, labels=self.tokens).loss
         loss.backward()
@@ -61,7 +61,7 @@ class Llama:
         return time.perf_counter() - begin_s
 
     def attached(self, folder: Path, *, steps: int, trace: TraceChoice) -> AttachedRun:
-        """The loop under observation, with no process beside it."""
+        """Attach Forerun to the loop, without a companion."""
         settings = Settings(rank=current_rank(), steps=steps, directory=folder, trace=trace)
         return AttachedRun(Session(settings), (self.model,), self.optimizer, None)
 
@@ -77,7 +77,7 @@ def _sharded(model: Any) -> Any:
 
 
 def trace(bench: Bench) -> None:
-    """What one traced step costs: seconds, memory outside the allocator, and the steps after it."""
+    """Measure a traced step: seconds, memory outside the allocator, and the steps after it."""
     # No stand-in has kernels that a profiler sees: a rehearsal traces the CPU's operators.
     bench.begin_device(is_timed=False)
     loop = Llama(bench)
@@ -100,7 +100,9 @@ def trace(bench: Bench) -> None:
         after_frac=statistics.median(after) / statistics.median(before) - 1,
         steps_s=times_s,
     )
-    records = [r for found in read_run(bench.work / "run").records.values() for r in found]
+    records = [
+        r for rank_records in read_run(bench.work / "run").records.values() for r in rank_records
+    ]
     bench.put(
         num_traced=sum(isinstance(r, TraceRecord) for r in records),
         num_traced_steps=sum(StepFlag.TRACED in r.flags for r in records if _is_step(r)),
@@ -117,9 +119,9 @@ def _is_step(record: object) -> bool:
 
 @contextmanager
 def _watched(bench: Bench) -> Iterator[None]:
-    """Forerun's tracer, each of its doors timed, with the device's free memory around it."""
-    doors = {"begin": "prepare_s", "_start": "start_s", "end": "stop_s"}
-    originals = {name: getattr(kineto.Tracer, name) for name in doors}
+    """Time each entry point of Forerun's tracer, and the device's free memory before and after."""
+    entry_points = {"begin": "prepare_s", "_start": "start_s", "end": "stop_s"}
+    originals = {name: getattr(kineto.Tracer, name) for name in entry_points}
 
     def put_watch(name: str) -> None:
         def watched(tracer: Any) -> Any:
@@ -127,15 +129,18 @@ def _watched(bench: Bench) -> Iterator[None]:
             begin_s = time.perf_counter()
             result = originals[name](tracer)
             spent_s = time.perf_counter() - begin_s
-            left = torch.cuda.mem_get_info()[0]
+            free_after = torch.cuda.mem_get_info()[0]
             key = name.strip("_")
-            found = {doors[name]: spent_s, f"{key}_free_mib": (free // _MIB, left // _MIB)}
-            bench.put(**{k: v for k, v in found.items() if k not in bench.figures})
+            measured = {
+                entry_points[name]: spent_s,
+                f"{key}_free_mib": (free // _MIB, free_after // _MIB),
+            }
+            bench.put(**{k: v for k, v in measured.items() if k not in bench.figures})
             return result
 
         setattr(kineto.Tracer, name, watched)
 
-    for name in doors:
+    for name in entry_points:
         put_watch(name)
     try:
         yield
@@ -145,18 +150,20 @@ def _watched(bench: Bench) -> Iterator[None]:
 
 
 def _profile_as_a_user(bench: Bench, loop: Llama) -> None:
-    """Whether a profiler of the user's own still sees kernels, and what its first step costs."""
+    """Check that a user's profiler still sees kernels, and measure the cost of its first step."""
     from torch.profiler import profile, supported_activities
 
-    with profile(activities=supported_activities()) as own:
+    with profile(activities=supported_activities()) as user_profiler:
         spent_s = loop.step()
-    kernels = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in own.events())
+    kernels = sum(
+        event.device_type == torch.autograd.DeviceType.CUDA for event in user_profiler.events()
+    )
     bench.put(users_kernels=kernels, users_step_s=spent_s)
     bench.put(last_step_s=statistics.median(loop.step() for _ in range(10)))
 
 
 def pace(bench: Bench) -> None:
-    """Steps beside a thread that makes records at our pace, against such without, in blocks."""
+    """Time steps with and without a thread making records at our pace, in alternating blocks."""
     bench.begin_device(is_timed=False)
     loop, around = Llama(bench), 4
     for _ in range(2 * _WARMUP):
@@ -165,32 +172,32 @@ def pace(bench: Bench) -> None:
     row = {"kind": "linear_fc1", "shape": [4096, 2048, 5632], "start_ns": 1 << 60, "step": 12}
 
     def work() -> None:
-        own = Pacer()
+        pacer = Pacer()
         while not ended.is_set():
             begun.wait()
             json.dumps(row)
-            own.keep()
+            pacer.keep()
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    alone, beside = [], []
+    alone, concurrent = [], []
     for _ in range(10):
         loop.step()
         alone += [loop.step() for _ in range(around)]
         begun.set()
-        beside += [loop.step() for _ in range(around)]
+        concurrent += [loop.step() for _ in range(around)]
         begun.clear()
     ended.set()
     begun.set()
     thread.join()
-    frac = statistics.mean(beside) / statistics.mean(alone) - 1
+    frac = statistics.mean(concurrent) / statistics.mean(alone) - 1
     bench.put(
         alone_step_s=statistics.mean(alone), beside_frac=frac, slice_s=SLICE_S, pause_s=PAUSE_S
     )
 
 
 def fsdp(bench: Bench) -> None:
-    """Operators under FSDP2 on a mesh of one rank, against the same model unsharded."""
+    """Compare operators under FSDP2 on a mesh of one rank with the same model unsharded."""
     import torch.distributed as dist
 
     bench.begin_device()
@@ -215,7 +222,7 @@ def fsdp(bench: Bench) -> None:
 
 
 def _operators(bench: Bench, name: str, *, is_sharded: bool) -> dict[str, float]:
-    """Median seconds by kind, phase and shape, without those in which the device waited."""
+    """Return median seconds by kind, phase and shape, without those in which the device waited."""
     loop = Llama(bench, is_sharded=is_sharded)
     folder, times_s = bench.work / name, []
     with loop.attached(folder, steps=12, trace=TraceChoice.OFF) as run:
@@ -223,13 +230,13 @@ def _operators(bench: Bench, name: str, *, is_sharded: bool) -> dict[str, float]
             times_s.append(loop.step())
             run.step()
     bench.put(**{f"{name}_step_s": statistics.median(times_s[_WARMUP:])})
-    found = defaultdict(list)
+    times_by_operator = defaultdict(list)
     for records in read_run(folder).records.values():
         for r in records:
             if isinstance(r, OperatorRecord):
                 shape = "x".join(map(str, r.shape))
-                own_ns = r.duration_ns - r.host_bound_ns
-                found[f"{r.kind.value} {r.phase.value} {shape}"].append(own_ns / 1e9)
+                self_ns = r.duration_ns - r.host_bound_ns
+                times_by_operator[f"{r.kind.value} {r.phase.value} {shape}"].append(self_ns / 1e9)
     del loop
     torch.cuda.empty_cache()
-    return {key: statistics.median(times) for key, times in found.items()}
+    return {key: statistics.median(times) for key, times in times_by_operator.items()}

@@ -1,4 +1,4 @@
-"""Events, streams and captures: what Forerun's marks rest on, without any training."""
+"""Events, streams and captures: the basis of Forerun's marks, without any training."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from forerun.hooks.sensors import (
 from forerun.hooks.session import Instruments, stopwatch_for
 
 _QUEUED = 400
-"""Kernels that a stream takes before the host has to wait for it."""
+"""Kernels that a stream queues before the host has to wait for it."""
 _KERNEL_S = 20e-6
 _LAYERS, _LAYER_S, _GATHER_S = 8, 0.005, 0.004
 
 
 def events(bench: Bench) -> None:
-    """What recording, asking and reading cost the host and the stream, and how fine they read."""
+    """Measure host and stream time of recording, querying and reading events; their resolution."""
     bench.begin_device()
     count = MAX_EVENTS // 16 if bench.is_cpu else MAX_EVENTS
     pool = [timed_event() for _ in range(count)]
@@ -56,7 +56,7 @@ def events(bench: Bench) -> None:
     }.items():
         bench.put(**{name: _mean_s(lambda call=call: [call() for _ in range(2000)], 2000)})
     watch = stopwatch_for((torch.nn.Linear(1, 1).to("cuda"),))
-    for name in ("first_mark_s", "mark_s"):  # the second has its events from the first
+    for name in ("first_mark_s", "mark_s"):  # the second reuses events from the first
         watch.begin_step()
         bench.put(**{name: _mean_s(lambda: [watch.mark() for _ in range(2000)], 2000)})
         torch.cuda.synchronize()
@@ -81,7 +81,7 @@ def _mean_s(call: Callable[[], object], count: int) -> float:
 
 
 def _record_of_stream_s(bench: Bench) -> float:
-    """How much later the stream is for each event between two kernels that wait in its queue."""
+    """Return the stream's delay per event between two kernels that wait in its queue."""
     value = torch.ones(1024, device="cuda")
     pool = [timed_event() for _ in range(_QUEUED)]
 
@@ -99,12 +99,13 @@ def _record_of_stream_s(bench: Bench) -> float:
         return begin.elapsed_time(end) / 1e3
 
     spent_s(is_marked=True)
-    found = [spent_s(is_marked=True) - spent_s(is_marked=False) for _ in range(9)]
-    return statistics.median(found) / _QUEUED
+    costs_s = [spent_s(is_marked=True) - spent_s(is_marked=False) for _ in range(9)]
+    return statistics.median(costs_s) / _QUEUED
 
 
 def _error_frac(bench: Bench, distance_s: float) -> float:
-    """Of kernels of 20 us, read from a reference so far before them, against read directly."""
+    """Return the error of 20 us kernels timed from an event ``distance_s`` before, over
+    directly."""
     reference = timed_event()
     reference.record()
     for _ in range(max(1, round(distance_s / 0.5))):
@@ -123,7 +124,7 @@ def _error_frac(bench: Bench, distance_s: float) -> float:
 
 
 def streams(bench: Bench) -> None:
-    """Gathers of 4 ms on a stream of their own behind layers of 5 ms: whose time is whose."""
+    """Attribute gathers of 4 ms on a stream of their own that overlap layers of 5 ms."""
     bench.begin_device()
     bench.occupy(0.001)
     for name, is_hidden in (("hidden", True), ("exposed", False)):
@@ -144,21 +145,21 @@ def streams(bench: Bench) -> None:
         )
 
 
-def _errors(truths_s: Sequence[float], found_ns: Sequence[int]) -> list[float]:
-    """How much of 3 % + 2 us each difference takes: 1 is the bar."""
-    pairs = zip(truths_s, found_ns, strict=False)
+def _errors(truths_s: Sequence[float], recorded_ns: Sequence[int]) -> list[float]:
+    """Return each difference over 3 % + 2 us, so that 1 is the bar."""
+    pairs = zip(truths_s, recorded_ns, strict=False)
     return [abs(ns / 1e9 - true_s) / (0.03 * true_s + 2e-6) for true_s, ns in pairs]
 
 
 def _overlapped(
     bench: Bench, *, is_hidden: bool
 ) -> tuple[list[OperatorRecord], list[CollectiveRecord], dict[str, list[float]]]:
-    """Records of one step through recorder and attribution, and the step by events of our own."""
+    """Return records of one step through recorder and attribution, and our own event timings."""
     model = torch.nn.Linear(1, 1).to("cuda")
     sites = tuple(Site(kind=OperatorKind.LINEAR_FC1, layer=layer) for layer in range(_LAYERS))
     recorder = Recorder(stopwatch_for((model,)))
     step = _Step(bench, recorder, is_hidden=is_hidden)
-    bench.occupy(0.05)  # the host is ahead
+    bench.occupy(0.05)  # let the host run ahead
     log = recorder.open(
         StepLog(step=0, window=0, sites=sites, samples_transfers=True, largest_pass=1)
     )
@@ -181,7 +182,7 @@ def _overlapped(
 
 
 class _Step:
-    """Layers on the step's stream; before each the gather of the next one, as FSDP2 has it."""
+    """Layers on the step's stream, each preceded by the gather of the next one, as in FSDP2."""
 
     def __init__(self, bench: Bench, recorder: Recorder, *, is_hidden: bool) -> None:
         self._bench, self._recorder, self._is_hidden = bench, recorder, is_hidden
@@ -242,7 +243,7 @@ class _Block(torch.nn.Module):
 
 
 def capture(bench: Bench) -> None:
-    """A hooked model captured as a graph while another thread asks events, in our way and bare."""
+    """Capture a hooked model as a graph while a thread queries events, in our way and bare."""
     bench.begin_device()
     exchange = find_exchange()
     if bench.is_cpu:
@@ -252,16 +253,16 @@ def capture(bench: Bench) -> None:
     torch.cuda.synchronize()
     ours = capture_safe_dump(lambda: str(event.query()), exchange)
     bench.put(has_exchange=ours is not None)
-    asked: dict[str, Callable[[], object] | None] = {"ours": ours, "dump": _real_dump(bench)}
-    # What may end a capture comes last: what it leaves behind may disturb what follows.
-    for name, ask in (asked | {"bare": event.query}).items():
+    queries: dict[str, Callable[[], object] | None] = {"ours": ours, "dump": _real_dump(bench)}
+    # Queries that may end a capture come last: they may disturb the ones after them.
+    for name, ask in (queries | {"bare": event.query}).items():
         for mode in ("thread_local", "global"):
             if ask is not None:
                 bench.put(**{f"{name}_{mode}": _captured(bench, mode, ask)})
 
 
 def _real_dump(bench: Bench) -> Callable[[], object] | None:
-    """Forerun's dump of a group of one rank whose calls are timed; None where there is none."""
+    """Return Forerun's dump of a timed group of one rank; None if unavailable."""
     if bench.is_cpu:
         return None
     import torch.distributed as dist
@@ -277,40 +278,40 @@ def _real_dump(bench: Bench) -> Callable[[], object] | None:
 
 
 def _captured(bench: Bench, mode: str, ask: Callable[[], object]) -> dict[str, Any]:
-    """Whether the capture was valid, what the question got, and whether the replay computes."""
+    """Return whether the capture was valid, the query's result, and whether the replay computes."""
     model = torch.nn.Sequential(_Block(), _Block()).to("cuda")
     hidden = torch.ones(16, 1, 256, device="cuda")
     guard = Guard()
     instruments = Instruments(WeakHost(Host(models=(model,))), guard)
     instruments.put_on(step=0, window=0)
-    told: dict[str, Any] = {"asked": [], "problem": ""}
+    outcome: dict[str, Any] = {"asked": [], "problem": ""}
     try:
         with torch.no_grad():
             expected = model(hidden)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode=mode):
                 result = model(hidden)
-                thread = threading.Thread(target=_ask, args=(ask, told["asked"]))
+                thread = threading.Thread(target=_ask, args=(ask, outcome["asked"]))
                 thread.start()
                 thread.join()
         if not bench.is_cpu:
             result.zero_()
             graph.replay()
             torch.cuda.synchronize()
-            told["is_equal"] = bool(torch.equal(result, expected))
+            outcome["is_equal"] = bool(torch.equal(result, expected))
     except RuntimeError as err:
-        told["problem"] = str(err)[:300]
+        outcome["problem"] = str(err)[:300]
     log = instruments.take_off()
     with suppress(RuntimeError):
         torch.cuda.synchronize()
     if log is not None:
-        told["is_resolved"] = bool(guard.protect(log.resolve)())
-        told["num_operators"] = len(log.span_sites)
-    return told | {"num_faults": guard.num_faults}
+        outcome["is_resolved"] = bool(guard.protect(log.resolve)())
+        outcome["num_operators"] = len(log.span_sites)
+    return outcome | {"num_faults": guard.num_faults}
 
 
-def _ask(ask: Callable[[], object], said: list[str]) -> None:
+def _ask(ask: Callable[[], object], answers: list[str]) -> None:
     try:
-        said.append(f"answered: {ask()}")
+        answers.append(f"answered: {ask()}")
     except RuntimeError as err:
-        said.append(f"refused: {err}"[:300])
+        answers.append(f"refused: {err}"[:300])

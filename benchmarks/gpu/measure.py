@@ -26,11 +26,11 @@ HOMES = {
     "overhead": "recipe_runs",
     "shapes": "recipe_runs",
 }
-"""Module of each measurement, in which it is a function of that name."""
+"""Module of each measurement; the measurement is its function of that name."""
 
 
 def main() -> int:
-    """Measure; 0 where it came to its end or cannot be made here."""
+    """Measure; return 0 if it ran to its end or is impossible here."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=tuple(HOMES))
     parser.add_argument("--out", type=Path, required=True)
@@ -58,4 +58,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # all is written, and the end of a group may wait for a device that has failed
+    os._exit(code)  # all is written, and destroying a group may wait for a failed device

@@ -1,4 +1,4 @@
-"""What is there: versions, the driver, and whether everything that is measured can be imported."""
+"""State of the machine: versions, the driver, and whether all measured packages can be imported."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PACKAGES = (
     "numpy", "scipy", "pandas", "pyarrow", "sklearn", "transformers", "megatron.core",
     "transformer_engine", "pynvml",
 )  # fmt: skip
-_ASKED = "name,driver_version,memory.total,mig.mode.current,clocks.max.sm,power.limit"
+_QUERY = "name,driver_version,memory.total,mig.mode.current,clocks.max.sm,power.limit"
 
 
 def preflight(bench: Bench) -> None:
-    """Nothing here changes anything; what is missing is named."""
+    """Report what is installed and what is missing; change nothing."""
     import torch
 
     bench.put(
@@ -40,20 +40,20 @@ def preflight(bench: Bench) -> None:
             nccl=".".join(map(str, torch.cuda.nccl.version())),
         )
     bench.put(packages={name: _version(name) for name in _PACKAGES})
-    bench.put(driver=_said(["nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv,noheader"]))
-    bench.put(doctor=_said([sys.executable, "-m", "forerun.launch.cli", "doctor"]))
-    bench.put(**_own_libraries())
+    bench.put(driver=_output_of(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]))
+    bench.put(doctor=_output_of([sys.executable, "-m", "forerun.launch.cli", "doctor"]))
+    bench.put(**_optional_libraries())
 
 
 def _version(name: str) -> str:
     try:
         module = importlib.import_module(name)
-    except Exception as err:  # a package may fail in any way where its GPU is missing
+    except Exception as err:  # a package may fail in any way if its GPU is missing
         return f"none: {type(err).__name__}: {err}"[:200]
     return str(getattr(module, "__version__", "there"))
 
 
-def _said(command: list[str]) -> str:
+def _output_of(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as err:
@@ -61,8 +61,8 @@ def _said(command: list[str]) -> str:
     return (done.stdout + done.stderr)[-4000:].strip()
 
 
-def _own_libraries() -> dict[str, Any]:
-    """What Forerun itself looks for by name, and would silently do without."""
+def _optional_libraries() -> dict[str, Any]:
+    """Return the libraries that Forerun looks up by name and silently does without."""
     from dataclasses import asdict
 
     from forerun.hooks.process import detect_links

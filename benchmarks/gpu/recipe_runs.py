@@ -1,4 +1,4 @@
-"""The recipe on Megatron's own classes: losses, probes beside little memory, and overhead."""
+"""The recipe on Megatron's own classes: losses, probes with little free memory, and overhead."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from forerun.calib.workload import Phase
 from forerun.hooks.process import is_installed
 
 _CONTEXT_NBYTES = 2 << 30
-"""CUDA's context and its libraries' buffers, which no allocator counts."""
+"""Bytes of CUDA's context and its libraries' buffers, which no allocator counts."""
 _SPARE_FRAC = 0.1
-"""Of the allocator's peak: blocks that are cached and do not fit."""
+"""Fraction of the allocator's peak lost to fragmentation: cached blocks that do not fit."""
 _FULL_FRAC = 0.95
 _GIVE_UP_S = 3.0
 _BALLAST = """
@@ -41,7 +41,7 @@ sys.stdin.read()
 
 
 def recipe(bench: Bench) -> None:
-    """Losses with hooks and without, bit by bit; faults; and that backward hooks fire."""
+    """Check losses with and without hooks bit by bit, faults, and that backward hooks fire."""
     runner = _runner(bench, _short(bench))
     hooked = runner.run("hooked", window_steps=20)
     _put_hooked(bench, hooked)
@@ -57,7 +57,7 @@ def recipe(bench: Bench) -> None:
 def _runner(bench: Bench, size: Size, name: str = "runs") -> Runner:
     if not is_installed("megatron.core"):
         raise NotHere("needs megatron.core: carry its wheel for this Python and give --wheels")
-    limited = replace(size, timeout_s=max(5.0, bench.left_s - 2 * _GIVE_UP_S))
+    limited = replace(size, timeout_s=max(5.0, bench.remaining_s - 2 * _GIVE_UP_S))
     return Runner(out=bench.work / name, size=limited, is_cpu=bench.is_cpu)
 
 
@@ -66,7 +66,7 @@ def _short(bench: Bench) -> Size:
 
 
 def _put_hooked(bench: Bench, run: Run) -> None:
-    records: list[Any] = [r for found in run.records.records.values() for r in found]
+    records: list[Any] = [r for rank_records in run.records.records.values() for r in rank_records]
     operators = [r for r in records if isinstance(r, OperatorRecord)]
     coverage = {r.name: (r.fired, r.installed) for r in records if isinstance(r, CoverageRecord)}
     windows = [r for r in records if isinstance(r, WindowRecord)]
@@ -89,48 +89,50 @@ def _put_losses(bench: Bench, run: Run, other: Run) -> None:
 
 
 def probes(bench: Bench) -> None:
-    """Probes where 95 % of the memory are taken: no failure, the same losses, the same steps."""
-    dropout = ("--hidden-dropout", "0.1")  # so that a random state that was touched shows
+    """Run probes with 95 % of the memory in use: no failure, equal losses, equal steps."""
+    dropout = ("--hidden-dropout", "0.1")  # reveals any change of the random state
     size = replace(_short(bench), window_steps=8, steps_after=20)
     runner = _runner(bench, size)
     plain = runner.run("without probes", dropout)
     needed = _needed_nbytes(plain)
     bench.put(needed_nbytes=needed)
     probed = (*dropout, "--calibrate-probe-seconds=5")
-    runner.size = replace(size, timeout_s=max(5.0, bench.left_s - 2 * _GIVE_UP_S))
+    runner.size = replace(size, timeout_s=max(5.0, bench.remaining_s - 2 * _GIVE_UP_S))
     with _ballast(bench, needed):
-        found = runner.run("with probes", probed)
-    _put_losses(bench, found, plain)
-    records: list[Any] = [r for ranks in found.records.records.values() for r in ranks]
+        probed_run = runner.run("with probes", probed)
+    _put_losses(bench, probed_run, plain)
+    records: list[Any] = [r for ranks in probed_run.records.records.values() for r in ranks]
     windows = [r for r in records if isinstance(r, WindowRecord)]
     bench.put(
         num_probed=sum(getattr(r, "is_probe", False) for r in records),
         num_faults=sum(r.num_faults for r in windows),
-        left_out=sorted({r.name for r in records if isinstance(r, CoverageRecord) and _is_left(r)}),
+        left_out=sorted(
+            {r.name for r in records if isinstance(r, CoverageRecord) and _is_unprobed(r)}
+        ),
         plain_step_s=plain.step_s,
-        probed_step_s=found.step_s,
-        last_frac=_last_s(found) / _last_s(plain) - 1,
+        probed_step_s=probed_run.step_s,
+        last_frac=_last_s(probed_run) / _last_s(plain) - 1,
     )
 
 
-def _is_left(record: CoverageRecord) -> bool:
+def _is_unprobed(record: CoverageRecord) -> bool:
     return record.name.startswith(("not probed", "probes ended"))
 
 
 def _last_s(run: Run) -> float:
-    """The last steps, after any probe."""
+    """Return the time of the last steps, after any probe."""
     return statistics.median(run.steps_s[-5:])
 
 
 def _needed_nbytes(run: Run) -> int:
-    records = (r for found in run.records.records.values() for r in found)
+    records = (r for rank_records in run.records.records.values() for r in rank_records)
     peak = max(r.memory_peak_nbytes for r in records if isinstance(r, WindowRecord))
     return round(peak * (1 + _SPARE_FRAC)) + _CONTEXT_NBYTES
 
 
 @contextmanager
 def _ballast(bench: Bench, needed_nbytes: int) -> Iterator[None]:
-    """Another process takes the memory that a run does not need, up to 95 % of it all."""
+    """Let another process take the memory that a run does not need, up to 95 % of the total."""
     if bench.is_cpu:
         bench.put(ballast="none: needs a GPU")
         yield
@@ -139,11 +141,11 @@ def _ballast(bench: Bench, needed_nbytes: int) -> Iterator[None]:
     pipe = subprocess.PIPE
     holder = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
     try:
-        said = holder.stdout.readline().split() if holder.stdout else []
-        if len(said) != 3:
+        reply = holder.stdout.readline().split() if holder.stdout else []
+        if len(reply) != 3:
             raise ValueError("the process that takes memory has failed")
-        held, free, total = map(int, said)
-        bench.put(ballast_nbytes=held, free_nbytes=free, memory_nbytes=total)
+        ballast_nbytes, free, total = map(int, reply)
+        bench.put(ballast_nbytes=ballast_nbytes, free_nbytes=free, memory_nbytes=total)
         yield
     finally:
         holder.kill()
@@ -151,7 +153,7 @@ def _ballast(bench: Bench, needed_nbytes: int) -> Iterator[None]:
 
 
 def overhead(bench: Bench) -> None:
-    """Hooked against bare steps where launches bound and where products do."""
+    """Compare hooked with bare steps, both launch-bound and compute-bound."""
     base = CPU if bench.is_cpu else GPU
     sizes = {
         "launch_bound": _sized(base, hidden=1024, layers=12, seq=512, micro=1),
@@ -165,9 +167,9 @@ def overhead(bench: Bench) -> None:
 
 
 def shapes(bench: Bench) -> None:
-    """Events against kernels, then other shapes and ranks predicted from one run and measured.
+    """Compare events with kernels, then predict other shapes and ranks from one run, and measure.
 
-    Each part is begun only where as much time is left as it is known to take.
+    Each part is started only if its known duration fits the remaining time.
     """
     base = CPU if bench.is_cpu else GPU
     runner = _runner(bench, base)
@@ -178,21 +180,21 @@ def shapes(bench: Bench) -> None:
         "two_ranks": (90.0, nccl_part),
     }
     for name, (needed_s, part) in more.items():
-        if bench.left_s < needed_s:
-            bench.put(**{name: f"not begun: {bench.left_s:.0f} s were left of {needed_s:.0f}"})
+        if bench.remaining_s < needed_s:
+            bench.put(**{name: f"not begun: {bench.remaining_s:.0f} s were left of {needed_s:.0f}"})
             continue
-        runner.size = replace(base, timeout_s=max(5.0, bench.left_s - 2 * _GIVE_UP_S))
+        runner.size = replace(base, timeout_s=max(5.0, bench.remaining_s - 2 * _GIVE_UP_S))
         try:
             _put_part(bench, name, part, runner)
-        except Exception as err:  # whatever is wrong with one, the others are worth having
+        except Exception as err:  # any failure of one must not prevent the others
             bench.put(**{name: f"failed: {type(err).__name__}: {err}"[-500:]})
         for known, run in runner.known.items():
             bench.keep_samples(known, run.directory)
 
 
 def _waiting_frac(run: Run) -> float:
-    """Share of the operators' time in which the device waited for the host."""
-    records = (r for found in run.records.records.values() for r in found)
+    """Return the share of the operators' time in which the device waited for the host."""
+    records = (r for rank_records in run.records.records.values() for r in rank_records)
     operators = [r for r in records if isinstance(r, OperatorRecord)]
     whole_ns = sum(r.duration_ns for r in operators)
     return sum(r.host_bound_ns for r in operators) / whole_ns if whole_ns else 0.0
@@ -209,6 +211,6 @@ def _sized(base: Size, *, hidden: int, layers: int, seq: int, micro: int) -> Siz
 
 
 def _put_part(bench: Bench, name: str, part: Callable[[Runner], Part], runner: Runner) -> None:
-    found = asdict(part(runner))
-    bench.put(**{f"{name}: {figure['name']}": figure["value"] for figure in found["figures"]})
-    bench.put(**{name: found})
+    result = asdict(part(runner))
+    bench.put(**{f"{name}: {figure['name']}": figure["value"] for figure in result["figures"]})
+    bench.put(**{name: result})

@@ -3,10 +3,10 @@
     python -m forerun.benchmarks.peers.calculon_search CALCULON_DIR [--seconds 60] [--price FILE]
 
 CALCULON_DIR is a clone of calculon-ai/calculon.  Prints JSON: the size of its own space, and the
-rate at which its search goes through parts of it, drawn in random order, for so many seconds; then
-the best of all layouts that Megatron runs too, by its model (nothing offloaded to the host, no
+rate at which its search covers parts of it, drawn in random order for the given seconds; then the
+best of all layouts that Megatron supports too, by its model (nothing offloaded to the host, no
 split transfers of TP; TP inside a node, all else between nodes).  ``--price`` is a list of layouts
-(``search_cases.told``) that are timed beside.  Seconds are of the processor.
+(``search_cases.plain_layout``) that are timed as well.  Seconds are processor time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.benchmarks.own_process import peak_nbytes
+from forerun.benchmarks.child_process import peak_nbytes
 from forerun.benchmarks.peers.search_cases import CASES, NUM_GPUS
 
 MODEL, SYSTEM = "models/gpt3-175B.json", "systems/h100_80g_nvl8.json"
@@ -30,13 +30,13 @@ DATATYPE = "float16"
 SAMPLES = CASES["dense 175B"].global_batch_size
 NUM_BEST = 20
 MOST_VIRTUAL = 8
-"""As many virtual stages as our own space has."""
+"""Virtual stages, as many as in our own space."""
 _SEED = 1
 _RECOMPUTE = {"full": "full", "selective": "attn_only", "none": "none"}
 
 
 class Calculon:
-    """The package in a clone, and the case in its words."""
+    """The package in a clone, and the case in its terms."""
 
     def __init__(self, home: Path) -> None:
         sys.path.insert(0, str(home))
@@ -54,17 +54,18 @@ class Calculon:
         return described | {"mem2": described["mem2"] | {"GiB": 0}}
 
     def parts(self) -> list[tuple[Any, ...]]:
-        """Arguments of its search by TP, PP, virtual stages, recompute, sharding and transfers, as
-        its command ``llm-optimal-execution`` has them, without fused activations off."""
-        found = []
+        """Return arguments of its search by TP, PP, virtual stages, recompute, sharding and
+        transfers, as its command ``llm-optimal-execution`` has them, without fused activations
+        off."""
+        calls = []
         for tp, pp, dp, virtual in self._degrees():
             for recompute in ("full", "attn_only", "none"):
                 for is_sharded in (True, False) if dp > 1 else (False,):
                     for transfers in ("ar", "p2p_rs_ag", "rs_ag"):
                         degrees = (tp, pp, dp, virtual, SAMPLES)
                         choices = (recompute, is_sharded, transfers, [True], False, True, True)
-                        found.append((self.app, self.system, *degrees, *choices))
-        return found
+                        calls.append((self.app, self.system, *degrees, *choices))
+        return calls
 
     def _degrees(self) -> Iterator[tuple[int, int, int, int]]:
         for tp in self._llm.get_all_tensor_parallelisms(
@@ -78,12 +79,12 @@ class Calculon:
                     yield tp, pp, dp, virtual
 
     def run(self, part: tuple[Any, ...], *, is_counted_only: bool) -> Any:
-        """What its search returns of one part: best, number, good, bad."""
+        """Return its search's result for one part: best, number, good, bad."""
         head = (is_counted_only, 1, False, NUM_GPUS, SAMPLES, DATATYPE)
         return self.search.search(*head, *part)
 
     def shared(self) -> Iterator[Mapping[str, Any]]:
-        """Layouts that Megatron runs too, in the words of ``search_cases.told``."""
+        """Yield layouts that Megatron supports too, as in ``search_cases.plain_layout``."""
         for tp, pp, dp, virtual in self._degrees():
             samples = SAMPLES // dp
             for micro in (m for m in range(1, samples + 1) if samples % m == 0):
@@ -99,7 +100,7 @@ class Calculon:
                     }
 
     def time_s(self, layout: Mapping[str, Any]) -> float | None:
-        """Seconds of a step by its model; None where it says that the layout cannot run."""
+        """Return seconds of a step by its model; None if the layout cannot run."""
         model = self._llm(self.app, logging.Logger("sub"))
         try:
             execution = self._llm.Execution.from_json(_execution(layout))
@@ -135,26 +136,26 @@ def _execution(layout: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what was found."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("home", type=Path, metavar="CALCULON_DIR", help="clone")
     parser.add_argument("--seconds", type=float, default=60.0, help="for its own search (60)")
     parser.add_argument("--price", type=Path, metavar="FILE", help="layouts to time beside")
     arguments = parser.parse_args()
     tool = Calculon(arguments.home)
-    found: dict[str, Any] = {
-        "own": _own_search(tool, arguments.seconds),
+    results: dict[str, Any] = {
+        "own": _native_search(tool, arguments.seconds),
         "shared": _shared_search(tool),
     }
     if arguments.price is not None:
         layouts: Sequence[Mapping[str, Any]] = json.loads(arguments.price.read_text("utf-8"))
-        found["priced"] = [tool.time_s(layout) for layout in layouts]
-    found["peak_nbytes"] = peak_nbytes()
-    print(json.dumps(found))
+        results["priced"] = [tool.time_s(layout) for layout in layouts]
+    results["peak_nbytes"] = peak_nbytes()
+    print(json.dumps(results))
 
 
-def _own_search(tool: Calculon, limit_s: float) -> dict[str, Any]:
-    """Size of its space, and how fast it goes through parts of it in random order."""
+def _native_search(tool: Calculon, limit_s: float) -> dict[str, Any]:
+    """Return the size of its space, and the rate at which it covers parts in random order."""
     parts = tool.parts()
     total = sum(tool.run(part, is_counted_only=True)[1] for part in parts)
     random.Random(_SEED).shuffle(parts)
@@ -169,7 +170,7 @@ def _own_search(tool: Calculon, limit_s: float) -> dict[str, Any]:
 
 
 def _shared_search(tool: Calculon) -> dict[str, Any]:
-    """The best of the layouts that both know."""
+    """Return the best of the layouts that both tools know."""
     begin = time.process_time()
     layouts = list(tool.shared())
     times = [tool.time_s(layout) for layout in layouts]

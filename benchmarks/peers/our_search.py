@@ -1,9 +1,9 @@
-"""Our plan of one case in a process of its own: what it proves, how long, how much memory.
+"""Our plan of one case in a process of its own: counts of the proof, time and memory.
 
     python -m forerun.benchmarks.peers.our_search CASE DIRECTORY [--device NAME] [--price FILE]
 
 DIRECTORY is calibrated.  Prints JSON.  ``--price`` is a list of layouts of another tool
-(``search_cases.told``), which are timed instead.
+(``search_cases.plain_layout``), which are timed instead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from forerun.benchmarks.own_process import peak_nbytes, processor_s
-from forerun.benchmarks.peers.search_cases import CASES, NUM_GPUS, Told, configured, told
+from forerun.benchmarks.child_process import peak_nbytes, processor_s
+from forerun.benchmarks.peers.search_cases import (
+    CASES,
+    NUM_GPUS,
+    PlainLayout,
+    configured,
+    plain_layout,
+)
 from forerun.calib.advice import Candidate, compare, plan
 from forerun.calib.errors import ForerunError
 from forerun.calib.search import Proof, Tally
@@ -31,7 +37,7 @@ _CAPACITY_NBYTES = 80 * GIB
 
 
 def main() -> None:
-    """Print what was found."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("case", choices=CASES)
     parser.add_argument("directory", type=Path, help="calibrated")
@@ -42,10 +48,10 @@ def main() -> None:
         machine = open_machine(arguments.directory, device=arguments.device)
         config = CASES[arguments.case].on_all(machine.running)
         if arguments.price is None:
-            found = _searched(config, machine)
+            output = _searched(config, machine)
         else:
-            found = _priced(config, machine, json.loads(arguments.price.read_text("utf-8")))
-    print(json.dumps(found))
+            output = _priced(config, machine, json.loads(arguments.price.read_text("utf-8")))
+    print(json.dumps(output))
 
 
 def _searched(config: RunConfig, machine: Machine) -> dict[str, Any]:
@@ -67,7 +73,7 @@ def _searched(config: RunConfig, machine: Machine) -> dict[str, Any]:
 
 
 def _counts(proof: Proof) -> dict[str, float]:
-    """What became of the layouts."""
+    """Return the numbers of layouts by outcome."""
     tally = proof.tally
     counts = {name: getattr(tally, name) for name in Tally.__slots__}
     return {"num_layouts": tally.num_layouts, **counts, "gap_frac": proof.gap_frac}
@@ -80,13 +86,13 @@ def _line(one: Candidate) -> dict[str, Any]:
         "low_s": one.low_s,
         "high_s": one.high_s,
         "verdict": one.verdict.value,
-        "layout": told(one.config),
+        "layout": plain_layout(one.config),
     }
 
 
-def _priced(config: RunConfig, machine: Machine, layouts: Sequence[Told]) -> list[Any]:
-    """Each layout's line, or why it is none here."""
-    found: list[Any] = []
+def _priced(config: RunConfig, machine: Machine, layouts: Sequence[PlainLayout]) -> list[Any]:
+    """Return each layout's line, or why it is not possible here."""
+    rows: list[Any] = []
     for layout in layouts:
         try:
             (one,) = compare(
@@ -96,10 +102,10 @@ def _priced(config: RunConfig, machine: Machine, layouts: Sequence[Told]) -> lis
                 memory_capacity_nbytes=machine.memory_capacity_nbytes or _CAPACITY_NBYTES,
                 memory_offset_nbytes=machine.memory_offset_nbytes,
             )
-            found.append(_line(one))
+            rows.append(_line(one))
         except ForerunError as error:
-            found.append({"refused": str(error), "layout": layout})
-    return found
+            rows.append({"refused": str(error), "layout": layout})
+    return rows
 
 
 if __name__ == "__main__":

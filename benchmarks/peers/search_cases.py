@@ -1,4 +1,4 @@
-"""What a search for layouts is asked, by us and by others: model, batch, GPUs."""
+"""Cases of a search for layouts, for us and for other tools: model, batch, GPUs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from forerun.calib.workload import Batch, ModelShape, Parallelism, Precision, Re
 DEVICE = "NVIDIA H100 80GB HBM3"
 NUM_GPUS = 1024
 _SYNTHETIC_SAMPLES = 16
-"""Batch of the eight ranks: enough micro-batches for the host's share of one."""
+"""Batch of the eight ranks: enough micro-batches to resolve the host's share of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchCase:
-    """A model and its batch, the layout that it is taken to run in, and the node that was timed."""
+    """A model and its batch, its assumed running layout, and the node that was timed."""
 
     name: str
     shape: str
-    """As ``public_shape`` knows it."""
+    """Name for ``public_shape``."""
     seq_length: int
     global_batch_size: int
     running: Parallelism
-    """On all GPUs; the plan is measured against it."""
+    """Running layout on all GPUs, which the plan is compared with."""
     measured: Parallelism
-    """Of eight ranks that trained a few layers of the same width."""
+    """Layout of eight ranks that trained a few layers of the same width."""
     measured_layers: int
     measured_dense_layers: int | None = None
 
     def eight_ranks(self) -> RunConfig:
-        """What ran on one node: one stage of a few layers, routed evenly where it has experts."""
+        """Return the run on one node: one stage of a few layers; experts are routed evenly."""
         model = public_shape(
             self.shape,
             seq_length=self.seq_length,
@@ -48,11 +48,11 @@ class SearchCase:
             framework="Megatron-LM",
         )
 
-    def on_all(self, own: RunConfig) -> RunConfig:
-        """The whole model on all GPUs, on the device and under the framework of a run."""
+    def on_all(self, running: RunConfig) -> RunConfig:
+        """Return the whole model on all GPUs, on the device and under the framework of a run."""
         model = public_shape(self.shape, seq_length=self.seq_length)
         return replace(
-            own,
+            running,
             model=_evenly_routed(model),
             parallelism=self.running,
             batch=Batch(micro_batch_size=1, global_batch_size=self.global_batch_size),
@@ -84,7 +84,7 @@ CASES: Mapping[str, SearchCase] = {
     case.name: case
     for case in (
         SearchCase(
-            # Narayanan et al., SC 2021, Table 1 has it at batch 1,536 on 1,024 A100: TP 8, PP 16.
+            # Narayanan et al., SC 2021, Table 1: batch 1,536 on 1,024 A100, TP 8, PP 16.
             name="dense 175B",
             shape="gpt3-175b",
             seq_length=2048,
@@ -107,12 +107,12 @@ CASES: Mapping[str, SearchCase] = {
     )
 }
 
-Told = Mapping[str, Any]
-"""A layout in the words that several tools share; see ``told``."""
+PlainLayout = Mapping[str, Any]
+"""A layout in terms common to several tools; see ``plain_layout``."""
 
 
-def told(config: RunConfig) -> Told:
-    """A layout as plain values, for tools in processes of their own."""
+def plain_layout(config: RunConfig) -> PlainLayout:
+    """Return a layout as plain values, for tools in processes of their own."""
     par = config.parallelism
     return {
         **{name: getattr(par, name) for name in ("tp", "pp", "vp", "dp", "cp", "ep")},
@@ -126,7 +126,7 @@ def told(config: RunConfig) -> Told:
 
 
 def _usual(par: Parallelism) -> Parallelism:
-    """The layout without what other tools have no word for."""
+    """Return the layout without settings that other tools cannot express."""
     return Parallelism(
         **{name: getattr(par, name) for name in ("tp", "pp", "vp", "dp", "ranks_per_node")},
         is_sequence_parallel=par.is_sequence_parallel,
@@ -136,10 +136,10 @@ def _usual(par: Parallelism) -> Parallelism:
     )
 
 
-def configured(running: RunConfig, layout: Told) -> RunConfig:
-    """A dense layout that another tool names, with the overlaps of the running one.
+def configured(running: RunConfig, layout: PlainLayout) -> RunConfig:
+    """Return a dense layout named by another tool, with the overlaps of the running one.
 
-    Raises ``ConfigError`` where Megatron would not run it.
+    Raises ``ConfigError`` if Megatron would not run it.
     """
     par = replace(
         running.parallelism,

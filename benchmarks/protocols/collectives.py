@@ -1,19 +1,19 @@
-"""Protocols on a canonical table of collectives: what is left out of the fit, and is scored.
+"""Protocols on a canonical table of collectives: rows held out of the fit and scored.
 
-A machine is a device on a fabric, a curve one collective among so many ranks on so many nodes of a
-machine, a group (of scores) a collective.  All repeats of a payload are on one side of a split.
+A machine is a device on a fabric; a curve is one collective among a number of ranks on a number of
+nodes of a machine; a group (of scores) is a collective.  All repeats of a payload are on one side
+of a split.
 
-- ``random``, ``leave_span``: those of ``forerun validate``.
 - ``small_to_large``: the smaller half of a curve's payloads is known, its largest 20 % are scored.
-- ``few_8``, ``few_24``: so many payloads of each curve are known, all others are scored.
+- ``few_8``, ``few_24``: that many payloads of each curve are known, all others are scored.
 - ``leave_nodes``: curves on fewer nodes are known, 2 -> 8 and 2 and 8 -> 128.
-- ``leave_ranks_per_node``: of what crosses nodes, one number of ranks on each is left out in turn.
+- ``leave_ranks_per_node``: of inter-node curves, each number of ranks per node is held out in turn.
 - ``one_ranks_per_node``: only one is known in turn, and all others are scored.
-- ``leave_collective``: one collective is known only through all others of its machine.
-- ``pair_to_node``: of one node only groups of two ranks are known, the widest are scored.
+- ``leave_collective``: one collective is predicted only from all others of its machine.
+- ``pair_to_node``: within a node only groups of two ranks are known, the widest are scored.
 
-In those that leave topology out a group of scores is a collective among so many ranks on so many
-nodes, since means over several hide which of them a law cannot tell.
+In protocols that hold out topology, a group of scores is a collective among a number of ranks on a
+number of nodes, since means over several would hide those that a law cannot resolve.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from forerun.calib.validation import (
     PROTOCOLS,
     TEST_FRAC,
     Split,
+    concat_scored,
     fit_network,
-    joined,
     payload_splits,
     score_collectives,
     splits_by_nodes,
@@ -53,49 +53,49 @@ COLLECTIVE_PROTOCOLS = {
     "leave_collective": "one fabric measured with two collectives or more",
     "pair_to_node": "one node measured with two ranks and with more",
 }
-"""What a table has to hold for each."""
+"""Requirements of each protocol on the table."""
 
 
 def validate_collectives(
     frame: pd.DataFrame, *, seeds: Sequence[int], protocols: Sequence[str]
 ) -> pd.DataFrame:
-    """Scored rows of everything that the protocols leave out; a group is a collective.
+    """Return scored rows of everything that the protocols hold out; a group is a collective.
 
     ``frame`` is a canonical table of collectives; flagged rows are neither fitted nor scored.  A
-    protocol that no machine of the table can carry has no rows.  ``ConfigError`` for a protocol
-    that is not known.
+    protocol that no machine of the table supports has no rows.  Raises ``ConfigError`` for an
+    unknown protocol.
     """
     unknown = sorted(set(protocols) - COLLECTIVE_PROTOCOLS.keys())
     if unknown:
         known = ", ".join(COLLECTIVE_PROTOCOLS)
         raise ConfigError(f"protocol {unknown[0]!r} is not known; choose from {known}")
-    found = (left_out(frame, protocol, seeds=seeds) for protocol in protocols)
-    return joined(rows for rows in found if len(rows))
+    scored = (scored_rows(frame, protocol, seeds=seeds) for protocol in protocols)
+    return concat_scored(rows for rows in scored if len(rows))
 
 
-def left_out(
+def scored_rows(
     frame: pd.DataFrame,
     protocol: str,
     *,
     seeds: Sequence[int],
     fit: Callable[[Mapping[Group, Samples], str], Any] = fit_network,
 ) -> pd.DataFrame:
-    """Scored rows of all that a protocol leaves out, over all machines and seeds, with ``nbytes``.
+    """Return scored rows of one protocol, over all machines and seeds, with ``nbytes``.
 
-    No rows where no machine can carry the protocol.
+    There are no rows if no machine supports the protocol.
     """
     label = _topology if protocol in _TOPOLOGIES else _collective
     return score_collectives(frame, protocol, seeds, fit=fit, draw=splits, label=label)
 
 
 def splits(machine: pd.DataFrame, protocol: str, seeds: Sequence[int]) -> Iterator[Split]:
-    """What a protocol leaves out of the rows of one machine; nothing where it cannot be run."""
+    """Yield a protocol's splits of the rows of one machine; nothing if it does not apply."""
     if protocol in PROTOCOLS["collectives"]:
         yield from transfer_splits(machine, protocol, seeds)
     elif protocol in _TOPOLOGIES:
         yield from _TOPOLOGIES[protocol](machine)
     elif protocol == "small_to_large":
-        # The payloads alone decide what is small and what is large: seeds give the same split.
+        # Small and large depend on payloads alone, so every seed gives the same split.
         yield from payload_splits(machine, np.random.default_rng(0), _small_and_large)
     else:
         few = partial(_few, int(protocol.removeprefix("few_")))
@@ -129,12 +129,12 @@ def _fewer_nodes(machine: pd.DataFrame) -> Iterator[Split]:
 
 
 def _ranks_per_node(machine: pd.DataFrame, *, is_one_known: bool = False) -> Iterator[Split]:
-    """Each number of ranks a node in turn, left out or alone; what stays in a node is known."""
+    """Yield each number of ranks per node in turn, held out or alone; intra-node rows are known."""
     nodes = machine["num_nodes"].to_numpy()
     is_far = nodes > 1
-    held = machine["num_ranks"].to_numpy() / nodes
-    for number in np.unique(held[is_far]):
-        is_chosen = is_far & (held == number)
+    ranks_per_node = machine["num_ranks"].to_numpy() / nodes
+    for number in np.unique(ranks_per_node[is_far]):
+        is_chosen = is_far & (ranks_per_node == number)
         others = is_far & ~is_chosen
         if others.any():
             test = others if is_one_known else is_chosen
@@ -168,4 +168,4 @@ _TOPOLOGIES: Mapping[str, Callable[[pd.DataFrame], Iterator[Split]]] = {
     "leave_collective": _collectives,
     "pair_to_node": _pairs,
 }
-"""Protocols that leave whole groups out; every seed gives the same split."""
+"""Protocols that hold out whole groups; every seed gives the same split."""

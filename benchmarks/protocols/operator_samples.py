@@ -1,8 +1,7 @@
-"""Which rows of an operator group train and which are scored, by protocol.
+"""Splits of an operator group into training and scored rows, by protocol.
 
-Forward and backward of one shape always fall on the same side: a split is drawn over samples, and
-a sample is a shape (the k-th of it where a shape was measured more than once) with its times in
-all phases.
+Forward and backward of one shape are always on the same side: a split is drawn over samples, and a
+sample is a shape (the k-th repeat of it if measured more than once) with its times in all phases.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ class Cell:
     phase: Phase
     timed: Timed
     sample: NDArray[np.int64]
-    """Which sample of the operator a row is of, ``(rows,)``."""
+    """Index of the operator's sample for each row, ``(rows,)``."""
 
     @property
     def name(self) -> str:
-        """How fits and scores call it."""
+        """Name of the group in fits and scores."""
         return f"{self.group}/{self.phase.value}"
 
     def where(self, chosen: NDArray[np.bool_]) -> Timed:
-        """The rows of the chosen samples; ``chosen`` is a mask over all samples."""
+        """Return the rows of the chosen samples; ``chosen`` is a mask over all samples."""
         return self.timed.take(chosen[self.sample])
 
 
@@ -56,21 +55,21 @@ class OperatorSamples:
     group: str
     cells: tuple[Cell, ...]
     work: NDArray[np.float64]
-    """Law size of each sample, ``(samples,)``: what small and large mean."""
+    """Law size of each sample, ``(samples,)``, which orders them from small to large."""
     tp: NDArray[np.int64]
-    """Tensor-parallel degree of each sample, 0 where unknown."""
+    """Tensor-parallel degree of each sample, 0 if unknown."""
 
     def __len__(self) -> int:
         return len(self.work)
 
     @property
     def kind(self) -> OperatorKind:
-        """What it computes."""
+        """Kind of the operator."""
         return self.cells[0].timed.batch.kind
 
 
 def operator_samples(frame: pd.DataFrame) -> list[OperatorSamples]:
-    """The operators of a canonical table, flagged rows left out, in the order of the table."""
+    """Return the operators of a canonical table in its order, without flagged rows."""
     usable = frame[frame["flag"] == ""]
     return [
         _samples(str(device), str(group), rows)
@@ -84,16 +83,16 @@ def _samples(device: str, group: str, rows: pd.DataFrame) -> OperatorSamples:
     work = np.zeros(len(tp))
     cells = []
     for (_, phase), part in rows.groupby(["kind", "phase"], sort=False):
-        own, sample = timed_rows(part), sample_at[part.index].to_numpy()
-        cells.append(Cell(group=group, phase=Phase(phase), timed=own, sample=sample))
-        work[sample] = np.maximum(work[sample], work_of(own.batch))
+        timed, sample = timed_rows(part), sample_at[part.index].to_numpy()
+        cells.append(Cell(group=group, phase=Phase(phase), timed=timed, sample=sample))
+        work[sample] = np.maximum(work[sample], work_of(timed.batch))
     return OperatorSamples(device=device, group=group, cells=tuple(cells), work=work, tp=tp)
 
 
 def splits(samples: OperatorSamples, protocol: str, seed: int) -> Iterator[tuple[str, Split]]:
-    """The splits of a protocol, each with a label that says which fit it belongs to.
+    """Yield the splits of a protocol, each with a label of the fit it belongs to.
 
-    None where the operator has too few samples for it, or one degree only for ``leave_tp``.
+    Yields nothing if the operator has too few samples, or only one degree for ``leave_tp``.
     """
     rng, count = generator(samples, protocol, seed), len(samples)
     if protocol in PROTOCOLS["operators"]:
@@ -111,5 +110,5 @@ def splits(samples: OperatorSamples, protocol: str, seed: int) -> Iterator[tuple
 
 
 def generator(samples: OperatorSamples, protocol: str, seed: int) -> np.random.Generator:
-    """Draws of one operator, which do not depend on what else the table holds."""
+    """Return a generator for one operator, independent of the rest of the table."""
     return validation.generator(samples.device, samples.group, protocol, seed)

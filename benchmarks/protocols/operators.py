@@ -1,12 +1,11 @@
 """Protocols for operator models: fit on one side of a split of a table, score on the other.
 
-- ``random``, ``leave_tp``: those of ``forerun validate``.
 - ``small_to_large``: the smaller half of an operator's samples is known, its largest fifth scored.
-- ``few_8``, ``few_24``: so many random samples of each operator are known.
+- ``few_8``, ``few_24``: that many random samples of each operator are known.
 - ``leave_gpu`` (products and attention): another device is known, in turn; the rates of the new one
   come from its data sheet and 32 samples of each group, one constant from 8 of these.
 - ``leave_device``, ``leave_device_0``, ``leave_device_200``: the device nearest in years is known,
-  and so many samples of the new one.
+  and 32, 0 or 200 samples of the new one.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from forerun.benchmarks.protocols.operator_samples import (
     splits,
 )
 from forerun.calib.fit import Timed, device_prior, fit_machine, generation
-from forerun.calib.fit import transfer as transfer_machine
-from forerun.calib.validation import MAX_ROWS, PROTOCOLS, Split, joined, scored
+from forerun.calib.fit import transfer_to_device as transfer_machine
+from forerun.calib.validation import MAX_ROWS, PROTOCOLS, Split, concat_scored, scored
 from forerun.calib.workload import OperatorKind
 
 OPERATOR_PROTOCOLS = {
@@ -43,7 +42,7 @@ OPERATOR_PROTOCOLS = {
     "leave_device_0": "an operator measured on two devices or more",
     "leave_device_200": "an operator measured on two devices or more",
 }
-"""What a table has to hold for each."""
+"""Requirements of each protocol on the table."""
 TRANSFERRED = frozenset(
     {
         OperatorKind.BATCHED_PRODUCT,
@@ -52,25 +51,25 @@ TRANSFERRED = frozenset(
         OperatorKind.CORE_ATTENTION,
     }
 )
-"""What ``leave_gpu`` scores beside the linears."""
+"""Kinds that ``leave_gpu`` scores besides the linears."""
 DEVICE_PROBES = {"leave_device": 32, "leave_device_0": 0, "leave_device_200": 200}
-"""Samples of each operator that are known of the new device, none of which is scored; everything is
-known of the device that is nearest to it in years."""
+"""Known samples of each operator on the new device, none of which is scored; everything is known of
+the device nearest to it in years."""
 _FEWEST_SCORED = 5
 NUM_CALIBRATION = 8
-"""Samples of the new device that give each group its one constant under ``leave_gpu``."""
+"""Samples on the new device that calibrate each group's one constant under ``leave_gpu``."""
 NUM_PROBES = 32
-"""Samples of an operator on the new device that give its rates, those of the constant among them;
-none of them is scored."""
+"""Samples of an operator on the new device that give its rates, including those of the constant;
+none is scored."""
 
 
 Fit = Callable[..., Any]
-"""From rows by group (``<operator>/<phase>``) and the ``device`` they were measured on to a model:
-``predict(name, batch)`` of it gives ``log_time`` and the ends ``low`` and ``high`` of the 90 %
+"""Fits a model to rows by group (``<operator>/<phase>``) and the ``device`` they were measured on.
+Its ``predict(name, batch)`` gives ``log_time`` and the ends ``low`` and ``high`` of the 90 %
 interval, natural logs of seconds, ``(rows,)`` each."""
 Transfer = Callable[..., Any]
-"""From a model to the same on another ``device``; ``probes`` are a few rows measured there, by the
-name of the group of the model that answers for them."""
+"""Transfers a model to another ``device``; ``probes`` are a few rows measured there, by the name of
+the model's group that predicts them."""
 
 
 def validate_operators(
@@ -81,12 +80,12 @@ def validate_operators(
     fit: Fit = fit_machine,
     transfer: Transfer = transfer_machine,
 ) -> pd.DataFrame:
-    """Scored rows of every protocol that the canonical table ``frame`` can carry.
+    """Return scored rows of every protocol that the canonical table ``frame`` supports.
 
     A group is an operator in one phase; devices and seeds are pooled.  All operators of a device
-    are fitted together.  A split that no seed changes is run once.  At most ``MAX_ROWS`` shapes of
-    an operator train, and as many are scored, for each seed.  The package's own models are fitted
-    without a prior: every figure is from the table alone.
+    are fitted together.  A split that does not depend on the seed is run once.  At most
+    ``MAX_ROWS`` shapes of an operator train, and as many are scored, for each seed.  The package's
+    own models are fitted without a prior: every figure is from the table alone.
     """
     devices: dict[str, list[OperatorSamples]] = {}
     for samples in operator_samples(frame):
@@ -102,7 +101,7 @@ def validate_operators(
             continue
         for members in devices.values():
             parts += scored_cells(members, protocol, seeds, fit)
-    return joined(parts)
+    return concat_scored(parts)
 
 
 def scored_cells(
@@ -113,9 +112,9 @@ def scored_cells(
     *,
     draw: Callable[[OperatorSamples, str, int], Iterable[tuple[str, Split]]] = splits,
 ) -> Iterator[pd.DataFrame]:
-    """The scored rows of each cell of one device, with their places in the cell as index.
+    """Return the scored rows of each cell of one device, with their index in the cell.
 
-    One fit for each seed and label of a split.
+    One fit is made for each seed and label of a split.
     """
     for position, seed in enumerate(seeds):
         fits: dict[str, list[tuple[OperatorSamples, Split]]] = {}
@@ -123,12 +122,12 @@ def scored_cells(
             for label, split in draw(samples, protocol, seed):
                 fits.setdefault(label, []).append((samples, split))
         for planned in fits.values():
-            asked = [(s, split) for s, split in planned if split.is_drawn or position == 0]
-            if not asked:
+            scored_splits = [(s, split) for s, split in planned if split.is_drawn or position == 0]
+            if not scored_splits:
                 continue
             train = _groups((s, split.train) for s, split in planned)
             model = fit(train, device=members[0].device)
-            for samples, split in asked:
+            for samples, split in scored_splits:
                 for cell in samples.cells:
                     if split.test[cell.sample].any() and split.train[cell.sample].any():
                         yield _scored(protocol, cell, split.test, cell.name, model)
@@ -140,11 +139,11 @@ def _leave_gpu(
     fit: Fit,
     transfer: Transfer,
 ) -> Iterator[pd.DataFrame]:
-    """Each device from each other one: ceilings known, one constant a group calibrated."""
+    """Predict each device from each other one: known ceilings, one fitted constant per group."""
     known = {
-        device: kept
+        device: usable
         for device, members in devices.items()
-        if (kept := [s for s in members if s.kind.is_linear or s.kind in TRANSFERRED])
+        if (usable := [s for s in members if s.kind.is_linear or s.kind in TRANSFERRED])
     }
     for seed in seeds if len(known) > 1 else ():
         models = {
@@ -172,8 +171,8 @@ def _leave_device(
     fit: Fit,
     transfer: Transfer,
 ) -> Iterator[pd.DataFrame]:
-    """Each device from the one nearest in years, with some probes; without any the seed only draws
-    what is scored."""
+    """Predict each device from the one nearest in years, with some probes; without probes the seed
+    only draws the scored samples."""
     for position, seed in enumerate(seeds if len(devices) > 1 else ()):
         if position and not number:
             return
@@ -190,14 +189,14 @@ def _leave_device(
 
 
 Named = tuple[OperatorSamples, Cell, str]
-"""A cell of the new device, and the group of the other one that it is predicted with."""
+"""A cell of the new device, and the group of the other device that predicts it."""
 
 
 def _rounds(
     members: Sequence[OperatorSamples], sources: Sequence[OperatorSamples]
 ) -> list[list[Named]]:
-    """Cells with their counterparts, such that no two of a round have the same one: each is probed
-    as an operator of its own."""
+    """Return cells with their counterparts, in rounds in which no two share a counterpart: each is
+    probed as a separate operator."""
     rounds: list[list[Named]] = []
     used: Counter[str] = Counter()
     for samples in members:
@@ -234,10 +233,10 @@ def _by_probes(
 
 
 def _nearest(device: str, devices: Mapping[str, Sequence[OperatorSamples]]) -> str:
-    """The other device of the nearest generation, of these the one with the most samples."""
-    own = generation(device_prior(device).name)
+    """Return the other device of the nearest generation; on a tie, that with the most samples."""
+    target = generation(device_prior(device).name)
     others = [
-        (own.years_to(generation(device_prior(other).name)), -sum(map(len, members)), other)
+        (target.years_to(generation(device_prior(other).name)), -sum(map(len, members)), other)
         for other, members in devices.items()
         if other != device
     ]
@@ -247,15 +246,15 @@ def _nearest(device: str, devices: Mapping[str, Sequence[OperatorSamples]]) -> s
 def _probes(
     members: Sequence[OperatorSamples], sources: Sequence[OperatorSamples], seed: int
 ) -> dict[str, Timed]:
-    """Rows of the new device that give its rates, none of which is scored."""
-    found = {}
+    """Return rows of the new device that give its rates, none of which is scored."""
+    probes = {}
     for samples in members:
         drawn = _drawn(samples, "leave_gpu", seed, NUM_PROBES)
         for cell in samples.cells:
             name, rows = _counterpart(cell, sources), cell.where(drawn)
             if name is not None and len(rows):
-                found.setdefault(name, rows)
-    return found
+                probes.setdefault(name, rows)
+    return probes
 
 
 def _transferred(
@@ -265,36 +264,38 @@ def _transferred(
     probes = _drawn(samples, "leave_gpu", seed, NUM_PROBES)
     test = _drawn(samples, "leave_gpu", seed, MAX_ROWS + NUM_PROBES) & ~probes
     for cell in samples.cells:
-        own, name = cell.where(calibration), _counterpart(cell, sources)
-        if name is None or not len(own) or not test[cell.sample].any():
+        calibrated, name = cell.where(calibration), _counterpart(cell, sources)
+        if name is None or not len(calibrated) or not test[cell.sample].any():
             continue
-        offset = float(np.median(np.log(own.time_s) - moved.predict(name, own.batch).log_time))
+        offset = float(
+            np.median(np.log(calibrated.time_s) - moved.predict(name, calibrated.batch).log_time)
+        )
         yield _scored("leave_gpu", cell, test, name, moved, offset=offset)
 
 
 def _counterpart(cell: Cell, sources: Sequence[OperatorSamples]) -> str | None:
-    """The group of the other device to predict with: the same name, else the same kind and phase
+    """Return the other device's group to predict with: the same name, else the same kind and phase
     with the most rows."""
-    found = [
+    candidates = [
         other
         for samples in sources
         for other in samples.cells
         if other.timed.batch.kind is cell.timed.batch.kind and other.phase is cell.phase
     ]
-    found.sort(key=lambda other: (other.name != cell.name, -len(other.timed), other.name))
-    return found[0].name if found else None
+    candidates.sort(key=lambda other: (other.name != cell.name, -len(other.timed), other.name))
+    return candidates[0].name if candidates else None
 
 
 def _groups(
     chosen: Iterable[tuple[OperatorSamples, NDArray[np.bool_]]],
 ) -> dict[str, Timed]:
-    """Training rows by group; groups without any are left out."""
+    """Return training rows by group, without empty groups."""
     groups = {cell.name: cell.where(mask) for samples, mask in chosen for cell in samples.cells}
     return {name: timed for name, timed in groups.items() if len(timed)}
 
 
 def _drawn(samples: OperatorSamples, purpose: str, seed: int, count: int) -> NDArray[np.bool_]:
-    """A mask of ``count`` random samples, of all where there are fewer."""
+    """Return a mask of ``count`` random samples, or of all if there are fewer."""
     mask = np.zeros(len(samples), dtype=bool)
     order = generator(samples, purpose, seed).permutation(len(samples))
     mask[order[:count]] = True
@@ -310,7 +311,7 @@ def _scored(
     *,
     offset: float = 0.0,
 ) -> pd.DataFrame:
-    """The rows of the samples ``test``, predicted as those of the model's group ``name``."""
+    """Return the rows of the samples ``test``, predicted as those of the model's group ``name``."""
     timed = cell.where(test)
     predicted = model.predict(name, timed.batch)
     logs = (one + offset for one in (predicted.log_time, predicted.low, predicted.high))

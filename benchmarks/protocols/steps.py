@@ -1,4 +1,4 @@
-"""Which rows of a table of steps calibrate and which are scored.
+"""Splits of a table of steps into calibrating and scored rows.
 
 Rows of different machines never share a calibration.
 """
@@ -15,7 +15,7 @@ from forerun.calib.validation import (
     PROTOCOLS,
     Fold,
     ScoredSteps,
-    left_in_turn,
+    draw_held_out,
     machines,
     step_folds,
 )
@@ -37,19 +37,19 @@ STEP_PROTOCOLS = {
     SCALE_OUT: "a series (one model on one machine and stack) of two numbers of GPUs or more",
     MORE_NODES: "a series on two numbers of nodes or more, with ranks per node known",
 }
-"""Besides these, ``calibrate_K`` needs a machine with more than K rows, as ``designed_K`` does."""
+"""In addition, ``calibrate_K`` and ``designed_K`` need a machine with more than K rows."""
 
 
 class StepModel(Protocol):
-    """A way to predict step times of layouts from those of others."""
+    """A method to predict step times of layouts from those of others."""
 
     def fit(self, rows: Sequence[StepRow]) -> ScoredSteps:
-        """Calibrated on rows of one machine; without rows on priors alone."""
+        """Calibrate on rows of one machine; without rows, on priors alone."""
         ...
 
 
 def series(rows: Sequence[StepRow], min_scales: int = 1) -> dict[str, list[int]]:
-    """Positions of the usable rows of each series of ``min_scales`` numbers of GPUs or more."""
+    """Return positions of the usable rows of series with at least ``min_scales`` GPU counts."""
     return {
         name: positions
         for name, positions in _positions(rows, series_name).items()
@@ -58,18 +58,18 @@ def series(rows: Sequence[StepRow], min_scales: int = 1) -> dict[str, list[int]]
 
 
 def _positions(rows: Sequence[StepRow], key: Callable[[StepRow], str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for position, row in enumerate(rows):
         if not row.flag:
-            found.setdefault(key(row), []).append(position)
-    return found
+            positions.setdefault(key(row), []).append(position)
+    return positions
 
 
 def series_name(row: StepRow) -> str:
-    """Equal for rows of one model, precision and sequence length on one machine and stack.
+    """Return a name shared by rows of one model, precision, sequence length, machine and stack.
 
-    They differ in scale, batch and layout alone.  Sizes stand beside the model's label, since
-    tables cut layers and pad vocabularies.
+    Such rows differ in scale, batch and layout alone.  The name contains sizes besides the model's
+    label, since tables cut layers and pad vocabularies.
     """
     config = row.config
     label = row.group.rpartition(f" x{row.num_ranks}")[0]
@@ -78,7 +78,7 @@ def series_name(row: StepRow) -> str:
 
 
 def named(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
-    """The folds of one of ``STEP_PROTOCOLS``; all are of one draw, since none is random."""
+    """Yield the folds of one of ``STEP_PROTOCOLS``; all are of one draw, since none is random."""
     if protocol == LEAVE_ONE_OUT:
         yield from step_folds(rows, None)
         return
@@ -88,7 +88,7 @@ def named(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
     for machine, positions in machines(rows).items():
         keys = {i: _KEYS[protocol](rows[i]) for i in positions}
         values = list(dict.fromkeys(keys.values()))
-        for value in left_in_turn(machine, values) if len(values) > 1 else ():
+        for value in draw_held_out(machine, values) if len(values) > 1 else ():
             train = tuple(i for i in positions if keys[i] != value)
             yield Fold(protocol, machine, 0, positions, train)
 
@@ -110,11 +110,11 @@ _SCALES: dict[str, Callable[[StepRow], int | None]] = {
     SCALE_OUT: lambda row: row.num_ranks,
     MORE_NODES: _num_nodes,
 }
-"""What grows over a series; None where nobody knows."""
+"""Scale that grows over a series; None if unknown."""
 
 
 def _from_the_least(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
-    """The smallest scale of each series calibrates that series alone."""
+    """Yield folds in which the smallest scale of each series calibrates that series alone."""
     for positions in series(rows).values():
         scales = {i: _SCALES[protocol](rows[i]) for i in positions}
         known = {i: scale for i, scale in scales.items() if scale is not None}

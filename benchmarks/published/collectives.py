@@ -1,7 +1,7 @@
 """Readers of published tables of collectives, one for each family of tables.
 
-Payloads are counted as nccl-tests does: the gathered buffer for all-gather, the reduced input for
-reduce-scatter, the tensor for all-reduce, what one rank sends in all for all-to-all, the message
+Payloads are counted as in nccl-tests: the gathered buffer for all-gather, the reduced input for
+reduce-scatter, the tensor for all-reduce, the total sent by one rank for all-to-all, the message
 for send.
 """
 
@@ -33,7 +33,7 @@ _COLLECTIVES = {
     "sendrecv": Collective.SEND,
     "p2p": Collective.SEND,
 }
-"""Without underscores."""
+"""Canonical collective by its published name without underscores."""
 _VIDUR_BOARDS = {
     "a100_dgx": "SXM4",
     "h100_dgx": "SXM5",
@@ -44,16 +44,17 @@ _GATHERS = (Collective.ALL_GATHER.value, Collective.REDUCE_SCATTER.value)
 _GIGABYTE = 1e9
 _OUT_OF_PLACE_FIRST = ("time_us_oop", "time_us_ip")
 _TRUNCATED_BELOW_MIB = 16
-"""Below this a size cut to whole MiB is off by more than 6 %."""
+"""Size in MiB below which truncation to whole MiB is off by more than 6 %."""
 _FAILED_S = 100.0
-"""Failed measurements were published as absurd times (1e9 in their unit)."""
+"""Upper limit of valid times: failed measurements were published as absurd ones (1e9 in their
+unit)."""
 _FP8_DISPATCH_NBYTES = 1 + 4 / 128
-"""One byte an element, and a four-byte scale for each 128 of them."""
+"""Bytes per element: one, plus a four-byte scale for each 128 elements."""
 _BF16_NBYTES = 2
 
 
 def read_ett(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sweeps of a cluster by estimate-train-time; sizes there are what one rank contributes."""
+    """Read sweeps of a cluster by estimate-train-time; sizes are the contribution of one rank."""
     ranks = numbers(frame, "ranks").where(_collectives(frame).isin(_GATHERS), 1)
     return _rows(
         frame,
@@ -63,10 +64,10 @@ def read_ett(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_nccl_tests(frame: pd.DataFrame) -> pd.DataFrame:
-    """Logs of nccl-tests, their out-of-place time.
+    """Read logs of nccl-tests: the out-of-place time.
 
-    A cluster in another environment (plug-in, NCCL version) is another fabric: the fall-backs to
-    TCP among them are slower by factors.
+    A cluster in another environment (plug-in, NCCL version) is another fabric: fall-backs to TCP
+    among them are slower by factors.
     """
     number = texts(frame, "nccl_version").str.removesuffix(".0")
     return _rows(
@@ -79,7 +80,7 @@ def read_nccl_tests(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_vtrain(frame: pd.DataFrame) -> pd.DataFrame:
-    """All-reduce tables of vTrain inside a node, their out-of-place time."""
+    """Read vTrain's all-reduce tables within a node: the out-of-place time."""
     return _rows(
         frame.assign(_place="node"),
         fabric=("gpu", "_place"),
@@ -89,8 +90,8 @@ def read_vtrain(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_vidur(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sweeps of vidur; the name of a topology says which card of its GPU it is built of: boards of
-    a DGX, or PCIe cards that NVLink joins in pairs (Azure NC96ads A100 v4)."""
+    """Read sweeps of vidur; the topology's name gives the card of its GPU: boards of a DGX, or PCIe
+    cards that NVLink joins in pairs (Azure NC96ads A100 v4)."""
     board = texts(frame, "topology").map(_VIDUR_BOARDS).fillna("")
     named = frame.assign(_device=(texts(frame, "gpu") + " " + board).str.strip())
     fabric, times_us = ("topology",), ("time_us_median",)
@@ -98,9 +99,9 @@ def read_vidur(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
-    """Profiles of Aceso and of those who used its profiler (each repository is a fabric).
+    """Read profiles of Aceso and of users of its profiler (each repository is a fabric).
 
-    Sizes were cut to whole MiB, so that small ones are flagged; point-to-point rows are exact, but
+    Sizes were truncated to whole MiB, so small ones are flagged; point-to-point rows are exact, but
     published as a bandwidth.
     """
     nbytes = numbers(frame, "total_bytes_approx")
@@ -114,14 +115,13 @@ def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_deepep(frame: pd.DataFrame) -> pd.DataFrame:
-    """Dispatch and combine of experts by DeepEP, as two all-to-alls; each row gives both.
+    """Read dispatch and combine of experts by DeepEP, as two all-to-alls; each row gives both.
 
     A rank sends fp8 with scales on dispatch and bf16 on combine.  In low-latency mode every one of
-    the top-k selections of a token travels; otherwise a token travels once to each rank that holds
-    one of them, ``ranks (1 - (1 - 1/ranks)^topk)`` in the mean of even routing, and between
-    nodes once to each, which ``num_chosen`` tells.  The time is that of transfer and notification
-    together.  Direction, mode and number of multiprocessors are part
-    of the fabric.
+    the top-k selections of a token is sent; otherwise a token is sent once to each rank with one of
+    them, on average ``ranks (1 - (1 - 1/ranks)^topk)`` under even routing, and between nodes once
+    to each, as ``num_chosen`` gives.  The time covers transfer and notification.  Direction, mode
+    and number of multiprocessors are part of the fabric.
     """
     ranks, topk = numbers(frame, "ranks"), numbers(frame, "num_topk")
     is_low_latency = texts(frame, "mode") == "low_latency"
@@ -154,7 +154,8 @@ def _rows(
     times_us: Sequence[str] = ("time_us",),
     otherwise_s: float | pd.Series = float("nan"),
 ) -> pd.DataFrame:
-    """``fabric`` and ``times_us`` name columns, joined and the first with a value."""
+    """Return canonical rows; ``fabric`` columns are joined, the first valid ``times_us`` is
+    taken."""
     return collective_rows(
         frame,
         device=device,
@@ -166,7 +167,7 @@ def _rows(
 
 
 def _collectives(frame: pd.DataFrame) -> pd.Series:
-    """Canonical names; an operation that is none of them is ``other``, which nobody fits."""
+    """Return canonical names; any other operation is ``other``, which is never fitted."""
     values = {name: collective.value for name, collective in _COLLECTIVES.items()}
     names = texts(frame, "op").str.lower().str.replace("_", "")
     return names.map(values).fillna(Collective.OTHER.value)
@@ -178,7 +179,7 @@ FAMILIES = (
     family(
         "aiconfigurator collectives",
         "op ranks bytes_nccltests_size time_us system",
-        # Inside a node; each library version is a fabric of its own.
+        # Intra-node; each library version is a fabric of its own.
         partial(
             _rows,
             device="system",

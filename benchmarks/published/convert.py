@@ -1,13 +1,13 @@
-"""Tables that others published, in the format that ``forerun validate`` and ``import`` read.
+"""Convert published tables to the format that ``forerun validate`` and ``import`` read.
 
     python benchmarks/published/convert.py TABLE... --out DIR [--cluster NAME] [--packed]
 
-The columns tell what a TABLE is (CSV, gzipped CSV or Parquet; a folder stands for all in it).  Each
-becomes ``DIR/<name>.csv``, flagged rows included; the raw tables of estimate-train-time, which name
-GPU and operator in the file's name, become ``DIR/paper-operators.csv`` and
-``DIR/paper-collectives.csv``, of ``--cluster`` where their folder does not tell it.  ``--packed``
-writes step times as they lie in ``recipes/published``: ``steps_<name>.csv.gz`` without a time
-stamp, so that the same rows give the same file.  Exit codes are those of ``forerun``.
+The kind of a TABLE is known by its columns (CSV, gzipped CSV or Parquet; a folder stands for all of
+its tables).  Each becomes ``DIR/<name>.csv``, including flagged rows; the raw tables of
+estimate-train-time, which have GPU and operator in the file's name, become
+``DIR/paper-operators.csv`` and ``DIR/paper-collectives.csv``, of ``--cluster`` if their folder does
+not name it.  ``--packed`` writes step times as in ``recipes/published``: ``steps_<name>.csv.gz``
+without a time stamp, so that equal rows give equal files.  Exit codes are those of ``forerun``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pandas as pd
 from forerun.benchmarks.published.operators_ett import is_raw, is_summary, paper_table
 from forerun.benchmarks.published.readers import is_of_steps, read_published, read_steps
 from forerun.calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from forerun.calib.importers import own_frame, table_kind
+from forerun.calib.importers import canonical_frame, table_kind
 from forerun.calib.records import replace_file
 from forerun.launch.known import ENDINGS, read_frame
 from forerun.launch.verbs import ExitCode
@@ -33,7 +33,7 @@ _UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticErr
 
 
 def main() -> int:
-    """Convert every table, or say in one line why not."""
+    """Convert every table, or print in one line why not."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help="table or folder")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
@@ -57,8 +57,8 @@ def _converted(arguments: argparse.Namespace) -> int:
         if is_summary(frame):
             print(f"convert.py: {path} lists trained models, no measurements", file=sys.stderr)
         elif is_raw(frame):
-            found = _checked(path, paper_table, frame, stem, cluster=_cluster(path, arguments))
-            raw[table_kind(found)].append(found)
+            checked = _checked(path, paper_table, frame, stem, cluster=_cluster(path, arguments))
+            raw[table_kind(checked)].append(checked)
         elif is_of_steps(frame):
             table = _checked(path, read_steps, frame, path.name)
             for row in table.skipped:
@@ -68,10 +68,10 @@ def _converted(arguments: argparse.Namespace) -> int:
             name = (
                 f"steps_{stem.removeprefix('e2e_')}.csv.gz" if arguments.packed else f"{stem}.csv"
             )
-            _write(own_frame(list(table.rows)), arguments.out / name, written)
+            _write(canonical_frame(list(table.rows)), arguments.out / name, written)
         else:
-            found = _checked(path, read_published, frame, path.name)
-            _write(found, arguments.out / f"{stem}.csv", written)
+            checked = _checked(path, read_published, frame, path.name)
+            _write(checked, arguments.out / f"{stem}.csv", written)
     for what, parts in raw.items():
         if filled := [part for part in parts if len(part)]:
             joined = pd.concat(filled, ignore_index=True)
@@ -92,14 +92,14 @@ def _files(tables: list[Path]) -> Iterator[Path]:
 
 
 def _cluster(path: Path, arguments: argparse.Namespace) -> str:
-    """That of .../regressors/<cluster>/operator/<file> or .../<cluster>/nccl/<file>."""
+    """Return the cluster in ``regressors/CLUSTER/operator/FILE`` or ``CLUSTER/nccl/FILE``."""
     parts = path.resolve().parts
-    told = parts[-3] if parts[-2] in ("operator", "nccl") else UNKNOWN_CLUSTER
-    return arguments.cluster or told
+    cluster = parts[-3] if parts[-2] in ("operator", "nccl") else UNKNOWN_CLUSTER
+    return arguments.cluster or cluster
 
 
 def _checked(path: Path, read, *arguments, **more):
-    """What a reader makes of a table; a value that it did not expect is one line as well."""
+    """Return a reader's result; report an unexpected value in one line, too."""
     try:
         return read(*arguments, **more)
     except ForerunError:

@@ -1,8 +1,8 @@
-"""What published runs say of memory: peaks, runs that ran out, and runs that ended well.
+"""Memory data of published runs: peaks, out-of-memory runs, and successful runs.
 
-A step that was timed fitted.  Which rows tell nothing is said with the reason: of a device whose
-memory nobody states, or a layout whose recomputation (or another thing that decides memory) is not
-stated.
+A timed step implies that the layout fitted.  Uninformative rows are returned with the reason:
+devices of unknown memory, or layouts whose recomputation (or another setting that decides memory)
+is not stated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CAPACITIES_GIB: Mapping[str, float] = {
     r"B300": 268.0,
     r"B200": 178.4,
 }
-"""What the driver reports of each device (``nvidia-smi``), by its published name."""
+"""GiB that the driver reports for each device (``nvidia-smi``), by its published name."""
 STEP_TABLES = (
     *("e2e_simumax_b200_8gpu", "e2e_sailor", "e2e_small_tables", "e2e_llmfoundry_mpt_fsdp"),
     *("e2e_bigscience_v100", "e2e_bigscience_v100_log_iterations", "e2e_nanotron_llama1b"),
@@ -51,7 +51,7 @@ _UNTOLD = re.compile("not stated|not modelled|fine-tuning|LoRA|copied")
 
 
 class Peak(Enum):
-    """What a published peak is of, by the field of ``MemoryEstimate`` that says as much."""
+    """Kind of a published peak, by the corresponding field of ``MemoryEstimate``."""
 
     ALLOCATED = "allocated_nbytes"
     RESERVED = "reserved_nbytes"
@@ -59,13 +59,13 @@ class Peak(Enum):
 
 
 PEAKS: Mapping[str, Peak] = {"e2e_sailor": Peak.DEVICE, "e2e_small_tables": Peak.RESERVED}
-"""Of tables that publish another one than allocated bytes: Sailor has whole MiB of the device, and
-torchtitan logs ``reserved_bytes.all.peak``."""
+"""Kind of peak in tables that do not publish allocated bytes: Sailor has whole MiB of the device,
+and torchtitan logs ``reserved_bytes.all.peak``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """One layout, and what is known of its memory."""
+    """One layout and its known memory."""
 
     table: str
     name: str
@@ -73,16 +73,17 @@ class MemoryRow:
     capacity_nbytes: float
     ran: bool
     peak_nbytes: float | None = None
-    """As published; None where it is not, and of a run that ran out before it got there."""
+    """Published peak; None if not published, and for a run that went out of memory before its
+    peak."""
     peak: Peak = Peak.ALLOCATED
 
     def error_frac(self, estimate: MemoryEstimate) -> float:
-        """Of an estimate against the published peak; NaN where there is none."""
+        """Return the error of an estimate against the published peak; NaN if there is none."""
         return getattr(estimate, self.peak.value) / (self.peak_nbytes or math.nan) - 1
 
 
 def capacity_nbytes(device: str) -> float | None:
-    """Memory of a device by its published name; None where that does not tell it."""
+    """Return the memory of a device by its published name; None if not identifiable."""
     for pattern, gib in CAPACITIES_GIB.items():
         if re.search(pattern, device, re.IGNORECASE):
             return gib * GIB
@@ -90,20 +91,20 @@ def capacity_nbytes(device: str) -> float | None:
 
 
 def memory_rows(data: Path) -> tuple[list[MemoryRow], dict[str, int]]:
-    """Every row that tells something, and how many do not, by table and reason; tables that the
-    folder lacks are passed over."""
+    """Return every informative row, and the number of others by table and reason; tables missing in
+    the folder are skipped."""
     rows: list[MemoryRow] = []
-    left: dict[str, int] = {}
+    skip_counts: dict[str, int] = {}
     for table in STEP_TABLES:
         path = data / f"{table}.csv.gz"
         if not path.exists():
             continue
-        found = read_steps(read_frame(path), table)
-        _count(left, f"{table}: no layout", len(found.skipped))
-        for row in found.rows:
+        step_table = read_steps(read_frame(path), table)
+        _count(skip_counts, f"{table}: no layout", len(step_table.skipped))
+        for row in step_table.rows:
             one = _of_step(table, row)
             if isinstance(one, str):
-                _count(left, f"{table}: {one}", 1)
+                _count(skip_counts, f"{table}: {one}", 1)
             else:
                 rows.append(one)
     cards = data / "e2e_bridge_cards.csv.gz"
@@ -112,17 +113,17 @@ def memory_rows(data: Path) -> tuple[list[MemoryRow], dict[str, int]]:
         try:
             rows.append(_of_card(card))
         except ConfigError as err:
-            _count(left, f"e2e_bridge_cards: {re.sub(r'[0-9]+', 'N', str(err))}", 1)
-    return rows, left
+            _count(skip_counts, f"e2e_bridge_cards: {re.sub(r'[0-9]+', 'N', str(err))}", 1)
+    return rows, skip_counts
 
 
-def _count(left: dict[str, int], reason: str, number: int) -> None:
+def _count(skip_counts: dict[str, int], reason: str, number: int) -> None:
     if number:
-        left[reason] = left.get(reason, 0) + number
+        skip_counts[reason] = skip_counts.get(reason, 0) + number
 
 
 def _of_step(table: str, row: StepRow) -> MemoryRow | str:
-    """Timed rows ran, whatever their figures are worth otherwise."""
+    """Return a row, which fitted if it was timed, or why it is uninformative on memory."""
     capacity = capacity_nbytes(row.config.device)
     if capacity is None:
         return f"memory of {row.config.device} is not told by its name"
@@ -143,7 +144,7 @@ def _of_step(table: str, row: StepRow) -> MemoryRow | str:
 
 
 def _as_it_trains(table: str, config: RunConfig) -> RunConfig:
-    """Sailor's host has dropout behind blocks (OPT has none in attention, by its config)."""
+    """Add the dropout of Sailor's host after blocks (OPT has none in attention, by its config)."""
     if table != "e2e_sailor":
         return config
     return replace(config, hidden_dropout=0.1, fuses_gradient_accumulation=False)
@@ -164,7 +165,7 @@ _SAME = (
 
 
 def _of_card(card: Mapping[str, Any]) -> MemoryRow:
-    """A verification card: its columns are Megatron's arguments, and blanks NVIDIA's recipes."""
+    """Read a verification card: columns are Megatron's arguments, blanks NVIDIA's recipes."""
     if "Nemotron" in str(card["model"]):
         raise ConfigError("Mamba layers are not modelled")
     if "lora_dim" in card:
@@ -229,15 +230,15 @@ def _card_config(card: Mapping[str, Any], device: str) -> RunConfig:
             "moe_layer_freq": f"[0]*{dense}+[1]*{values['num_layers'] - dense}",
             "moe_grouped_gemm": True,
         }
-    found = from_namespace(SimpleNamespace(**values))
+    config = from_namespace(SimpleNamespace(**values))
     _, fp8 = precision_of(str(card["precision"]))
     return replace(
-        found, fp8=fp8, keeps_fp8_params=bool(card.get("fp8_param_gather")), device=device
+        config, fp8=fp8, keeps_fp8_params=bool(card.get("fp8_param_gather")), device=device
     )
 
 
 def _granularity(card: Mapping[str, Any]) -> str | None:
-    """``selective`` with an empty list recomputes nothing."""
+    """Return the granularity; ``selective`` with an empty list recomputes nothing."""
     stated = str(card.get("recompute_granularity", "none"))
     if stated == "selective" and card.get("recompute_modules") == "[]":
         return None
@@ -245,6 +246,6 @@ def _granularity(card: Mapping[str, Any]) -> str | None:
 
 
 def by_table(rows: Sequence[MemoryRow]) -> Iterator[tuple[str, list[MemoryRow]]]:
-    """The rows of each table, in their order."""
+    """Yield the rows of each table, in order."""
     for table in dict.fromkeys(row.table for row in rows):
         yield table, [row for row in rows if row.table == table]

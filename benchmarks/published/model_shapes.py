@@ -1,4 +1,4 @@
-"""Shapes of public models by name, for tables that name a model and give no sizes."""
+"""Shapes of public models by name, for tables that name a model without sizes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from forerun.calib.workload import (
 def public_shape(
     name: str, *, seq_length: int, num_layers: int = 0, num_dense_layers: int | None = None
 ) -> ModelShape:
-    """The shape behind a name as tables write it, ``ConfigError`` where it is not known.
+    """Return the shape of a model by its name in tables; raise ``ConfigError`` if unknown.
 
-    ``num_layers`` cuts (0 keeps) the depth.  The first layers of a model with experts stay dense as
-    published, or as many as ``num_dense_layers`` says.
+    ``num_layers`` truncates the depth (0: full).  The first layers of a model with experts stay
+    dense as published, or as many as ``num_dense_layers``.
 
     >>> public_shape("LLAMA3.1_405B", seq_length=8192).num_layers
     126
@@ -39,7 +39,7 @@ def public_shape(
 
 
 def model_key(name: str) -> str:
-    """Our name of a model; ``ConfigError`` where the name is of none that we know.
+    """Return our name of a model; raise ``ConfigError`` if unknown.
 
     >>> model_key("Qwen3_235B_a22B (tokendrop)"), model_key("Llama 3.1 70b")
     ('qwen3-235b-a22b', 'llama3-70b')
@@ -116,10 +116,9 @@ _LITE: Mapping[str, Any] = _LATENT | {"latent_attention": replace(_MLA, q_lora_r
 
 @lru_cache(maxsize=1)
 def _models() -> Mapping[str, ModelShape]:
-    """Layers, hidden, ffn, heads, groups and vocabulary; experts, top-k, their ffn, the shared one.
+    """Return shapes of layers, hidden, ffn, heads, groups, vocabulary; experts, top-k, ffn, shared.
 
-    What is not said is a decoder without biases: rotary positions, RMSNorm, gated, an output of its
-    own.
+    The default is a decoder without biases: rotary positions, RMSNorm, gated, untied output.
     """
     return {
         # Llama team 2024, arXiv:2407.21783, Table 3

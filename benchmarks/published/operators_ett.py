@@ -1,8 +1,7 @@
 """Readers of estimate-train-time (arXiv:2509.22832): the paper's operators with forward and
 backward, optimizers, and its raw tables.
 
-Raw tables name GPU and operator in the file's name only:
-``<gpu>_<operator>_<type>[_<nodes>_<gpus per node>].csv``.
+In raw tables GPU and operator are in the file's name only:
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.workload import OPTIMIZER_ELEMENT_NBYTES, OperatorKind, Phase
 
 VOCAB_SIZE = 50257
-"""The sampling code of the source works with this vocabulary and records none."""
+"""The vocabulary in the sampling code of the source, which records none."""
 VOCAB_MULTIPLE = 128
 _NAME = re.compile(r"(?P<gpu>[^_]+)_(?P<op>.+?)_(?P<dtype>fp16|bf16|fp32)(?:_\d+_\d+)?$")
 _COLUMNS = {
@@ -48,7 +47,7 @@ _SWEEPS = ("allreduce", "allgather", "reducescatter", "p2p")
 
 
 def padded_vocab_part(tp: pd.Series) -> pd.Series:
-    """Vocabulary entries of one tensor-parallel rank, padded as Megatron pads them.
+    """Return vocabulary entries of one tensor-parallel rank, padded as Megatron pads them.
 
     >>> padded_vocab_part(pd.Series([1.0, 4.0])).tolist()
     [50304.0, 12672.0]
@@ -83,7 +82,7 @@ sequence, h heads and d hidden size of the whole model)."""
 
 
 def read_operators(frame: pd.DataFrame) -> pd.DataFrame:
-    """Two canonical rows, forward and backward, for each published row of a known operator.
+    """Return two canonical rows, forward and backward, for each published row of a known operator.
 
     A missing tensor-parallel degree counts as 1.
     """
@@ -115,12 +114,12 @@ def _terms(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_optimizers(frame: pd.DataFrame) -> pd.DataFrame:
-    """Optimizer steps by the number of parameters that one rank updates.
+    """Read optimizer steps by the number of parameters that one rank updates.
 
-    Where ``params`` is missing it is estimated for a GPT stage of ``encoders`` layers:
-    ``12 d^2/tp + (13 d)`` a layer, the part of the vocabulary (``V/tp d``) on the first and the
-    last stage, a final norm (``2 d``) on the last.  A row without ``params`` and without ``tp``
-    is flagged: the same hidden size and layers then stand for times that differ by the degree.
+    If ``params`` is missing, it is estimated for a GPT stage of ``encoders`` layers: ``12 d^2/tp +
+    (13 d)`` a layer, the part of the vocabulary (``V/tp d``) on the first and the last stage, a
+    final norm (``2 d``) on the last.  A row without ``params`` and without ``tp`` is flagged: the
+    same hidden size and layers then stand for times that depend on the degree.
     """
     op, tp, d = texts(frame, "op"), numbers(frame, "tp"), numbers(frame, "hidden")
     layers = numbers(frame, "encoders", "layers")
@@ -139,33 +138,35 @@ def read_optimizers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def is_summary(frame: pd.DataFrame) -> bool:
-    """True for the tables of trained models that lie beside the measurements."""
+    """Return True for the tables of trained models that are published next to the measurements."""
     return "Best_model" in frame.columns
 
 
 def is_raw(frame: pd.DataFrame) -> bool:
-    """True where the times are named as the source names them."""
+    """Return True if the columns of times have the source's names."""
     return any(name in frame.columns for name in _TIMES)
 
 
 def paper_table(frame: pd.DataFrame, stem: str, *, cluster: str) -> pd.DataFrame:
-    """The rows of operators or collectives in our own format.
+    """Return the rows of operators or collectives in our own format.
 
-    ``ConfigError`` where ``stem`` is not such a name.
+    Raises ``ConfigError`` if ``stem`` is not such a name.
     """
-    found = _NAME.fullmatch(stem)
-    if found is None:
+    name_match = _NAME.fullmatch(stem)
+    if name_match is None:
         raise ConfigError(
             f"{stem} is not named <gpu>_<operator>_<type>; keep the names of the source"
         )
     table = frame.rename(columns=_COLUMNS).assign(
-        gpu=found["gpu"], cluster=cluster, dtype=found["dtype"], op=found["op"]
+        gpu=name_match["gpu"], cluster=cluster, dtype=name_match["dtype"], op=name_match["op"]
     )
     if "fwd_time_us" in table.columns:
         return read_operators(table)
     if "shape" not in table.columns:
         return read_optimizers(table)
-    name = next((sweep for sweep in _SWEEPS if found["op"].startswith(sweep)), found["op"])
+    name = next(
+        (sweep for sweep in _SWEEPS if name_match["op"].startswith(sweep)), name_match["op"]
+    )
     ranks = numbers(table, "nodes") * numbers(table, "ranks_per_node")
     nbytes = numbers(table, "shape") * element_nbytes(table)
     return read_ett(table.assign(op=name, ranks=ranks, bytes_per_rank=nbytes))

@@ -18,7 +18,7 @@ from forerun.calib.workload import OperatorKind, Phase
 
 
 def read_gemm(frame: pd.DataFrame) -> pd.DataFrame:
-    """Products of aiconfigurator; collectors differ by 10 % and are groups of their own."""
+    """Read products of aiconfigurator; collectors differ by 10 % and are groups of their own."""
     dtype = texts(frame, "dtype").replace({"bfloat16": "", "float16": "", "bf16": "", "fp16": ""})
     name = joined(frame.assign(_name="gemm", _dtype=dtype), "_name", "_dtype")
     return operator_rows(
@@ -31,7 +31,7 @@ def read_gemm(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_prefill_attention(frame: pd.DataFrame) -> pd.DataFrame:
-    """Causal attention over a whole prompt by aiconfigurator, keys and values of one width."""
+    """Read causal attention over a whole prompt by aiconfigurator, keys and values of one width."""
     return operator_rows(
         frame,
         kind=OperatorKind.FLASH_ATTENTION,
@@ -43,10 +43,10 @@ def read_prefill_attention(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_experts(frame: pd.DataFrame) -> pd.DataFrame:
-    """Fused experts by aiconfigurator, the part of one rank under tensor and expert parallelism.
+    """Read fused experts by aiconfigurator: one rank's part under tensor and expert parallelism.
 
-    How tokens spread over the experts changes the time: each distribution, kernel and collector is
-    a group.
+    The distribution of tokens over experts changes the time: each distribution, kernel and
+    collector is a group.
     """
     tp, ep = (numbers(frame, name).fillna(1) for name in ("moe_tp_size", "moe_ep_size"))
     experts = numbers(frame, "num_experts")
@@ -80,11 +80,11 @@ _VIDUR: Operators = {
 
 
 def read_vidur(frame: pd.DataFrame) -> pd.DataFrame:
-    """Layers of language models by vidur, median time; all models of a GPU are one group.
+    """Read layers of language models by vidur, median time; all models of a GPU are one group.
 
-    The table has no vocabulary, so that the embedding counts as the gather of its rows that it is
-    when nothing is learned.  The activation's input is what the same model's ``mlp_up_proj`` gives
-    (twice the output where it is gated; taken as gated where the table lacks that operator).
+    The table has no vocabulary, so the embedding counts as the gather of rows that it is without
+    training.  The activation's input is the output of the same model's ``mlp_up_proj`` (twice the
+    activation's output if gated; assumed gated if the table lacks that operator).
     """
     names, terms = texts(frame, "op"), _vidur_terms(frame)
     times_us = {Phase.FORWARD: "time_us_median"}

@@ -28,11 +28,11 @@ _KINDS = {
     "layer_norm": OperatorKind.NORM,
     "softmax": OperatorKind.SOFTMAX,
 }
-"""What is not here reads and writes each element once: ``ELEMENTWISE``."""
+"""Kinds by name; other operators read and write each element once: ``ELEMENTWISE``."""
 
 
 def read_gemm(frame: pd.DataFrame) -> pd.DataFrame:
-    """Batched products, and linears (``batch`` times ``m`` tokens); true fp32 without TF32."""
+    """Read batched products, and linears (``batch`` times ``m`` tokens); true fp32 without TF32."""
     batch = numbers(frame, "batch").fillna(1)
     frame = frame.assign(batch=batch, _tokens=batch * numbers(frame, "m"))
     return together(
@@ -44,13 +44,13 @@ def read_gemm(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_vector(frame: pd.DataFrame) -> pd.DataFrame:
-    """Memory-bound operators on a matrix; each name is a group."""
+    """Read memory-bound operators on a matrix; each name is a group."""
     names = dict.fromkeys(texts(frame, "op"))
     return together([_rows(frame, name, ("rows", "cols")) for name in names])
 
 
 def _rows(frame: pd.DataFrame, name: str, sizes: tuple[str, ...]) -> pd.DataFrame:
-    """The rows of one operator, forward."""
+    """Return the rows of one operator, forward."""
     rows = frame[texts(frame, "op") == name]
     kind = _KINDS.get(name, OperatorKind.ELEMENTWISE)
     nbytes = element_nbytes(rows, default=4)
@@ -58,33 +58,33 @@ def _rows(frame: pd.DataFrame, name: str, sizes: tuple[str, ...]) -> pd.DataFram
 
 
 def read_traces(frame: pd.DataFrame) -> pd.DataFrame:
-    """Operators of traced models with a shape: products, norms, softmax, element-wise work.
+    """Read operators of traced models with a shape: products, norms, softmax, element-wise work.
 
-    The device is the first part of ``trace``.  Views, scalars, host calls and embeddings (whose
-    vocabulary is not in the table) are left out, as are dropouts without a backward, whose rate is
-    0, and the backward of an addition, which only passes the gradient on.  The backward of a linear
-    layer is both of its products, without the accumulation of the gradient, which has a column of
-    its own.
+    The device is the first part of ``trace``.  Skipped are views, scalars, host calls and
+    embeddings (whose vocabulary is not in the table), as well as dropouts without a backward, whose
+    rate is 0, and the backward of an addition, which only passes the gradient on.  The backward of
+    a linear layer is both of its products, without the accumulation of the gradient, which has a
+    column of its own.
     """
     columns = [texts(frame, name) for name in ("target", "input_shapes", "output_shape", "dtype")]
     calls = [
         _call(target, inputs, output) if dtype.startswith("torch.float") else ("", ())
         for target, inputs, output, dtype in zip(*columns, strict=True)
     ]
-    found = pd.DataFrame(calls, columns=["group", "sizes"], index=frame.index)
-    is_idle = (found["group"] == _DROPOUT) & (numbers(frame, "bwd_time_us") <= 0)
-    found = found[(found["group"] != "") & ~is_idle]
-    with_gradient = found[~found["group"].isin(_PASSED_ON)]
-    forward = _traced(frame, found, Phase.FORWARD, "fwd_time_us")
+    traced_calls = pd.DataFrame(calls, columns=["group", "sizes"], index=frame.index)
+    is_idle = (traced_calls["group"] == _DROPOUT) & (numbers(frame, "bwd_time_us") <= 0)
+    traced_calls = traced_calls[(traced_calls["group"] != "") & ~is_idle]
+    with_gradient = traced_calls[~traced_calls["group"].isin(_PASSED_ON)]
+    forward = _traced(frame, traced_calls, Phase.FORWARD, "fwd_time_us")
     return together([*forward, *_traced(frame, with_gradient, Phase.BACKWARD, "bwd_time_us")])
 
 
 def _traced(
-    frame: pd.DataFrame, found: pd.DataFrame, phase: Phase, column: str
+    frame: pd.DataFrame, traced_calls: pd.DataFrame, phase: Phase, column: str
 ) -> Iterator[pd.DataFrame]:
-    """The rows of one phase, operator by operator, those with a time."""
+    """Yield the rows of one phase with a time, operator by operator."""
     times = numbers(frame, column)
-    for group, calls in found[times[found.index] > 0].groupby("group", sort=False):
+    for group, calls in traced_calls[times[traced_calls.index] > 0].groupby("group", sort=False):
         rows = frame.loc[calls.index]
         sizes = pd.DataFrame(calls["sizes"].tolist(), index=rows.index)
         yield operator_rows(
@@ -102,9 +102,9 @@ def _traced(
 _DROPOUT = "dropout"
 _ELEMENTWISE = ("gelu", "tanh", "relu", "pow", "mul", "truediv", "sub", "add", _DROPOUT)
 _PASSED_ON = ("add", "sub")
-"""Their backward only passes the gradient on."""
+"""Operators whose backward only passes the gradient on."""
 _Call = tuple[str, tuple[int, ...]]
-"""Group and sizes of a traced call; the group is "" where it is no operator of ours."""
+"""Group and sizes of a traced call; the group is "" if it is not one of our operators."""
 
 
 def _call(target: str, inputs: str, output: str) -> _Call:
@@ -138,7 +138,7 @@ def _function(name: str, shapes: list[tuple[int, ...]], matrix: tuple[int, int])
 
 
 def _function_name(target: str) -> str | None:
-    """``softmax`` of ``<function softmax at 0x1>``; None for modules and methods."""
+    """Return ``softmax`` of ``<function softmax at 0x1>``; None for modules and methods."""
     if not target.startswith("<"):
         return None
     words = target.strip("<>").split()

@@ -1,4 +1,4 @@
-"""Readers of the profiles of planners and simulators: Aceso, Sailor, SimuMax; of peak tables."""
+"""Readers of profiles by planners and simulators (Aceso, Sailor, SimuMax), and of peak tables."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ _ACESO: Operators = {
     "post-MLP-dropout": (OperatorKind.RESIDUAL, "tokens d"),
     "post-process": (OperatorKind.LOGITS, "tokens d vocab_part"),
 }
-"""By the end of the operator's name; ``layernorm`` and ``embedding`` come in several places."""
+"""Kind and sizes by the end of the operator's name; ``layernorm`` and ``embedding`` occur in
+several places."""
 
 
 def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
-    """Operators of GPT and T5 by Aceso's profiler, forward and backward.
+    """Read operators of GPT and T5 by Aceso's profiler, forward and backward.
 
     Each operator name, partitioning (``tp_algo``) and element type is a group.  With tensor
-    parallelism the times of linears hold their all-reduce.  T5's decoder works on a sequence that
-    the table does not give: its operators are flagged.
+    parallelism the times of linears include their all-reduce.  T5's decoder has a sequence length
+    that the table does not give: its operators are flagged.
     """
     op = texts(frame, "op_name")
     algo = texts(frame, "tp_algo").map(lambda a: f" algo {a}" if a not in ("", "0", "0.0") else "")
@@ -63,14 +64,14 @@ def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _longest_ending(name: str) -> str:
-    """The key of ``_ACESO`` that a name ends with, "" for none."""
+    """Return the key of ``_ACESO`` that a name ends with, "" if none."""
     return max((ending for ending in _ACESO if name.endswith(ending)), key=len, default="")
 
 
 def _aceso_terms(frame: pd.DataFrame, op: pd.Series) -> pd.DataFrame:
     tp, heads = numbers(frame, "tp").fillna(1), numbers(frame, "heads")
     batch, seq, hidden = (numbers(frame, n) for n in ("micro_batch_size", "seq_len", "hidden"))
-    # T5's projections are wider than its hidden size; the weights of qkv tell.
+    # T5's projections are wider than its hidden size; the width follows from the weights of qkv.
     is_qkv = op.str.contains("attention-qkv")
     weights_nbytes = numbers(frame, "weights_mib") * MIB
     width = (weights_nbytes * tp / (3 * hidden * element_nbytes(frame))).where(is_qkv)
@@ -96,10 +97,10 @@ def _aceso_terms(frame: pd.DataFrame, op: pd.Series) -> pd.DataFrame:
 
 
 def read_sailor(frame: pd.DataFrame) -> pd.DataFrame:
-    """Whole transformer layers by Sailor, forward and backward, with the all-reduces of tp in them.
+    """Read whole transformer layers by Sailor, forward and backward, including TP all-reduces.
 
-    Embeddings and heads are there with a flag, since they are no single operators: steps are made
-    of them, nothing is fitted on them.  Some published heads are faster than any device.
+    Embeddings and heads are flagged, since they are not single operators: steps include them, fits
+    do not.  Some published heads are faster than any device.
     """
     kinds = texts(frame, "layer_kind")
     return together(
@@ -152,14 +153,14 @@ _SIMUMAX = {
     "sdp_fwd": (OperatorKind.FLASH_ATTENTION, Phase.FORWARD, _ATTENTION),
     "sdp_bwd": (OperatorKind.FLASH_ATTENTION, Phase.BACKWARD, _ATTENTION),
 }
-"""By operator with layout or stage: the pass, and which columns are its sizes; of a product those
-that are (tokens, in, out) of the layer that it belongs to."""
+"""Pass and size columns by operator with layout or stage; those of a product are (tokens, in, out)
+of its layer."""
 
 
 def read_simumax(frame: pd.DataFrame) -> pd.DataFrame:
-    """Efficiency tables of SimuMax as times: products by pass, grouped products, attention.
+    """Read efficiency tables of SimuMax as times: products by pass, grouped products, attention.
 
-    Weight gradients that are accumulated in fp32 are a group of their own.
+    Weight gradients accumulated in fp32 are a group of their own.
     """
     op, layout, stage = (texts(frame, n) for n in ("op", "layout", "stage"))
     is_fp32 = texts(frame, "out_dtype") == "fp32"
@@ -186,7 +187,7 @@ def read_simumax(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_peaks(frame: pd.DataFrame) -> pd.DataFrame:
-    """Best product of each accelerator: one row a device and precision, a table of ceilings."""
+    """Read the best product of each accelerator: one row per device and precision, as ceilings."""
     m, n, k = (numbers(frame, f"best_shape_{c}") for c in "mnk")
     return operator_rows(
         frame,

@@ -1,8 +1,8 @@
-"""From a published table, whichever family it is of, to the canonical one.
+"""Convert published tables of any family to canonical ones.
 
-The family is told by the columns, never by the name.  ``name`` is how answers and errors call the
-table: ``ConfigError`` where its columns are of no family that we know, ``CalibrationError`` where
-it has no rows.
+The family is identified by the columns, never by the name.  ``name`` is the table's name in answers
+and errors: ``ConfigError`` if its columns match no known family, ``CalibrationError`` if it has no
+rows.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from forerun.launch.known import read_frame
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "published"
 
-_OWN_TABLES = tuple(
+_FORERUN_TABLES = tuple(
     TableFamily(name=f"own {what}", columns=needed, read=read_table)
     for what, needed in NEEDED.items()
 )
-_OWN_STEPS = TableFamily(name="own steps", columns=own_steps.REQUIRED, read=own_steps.read_steps)
+_FORERUN_STEPS = TableFamily(
+    name="own steps", columns=own_steps.REQUIRED, read=own_steps.read_steps
+)
 FAMILIES = (
-    *_OWN_TABLES,
+    *_FORERUN_TABLES,
     *operators_ett.FAMILIES,
     *operators_inference.FAMILIES,
     *operators_neusight.FAMILIES,
@@ -46,23 +48,23 @@ FAMILIES = (
     *collectives.FAMILIES,
 )
 STEP_FAMILIES = (
-    *(_OWN_STEPS, *steps_megatron.FAMILIES, *steps_bridge.FAMILIES),
+    *(_FORERUN_STEPS, *steps_megatron.FAMILIES, *steps_bridge.FAMILIES),
     *(*steps_nemo.FAMILIES, *steps_others.FAMILIES),
 )
 
 
 def read_published(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Operators or collectives in canonical columns; a table in our own format as it is read."""
+    """Return operators or collectives in canonical columns; a table in our own format unchanged."""
     return _nearest(frame, name, FAMILIES).read(frame.reset_index(drop=True), name)
 
 
 def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
-    """Rows of layouts; those that could not be made one are listed with the reason."""
+    """Return rows of layouts; rows that could not be converted are listed with the reason."""
     return _nearest(frame, name, STEP_FAMILIES).read(frame.reset_index(drop=True), name)
 
 
 def frame_of(data: Path, name: str) -> pd.DataFrame:
-    """A table by name, from a folder of published ones or from ``recipes/published``."""
+    """Return a table by name, from a folder of published ones or from ``recipes/published``."""
     for folder in (data, RECIPES):
         for path in (folder / f"{name}.csv.gz", folder / f"{name}.csv"):
             if path.exists():
@@ -72,24 +74,24 @@ def frame_of(data: Path, name: str) -> pd.DataFrame:
 
 @lru_cache(maxsize=64)
 def steps_of(data: Path, name: str) -> StepTable:
-    """Its rows, where it is of step times."""
+    """Return the rows of a table of step times by name."""
     return read_steps(frame_of(data, name), name)
 
 
 @lru_cache(maxsize=64)
 def model_over(data: Path, names: tuple[str, ...]) -> TableSteps:
-    """The package's step model on tables of operators and collectives."""
+    """Return the package's step model on tables of operators and collectives."""
     return TableSteps([read_published(frame_of(data, name), name) for name in names])
 
 
 def is_of_steps(frame: pd.DataFrame) -> bool:
-    """Whether the columns are those of step times, published or our own."""
+    """Return True if the columns are those of step times, published or our own."""
     columns = frozenset(map(str, frame.columns))
     return any(columns >= family.columns for family in STEP_FAMILIES)
 
 
 def _nearest(frame: pd.DataFrame, name: str, families: tuple[TableFamily, ...]) -> TableFamily:
-    """Of those whose columns are all there our own, else the one with the most columns."""
+    """Return our own family if it matches, else the matching one with the most columns."""
     columns = frozenset(map(str, frame.columns))
     fitting = [family for family in families if columns >= family.columns]
     if not columns or (fitting and not len(frame)):
@@ -97,5 +99,5 @@ def _nearest(frame: pd.DataFrame, name: str, families: tuple[TableFamily, ...]) 
     if not fitting:
         known = {family.name: family.columns for family in families}
         raise unlike(columns, name, known, "give a table of one of these")
-    own = (*_OWN_TABLES, _OWN_STEPS)
-    return max(fitting, key=lambda family: (family in own, len(family.columns)))
+    forerun_families = (*_FORERUN_TABLES, _FORERUN_STEPS)
+    return max(fitting, key=lambda family: (family in forerun_families, len(family.columns)))

@@ -1,6 +1,6 @@
-"""From the columns of a published table to canonical rows of operators or of collectives.
+"""Convert columns of a published table to canonical rows of operators or of collectives.
 
-Columns may be absent, and flags, type names and joined names are read from them as texts.
+Columns may be absent; flags, type names and joined names are read as text.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from forerun.calib.importers import (
 from forerun.calib.workload import OperatorKind, Phase
 
 Operators = Mapping[str, tuple[OperatorKind, str]]
-"""What each published name computes, and its sizes: columns of the terms of a table (tokens,
-hidden size, ...), a blank between two of them."""
+"""Kind and sizes of each published name; sizes are blank-separated columns of a table's terms
+(tokens, hidden size, ...)."""
 _NOT_SET = frozenset({"", "false", "0", "0.0", "nan", "none", "no", "<na>"})
 _SET = frozenset({"true", "1", "1.0", "yes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFamily:
-    """Tables that one reader understands, known by their columns."""
+    """Tables that one reader understands, identified by their columns."""
 
     name: str
     columns: frozenset[str]
-    """All of these have to be there."""
+    """Required columns."""
     read: Callable[[pd.DataFrame, str], Any]
-    """From the published frame and the table's name to the canonical frame; of step times, to
-    their rows."""
+    """Converts the published frame, given the table's name, to the canonical frame, or to rows for
+    step times."""
 
 
 def family(name: str, columns: str, read: Callable[[pd.DataFrame], pd.DataFrame]) -> TableFamily:
-    """A family of operators or collectives by its columns, as one text."""
+    """Return a family of operators or collectives, with its columns as one text."""
     return TableFamily(
         name=name, columns=frozenset(columns.split()), read=lambda frame, _: read(frame)
     )
 
 
 def numbers(frame: pd.DataFrame, *names: str) -> pd.Series:
-    """A column as floats; NaN where no column of these names has a value, the first one wins."""
+    """Return a column as floats, the first of ``names`` with a value; NaN if there is none."""
     out = pd.Series(np.nan, index=frame.index)
     for name in names:
         if name in frame.columns:
@@ -57,7 +57,7 @@ def numbers(frame: pd.DataFrame, *names: str) -> pd.Series:
 
 
 def texts(frame: pd.DataFrame, name: str) -> pd.Series:
-    """A column as texts; "" where the column or a value is missing."""
+    """Return a column as text; "" if the column or a value is missing."""
     if name not in frame.columns:
         return pd.Series("", index=frame.index, dtype=object)
     values = frame[name]
@@ -65,7 +65,7 @@ def texts(frame: pd.DataFrame, name: str) -> pd.Series:
 
 
 def joined(frame: pd.DataFrame, *names: str) -> pd.Series:
-    """The non-empty texts of several columns with a blank between them."""
+    """Return the non-empty texts of several columns, joined by a blank."""
     out = pd.Series("", index=frame.index, dtype=object)
     for name in names:
         out = (out + " " + texts(frame, name)).str.strip()
@@ -73,10 +73,10 @@ def joined(frame: pd.DataFrame, *names: str) -> pd.Series:
 
 
 def flags(frame: pd.DataFrame, *, skip: str = "") -> pd.Series:
-    """Why a row is not to be used, "" where nothing speaks against it.
+    """Return why a row is not usable, "" if it is.
 
-    Every column whose name says that it marks bad rows counts: ``flag``, ``*_flag``, ``EXCLUDE*``,
-    ``*mismatch*`` and ``same_*`` (a copy of other rows).  A truth value gives the column's name.
+    Uses every column whose name marks bad rows: ``flag``, ``*_flag``, ``EXCLUDE*``, ``*mismatch*``
+    and ``same_*`` (a copy of other rows).  A boolean value gives the column's name.
     """
     out = pd.Series("", index=frame.index, dtype=object)
     for name in (str(c) for c in frame.columns if c != skip and _is_mark(str(c).lower())):
@@ -88,13 +88,13 @@ def flags(frame: pd.DataFrame, *, skip: str = "") -> pd.Series:
 
 
 def element_nbytes(frame: pd.DataFrame, name: str = "dtype", default: int = 2) -> pd.Series:
-    """Bytes of one element (at least 1), from a column of type names."""
+    """Return bytes of one element (at least 1), from a column of type names."""
     sizes = texts(frame, name).map(lambda text: own_format.element_nbytes(text, default))
     return sizes.astype(np.int64)
 
 
 def together(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Parts made by ``operator_rows`` as one table."""
+    """Return parts made by ``operator_rows`` as one table."""
     filled = [part for part in parts if len(part)]
     if not filled:
         return pd.DataFrame(columns=list(OPERATOR_COLUMNS))
@@ -110,9 +110,9 @@ def named_rows(
     times_us: Mapping[Phase, str],
     group: pd.Series | None = None,
 ) -> pd.DataFrame:
-    """Rows of each known operator in turn, phase by phase; ``names`` says which each row is of.
+    """Return rows of each known operator in turn, by phase; ``names`` has each row's operator.
 
-    Where ``gemm_m``, ``gemm_k`` and ``gemm_n`` are published they come before a product's terms.
+    If ``gemm_m``, ``gemm_k`` and ``gemm_n`` are published, they precede a product's terms.
     """
     parts = []
     for name, (kind, columns) in operators.items():
@@ -147,11 +147,11 @@ def operator_rows(
     time_s: pd.Series | None = None,
     tp: pd.Series | None = None,
 ) -> pd.DataFrame:
-    """Canonical operator rows, one for each row of ``frame`` (all series have its index).
+    """Return canonical operator rows, one for each row of ``frame`` (all series have its index).
 
-    ``device`` and ``sizes`` may name columns; elements are those of ``dtype`` and times those of
-    ``time_us`` where nothing else is given.  A row that lacks a size or a time, or whose sizes are
-    not whole numbers (heads that ``tp`` does not divide), stays with a flag that says so.
+    ``device`` and ``sizes`` may name columns; the defaults are elements of ``dtype`` and times of
+    ``time_us``.  A row that lacks a size or a time, or whose sizes are not whole numbers (heads
+    that ``tp`` does not divide), is kept with a flag that says so.
     """
     columns = [numbers(frame, size) if isinstance(size, str) else size for size in sizes]
     values = np.column_stack([size.to_numpy(dtype=np.float64) for size in columns])
@@ -186,8 +186,9 @@ def collective_rows(
     nbytes: pd.Series,
     time_s: pd.Series,
 ) -> pd.DataFrame:
-    """Canonical collective rows, one for each row of ``frame``; a row without payload, time or
-    ``ranks`` stays with a flag.  Without ``nodes`` the ranks per node tell them, else it is one."""
+    """Return canonical collective rows, one for each row of ``frame``; a row without payload, time
+    or ``ranks`` is kept with a flag.  Without ``nodes`` it follows from the ranks per node, else it
+    is one."""
     ranks, per_node = numbers(frame, "ranks"), numbers(frame, "ranks_per_node")
     nodes = numbers(frame, "nodes").fillna(np.ceil(ranks / per_node.where(per_node > 0))).fillna(1)
     counts = {"num_ranks": ranks, "num_nodes": nodes, "nbytes": nbytes.astype(float)}

@@ -1,4 +1,4 @@
-"""From the cells of one row of a published table to a ``StepRow``."""
+"""Convert the cells of one row of a published table to a ``StepRow``."""
 
 from __future__ import annotations
 
@@ -31,54 +31,54 @@ _FALSE = frozenset({"false", "0", "0.0", "no", "off", "n"})
 
 
 class Record:
-    """The cells of one row; each reader names the columns it may stand in, first found wins."""
+    """The cells of one row; of the columns that a reader names, the first one present wins."""
 
     def __init__(self, cells: Mapping[str, Any], table: str = "", row_id: str = "") -> None:
         self._cells = cells
-        self._asked: set[str] = set()
+        self._requested_columns: set[str] = set()
         self.table = table
         self.row_id = row_id
 
     def only(self, cells: Mapping[str, Any]) -> Record:
-        """The same row with these cells in place of all that do not say how it is sharded."""
-        kept = {name: cell for name, cell in self._cells.items() if name in SPLIT_COLUMNS}
-        return self._beside({**kept, **cells})
+        """Return the row with ``cells`` in place of all that do not describe its sharding."""
+        split_cells = {name: cell for name, cell in self._cells.items() if name in SPLIT_COLUMNS}
+        return self._with_cells({**split_cells, **cells})
 
     def and_also(self, cells: Mapping[str, Any]) -> Record:
-        """The same row with these cells beside its own."""
-        return self._beside({**self._cells, **cells})
+        """Return the row with ``cells`` in addition to its own."""
+        return self._with_cells({**self._cells, **cells})
 
-    def _beside(self, cells: Mapping[str, Any]) -> Record:
-        found = Record(cells, self.table, self.row_id)
-        found._asked = self._asked
-        return found
+    def _with_cells(self, cells: Mapping[str, Any]) -> Record:
+        record = Record(cells, self.table, self.row_id)
+        record._requested_columns = self._requested_columns
+        return record
 
     @property
-    def asked(self) -> frozenset[str]:
-        """Columns that were looked for so far, there or not."""
-        return frozenset(self._asked)
+    def requested_columns(self) -> frozenset[str]:
+        """Columns looked up so far, present or not."""
+        return frozenset(self._requested_columns)
 
     def text(self, *names: str) -> str:
-        """The cell as text, "" where it is missing."""
+        """Return the cell as text, "" if missing."""
         for name in names:
-            self._asked.add(name)
+            self._requested_columns.add(name)
             text = str(self._cells.get(name, "")).strip()
             if text.lower() not in _NOT_SET:
                 return text
         return ""
 
     def texts(self) -> dict[str, str]:
-        """Every cell that says something, as text."""
+        """Return every non-empty cell as text."""
         return {name: text for name in self._cells if (text := self.text(name))}
 
     def is_empty(self, name: str) -> bool:
-        """Whether the column is there and the cell says nothing, not even ``none``."""
-        self._asked.add(name)
+        """Return True if the column exists and the cell is blank; ``none`` is not blank."""
+        self._requested_columns.add(name)
         cell = self._cells.get(name, "none")
         return cell is None or str(cell).strip().lower() in _NOT_SET - {"none"}
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """The cell as a number; ``ConfigError`` where there is neither one nor a default."""
+        """Return the cell as a number; raise ``ConfigError`` if it and a default are missing."""
         text = self.text(*names)
         if not text and default is not None:
             return default
@@ -91,19 +91,19 @@ class Record:
         return value
 
     def whole(self, *names: str, default: int | None = None) -> int:
-        """The cell as a whole number; errors as ``number``."""
+        """Return the cell as a whole number; errors as in ``number``."""
         value = self.number(*names, default=default)
         if value != round(value):
             raise ConfigError(f"{names[0]} {value} is not whole; give a whole number")
         return round(value)
 
     def is_true(self, *names: str) -> bool:
-        """True where the cell says so, False where it is missing."""
+        """Return True if the cell is true, False if it is missing."""
         text = self.text(*names).lower()
         return bool(text) and text not in _FALSE
 
     def unstated(self, *columns: str) -> str:
-        """Which of these columns are there and empty, as the text of an error; "" where none is.
+        """Return an error text with those of the columns that exist and are empty; "" if none.
 
         >>> Record({"tp": 4, "pp": None, "cp": None}).unstated("tp", "pp", "cp", "ep")
         'pp, cp not stated; give them'
@@ -112,15 +112,15 @@ class Record:
         return f"{', '.join(missing)} not stated; give them" if missing else ""
 
     def flag(self) -> str:
-        """What columns that mark bad rows say, "" where nothing."""
-        found = []
+        """Return the text of columns that mark bad rows, "" if none."""
+        flags = []
         for name in self._cells:
             low = str(name).lower()
             is_mark = low in ("flag", "flags") or low.endswith("_flag") or low.startswith("exclude")
             text = self.text(str(name)) if is_mark else ""
             if text and text.lower() not in _FALSE:
-                found.append(str(name) if text.lower() in ("true", "1", "1.0") else text)
-        return "; ".join(found)
+                flags.append(str(name) if text.lower() in ("true", "1", "1.0") else text)
+        return "; ".join(flags)
 
 
 def family(
@@ -131,16 +131,16 @@ def family(
     id_column: str = "row_id",
     prepare: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
 ) -> TableFamily:
-    """Step tables that are read row by row; ``ConfigError`` says why a row is no layout.
+    """Return a family of step tables read row by row; ``ConfigError`` says why a row is skipped.
 
-    ``id_column`` names the rows; ``prepare`` makes one row of each layout where a table has
-    several.
+    ``id_column`` names the rows; ``prepare`` reduces a table with several rows per layout to one
+    each.
     """
 
     def read_rows(frame: pd.DataFrame, table: str) -> StepTable:
         rows: list[StepRow] = []
         skipped: list[SkippedRow] = []
-        asked: set[str] = {id_column}
+        requested: set[str] = {id_column}
         prepared = prepare(frame) if prepare else frame
         cells: Iterable[dict[Any, Any]] = prepared.to_dict("records")
         for position, values in enumerate(cells):
@@ -149,12 +149,12 @@ def family(
             record = Record(named, table, row_id)
             try:
                 row = read(record)
-                refuse_unread(Record(named).texts(), record.asked)
+                refuse_unread(Record(named).texts(), record.requested_columns)
                 rows.append(row)
             except ConfigError as err:
                 skipped.append(SkippedRow(row_id=row_id, reason=str(err)))
-            asked |= record.asked
-        unused = tuple(name for name in map(str, prepared.columns) if name not in asked)
+            requested |= record.requested_columns
+        unused = tuple(name for name in map(str, prepared.columns) if name not in requested)
         return StepTable(name=table, rows=tuple(rows), skipped=tuple(skipped), unused=unused)
 
     return TableFamily(name=name, columns=frozenset(columns.split()), read=read_rows)
@@ -162,27 +162,27 @@ def family(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """What a family of tables says of all its runs."""
+    """Defaults of a family of tables for all of its runs."""
 
     framework: str
     attention: Attention = Attention.FUSED
     reduces_grads_in_bf16: bool = False
     keeps_fp8_params: bool = False
-    """Weights are gathered in 8 bits where products run so."""
+    """True if weights are gathered in 8 bits when products run in 8 bits."""
     is_sequence_parallel: bool = False
     is_optimizer_distributed: bool = False
     overlaps: bool = False
-    """Reduction of gradients and gathering of parameters run beside the passes."""
+    """True if gradient reduction and parameter gathering overlap the passes."""
     overlaps_tp: bool = False
-    """Dense layers split their products, so that transfers of tp run beside the pieces."""
+    """True if dense layers split their products, so that TP transfers overlap the pieces."""
     ranks_per_node: int = 8
 
 
 def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Parallelism:
-    """Degrees by their usual column names; dp is what the other degrees leave of the ranks.
+    """Return degrees by their usual column names; dp is ranks over the other degrees' product.
 
-    A table without a column has no such parallelism; a cell that is empty is refused, but for vp
-    (none) and, without experts, ep.  ``etp`` stands where the record has none.
+    A missing column means no such parallelism; an empty cell is refused, except for vp (none) and,
+    without experts, ep.  ``etp`` is the default if the record has none.
     """
     needed = ("tp", "pp", "cp", "ep") if model.experts else ("tp", "pp", "cp")
     if missing := record.unstated(*needed):
@@ -215,21 +215,21 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
 
 
 def with_torch_states(row: StepRow) -> StepRow:
-    """The row under PyTorch's own FSDP: weights, gradients and both moments in fp32, 16 bytes for
-    each parameter, of which weights and gradients count as what travels of them."""
+    """Return the row under PyTorch's own FSDP: weights, gradients and both moments in fp32, 16
+    bytes for each parameter; weights and gradients are counted at the width of their transfers."""
     config = row.config
     if config.precision is Precision.FP32 or config.reduces_grads_in_bf16:
-        # 2 and 2, and 12 of the optimizer's, as it is without being told.
+        # Weights and gradients take 2 bytes each, and the optimizer 12, which is the default.
         return row
     states = 16 - config.precision.nbytes - 4
     return replace(row, config=replace(config, optimizer_state_nbytes=states))
 
 
 def spread_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
-    """Layers of each chunk, () where they are even; uneven ones are lighter at the ends.
+    """Return layers of each chunk, () if even; uneven chunks have fewer layers at the ends.
 
-    Embedding and head count as a layer each where that makes chunks even, as with Megatron's
-    ``--account-for-embedding-in-pipeline-split`` and its twin for the loss.
+    Embedding and head count as a layer each if that makes chunks even, as with Megatron's
+    ``--account-for-embedding-in-pipeline-split`` and its counterpart for the loss.
 
     >>> spread_layers(126, 32)[:2], spread_layers(126, 32)[-1], spread_layers(61, 4)
     ((3, 4), 3, (15, 16, 16, 14))
@@ -246,12 +246,12 @@ def spread_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
 
 
 def padded_vocab(vocab: int, tp: int, multiple: int = 128) -> int:
-    """Rows of the embedding as Megatron pads them for a layout."""
+    """Return rows of the embedding as Megatron pads them for a layout."""
     return -(-vocab // (multiple * tp)) * multiple * tp
 
 
 def gpt_shape(record: Record, *, vocab: int, seq_length: int = 0) -> ModelShape:
-    """A GPT of the given sizes: biases, LayerNorm, learned positions, tied, GELU of 4 x hidden."""
+    """Return a GPT of given sizes: biases, LayerNorm, learned positions, tied, 4 x hidden GELU."""
     hidden = record.whole("hidden", "hidden_size", "nhidden", "d_model", "arg_hidden_size")
     heads = record.whole("heads", "num_attention_heads", "nheads", "n_heads")
     return ModelShape(
@@ -269,7 +269,7 @@ def gpt_shape(record: Record, *, vocab: int, seq_length: int = 0) -> ModelShape:
 
 
 def llama_like(shape: ModelShape) -> ModelShape:
-    """The same sizes without biases: gated, RMSNorm, rotary positions, an output of its own."""
+    """Return the same sizes without biases: gated, RMSNorm, rotary positions, untied output."""
     return replace(
         shape,
         is_gated=True,
@@ -300,11 +300,10 @@ def step_row(
     memory_nbytes: float | None = None,
     flag: str = "",
 ) -> StepRow:
-    """The row of a layout; ``ConfigError`` where Megatron would not run it.
+    """Return the row of a layout; raise ``ConfigError`` if Megatron would not run it.
 
-    ``label`` is the model in the name of its ranking group.  Degrees, batch and ``row_id`` are the
-    record's where they are not given.  Rows without a time get a flag, as do those that a column
-    marks.
+    ``label`` is the model in the name of its ranking group.  Degrees, batch and ``row_id`` default
+    to the record's.  Rows without a time get a flag, as do those marked by a column.
     """
     par = parallelism or layout(record, model, stack)
     width, fp8 = precision_of(precision)
@@ -322,7 +321,8 @@ def step_row(
         recompute=recompute,
         is_loss_fused=is_loss_fused,
         keeps_fp32_logits=not is_loss_fused,
-        # In fp16 Megatron reduces gradients as they are; in bf16 it adds them up in fp32.
+        # In fp16 Megatron reduces gradients in their own precision; in bf16 it accumulates them in
+        # fp32.
         reduces_grads_in_bf16=width is Precision.FP16
         or stack.reduces_grads_in_bf16
         or (width is Precision.BF16 and holds_narrow_grads(par)),
@@ -345,17 +345,17 @@ def step_row(
     )
 
 
-def joined_flags(*found: tuple[bool, str]) -> str:
-    """The texts whose condition holds, as one flag.
+def joined_flags(*flags: tuple[bool, str]) -> str:
+    """Return the texts whose condition holds, as one flag.
 
     >>> joined_flags((True, "copied"), (False, "wrong"), (True, "rounded"))
     'copied; rounded'
     """
-    return "; ".join(text for is_set, text in found if is_set)
+    return "; ".join(text for is_set, text in flags if is_set)
 
 
 def precision_of(text: str) -> tuple[Precision, Fp8Recipe]:
-    """Arithmetic behind a published name.
+    """Return the arithmetic of a published name.
 
     >>> [p.value for p in precision_of("FP8-MX")]
     ['bf16', 'mxfp8']
@@ -388,5 +388,5 @@ _FP8 = {
 
 
 def _split(vocab: int, tp: int) -> int:
-    """The vocabulary as given where tp divides it, else padded as Megatron would."""
+    """Return the vocabulary as given if tp divides it, else padded as Megatron would."""
     return vocab if vocab % tp == 0 else padded_vocab(vocab, tp)

@@ -1,12 +1,11 @@
 """Step tables of Megatron-Bridge: its performance summary, and the cards of its repository.
 
-The summary names a model and its degrees.  What else a run switches on is in the recipe that it was
-run with, which the release holds: ``bridge_recipes.csv`` has these, from
-``scripts/performance/configs`` of NVIDIA-NeMo/Megatron-Bridge (Apache-2.0) at v0.2.0 (25.11),
-v0.3.0 (26.02), v0.3.1 (26.02.01), v0.4.0 and v0.4.1 (26.04) and v0.5.0 (26.06); where several
-recipes of one release have the degrees of a row and differ, there is none.  Where none has the
-degrees of a row, it has the switches of software that all recipes of its release, model, device
-and precision share.
+The summary names a model and its degrees.  All other settings of a run are in its recipe, which is
+part of the release: ``bridge_recipes.csv`` has these, from ``scripts/performance/configs`` of
+NVIDIA-NeMo/Megatron-Bridge (Apache-2.0) at v0.2.0 (25.11), v0.3.0 (26.02), v0.3.1 (26.02.01),
+v0.4.0 and v0.4.1 (26.04) and v0.5.0 (26.06); if several recipes of one release have the degrees of
+a row and differ, there is none.  If none has the degrees of a row, the row gets the software
+switches that all recipes of its release, model, device and precision share.
 """
 
 from __future__ import annotations
@@ -42,17 +41,18 @@ from forerun.calib.workload import (
 
 _RECIPES = Path(__file__).with_name("bridge_recipes.csv")
 _NVL72_RANKS = 64
-"""GPUs of a rack that runs use as one NVLink domain."""
+"""GPUs of a rack used as one NVLink domain."""
 _KEYS = ("release", "model", "device", "precision")
 _DEGREES = ("gpus", "tp", "pp", "cp", "vp", "ep", "micro_batch")
 Recipe = Mapping[str, str]
 
 
 def recipe_stack(framework: str, device: str) -> Stack:
-    """What all of NVIDIA's recipes switch on: gradients as they are, weights as products read them
-    (``grad_reduce_in_fp32=False``, ``fp8_param_gather=True`` in the recipes of performance), and
-    products of dense layers beside their transfers (``tp_comm_overlap`` with a ``userbuffers_*``
-    preset for each of these models: Llama 3 70B and 405B, GPT-3, Nemotron)."""
+    """Return settings common to all of NVIDIA's recipes: gradients reduced in their own precision,
+    weights gathered in that of the products (``grad_reduce_in_fp32=False``,
+    ``fp8_param_gather=True`` in the recipes of performance), and products of dense layers
+    overlapping their transfers (``tp_comm_overlap`` with a ``userbuffers_*`` preset for each of
+    these models: Llama 3 70B and 405B, GPT-3, Nemotron)."""
     return Stack(
         framework=framework,
         reduces_grads_in_bf16=True,
@@ -66,18 +66,18 @@ def recipe_stack(framework: str, device: str) -> Stack:
 
 
 def forced(model: ModelShape) -> ModelShape:
-    """With an even routing, which NVIDIA's recipes of performance force."""
+    """Return the model with even routing, which NVIDIA's recipes of performance force."""
     if model.experts is None:
         return model
     return replace(model, experts=replace(model.experts, is_balance_forced=True))
 
 
 def read_bridge(record: Record) -> StepRow:
-    """Megatron-Bridge's performance summary; shapes by the model's name, forced balance.
+    """Read Megatron-Bridge's performance summary; shapes by the model's name, forced balance.
 
-    Several releases of one configuration are rows of their own.  Experts are never split over tp.
-    A pipeline whose vp is blank is not interleaved where a recipe says so; elsewhere it is left
-    out, as chunks decide a third of such a step.
+    Several releases of one configuration are separate rows.  Experts are never split over tp.  A
+    pipeline whose vp is blank is not interleaved if a recipe says so; otherwise the row is
+    excluded, as chunks decide a third of such a step.
     """
     device = record.text("system").removeprefix("DGX-")
     stated, label = record.text("precision"), record.text("model")
@@ -86,13 +86,13 @@ def read_bridge(record: Record) -> StepRow:
     par = layout(record, model, stack, etp=1 if model.experts else 0)
     if "w/ mtp" in label.lower():
         model = replace(model, num_prediction_layers=1)
-    told = _told(record, model_key(label), device)
-    recipe = told.recipe
+    recipe_match = _match_recipe(record, model_key(label), device)
+    recipe = recipe_match.recipe
     flag = joined_flags(
         (not stated, "the precision is not stated"),
         ("pre-train" not in record.text("phase").lower(), "fine-tuning"),
-        # An empty cell means one stage where a recipe says so, and nothing where none does.
-        (par.pp > 1 and not record.text("vp") and not told.has_degrees, "vp not stated"),
+        # An empty cell means one stage if a recipe says so, and is unknown if there is no recipe.
+        (par.pp > 1 and not record.text("vp") and not recipe_match.has_degrees, "vp not stated"),
     )
     row = step_row(
         record,
@@ -101,7 +101,7 @@ def read_bridge(record: Record) -> StepRow:
         parallelism=par,
         device=device,
         precision=stated,
-        unmodelled=told.unmodelled(record.text("release")),
+        unmodelled=recipe_match.unmodelled(record.text("release")),
         machine=f"{device} Megatron-Bridge {stated or 'unknown'}",
         label=f"{model_key(label)} {stated}",
         measured_s=record.number("step_time_s_derived", "step_time_s"),
@@ -109,53 +109,53 @@ def read_bridge(record: Record) -> StepRow:
         flag=flag,
     )
     has_predictions = "w/o mtp" not in label.lower()
-    return replace(row, config=_cut(switched(row.config, recipe), recipe, has_predictions))
+    return replace(row, config=_cut(with_switches(row.config, recipe), recipe, has_predictions))
 
 
 def _with_drops(model: ModelShape, label: str) -> ModelShape:
     if model.experts is None or "tokendrop" not in label.lower():
         return model
-    # ``apply_moe_token_drop``: rows are cut, and padded, to the mean.
+    # With ``apply_moe_token_drop`` rows are cut, and padded, to the mean.
     experts = replace(model.experts, capacity_factor=1.0, is_padded_to_capacity=True)
     return replace(model, experts=experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What recipes tell of a row."""
+class _RecipeMatch:
+    """Settings of a row that recipes provide."""
 
     recipe: Recipe
-    """That of the row's degrees; else what the nearest recipes of its model, device and precision
-    agree on; empty where there are none."""
+    """The recipe of the row's degrees; else the common settings of the nearest recipes of its
+    model, device and precision; empty if there are none."""
     has_degrees: bool
     release: str
-    """Whose recipes these are."""
+    """Release that these recipes belong to."""
 
     def unmodelled(self, release: str) -> tuple[str, ...]:
-        """What stays open of a row that was run on ``release``."""
+        """Return the settings that stay unknown for a row run on ``release``."""
         if not self.has_degrees:
             return _UNTOLD[bool(self.recipe)]
         return () if self.release == release else ("switches of the recipe, from another release",)
 
 
-def _told(record: Record, model: str, device: str) -> _Told:
+def _match_recipe(record: Record, model: str, device: str) -> _RecipeMatch:
     precision = _PRECISIONS.get(record.text("precision").lower(), "")
     degrees = tuple(str(record.whole(name, default=1)) for name in _DEGREES)
-    key, own, found = (model, device, precision), record.text("release"), _recipes()
-    near = _releases_by_nearness(own)
+    key, row_release, recipes = (model, device, precision), record.text("release"), _recipes()
+    near = _releases_by_nearness(row_release)
     for release in near:
-        if recipe := found.get((release, *key, *degrees)):
-            return _Told(recipe=recipe, has_degrees=True, release=release)
+        if recipe := recipes.get((release, *key, *degrees)):
+            return _RecipeMatch(recipe=recipe, has_degrees=True, release=release)
     for release in near:
         alike = (release, *key)
-        others = [recipe for known, recipe in found.items() if known[: len(alike)] == alike]
+        others = [recipe for known, recipe in recipes.items() if known[: len(alike)] == alike]
         if others:
-            return _Told(recipe=_agreed(others), has_degrees=False, release=release)
-    return _Told(recipe={}, has_degrees=False, release=own)
+            return _RecipeMatch(recipe=_agreed(others), has_degrees=False, release=release)
+    return _RecipeMatch(recipe={}, has_degrees=False, release=row_release)
 
 
 def _releases_by_nearness(release: str) -> tuple[str, ...]:
-    """Releases with recipes, by how many lie between; of two as near the earlier one first.
+    """Return releases with recipes, by the number of releases between; ties go to the earlier one.
 
     >>> _releases_by_nearness("26.02")[:3], _releases_by_nearness("25.09")[:2]
     (('26.02', '25.11', '26.02.01'), ('25.11', '26.02'))
@@ -171,22 +171,22 @@ def _version(release: str) -> tuple[int, ...]:
 
 
 _UNTOLD = (("recompute, graphs and dispatcher of the recipe",), ("recompute of the recipe",))
-"""What stays open where no recipe has the degrees; second: all others agree on the rest."""
+"""Unknown settings if no recipe has the degrees; second: if all others agree on the rest."""
 _OF_SOFTWARE = (
     *("moe_token_dispatcher_type", "overlap_moe_expert_parallel_comm"),
     *("cuda_graph_impl", "cuda_graph_scope"),
 )
-"""Switches that say what a release does for a model on a device; recomputation and the cut of the
-pipeline go with degrees and micro-batch."""
+"""Switches that a release sets for a model on a device; recomputation and the pipeline's layout
+depend on degrees and micro-batch."""
 
 
 def _agreed(recipes: Sequence[Recipe]) -> Recipe:
-    """The switches of software that recipes share; empty where they differ in one."""
-    told = {tuple(recipe[name] for name in _OF_SOFTWARE) for recipe in recipes}
-    if len(told) != 1:
+    """Return the software switches that recipes share; empty if any of them differ."""
+    software_stacks = {tuple(recipe[name] for name in _OF_SOFTWARE) for recipe in recipes}
+    if len(software_stacks) != 1:
         return {}
     blank = dict.fromkeys(recipes[0], "")
-    return {**blank, **dict(zip(_OF_SOFTWARE, told.pop(), strict=True))}
+    return {**blank, **dict(zip(_OF_SOFTWARE, software_stacks.pop(), strict=True))}
 
 
 # Since 26.02 the summary calls current scaling FP8.
@@ -205,31 +205,31 @@ def _recipes() -> Mapping[tuple[str, ...], Recipe]:
     return {tuple(row[name] for name in (*_KEYS, *_DEGREES)): row for row in rows}
 
 
-def switched(config: RunConfig, cells: Recipe) -> RunConfig:
-    """A layout with the switches that cells name by Megatron's arguments; none changes nothing."""
+def with_switches(config: RunConfig, cells: Recipe) -> RunConfig:
+    """Set the switches that cells name by Megatron's arguments; without cells nothing changes."""
     if not cells:
         return config
     experts = config.model.experts
     if experts is not None:
-        is_beside = _is_set(cells, "overlap_moe_expert_parallel_comm")
+        is_overlapped = _is_set(cells, "overlap_moe_expert_parallel_comm")
         delays = cells.get("delay_wgrad_compute", "")
         experts = replace(
             experts,
             dispatcher=Dispatcher(cells["moe_token_dispatcher_type"]),
-            overlaps_exchange=is_beside,
-            # Recipes switch both on together.
-            delays_weight_gradients=delays.lower() == "true" if delays else is_beside,
+            overlaps_exchange=is_overlapped,
+            # Recipes enable both together.
+            delays_weight_gradients=delays.lower() == "true" if delays else is_overlapped,
         )
     modules = tuple(cells["recompute_modules"].replace(",", " ").split())
-    num_again = int(float(cells["recompute_num_layers"] or 0))
+    num_recomputed = int(float(cells["recompute_num_layers"] or 0))
     recompute = Recompute.SELECTIVE if modules else config.recompute
     impl = cells["cuda_graph_impl"]
     scope = tuple(cells["cuda_graph_scope"].replace(",", " ").split())
     return replace(
         config,
         model=replace(config.model, experts=experts),
-        recompute=Recompute.FULL if num_again else recompute,
-        recompute_num_layers=num_again,
+        recompute=Recompute.FULL if num_recomputed else recompute,
+        recompute_num_layers=num_recomputed,
         recompute_modules=modules if modules != ("core_attn",) else (),
         uses_cuda_graphs=impl not in ("", "none"),
         cuda_graph_scope=("full_iteration",) if impl == "full_iteration" else scope,
@@ -241,7 +241,7 @@ def _is_set(cells: Recipe, name: str) -> bool:
 
 
 def _cut(config: RunConfig, recipe: Recipe, has_predictions: bool) -> RunConfig:
-    """With the chunks of the recipe's pipeline layout, and its layer of further predictions."""
+    """Return the layout with the chunks of the recipe's pipeline layout, and its MTP layer."""
     text = recipe.get("pipeline_model_parallel_layout", "") if recipe else ""
     if not text:
         return config
@@ -254,11 +254,11 @@ def _cut(config: RunConfig, recipe: Recipe, has_predictions: bool) -> RunConfig:
 
 
 def read_card(record: Record) -> StepRow:
-    """Megatron-Bridge's verification cards: every switch is a column of its own.
+    """Read Megatron-Bridge's verification cards: every switch is a column of its own.
 
-    What a row does not say stays as Bridge has it by default (``alltoall``, no graphs).  Routing
-    that is said to be the router's own has the usual imbalance.  Functional runs are flagged: the
-    cards themselves call their timing a sanity check.
+    Unstated settings are Bridge's defaults (``alltoall``, no graphs).  If routing is stated as the
+    router's own, it has the usual imbalance.  Functional runs are flagged: the cards themselves
+    call their timing a sanity check.
     """
     if missing := record.unstated("gpus", "global_batch", "micro_batch", "seq_len", "tp", "pp"):
         raise ConfigError(missing)
@@ -274,7 +274,7 @@ def read_card(record: Record) -> StepRow:
         device=device,
         precision=stated,
         is_loss_fused=record.is_true("cross_entropy_loss_fusion"),
-        unmodelled=tuple(_left_out(record)),
+        unmodelled=tuple(_unmodelled_parts(record)),
         machine=f"{device} Megatron-Bridge cards {stated or 'unknown'}",
         label=f"{label} {stated}",
         measured_s=record.number("step_time_s_derived", default=_rate_time_s(record, model)),
@@ -291,8 +291,9 @@ def read_card(record: Record) -> StepRow:
 
 
 def _rate_time_s(record: Record, model: ModelShape) -> float:
-    """From the rate where no time is given: 6 FLOP for each parameter and token, and causal
-    attention's 6 x layers x hidden x length (Narayanan et al. 2021, without recomputation)."""
+    """Return the time from the rate if no time is given: 6 FLOP for each parameter and token, and
+    causal attention's 6 x layers x hidden x length (Narayanan et al. 2021, without
+    recomputation)."""
     rate = _TERA * record.number("model_tflops_per_gpu", default=0.0) * record.number("gpus")
     if not rate or model.experts:
         return 0.0
@@ -320,12 +321,12 @@ def _card_switches(config: RunConfig, record: Record) -> RunConfig:
         cells["recompute_modules"] = ""
     is_full = record.text("recompute_granularity") == "full"
     cells["recompute_num_layers"] = ""
-    found = switched(config, cells)
-    return replace(found, recompute=Recompute.FULL) if is_full else found
+    switched_config = with_switches(config, cells)
+    return replace(switched_config, recompute=Recompute.FULL) if is_full else switched_config
 
 
 def _card_stack(record: Record, device: str) -> Stack:
-    """As recipes have it where the row says nothing."""
+    """Return the card's settings, with those of recipes as defaults."""
     stack = recipe_stack(f"Megatron-Bridge {record.text('release')}".strip(), device)
     if record.text("grad_reduce_in_fp32"):
         stack = replace(stack, reduces_grads_in_bf16=not record.is_true("grad_reduce_in_fp32"))
@@ -337,7 +338,7 @@ def _card_stack(record: Record, device: str) -> Stack:
 
 
 def _card_shape(record: Record) -> ModelShape:
-    """Sizes are columns; the rest is as the released models have it."""
+    """Return the model from size columns; all else is as in the released models."""
     kind, label = record.text("attention_kind"), record.text("model").lower()
     if "mamba" in kind.lower():
         raise ConfigError("Mamba layers are not modelled; give a transformer")
@@ -370,7 +371,7 @@ def _card_experts(record: Record) -> Experts | None:
         is_grouped=True,
         overlaps_shared=record.is_true("moe_shared_expert_overlap"),
         rank_capacity_factor=record.number("moe_expert_rank_capacity_factor", default=0.0),
-        # Pages of Megatron's size where a card says no other.
+        # Page size is Megatron's default unless a card states another.
         stash_factor=1.1 if "paged stash" in record.text("doubt") else 0.0,
         is_balance_forced=record.is_true("moe_router_force_load_balancing"),
     )
@@ -378,16 +379,16 @@ def _card_experts(record: Record) -> Experts | None:
 
 def _card_latent(record: Record) -> LatentAttention:
     names = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-    # Without a rank queries are projected directly.
+    # Queries are projected directly if there is no rank.
     rank = record.whole("q_lora_rank", default=0)
     return LatentAttention(q_lora_rank=rank, **{name: record.whole(name) for name in names})
 
 
-def _left_out(record: Record) -> list[str]:
-    found = ["sliding window"] if "sliding" in record.text("attention_kind") else []
+def _unmodelled_parts(record: Record) -> list[str]:
+    parts = ["sliding window"] if "sliding" in record.text("attention_kind") else []
     if record.text("num_experts") and not record.text("moe_token_dispatcher_type"):
-        found.append("dispatcher (not stated)")
-    return found
+        parts.append("dispatcher (not stated)")
+    return parts
 
 
 FAMILIES = (

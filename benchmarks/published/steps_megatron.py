@@ -42,11 +42,11 @@ _UNFUSED = Stack(framework="Megatron-LM", attention=Attention.UNFUSED)
 
 
 def read_vtrain(record: Record) -> StepRow:
-    """vTrain's ground truth: full recompute, 1F1B, fp16, GPT-2's vocabulary.
+    """Read vTrain's ground truth: full recompute, 1F1B, fp16, GPT-2's vocabulary.
 
     Single-node times are a simulator's output: every increment is a sum of entries of the source's
-    own tables.  They are told by a ``gpus`` of at most one node, and cut the vocabulary down to a
-    multiple of tp where Megatron pads it.
+    own tables.  They are identified by a ``gpus`` of at most one node, and round the vocabulary
+    down to a multiple of tp, where Megatron pads it.
     """
     is_one_node = record.whole("gpus") <= _VTRAIN_NODE
     place = "one node, synthetic" if is_one_node else "cluster"
@@ -69,11 +69,11 @@ def read_vtrain(record: Record) -> StepRow:
 
 
 def read_simumax(record: Record) -> StepRow:
-    """SimuMax's runs of Megatron-LM on one node: no overlap, distributed optimizer, layers cut.
+    """Read SimuMax's runs of Megatron-LM on a node: no overlap, distributed optimizer, cut layers.
 
-    What the columns do not hold is from the launch scripts beside the source: one dense layer,
-    capacity factor 1 with padding, all-to-all dispatch, ``a2a`` context parallelism, and a fused
-    cross-entropy where the case ends in ``_cef``.
+    Settings without a column are from the launch scripts published with the source: one dense
+    layer, capacity factor 1 with padding, all-to-all dispatch, ``a2a`` context parallelism, and a
+    fused cross-entropy if the case ends in ``_cef``.
     """
     model = _simumax_shape(record)
     stack = Stack(
@@ -116,10 +116,10 @@ def _simumax_vocab(record: Record) -> int:
 
 
 def read_small_tables(record: Record) -> StepRow:
-    """Tables of papers and READMEs, one machine for each source, device and precision.
+    """Read tables of papers and READMEs, one machine for each source, device and precision.
 
-    Before 2023 attention was unfused.  Rows whose micro-batch or recompute is not stated are read
-    with one of 1 and none and flagged; a name or a note that says ZeRO-3 counts as a column would.
+    Before 2023 attention was unfused.  Rows without a stated micro-batch or recompute are read with
+    1 and none, and flagged; ZeRO-3 in a name or a note counts like a column.
     """
     source, device, precision = (record.text(c) for c in ("source", "gpu", "precision"))
     micro = record.whole("micro_batch_size", default=0)
@@ -158,8 +158,9 @@ def read_small_tables(record: Record) -> StepRow:
 
 
 def _as_in_torchtitan(record: Record, row: StepRow) -> StepRow:
-    """With FSDP2, the loss and the checkpoints of PyTorch; a pipeline keeps what it has gathered,
-    and reduces its gradients once (``apply_fsdp``, ``backward_maybe_with_nosync``)."""
+    """Return the row with FSDP2, the loss and the checkpoints of PyTorch; a pipeline retains
+    gathered weights, and reduces its gradients once (``apply_fsdp``,
+    ``backward_maybe_with_nosync``)."""
     par = row.config.parallelism
     par = replace(
         par,
@@ -172,7 +173,8 @@ def _as_in_torchtitan(record: Record, row: StepRow) -> StepRow:
         row.config,
         parallelism=par,
         is_compiled=is_compiled,
-        # Of seven products every second is kept, and no activation: in time nearest is the MLP.
+        # Every second of seven products is saved, and no activation: the nearest in time is the
+        # MLP.
         recompute_modules=("mlp",) if _is_by_operator(record) else (),
     )
     traits = row.traits | ({Trait.COMPILED} if is_compiled else set())
@@ -186,7 +188,7 @@ _BY_OPERATOR = "recomputation by operator is not modelled"
 
 
 def _is_by_operator(record: Record) -> bool:
-    """True for torchtitan's selective activation checkpointing, which picks operators."""
+    """Return True for torchtitan's selective activation checkpointing, which picks operators."""
     is_selective = "selective" in record.text("recompute").lower()
     return record.text("source") == "torchtitan" and is_selective
 
@@ -197,7 +199,7 @@ def _paper_stack(record: Record) -> Stack:
     return Stack(
         framework=source,
         attention=Attention.UNFUSED if is_old else Attention.FUSED,
-        # Its gradients travel as wide as the parameters that they are of.
+        # Its gradients are sent in the precision of their parameters.
         reduces_grads_in_bf16=source == _INTERNEVO,
         is_sequence_parallel="sequence parallel" in record.text("recompute"),
         is_optimizer_distributed=not is_old or bool(record.text("zero1_size")),
@@ -206,12 +208,12 @@ def _paper_stack(record: Record) -> Stack:
 
 
 def _sharded(record: Record, model: ModelShape, par: Parallelism) -> Parallelism:
-    """With the optimizer sharded over ``zero1_size`` ranks: over all where that is 0 or below.
+    """Shard the optimizer over ``zero1_size`` ranks; over all ranks if it is 0 or below.
 
-    InternEvo sums whole gradients over all replicas, however few share the optimizer, and sends the
-    share of each rank in a broadcast of its own, among those that share (``reduce_tensor`` with no
-    ``dst_rank`` and ``broadcast_params`` of its ``HybridZeroOptimizer``): as many messages as ranks
-    share the optimizer.
+    InternEvo reduces whole gradients over all replicas, however few share the optimizer, and sends
+    each rank's share in a separate broadcast among those that share (``reduce_tensor`` with no
+    ``dst_rank`` and ``broadcast_params`` of its ``HybridZeroOptimizer``): one message per rank that
+    shares the optimizer.
     """
     stated = record.whole("zero1_size", default=0)
     shards = par.dp if stated <= 0 or par.dp % stated else stated
@@ -229,7 +231,7 @@ def _sharded(record: Record, model: ModelShape, par: Parallelism) -> Parallelism
 
 
 def _weights_numel(model: ModelShape) -> int:
-    """Elements of a dense model's weights, norms and biases left out."""
+    """Return elements of a dense model's weights, without norms and biases."""
     hidden, width = model.hidden_size, model.kv_channels
     attention = 2 * hidden * width * (model.num_attention_heads + model.num_query_groups)
     mlp = (3 if model.is_gated else 2) * hidden * model.ffn_hidden_size
@@ -238,7 +240,7 @@ def _weights_numel(model: ModelShape) -> int:
 
 
 def _paper_shape(record: Record) -> ModelShape:
-    """From the columns where there are heads, else by the name."""
+    """Return the shape from the columns if they have heads, else by the name."""
     vocab = record.whole("vocab", default=51200)
     if record.text("heads") and "llama" not in record.text("model").lower():
         return gpt_shape(record, vocab=vocab)
@@ -257,8 +259,8 @@ def _is_unfused(source: str) -> bool:
 
 
 def _is_zero3(record: Record) -> bool:
-    told = " ".join(record.text(column) for column in ("table", "model", "note"))
-    return bool(re.search(r"zero[- ]?3", told.lower()))
+    text = " ".join(record.text(column) for column in ("table", "model", "note"))
+    return bool(re.search(r"zero[- ]?3", text.lower()))
 
 
 def _note_stack(record: Record) -> str:
@@ -285,13 +287,13 @@ _BIGSCIENCE_SIZES = {
     "116B": (64, 12288, 32),
     "206B": (64, 16384, 32),
 }
-"""Layers, hidden, heads by size label: from the logs beside BigScience's notes (2021)."""
+"""Layers, hidden, heads by size label: from the logs published with BigScience's notes (2021)."""
 
 
 def read_bigscience(record: Record) -> StepRow:
-    """BigScience's notes: full recompute, unfused attention; four or eight GPUs a node.
+    """Read BigScience's notes: full recompute, unfused attention; four or eight GPUs a node.
 
-    Sizes come from columns where there are any, else from the label of the model.
+    Sizes come from columns if there are any, else from the label of the model.
     """
     device = record.text("gpu", "gpu_type") or ("V100" if "_v100" in record.row_id else "A100-80GB")
     usual = 1024 if "V100" in device else 2048
@@ -329,7 +331,7 @@ def read_bigscience(record: Record) -> StepRow:
 
 
 def _with_least_batch(record: Record) -> Record:
-    """What ran out with some micro-batch is held against the least of all."""
+    """Give an out-of-memory run without a stated micro-batch the smallest one."""
     if not record.is_true("oom") or record.text("micro_batch", "micro_batch_size"):
         return record
     return record.and_also({"micro_batch": 1, "global_batch": record.whole("gpus")})
@@ -339,8 +341,8 @@ def _bigscience_layout(record: Record, tp: int, model: ModelShape, stack: Stack)
     cells = {"tp": tp, "pp": record.whole("pp", default=1), "gpus": record.whole("gpus", default=0)}
     if not cells["gpus"]:
         cells["dp"] = record.whole("dp")
-    told = f"{record.text('section')} {record.text('caption')}".lower()
-    is_zero1 = bool(re.search(r"zero stage 1|_z1_", told))
+    text = f"{record.text('section')} {record.text('caption')}".lower()
+    is_zero1 = bool(re.search(r"zero stage 1|_z1_", text))
     return layout(record.only(cells), model, replace(stack, is_optimizer_distributed=is_zero1))
 
 
@@ -358,7 +360,7 @@ def _bigscience_shape(record: Record, seq_length: int) -> ModelShape:
 
 
 def first_iterations(frame: pd.DataFrame) -> pd.DataFrame:
-    """Training logs as notes: one row a log, the median of its iterations after the first."""
+    """Return training logs as notes: the median of iterations after the first, one row per log."""
     files = frame["source_file"].astype(str)
     later = frame[frame.groupby(files).cumcount() > 0]
     medians = later.groupby(files)["step_time_ms"].median()

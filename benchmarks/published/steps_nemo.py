@@ -29,7 +29,7 @@ from forerun.calib.workload import (
 
 
 def read_dgxc(record: Record) -> StepRow:
-    """DGX Cloud benchmarks of NeMo, several releases of it; shapes by the model's name."""
+    """Read DGX Cloud benchmarks of NeMo, several releases of it; shapes by the model's name."""
     label, device = record.text("model"), record.text("gpu")
     if record.text("framework").lower() not in ("", "nemo", "megatron", "megatron-lm"):
         raise ConfigError(f"framework {record.text('framework')} is not Megatron; give NeMo")
@@ -58,7 +58,7 @@ def read_dgxc(record: Record) -> StepRow:
 
 
 def _micro(record: Record, flag: str) -> int:
-    """From the accumulation where the micro-batch is not stated; ``flag`` is told first."""
+    """Return the micro-batch, from the accumulation if not stated; ``flag`` is raised first."""
     accumulation = record.number("ga_computed", default=0)
     dp = record.number("dp", default=0)
     if not accumulation or not dp:
@@ -76,7 +76,7 @@ _MLPERF_MODELS = {
 
 
 def read_mlperf(record: Record) -> StepRow:
-    """MLPerf training of language models; rows whose degrees are not certain are flagged.
+    """Read MLPerf training of language models; rows whose degrees are not certain are flagged.
 
     A pipeline whose vp is not stated is refused.
     """
@@ -115,10 +115,10 @@ def read_mlperf(record: Record) -> StepRow:
 
 
 def read_ci(record: Record) -> StepRow:
-    """Golden step times of Megatron-LM's functional tests (GPT and mixtures of experts).
+    """Read golden step times of Megatron-LM's functional tests (GPT and mixtures of experts).
 
-    Deterministic and small: they time the host.  Where a test leaves the tokenizer to the data, the
-    vocabulary is GPT-2's.
+    These are deterministic and small: they time the host.  If a test leaves the tokenizer to the
+    data, the vocabulary is GPT-2's.
     """
     family = record.text("model_family")
     if family not in ("gpt", "moe", "mixtral"):

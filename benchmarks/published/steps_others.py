@@ -26,7 +26,7 @@ _MS = 1e-3
 
 
 def read_sailor(record: Record) -> StepRow:
-    """Sailor's runs of Megatron-DeepSpeed: fp32, no recompute, stages in layers of their own.
+    """Read Sailor's runs of Megatron-DeepSpeed: fp32, no recompute, explicit layers per stage.
 
     ``layers_per_stage`` counts embedding and head as a layer each.  Runs on several kinds of device
     are skipped.
@@ -60,7 +60,7 @@ def read_sailor(record: Record) -> StepRow:
 
 
 def _stages(record: Record, model: ModelShape) -> tuple[int, ...]:
-    """Transformer layers of each stage; empty where there is one stage or none are stated.
+    """Return transformer layers of each stage; empty if there is one stage or none are stated.
 
     >>> cells = {"layers_per_stage": "5|7|7|7", "pp": 4, "hidden": 8, "heads": 1, "layers": 24}
     >>> _stages(Record(cells), gpt_shape(Record(cells | {"seq_len": 8}), vocab=8))
@@ -76,9 +76,9 @@ def _stages(record: Record, model: ModelShape) -> tuple[int, ...]:
 
 
 def read_nanotron(record: Record) -> StepRow:
-    """nanotron's bench of a 1B Llama, as huggingface/bench_cluster made its configurations in July
-    2024: 24 layers of 2048, 32 heads, ffn 4096, GPT-2's vocabulary padded to no more than tp, tied,
-    stages of equal cost, 1F1B, the first level of ZeRO."""
+    """Read nanotron's bench of a 1B Llama, as huggingface/bench_cluster configured it in July 2024:
+    24 layers of 2048, 32 heads, ffn 4096, GPT-2's vocabulary padded only to a multiple of tp, tied,
+    stages of equal cost, 1F1B, ZeRO 1."""
     if "llama-1b" not in record.text("model").lower():
         raise ConfigError(f"model {record.text('model')!r} is not known; known is llama-1B")
     cells = {"layers": 24, "hidden": 2048, "heads": 32, "ffn": 4096}
@@ -104,8 +104,8 @@ _GPT2_VOCAB = 50257
 
 
 def _equal_cost(model: ModelShape, num_stages: int) -> tuple[int, ...]:
-    """Layers of each stage as nanotron spreads its blocks: one after the other by the parameters
-    that their products have, a stage ending with the block that exceeds its share of the sum.
+    """Return layers of each stage as nanotron assigns its blocks: in order, by the parameters of
+    their products, a stage ending with the block that exceeds its share of the sum.
 
     >>> _equal_cost(llama_like(gpt_shape(Record(
     ...     {"layers": 24, "hidden": 2048, "heads": 32, "ffn": 4096}
@@ -126,10 +126,10 @@ def _equal_cost(model: ModelShape, num_stages: int) -> tuple[int, ...]:
 
 
 def read_llmfoundry(record: Record) -> StepRow:
-    """llm-foundry's MPT runs under FSDP, by blocks, each micro-batch reducing its own gradients.
+    """Read llm-foundry's MPT runs under FSDP, by blocks; each micro-batch reduces its gradients.
 
-    Composer's mixed precision is PURE where all travels in 16 bits, or DEFAULT where gradients do
-    in fp32; it gathers for the backward pass late (``FSDPConfig``: ``BACKWARD_POST``), and none of
+    Composer's mixed precision is PURE, with all transfers in 16 bits, or DEFAULT, with gradients in
+    fp32; it prefetches late for the backward pass (``FSDPConfig``: ``BACKWARD_POST``), and none of
     the benchmarks' files changes that.
     """
     if (sharding := record.text("sharding")) not in _FSDP:
@@ -164,7 +164,7 @@ _NETWORK = "1600 Gbit/s RoCE"
 
 
 def read_neusight(record: Record) -> StepRow:
-    """NeuSight's fp32 Hugging Face models: inference is skipped, training lacks the optimizer."""
+    """Read NeuSight's fp32 Hugging Face models; inference is skipped, training has no optimizer."""
     if record.text("mode") != "train":
         raise ConfigError(f"mode {record.text('mode')!r} is no training step")
     if "switch" in record.text("model").lower():

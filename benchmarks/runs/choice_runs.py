@@ -1,7 +1,7 @@
-"""Runs for ``cpu_choice.py``: calibrations, sweeps over layouts, and commands that a plan printed.
+"""Runs for ``cpu_choice.py``: calibrations, sweeps over layouts, and commands printed by a plan.
 
-A folder holds ``rows.jsonl``, one line for each run as it ends, under a key that says which it is;
-what is there is not run again.
+A folder contains ``rows.jsonl``, one line for each run as it ends, under a key that identifies it;
+runs stored there are not repeated.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gpt_arguments import fit_to_world, parse_args
 
 RECIPE, SWEEP = ROOT / "recipes" / "pretrain_gpt.py", Path(__file__).parent / "layout_sweep.py"
 WINDOW, ITERS, SKIPPED = 16, 24, 4
-"""Calibrated steps, steps of a run, and steps of it that are not counted."""
+"""Calibrated steps, steps of a run, and first steps of it that are not counted."""
 SWEPT_STEPS = 6
 PROBE_S, PROBED_ITERS = 10, 200
-"""Seconds of probes, and steps enough to have them in between."""
+"""Seconds of probes, and number of steps long enough to contain them."""
 _LIMIT_S, _SWEEP_LIMIT_S = 240.0, 900.0
-"""A run that takes longer has come to a halt."""
+"""Seconds after which a run is considered hung."""
 _TRIES = 2
 _SEED = 17
 _TP, _PP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
@@ -50,7 +50,7 @@ _TP, _PP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A run that is calibrated, and whose plan's first command is run then."""
+    """A run that is calibrated, and whose plan's first command is then run."""
 
     name: str
     words: tuple[str, ...]
@@ -86,47 +86,47 @@ CASES = {
 
 
 @dataclass(slots=True, kw_only=True)
-class Rows:
-    """The folder of all runs, and what each gave."""
+class RunResults:
+    """The folder of all runs, and their results."""
 
     out: Path
-    found: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def opened(out: Path) -> Rows:
-        """With what an earlier call has left; a line that was cut off is passed over."""
+    def opened(out: Path) -> RunResults:
+        """Open a folder with the results of earlier calls; a truncated line is skipped."""
         out.mkdir(parents=True, exist_ok=True)
-        rows = Rows(out=out)
+        rows = RunResults(out=out)
         path = out / "rows.jsonl"
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)
-                rows.found[row["key"]] = row["value"]
+                rows.values[row["key"]] = row["value"]
         return rows
 
     def keep(self, key: str, value: Any) -> None:
-        """One run that ended."""
+        """Store the result of one finished run."""
         with (self.out / "rows.jsonl").open("a", encoding="utf-8") as file:
             file.write("\n" * (not self._is_at_line(file.tell())))
             file.write(json.dumps({"key": key, "value": value}) + "\n")
-        self.found[key] = value
+        self.values[key] = value
         print(f"{key}: {json.dumps(value)[:160]}", file=sys.stderr, flush=True)
 
     def _is_at_line(self, size: int) -> bool:
         return not size or (self.out / "rows.jsonl").read_bytes().endswith(b"\n")
 
     def directory(self, name: str) -> Path:
-        """Where a calibrated run writes."""
+        """Return the directory of a calibrated run."""
         return self.out / "calibrations" / re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
 
 
 def feasible(size: str) -> dict[str, tuple[str, ...]]:
-    """Degrees, virtual stages, optimizer, micro-batches and recompute that the recipe takes on two
-    ranks.
+    """Return all degrees, virtual stages, optimizers, micro-batches and recompute options that the
+    recipe supports on two ranks.
 
-    By a name that says what they are; with the options of the model.
+    Keys are descriptive names; values include the options of the model.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    feasible_options: dict[str, tuple[str, ...]] = {}
     degrees = {"DP2": (), "DP2 ZeRO1": ("--use-distributed-optimizer",)}
     degrees |= {"TP2": (_TP, "2"), "PP2": (_PP, "2")}
     virtual = ("--num-layers-per-virtual-pipeline-stage", str(SIZES[size].virtual_layers))
@@ -134,15 +134,21 @@ def feasible(size: str) -> dict[str, tuple[str, ...]]:
     for (name, words), micro, recompute in product(
         degrees.items(), (1, 2, 4, 8, 16), ("", "selective", "full")
     ):
-        again = ("--recompute-granularity", recompute) if recompute else ()
-        options = (*SIZES[size].options, *words, "--micro-batch-size", str(micro), *again)
-        if taken(options):
-            found[f"{name} mbs{micro} {recompute}".strip()] = options
-    return found
+        recompute_options = ("--recompute-granularity", recompute) if recompute else ()
+        options = (
+            *SIZES[size].options,
+            *words,
+            "--micro-batch-size",
+            str(micro),
+            *recompute_options,
+        )
+        if is_accepted(options):
+            feasible_options[f"{name} mbs{micro} {recompute}".strip()] = options
+    return feasible_options
 
 
-def taken(options: Sequence[str]) -> bool:
-    """Whether the recipe's own parser accepts the options on two ranks."""
+def is_accepted(options: Sequence[str]) -> bool:
+    """Return True if the recipe's own parser accepts the options on two ranks."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             fit_to_world(parse_args([*options]), NUM_RANKS)
@@ -151,8 +157,8 @@ def taken(options: Sequence[str]) -> bool:
     return True
 
 
-def swept(rows: Rows, size: str, repetition: int) -> None:
-    """One repetition of every layout of a size, in an order of its own; those that lack."""
+def swept(rows: RunResults, size: str, repetition: int) -> None:
+    """Run the missing layouts of a size for one repetition, in an order of its own."""
     layouts = feasible(size)
     names = [*layouts]
     random.Random(f"{_SEED} {size} {repetition}").shuffle(names)
@@ -160,36 +166,44 @@ def swept(rows: Rows, size: str, repetition: int) -> None:
     done = rows.out / f"swept-{size}-{repetition}.jsonl"
     for _ in range(_TRIES + 1):
         _collect(rows, prefix, layouts, done)
-        left = [name for name in names if prefix + name not in rows.found]
-        if not left:
+        remaining = [name for name in names if prefix + name not in rows.values]
+        if not remaining:
             return
         cases = rows.out / "cases.json"
-        cases.write_text(json.dumps([layouts[name] for name in left]), encoding="utf-8")
+        cases.write_text(json.dumps([layouts[name] for name in remaining]), encoding="utf-8")
         words = [*torchrun_words(), str(SWEEP), str(cases), str(done), str(SWEPT_STEPS)]
         output_of(words, limit_s=_SWEEP_LIMIT_S)
-        names = names[::-1]  # a layout that broke the launch comes last
+        names = names[::-1]  # put a layout that broke the launch last
     _collect(rows, prefix, layouts, done)
 
 
-def _collect(rows: Rows, prefix: str, layouts: Mapping[str, tuple[str, ...]], done: Path) -> None:
-    """Keep what a sweep has written, also one that was broken off."""
+def _collect(
+    rows: RunResults, prefix: str, layouts: Mapping[str, tuple[str, ...]], done: Path
+) -> None:
+    """Store the results of a sweep, even an interrupted one."""
     names = {options: name for name, options in layouts.items()}
     for line in done.read_text(encoding="utf-8").splitlines() if done.exists() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             row = json.loads(line)
             name = names[tuple(row["options"])]
-            if prefix + name not in rows.found:
+            if prefix + name not in rows.values:
                 rows.keep(prefix + name, row["step_s"])
 
 
-def calibrated(rows: Rows, name: str, words: Sequence[str], cwd: Path | None = None) -> Path | None:
-    """The directory of a calibrated run, made where it is not there; None where it fails."""
+def calibrated(
+    rows: RunResults, name: str, words: Sequence[str], cwd: Path | None = None
+) -> Path | None:
+    """Return the directory of a calibrated run, making it if missing; None if it fails."""
     directory = rows.directory(name)
-    if f"calibration/{name}" in rows.found:
+    if f"calibration/{name}" in rows.values:
         return directory
     shutil.rmtree(directory, ignore_errors=True)
-    own = ["--calibrate", f"--calibrate-dir={directory.absolute()}", "--calibrate-wandb=off"]
-    command = [*torchrun_words(), *words, *own, f"--calibrate-steps={WINDOW}"]
+    forerun_options = [
+        "--calibrate",
+        f"--calibrate-dir={directory.absolute()}",
+        "--calibrate-wandb=off",
+    ]
+    command = [*torchrun_words(), *words, *forerun_options, f"--calibrate-steps={WINDOW}"]
     done = output_of(command, limit_s=_LIMIT_S, cwd=cwd)
     if done is None:
         return None
@@ -197,13 +211,13 @@ def calibrated(rows: Rows, name: str, words: Sequence[str], cwd: Path | None = N
     return directory
 
 
-def followed(rows: Rows, case: Case, clone: Path | None) -> None:
-    """Calibrate a case, ask the plan, run the first command that it prints, keep both.
+def followed(rows: RunResults, case: Case, clone: Path | None) -> None:
+    """Calibrate a case, make the plan, run the first command that it prints, store both.
 
-    ``clone`` is of Megatron-LM, whose cases run there.
+    ``clone`` is Megatron-LM's, the working directory of its cases.
     """
     key = f"followed/{case.name}"
-    if key in rows.found:
+    if key in rows.values:
         return
     script = "pretrain_gpt.py" if case.is_megatron else str(RECIPE)
     cwd = clone if case.is_megatron else None
@@ -211,10 +225,10 @@ def followed(rows: Rows, case: Case, clone: Path | None) -> None:
     directory = calibrated(rows, case.name, words, cwd)
     if directory is None:
         return
-    asked = _verb("plan", str(directory), "--json")
-    if asked is None:
+    plan_json = _verb("plan", str(directory), "--json")
+    if plan_json is None:
         return
-    first = json.loads(asked)["candidates"][0]
+    first = json.loads(plan_json)["candidates"][0]
     file = rows.out / "command.sh"
     file.unlink(missing_ok=True)
     _verb("plan", str(directory), "--show", "1", "--write", str(file))
@@ -240,12 +254,12 @@ def _step_s(text: str) -> float | None:
     return statistics.median(times_s) if times_s else None
 
 
-def sweep_times(rows: Rows, size: str) -> Mapping[str, Mapping[int, float]]:
-    """Seconds of a step by layout and repetition, of those that ran in every repetition."""
-    found: dict[str, dict[int, float]] = {}
-    for key, value in rows.found.items():
+def sweep_times(rows: RunResults, size: str) -> Mapping[str, Mapping[int, float]]:
+    """Return seconds of a step by layout and repetition, for layouts with every repetition."""
+    times_by_layout: dict[str, dict[int, float]] = {}
+    for key, value in rows.values.items():
         kind, of_size, number, name = (*key.split("/"), "", "", "")[:4]
         if kind == "sweep" and of_size == size:
-            found.setdefault(name, {})[int(number)] = value
-    most = max(map(len, found.values()), default=0)
-    return {name: times for name, times in found.items() if len(times) == most}
+            times_by_layout.setdefault(name, {})[int(number)] = value
+    most = max(map(len, times_by_layout.values()), default=0)
+    return {name: times for name, times in times_by_layout.items() if len(times) == most}

@@ -1,8 +1,8 @@
 """One small training on CPU ranks, ``coverage_loop.py LOOP MODEL DIRECTORY``, under torchrun.
 
-LOOP is ``fsdp2`` (each layer sharded by ``fully_shard``, watched by ``forerun.attach``) or
-``trainer`` (that of transformers, which ``--calibrate`` watches).  MODEL is a
-tiny model of transformers, as in ``MODELS``, or ``plain``, which carries no configuration.
+LOOP is ``fsdp2`` (each layer sharded by ``fully_shard``, attached with ``forerun.attach``) or
+``trainer`` (that of transformers, with ``--calibrate``).  MODEL is a tiny model of transformers, as
+in ``MODELS``, or ``plain``, which has no configuration.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _SIZES: dict[str, Any] = {
 
 
 def llama(attention: str) -> nn.Module:
-    """A dense decoder, with one of the attention functions of transformers."""
+    """Return a dense decoder, with one of the attention functions of transformers."""
     config = transformers.LlamaConfig(**_SIZES, attn_implementation=attention)
     return transformers.LlamaForCausalLM(config)
 
 
 def gpt2() -> nn.Module:
-    """A dense decoder of another make, whose queries, keys and values are one product."""
+    """Return a dense decoder whose queries, keys and values are one product."""
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_layer=2, n_embd=128, n_head=4, vocab_size=VOCAB, n_positions=SEQ)
     )
 
 
 def qwen3_moe() -> nn.Module:
-    """A decoder whose layers have eight experts, two for each token."""
+    """Return a decoder whose layers have eight experts, two for each token."""
     config = transformers.Qwen3MoeConfig(
         **_SIZES, head_dim=32, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64
     )
@@ -52,7 +52,7 @@ def qwen3_moe() -> nn.Module:
 
 
 class Plain(nn.Module):
-    """Next token by two gated layers; nothing says what it is."""
+    """Next-token prediction by two gated layers, without any configuration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Plain(nn.Module):
         )
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
-        """The loss, as models of transformers have it."""
+        """Return the loss, as models of transformers do."""
         hidden = self.embedding(input_ids)
         for layer in self.layers:
             hidden = hidden + layer(hidden)
@@ -84,7 +84,7 @@ MODELS = {
 
 
 def prepared(name: str) -> nn.Module:
-    """The model, with its layers in checkpoints of torch or of transformers, or compiled."""
+    """Return the model, with its layers in checkpoints of torch or of transformers, or compiled."""
     torch.manual_seed(0)
     model: Any = MODELS[name]()
     if name == "llama-recompute":
@@ -99,7 +99,7 @@ def prepared(name: str) -> nn.Module:
 
 
 def fsdp2(name: str, directory: Path) -> None:
-    """A plain loop over sharded layers."""
+    """Train in a plain loop over sharded layers."""
     import forerun
 
     dist.init_process_group("gloo")
@@ -123,8 +123,8 @@ def fsdp2(name: str, directory: Path) -> None:
 
 
 def trainer(name: str, directory: Path) -> None:
-    """The Trainer of transformers, over DDP."""
-    asked = transformers.TrainingArguments(
+    """Train with the Trainer of transformers, over DDP."""
+    training_arguments = transformers.TrainingArguments(
         output_dir=str(directory / "trainer"),
         max_steps=STEPS,
         per_device_train_batch_size=MICRO_BATCH,
@@ -138,7 +138,7 @@ def trainer(name: str, directory: Path) -> None:
     )
     tokens = torch.randint(0, VOCAB, (STEPS * 8, SEQ), generator=torch.Generator().manual_seed(1))
     rows = [{"input_ids": row, "labels": row} for row in tokens]
-    transformers.Trainer(prepared(name), asked, None, rows).train()
+    transformers.Trainer(prepared(name), training_arguments, None, rows).train()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Runs of the recipe on two CPU ranks in many layouts, for ``cpu_layouts.py``: measured, and kept.
+"""Runs of the recipe on two CPU ranks in many layouts, for ``cpu_layouts.py``: measured and stored.
 
-A folder holds ``rows.jsonl``, one line per run as it ends, and a directory for each calibrated
-run.  What is there is not run again, so that a campaign may be broken off and gone on with.
+A folder contains ``rows.jsonl``, one line per run as it ends, and a directory for each calibrated
+run.  Stored runs are not repeated, so that a campaign may be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from forerun.launch.known import open_machine
 ROOT = Path(__file__).parents[2]
 RUNNING = "DP2 (running)"
 SKIPPED = 4
-"""Steps at the begin of a run that are not counted."""
+"""First steps of a run that are not counted."""
 WINDOW_STEPS, TELLING_STEPS = 16, 8
-"""Calibrated steps of the running layout, and of those that only say how long they take."""
+"""Calibrated steps of the running layout, and of layouts that only contribute their step time."""
 _WARMUP = 3
 _LIMIT_S = 240.0
-"""A run that takes longer has come to a halt."""
+"""Seconds after which a run is considered hung."""
 _TRIES = 2
 
 
@@ -44,7 +44,7 @@ class Size:
     """Layers of a virtual stage, for two of them on each of two ranks."""
 
     def layouts(self) -> dict[str, tuple[str, ...]]:
-        """What is run, by its name; the middle one is the running layout."""
+        """Return the layouts by name; the middle one is the running layout."""
         virtual = ("--num-layers-per-virtual-pipeline-stage", str(self.virtual_layers))
         return {
             "TP2": _TP2,
@@ -73,7 +73,7 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run that is wanted."""
+    """A requested run."""
 
     size: str
     repetition: int
@@ -82,48 +82,48 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """One run that was made; a run that failed has no step."""
+class FinishedRun:
+    """A finished run; a failed run has no step."""
 
     job: Job
     step_s: float | None
-    """Median after ``SKIPPED`` steps; of a calibrated run, hooked steps are among them."""
+    """Median after ``SKIPPED`` steps; in a calibrated run this includes hooked steps."""
     wall_s: float
     begun_unix_s: float
 
 
 @dataclass(slots=True)
 class Campaign:
-    """The folder of all runs, and which of them are there."""
+    """The folder of all runs, and the finished ones."""
 
     out: Path
     iters: int
-    ran: dict[Job, Ran] = field(default_factory=dict)
+    ran: dict[Job, FinishedRun] = field(default_factory=dict)
     informative: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
-    """Of each size the layouts that the product asks to have measured, with their options."""
+    """By size: the layouts that the product asks to have measured, with their options."""
 
     @staticmethod
     def opened(out: Path, iters: int) -> Campaign:
-        """With the rows that an earlier call has left; a line that was cut off is passed over."""
-        found = Campaign(out=out, iters=iters)
+        """Open a folder with the rows of earlier calls; a truncated line is skipped."""
+        campaign = Campaign(out=out, iters=iters)
         path = out / "rows.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if text and not text.endswith("\n"):
             path.write_text(text + "\n", encoding="utf-8")
         for line in text.splitlines():
             try:
-                found._take(json.loads(line))
+                campaign._take(json.loads(line))
             except ValueError:
                 print(f"passed over: {line[:80]}", file=sys.stderr)
-        return found
+        return campaign
 
     def directory(self, size: str, repetition: int, layout: str) -> Path:
-        """Where a calibrated run writes."""
+        """Return the directory of a calibrated run."""
         name = re.sub(r"[^A-Za-z0-9]+", "-", layout).strip("-")
         return self.out / "calibrations" / f"{size}-{repetition}-{name}"
 
     def run(self, sizes: Sequence[str], repetitions: int, *, until_unix_s: float) -> bool:
-        """Makes the runs that are not there yet; False where the time is over before all are."""
+        """Make the missing runs; return False if time runs out before all are done."""
         for number in range(repetitions):
             for size in _turned(list(sizes), number):
                 for job in self._jobs(size, number):
@@ -134,10 +134,10 @@ class Campaign:
         return True
 
     def _jobs(self, size: str, number: int) -> Iterator[Job]:
-        """Of one repetition of a size, in an order that changes from one to the next."""
+        """Yield one repetition of a size, in an order that varies between repetitions."""
         calibrated = Job(size=size, repetition=number, layout=RUNNING, is_calibrated=True)
         if size not in self.informative:
-            yield calibrated  # it tells which others to calibrate
+            yield calibrated  # the first calibration decides which others to calibrate
             self._design(size)
         plain = [
             replace(calibrated, layout=layout, is_calibrated=False)
@@ -166,23 +166,23 @@ class Campaign:
             if step_s is not None:
                 break
         wall_s = time.time() - begun
-        ran = Ran(job=job, step_s=step_s, wall_s=wall_s, begun_unix_s=begun)
+        ran = FinishedRun(job=job, step_s=step_s, wall_s=wall_s, begun_unix_s=begun)
         self._keep({"run": asdict(ran)})
         print(f"{job}: {step_s} s, {wall_s:.1f} s in all", file=sys.stderr, flush=True)
 
     def _design(self, size: str) -> None:
-        """What ``forerun plan`` says of the first calibration: the most telling layouts."""
+        """Store the most informative layouts in ``forerun plan`` of the first calibration."""
         machine = open_machine(self.directory(size, 0, RUNNING))
-        found = plan(
+        layout_plan = plan(
             machine.running,
             machine.steps,
             memory_capacity_nbytes=machine.memory_capacity_nbytes,
             memory_offset_nbytes=machine.memory_offset_nbytes,
         )
-        own = SIZES[size].options
+        size_options = SIZES[size].options
         layouts = {
-            one.label: rewrite_command(own, one.config, running=machine.running)
-            for one in found.worth_measuring
+            one.label: rewrite_command(size_options, one.config, running=machine.running)
+            for one in layout_plan.worth_measuring
         }
         self._keep({"telling": {"size": size, "layouts": layouts}})
 
@@ -199,9 +199,9 @@ class Campaign:
             layouts = row["telling"]["layouts"]
             self.informative[row["telling"]["size"]] = {k: tuple(v) for k, v in layouts.items()}
             return
-        ran = Ran(**{**row["run"], "job": Job(**row["run"]["job"])})
+        ran = FinishedRun(**{**row["run"], "job": Job(**row["run"]["job"])})
         if ran.step_s is None:
-            self.ran.pop(ran.job, None)  # a later call tries it again
+            self.ran.pop(ran.job, None)  # so that a later call retries it
         else:
             self.ran[ran.job] = ran
 
@@ -209,7 +209,7 @@ class Campaign:
 def train(
     options: Sequence[str], iters: int, calibrate_dir: Path | None = None, steps: int = 0
 ) -> float | None:
-    """Run the recipe on two ranks; median step in seconds, None where it fails or hangs."""
+    """Run the recipe on two ranks; return the median step in seconds, None if it fails or hangs."""
     recipe = str(ROOT / "recipes" / "pretrain_gpt.py")
     command = [*torchrun_words(), recipe, "--train-iters", str(iters), *options]
     if calibrate_dir is not None:
@@ -221,7 +221,7 @@ def train(
 
 
 def _turned(items: list, number: int) -> list:
-    """Begun elsewhere in every repetition, and backwards in every other one."""
+    """Return the items rotated by a different amount in every repetition, reversed in odd ones."""
     place = number * max(1, len(items) // 3) % len(items)
-    found = items[place:] + items[:place]
-    return found[::-1] if number % 2 else found
+    rotated = items[place:] + items[:place]
+    return rotated[::-1] if number % 2 else rotated

@@ -1,8 +1,9 @@
-"""Loops of one's own for ``device.py``: ``device_loops.py KIND``, under torchrun.
+"""Plain training loops for ``device.py``: ``device_loops.py KIND``, under torchrun.
 
-FSDP2 shards a small Llama, in one group or in two copies; alone it is what they are compared with.
-The ring attends over a sequence that two ranks share, in the order of calls of TransformerEngine's
-context parallelism: waits and sends on two streams in turn.  Forerun needs no line of any of them.
+FSDP2 shards a small Llama, in one group or in two replicas; the unsharded Llama is the baseline.
+The ring attends over a sequence shared by two ranks, with the call order of TransformerEngine's
+context parallelism: waits and sends on two streams in turn.  None of them contains a line for
+Forerun.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ STEPS, BATCH, SEQ, VOCAB = 24, 2, 64, 256
 HIDDEN, HEADS, FFN, LAYERS = 64, 4, 256, 3
 MESHES: dict[str, tuple[int, ...]] = {"llama": (), "fsdp2": (4,), "hsdp": (2, 2)}
 RING_HEADS = 1
-"""Few scores: the transfers of the ring take as long as what hides them."""
+"""Few scores, so that the transfers of the ring take as long as the computation that hides them."""
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def llama(mesh_shape: tuple[int, ...]) -> nn.Module:
-    """A small decoder whose layers are units of FSDP2, where there is a mesh."""
+    """Return a small decoder; given a mesh, its layers are units of FSDP2."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -52,14 +53,14 @@ def llama(mesh_shape: tuple[int, ...]) -> nn.Module:
 
 
 class Ring(torch.autograd.Function):
-    """Attention over own keys so far and over all of the other rank's, which go round; two ranks.
+    """Causal attention of two ranks over own keys, then over the other rank's, passed in a ring.
 
-    As with a causal mask, what is done for the own keys takes longer than for the others.
+    As with a causal mask, the work for own keys takes longer than for the other rank's.
     """
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, group: Any) -> torch.Tensor:
-        """Of (batch, heads, seq, channels); keys and values are stacked."""
+        """Attend over (batch, heads, seq, channels); keys and values are stacked."""
         size = dist.get_world_size(group)
         streams = [torch.cuda.current_stream(), _side()]
         buffers, parts = [kv.contiguous()], []
@@ -81,16 +82,16 @@ class Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """The gradients of foreign keys go home; on the stream of the step, as there."""
-        q, out, logsum, own, other = ctx.saved_tensors
+        """Send gradients of remote keys back on the step's stream, as TransformerEngine does."""
+        q, out, logsum, local_kv, other = ctx.saved_tensors
         delta = (gradients[0] * out).sum(-1, keepdim=True)
         dq, d_other = _gradients(q, other, gradients[0], logsum, delta, is_causal=False)
-        d_own = torch.empty_like(d_other)
-        requests = _pass_on(d_other, d_own, ctx.group)
-        dq_own, d_kv = _gradients(q, own, gradients[0], logsum, delta, is_causal=True)
+        d_local = torch.empty_like(d_other)
+        requests = _pass_on(d_other, d_local, ctx.group)
+        dq_local, d_kv = _gradients(q, local_kv, gradients[0], logsum, delta, is_causal=True)
         for request in requests:
             request.wait()
-        return dq + dq_own, d_kv + d_own, None
+        return dq + dq_local, d_kv + d_local, None
 
 
 _streams: list[Any] = []
@@ -103,7 +104,7 @@ def _side() -> Any:
 
 
 def _pass_on(sent: torch.Tensor, received: torch.Tensor, group: Any) -> list[Any]:
-    """To the next rank of the ring, from the one before; every other rank receives first."""
+    """Send to the next rank of the ring, receive from the previous; odd ranks receive first."""
     rank, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
     after, before = ranks[(rank + 1) % len(ranks)], ranks[rank - 1]
     calls: list[Callable[[], Any]] = [
@@ -149,19 +150,19 @@ def _gradients(
 
 
 class RingAttention(nn.Module):
-    """What stands for core attention."""
+    """Ring attention as core attention."""
 
     def __init__(self, group: Any) -> None:
         super().__init__()
         self._group = group
 
     def forward(self, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Of (batch, heads, seq, channels)."""
+        """Return attention of (batch, heads, seq, channels)."""
         return Ring.apply(q, kv, self._group)
 
 
 class SelfAttention(nn.Module):
-    """Named as Megatron's."""
+    """Self-attention, named as in Megatron."""
 
     def __init__(self, group: Any) -> None:
         super().__init__()
@@ -170,7 +171,7 @@ class SelfAttention(nn.Module):
         self.linear_proj = nn.Linear(HIDDEN, HIDDEN)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of (seq, batch, hidden)."""
+        """Return attention of (seq, batch, hidden)."""
         seq, batch, _ = hidden.shape
         qkv = self.linear_qkv(hidden).view(seq, batch, 3, RING_HEADS, HIDDEN // RING_HEADS)
         q, k, v = qkv.permute(2, 1, 3, 0, 4)
@@ -179,7 +180,7 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Named as Megatron's."""
+    """MLP, named as in Megatron."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,12 +188,12 @@ class MLP(nn.Module):
         self.linear_fc2 = nn.Linear(FFN, HIDDEN)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Two products and what is between."""
+        """Return the output of two products and the activation between them."""
         return self.linear_fc2(nn.functional.gelu(self.linear_fc1(hidden)))
 
 
 class TransformerLayer(nn.Module):
-    """Named as Megatron's."""
+    """Transformer layer, named as in Megatron."""
 
     def __init__(self, number: int, group: Any) -> None:
         super().__init__()
@@ -203,13 +204,13 @@ class TransformerLayer(nn.Module):
         self.mlp = MLP()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Pre-norm."""
+        """Return the output of a pre-norm layer."""
         hidden = hidden + self.self_attention(self.input_layernorm(hidden))
         return hidden + self.mlp(self.pre_mlp_layernorm(hidden))
 
 
 class RingModel(nn.Module):
-    """A decoder whose sequence is shared; its gradients are summed after the backward pass."""
+    """A decoder with a shared sequence; its gradients are summed after the backward pass."""
 
     def __init__(self, group: Any) -> None:
         super().__init__()
@@ -219,7 +220,7 @@ class RingModel(nn.Module):
         self.output_layer = nn.Linear(HIDDEN, VOCAB)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean loss of (batch, seq)."""
+        """Return the mean loss of (batch, seq)."""
         hidden = self.embedding(input_ids).transpose(0, 1)
         for layer in self.layers:
             hidden = layer(hidden)
@@ -232,8 +233,8 @@ def _summed(model: nn.Module) -> None:
         dist.all_reduce(parameter.grad)
 
 
-def train(kind: str, told: Timeline) -> None:
-    """Enough steps for one window."""
+def train(kind: str, recorder: Timeline) -> None:
+    """Train enough steps for one window."""
     torch.manual_seed(0)
     is_ring = kind == "ring-cp2"
     if is_ring:
@@ -241,11 +242,11 @@ def train(kind: str, told: Timeline) -> None:
         model: nn.Module = RingModel(group)
     else:
         model = llama(MESHES[kind])
-    told.name([model])
+    recorder.name([model])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for number in range(STEPS):
-        told.begin_step(number)
+        recorder.begin_step(number)
         tokens = torch.randint(0, VOCAB, (BATCH, SEQ), generator=generator).to("cuda")
         result = model(input_ids=tokens, labels=tokens)
         loss = result if is_ring else result.loss
@@ -254,21 +255,21 @@ def train(kind: str, told: Timeline) -> None:
             _summed(model)
         optimizer.step()
         optimizer.zero_grad()
-        told.end_step()
-        told.note(number, [loss.item()])
+        recorder.end_step()
+        recorder.note(number, [loss.item()])
 
 
 def main() -> None:
-    """One process of a launch over the timeline."""
+    """Run one process of a launch over the timeline."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=(*MESHES, "ring-cp2"))
     args = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
-    told = timeline()
-    if told is None:
+    recorder = timeline()
+    if recorder is None:
         raise SystemExit("no timeline: start it with benchmarks/device.py")
-    train(args.kind, told)
+    train(args.kind, recorder)
     dist.barrier()
     dist.destroy_process_group()
 

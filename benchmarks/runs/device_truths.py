@@ -1,6 +1,6 @@
-"""The truth of a stand-in GPU in the terms of records: which operator, which collective.
+"""Ground truth of a stand-in GPU in the terms of records: which operator, which collective.
 
-The names below are this benchmark's own reading of Megatron's and transformers' modules.
+The names below are this benchmark's own mapping of Megatron's and transformers' modules.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BY_CLASS = {
     "LlamaDecoderLayer": "residual",
 }
 _BOTH_NAMED = frozenset({"loss"})
-"""Found by the name of a method, since the class is that of many modules."""
+"""Identified by method name, since many modules share the class."""
 _COLLECTIVES = (
     ("allreduce", "all_reduce"),
     ("reduce_scatter", "reduce_scatter"),
@@ -67,20 +67,20 @@ NOBODY = -1
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """One call of an operator, forwards, backwards or again: its kernels on the step's stream."""
+    """One call of an operator, in any phase, with its kernels on the step's stream."""
 
     key: tuple[str, int, str, int]
     """Kind, layer, phase and micro-batch."""
     begin_s: float
-    own_ns: float = 0.0
+    self_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transferred:
-    """One collective: from its call to its end."""
+    """One collective, from its call to its end."""
 
     key: tuple[str, str, int, int]
-    """Collective, group, peer, and which of these it is in the step."""
+    """Collective, group, peer, and index among such collectives in the step."""
     duration_ns: float
 
 
@@ -91,7 +91,7 @@ def _rows(truth: dict[str, Any], table: str) -> Iterator[dict[str, Any]]:
 
 
 class _Calls:
-    """Which operator a call is, or is inside of."""
+    """Maps calls to their operators."""
 
     def __init__(self, truth: dict[str, Any]) -> None:
         self._modules = truth["modules"]
@@ -102,7 +102,7 @@ class _Calls:
         self._layers: dict[int, int] = {}
 
     def kind(self, call: int) -> str:
-        """What the call computes; empty where it is no operator of its own."""
+        """Return the operator's kind; empty if the call is no operator of its own."""
         module = self._modules[self._module[call]]
         classes = set(module["classes"])
         if classes & {"IdentityOp", "IdentityFuncOp"}:
@@ -112,34 +112,34 @@ class _Calls:
             return _BY_NAME[name]
         if name == "compute_language_model_loss":
             return "loss"
-        found = next((kind for cls, kind in _BY_CLASS.items() if cls in classes), "")
-        if found == "permute" and not self._is_permuted and "Sequential" in str(classes):
+        operator_kind = next((kind for cls, kind in _BY_CLASS.items() if cls in classes), "")
+        if operator_kind == "permute" and not self._is_permuted and "Sequential" in str(classes):
             return ""
-        return "" if found in _BOTH_NAMED else found
+        return "" if operator_kind in _BOTH_NAMED else operator_kind
 
     def owner(self, call: int) -> int:
-        """The operator that a kernel of this call belongs to."""
+        """Return the operator that a kernel of this call belongs to."""
         if call == NOBODY or not self._modules[self._module[call]]["classes"]:
             return NOBODY
         if call not in self._owners:
-            is_own = bool(self.kind(call))
-            self._owners[call] = call if is_own else self.owner(self._parent[call])
+            has_kind = bool(self.kind(call))
+            self._owners[call] = call if has_kind else self.owner(self._parent[call])
         return self._owners[call]
 
     def layer(self, call: int) -> int:
-        """The transformer layer around a call, from 0; 0 outside of all."""
+        """Return the transformer layer around a call, from 0; 0 outside of layers."""
         if call == NOBODY:
             return 0
         if call not in self._layers:
             module = self._modules[self._module[call]]
             parts = module["name"].split(".")
             if "TransformerLayer" in module["classes"]:
-                found = max(0, module["layer"] - 1)
+                layer_number = max(0, module["layer"] - 1)
             elif "LlamaDecoderLayer" in module["classes"]:
-                found = int(parts[-1])
+                layer_number = int(parts[-1])
             else:
-                found = self.layer(self._parent[call])
-            self._layers[call] = found
+                layer_number = self.layer(self._parent[call])
+            self._layers[call] = layer_number
         return self._layers[call]
 
 
@@ -153,26 +153,26 @@ def _has_several_experts(modules: list[dict[str, Any]]) -> bool:
 
 
 def work_of(truth: dict[str, Any]) -> dict[int, list[Work]]:
-    """By step, all operators that were charged on the step's stream."""
+    """Return all operators charged on the step's stream, by step."""
     calls = _Calls(truth)
     streams = {row["step"]: row["stream"] for row in _rows(truth, "steps")}
-    found: dict[Any, Work] = {}
+    work_by_place: dict[Any, Work] = {}
     steps: dict[int, list[Work]] = defaultdict(list)
     for kernel in _rows(truth, "kernels"):
         step, call = kernel["step"], calls.owner(kernel["call"])
         if call == NOBODY or streams.get(step) != kernel["stream"]:
             continue
         place = (step, call, kernel["phase"])
-        if place not in found:
+        if place not in work_by_place:
             key = (calls.kind(call), calls.layer(call), kernel["phase"], kernel["ordinal"])
-            found[place] = Work(key=key, begin_s=kernel["begin_s"])
-            steps[step].append(found[place])
-        found[place].own_ns += 1e9 * (kernel["end_s"] - kernel["begin_s"])
+            work_by_place[place] = Work(key=key, begin_s=kernel["begin_s"])
+            steps[step].append(work_by_place[place])
+        work_by_place[place].self_ns += 1e9 * (kernel["end_s"] - kernel["begin_s"])
     return steps
 
 
 def transfers_of(truth: dict[str, Any]) -> dict[int, list[Transferred]]:
-    """By step, all collectives."""
+    """Return all collectives, by step."""
     counts: Counter[Any] = Counter()
     steps: dict[int, list[Transferred]] = defaultdict(list)
     for row in _rows(truth, "transfers"):

@@ -1,4 +1,4 @@
-"""Parts of ``gpu/recipe_runs.py``: each measures one thing and holds it against its bar."""
+"""Parts of ``gpu/recipe_runs.py``: each measures one thing and compares it with its bar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forerun.calib.workload import Phase, RunConfig
 
 BASE = "base"
 SHORT_S = 20e-6
-"""Operators below this are mostly launches: shown, not judged."""
+"""Seconds; operators below this are mostly launch time: shown, not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +36,27 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """True where there is no bar or the value does not pass it."""
+        """True if there is no bar or the value does not pass it."""
         return self.bar is None or self.value <= self.bar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one part found."""
+    """Results of one part."""
 
     title: str
     figures: tuple[Figure, ...]
     rows: tuple[tuple[str, ...], ...] = ()
-    """A table, its heads first."""
+    """A table; its first row is the head."""
     notes: tuple[str, ...] = field(default=())
 
 
 def overhead_part(runner: Runner) -> Part:
-    """Hooked against bare steps of a long window, and the steps after it against the bare ones."""
+    """Compare hooked with bare steps of a long window, and later steps with the bare ones."""
     long = runner.run("overhead", window_steps=runner.size.overhead_steps)
     steps = long.table.steps
     clean = steps[steps["is_clean"]].sort_values("step")
-    found = overhead(clean["time_s"], clean["is_hooked"])
+    measured = overhead(clean["time_s"], clean["is_hooked"])
     bare = clean.loc[~clean["is_hooked"], "time_s"].to_numpy()
     ratio = bootstrap(
         (long.after_s, bare),
@@ -74,10 +74,10 @@ def overhead_part(runner: Runner) -> Part:
         figures=(
             Figure(
                 name="in the window",
-                value=found.overhead_frac,
+                value=measured.overhead_frac,
                 bar=0.03,
-                note=f"90 %: {found.low_frac:+.2%} to {found.high_frac:+.2%}, "
-                f"{found.num_hooked} hooked and {found.num_bare} bare steps",
+                note=f"90 %: {measured.low_frac:+.2%} to {measured.high_frac:+.2%}, "
+                f"{measured.num_hooked} hooked and {measured.num_bare} bare steps",
             ),
             Figure(
                 name="after the window",
@@ -96,9 +96,11 @@ def overhead_part(runner: Runner) -> Part:
 
 
 def kineto_part(runner: Runner) -> Part:
-    """Each operator by events against the sum of its kernels."""
+    """Compare each operator by events with the sum of its kernels."""
     traced = runner.run(BASE, trace="on")
-    records = [record for found in traced.records.records.values() for record in found]
+    records = [
+        record for rank_records in traced.records.records.values() for record in rank_records
+    ]
     events = _by_operator(r for r in records if isinstance(r, OperatorRecord))
     kernels = _by_operator(r for r in records if isinstance(r, TraceRecord))
     if not kernels:
@@ -130,7 +132,7 @@ def kineto_part(runner: Runner) -> Part:
 
 
 def layouts_part(runner: Runner) -> Part:
-    """Step time and memory of other shapes, predicted from one and then run."""
+    """Predict step time and memory of other shapes from one, then run them."""
     size = runner.size
     shapes: dict[str, tuple[str, ...]] = {
         "micro-batch halved": ("--micro-batch-size", str(max(1, size.micro_batch // 2))),
@@ -148,10 +150,12 @@ def layouts_part(runner: Runner) -> Part:
         except Exception as err:  # one shape may not fit; the others are still measured
             failed.append(f"{name}: {err}")
             continue
-        told = predict(base, options)
-        error = told["step_time_s"] / run.step_s - 1
-        # The peak is the allocator's: without the context and the buffers of libraries.
-        predicted_nbytes = told["memory"]["total_nbytes"] - told["memory"]["overhead_nbytes"]
+        prediction = predict(base, options)
+        error = prediction["step_time_s"] / run.step_s - 1
+        # The peak is the allocator's: it excludes the context and the buffers of libraries.
+        predicted_nbytes = (
+            prediction["memory"]["total_nbytes"] - prediction["memory"]["overhead_nbytes"]
+        )
         peak_nbytes = max(run.table.memory_peak_nbytes().values())
         off = predicted_nbytes / peak_nbytes - 1
         errors.append(abs(error))
@@ -159,8 +163,8 @@ def layouts_part(runner: Runner) -> Part:
         rows.append(
             (
                 name,
-                f"{told['step_time_s']:.4f} s",
-                f"{told['low_s']:.4f} to {told['high_s']:.4f}",
+                f"{prediction['step_time_s']:.4f} s",
+                f"{prediction['low_s']:.4f} to {prediction['high_s']:.4f}",
                 f"{run.step_s:.4f} s",
                 f"{error:+.1%}",
                 f"{predicted_nbytes / 2**30:.2f} GiB",
@@ -180,7 +184,7 @@ def layouts_part(runner: Runner) -> Part:
 
 
 def fake_part(runner: Runner) -> Part:
-    """Work of one rank under TP and PP, which a single process runs in a fake process group."""
+    """Measure one rank's work under TP and PP, in a single process with a fake process group."""
     base = runner.run(BASE, trace="on")
     known = calibrate(base.table, device=base.table.config().device)
     places = {
@@ -207,7 +211,7 @@ def fake_part(runner: Runner) -> Part:
 
 
 def nccl_part(runner: Runner) -> Part:
-    """Two real ranks on one device: losses with and without hooks, and counts of collectives."""
+    """Run two real ranks on one device: losses with and without hooks, counts of collectives."""
     layouts: dict[str, tuple[str, ...]] = {
         "TP 2": ("--tensor-model-parallel-size", "2"),
         "PP 2": ("--pipeline-model-parallel-size", "2"),
@@ -226,7 +230,9 @@ def nccl_part(runner: Runner) -> Part:
         )
         num_common = min(len(hooked.loss_bits), len(plain.loss_bits))
         is_equal = num_common > 0 and hooked.loss_bits[:num_common] == plain.loss_bits[:num_common]
-        counts = {rank: _counts(found) for rank, found in hooked.records.records.items()}
+        counts = {
+            rank: _counts(rank_records) for rank, rank_records in hooked.records.records.items()
+        }
         is_steady = len(counts) == 2 and all(len(set(c)) == 1 and c[0] for c in counts.values())
         num_wrong += (not is_equal) + (not is_steady)
         rows.append((name, "equal" if is_equal else "DIFFERENT", str(counts)))
@@ -238,7 +244,7 @@ def nccl_part(runner: Runner) -> Part:
 
 
 def predict(base: Run, options: Sequence[str]) -> dict:
-    """``forerun predict`` as JSON."""
+    """Return the JSON of ``forerun predict``."""
     command = [sys.executable, "-m", "forerun.launch.cli", "predict", str(base.directory), "--json"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -247,7 +253,7 @@ def predict(base: Run, options: Sequence[str]) -> dict:
 
 
 def work_s(calibration: Calibration, config: RunConfig, stage: int) -> float:
-    """Seconds of all operators of one rank in a step, without transfers."""
+    """Return seconds of all operators of one rank in a step, without transfers."""
     work = stage_operators(config, stage)
     per_pass = (*work.forward, *work.backward, *work.recompute)
     counts = [(o, n * config.num_microbatches) for o, n in per_pass] + list(work.step)
@@ -256,20 +262,23 @@ def work_s(calibration: Calibration, config: RunConfig, stage: int) -> float:
 
 
 def _by_operator(records: Iterable[OperatorRecord | TraceRecord]) -> dict[str, float]:
-    """Median seconds by operator; the two gradients of a linear together."""
+    """Return median seconds by operator, with both gradients of a linear added."""
     gradients = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
     runs: dict[tuple, int] = defaultdict(int)
     for n, r in enumerate(records):
         is_part = r.phase in gradients
         phase = Phase.BACKWARD if is_part else r.phase
         name = f"{r.kind.value} {phase.value} {'x'.join(map(str, r.shape))}"
-        # Both parts follow each other, layer by layer; all else is a run of its own.
+        # Both gradients follow each other, layer by layer; all others are separate runs.
         place = (r.step, r.microbatch, r.layer) if is_part else n
         runs[name, place] += r.duration_ns
     times: dict[str, list[int]] = defaultdict(list)
     for (name, _), duration_ns in runs.items():
         times[name].append(duration_ns)
-    return {name: statistics.median(found) / 1e9 for name, found in times.items()}
+    return {
+        name: statistics.median(operator_times_ns) / 1e9
+        for name, operator_times_ns in times.items()
+    }
 
 
 def _counts(records: Iterable[object]) -> list[int]:
@@ -282,8 +291,9 @@ def _check_nccl() -> None:
 
     version = torch.cuda.nccl.version()
     if version < (2, 30):
-        found = ".".join(map(str, version))
+        nccl_version = ".".join(map(str, version))
         raise ValueError(
-            f"NCCL {found} cannot share a GPU between ranks; install nvidia-nccl-cu13 2.30 or later"
+            f"NCCL {nccl_version} cannot share a GPU between ranks; "
+            "install nvidia-nccl-cu13 2.30 or later"
         )
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")

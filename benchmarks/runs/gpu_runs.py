@@ -1,4 +1,4 @@
-"""Real runs of the recipe for ``gpu/recipe_runs.py``: sizes, commands, and what a run left."""
+"""Real runs of the recipe for ``gpu/recipe_runs.py``: sizes, commands, and results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TAIL = 1500
 
 
 class RunFailed(Exception):
-    """A training run ended badly; the message has the end of what it said."""
+    """A training run failed; the message has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large the runs are: options of the recipe, and steps."""
+    """Size of the runs: options of the recipe, and numbers of steps."""
 
     model: tuple[str, ...]
     layers: int
@@ -41,7 +41,7 @@ class Size:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The shape that everything is calibrated on."""
+        """Options of the shape that everything is calibrated on."""
         return (
             *self.model,
             *("--num-layers", str(self.layers), "--seq-length", str(self.seq_length)),
@@ -64,7 +64,7 @@ GPU = Size(
     steps_after=20,
     timeout_s=3600.0,
 )
-"""0.6 billion parameters: half a second a step on an H200, whose machine is lent for minutes."""
+"""0.6 billion parameters: half a second per step on an H200, which is lent for minutes."""
 CPU = Size(
     model=("--hidden-size", "32", "--num-attention-heads", "2"),
     layers=2,
@@ -79,7 +79,7 @@ CPU = Size(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One training run: steps in seconds as its log has them, and the bits of its losses."""
+    """One training run: steps in seconds from its log, and the bits of its losses."""
 
     directory: Path
     steps_s: tuple[float, ...]
@@ -88,28 +88,28 @@ class Run:
 
     @property
     def after_s(self) -> tuple[float, ...]:
-        """Steps behind the window and the one after it, which closes it."""
+        """Steps after the window, without the one that closes it."""
         return self.steps_s[WARMUP_STEPS + self.window_steps + 2 :]
 
     @property
     def step_s(self) -> float:
-        """Median of the steps behind the window."""
+        """Median of the steps after the window."""
         return statistics.median(self.after_s)
 
     @property
     def records(self) -> RunRecords:
-        """What the hooks wrote."""
+        """Records of the hooks."""
         return read_run(self.directory)
 
     @property
     def table(self) -> SampleTable:
-        """The samples of the run."""
+        """Samples of the run."""
         return build_table(self.records)
 
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """Starts runs one after another below a directory; equal runs are made once."""
+    """Starts runs one after another in a directory; equal runs are made once."""
 
     out: Path
     size: Size
@@ -127,7 +127,7 @@ class Runner:
         environ: Mapping[str, str] | None = None,
         is_bare: bool = False,
     ) -> Run:
-        """Train, calibrating in a window of so many steps (0, or ``is_bare``: not at all)."""
+        """Train with a calibrated window of ``window_steps`` (none if 0 or ``is_bare``)."""
         if name not in self.known:
             steps = self.size.window_steps if window_steps is None else window_steps
             flags: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class Runner:
         return self.out / "runs" / re.sub(r"[^A-Za-z0-9]+", "-", name)
 
     def fake(self, name: str, options: tuple[str, ...], rank: int, num_ranks: int) -> Run:
-        """One process as rank ``rank`` of ``num_ranks``, in Megatron's fake process group."""
+        """Run one process as rank ``rank`` of ``num_ranks``, in Megatron's fake process group."""
         place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         environ = {key: str(value) for key, value in place.items()}
         environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29631"}
@@ -158,11 +158,11 @@ class Runner:
         environ: Mapping[str, str],
     ) -> Run:
         directory = self._directory(name)
-        # As many steps with flags as without: data and learning rate follow from their number.
+        # Run the same number of steps with and without flags: data and learning rate depend on it.
         iters = WARMUP_STEPS + window_steps + 2 + self.size.steps_after
         launcher = [sys.executable]
         if num_ranks:
-            # A machine without network may not know its own name.
+            # A machine without network may not resolve its own name.
             launcher = [*torchrun_words(num_ranks), "--local-addr", "localhost"]
         command = [*launcher, str(RECIPE), *self.size.options, *options]
         command += ["--train-iters", str(iters), "--log-interval", "1", *flags]

@@ -1,4 +1,4 @@
-"""Launches of the recipe and of others' programs on this machine, and the steps that they print."""
+"""Launches of the recipe and of other programs on this machine, and parsing of their step times."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ _ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
 
 
 def torchrun_words(num_ranks: int = NUM_RANKS) -> list[str]:
-    """The launcher beside this Python, for so many ranks of this machine."""
+    """Return the launcher of this Python's environment, for ``num_ranks`` ranks on this machine."""
     program = Path(sys.executable).parent / "torchrun"
-    found = [str(program)] if program.exists() else [sys.executable, "-m", "torch.distributed.run"]
-    return [*found, "--standalone", "--nproc-per-node", str(num_ranks)]
+    launcher = (
+        [str(program)] if program.exists() else [sys.executable, "-m", "torch.distributed.run"]
+    )
+    return [*launcher, "--standalone", "--nproc-per-node", str(num_ranks)]
 
 
 def step_times_s(text: str) -> list[float]:
-    """Seconds of each step in a log of Megatron's form."""
-    return [float(found) / 1e3 for found in _ELAPSED.findall(text)]
+    """Return seconds of each step in a log of Megatron's format."""
+    return [float(elapsed_ms) / 1e3 for elapsed_ms in _ELAPSED.findall(text)]
 
 
 def cpu_environment() -> dict[str, str]:
-    """This environment for a launch on CPUs, without what W&B and Forerun read of it."""
+    """Return this environment for a launch on CPUs, without variables that W&B and Forerun read."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
     bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return clean | {
@@ -41,7 +43,7 @@ def cpu_environment() -> dict[str, str]:
 
 
 def output_of(command: Sequence[str], *, limit_s: float, cwd: Path | None = None) -> str | None:
-    """What a launch on CPUs printed; None where it fails, or takes longer and is ended."""
+    """Return the output of a launch on CPUs; None if it fails or exceeds the limit."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=cpu_environment(), start_new_session=True, cwd=cwd,
@@ -63,7 +65,7 @@ def output_of(command: Sequence[str], *, limit_s: float, cwd: Path | None = None
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """The launcher ends its workers, which have sessions of their own, if it is asked first."""
+    """Ask the launcher first, so that it ends its workers, which have sessions of their own."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

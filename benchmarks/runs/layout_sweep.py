@@ -3,9 +3,9 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/runs/layout_sweep.py CASES ROWS STEPS
 
 ``CASES`` is a JSON list of lists of the recipe's options; a line of JSON is written to ``ROWS`` as
-each is done.  To start Python takes longer than a dozen steps, and layouts that run within the same
-minutes are compared with one another, and not with what else the machine did.  Model, optimizer,
-schedule, loop and log are the recipe's own; only the begin of the process is shared.
+each is done.  Starting Python takes longer than a dozen steps, and layouts that run within the same
+minutes are compared under the same machine load.  Model, optimizer, schedule, loop and log are the
+recipe's own; only the start of the process is shared.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from torch.distributed import distributed_c10d
 from forerun.benchmarks.runs.launches import step_times_s
 
 SKIPPED = 3
-"""Steps of a layout that are not counted: allocations, and gloo's first connections."""
+"""First steps of a layout, not counted because of allocations and gloo's first connections."""
 
 
 def main() -> None:
-    """Run the cases in their order."""
+    """Run the cases in order."""
     cases = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     out, steps = Path(sys.argv[2]), int(sys.argv[3])
     recipe.initialize(parse_args([]))
@@ -42,7 +42,7 @@ def main() -> None:
         end_groups()
         text = trained([*options, "--train-iters", str(SKIPPED + steps), "--log-interval", "1"])
         times_s = step_times_s(text)[SKIPPED:]
-        if times_s:  # the last rank prints
+        if times_s:  # only the last rank prints
             row = {"options": options, "step_s": statistics.median(times_s), "steps_s": times_s}
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -51,8 +51,8 @@ def main() -> None:
 
 
 def end_groups() -> None:
-    """Ends the groups of the layout before, which Megatron forgets alone: their threads would slow
-    every later one, by 2.7 times in the mean of 66 layouts."""
+    """End the groups of the previous layout, which Megatron does not clean up: their threads would
+    slow every later layout, by 2.7 times in the mean of 66 layouts."""
     parallel_state.destroy_model_parallel()
     for group in list(distributed_c10d._world.pg_map):
         if group is not dist.group.WORLD:
@@ -60,7 +60,7 @@ def end_groups() -> None:
 
 
 def trained(argv: list[str]) -> str:
-    """What the recipe prints of a run with these options."""
+    """Return the recipe's output for a run with these options."""
     args = parse_args(argv)
     args.use_cpu_initialization = True
     fit_to_world(args, int(os.environ["WORLD_SIZE"]))

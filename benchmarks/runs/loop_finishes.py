@@ -1,4 +1,4 @@
-"""Every kind of training loop, calibrated once on CPU ranks: what it was told, against its end."""
+"""Every kind of training loop, calibrated once on CPU ranks: reported end against actual end."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class LoopRun:
 
     name: str
     kind: str
-    """Of ``loop_run.py``; empty for Megatron's loops."""
+    """Kind of ``loop_run.py``; empty for Megatron's loops."""
     num_ranks: int = 2
     script: Path = LOOP
     options: tuple[str, ...] = ()
     needs_steps: bool = False
-    """The number of steps is given by flag."""
+    """True if the number of steps is given by flag."""
 
 
 def loop_runs(megatron: Path | None) -> list[LoopRun]:
-    """All of them; ``megatron`` is a checkout of Megatron-LM."""
+    """Return all loops; ``megatron`` is a checkout of Megatron-LM."""
     iters = ("--train-iters", str(STEPS))
-    found = [
+    runs = [
         LoopRun(name="recipes/pretrain_gpt.py", kind="", script=RECIPE, options=iters),
         LoopRun(name="plain DDP, the flag", kind="ddp", needs_steps=True),
         LoopRun(name="plain DDP, no flag", kind="ddp"),
@@ -57,13 +57,15 @@ def loop_runs(megatron: Path | None) -> list[LoopRun]:
     if megatron is not None:
         model = [*MODEL, *iters, "--calibrate-device=cpu"]
         script = megatron / "pretrain_gpt.py"
-        own = LoopRun(name="Megatron-LM, unmodified", kind="", script=script, options=(*model,))
-        found.insert(0, own)
-    return found
+        megatron_run = LoopRun(
+            name="Megatron-LM, unmodified", kind="", script=script, options=(*model,)
+        )
+        runs.insert(0, megatron_run)
+    return runs
 
 
 def launch(run: LoopRun, directory: Path) -> None:
-    """Train to the end, into an empty folder; what it prints goes to ``log.txt``."""
+    """Train to the end, into an empty folder; output goes to ``log.txt``."""
     directory.mkdir(parents=True)
     out = directory / "out"
     command = [
@@ -77,35 +79,35 @@ def launch(run: LoopRun, directory: Path) -> None:
         command += ["--calibrate", f"--calibrate-dir={out}"]
     if run.needs_steps:
         command.append(f"--calibrate-total-steps={STEPS}")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
-    kept |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
+    env |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     with (directory / "log.txt").open("w") as log:
-        subprocess.run(command, env=kept, cwd=run.script.parent, stdout=log, stderr=log, check=True)
+        subprocess.run(command, env=env, cwd=run.script.parent, stdout=log, stderr=log, check=True)
 
 
 def row_of(run: LoopRun, directory: Path) -> Sequence[str]:
-    """A line of the table."""
+    """Return a line of the table."""
     out, log = directory / "out", (directory / "log.txt").read_text()
-    said = json.loads((out / "forecast.json").read_text())
+    forecast = json.loads((out / "forecast.json").read_text())
     table = read_table(out / "samples.parquet")
-    found = table.collectives[["role", "num_ranks"]].drop_duplicates().sort_values("role")
-    pairs = zip(found["role"], found["num_ranks"], strict=True)
+    group_table = table.collectives[["role", "num_ranks"]].drop_duplicates().sort_values("role")
+    pairs = zip(group_table["role"], group_table["num_ranks"], strict=True)
     groups = ", ".join(f"{role} of {count}" for role, count in pairs)
-    rate = said.get("tokens_per_s")
+    rate = forecast.get("tokens_per_s")
     return (
         run.name,
         str(run.num_ranks),
-        *_finish(said, out, table.run_id, float(table.runs["started_unix_s"].min()), log),
+        *_finish(forecast, out, table.run_id, float(table.runs["started_unix_s"].min()), log),
         "" if rate is None else format_count(rate),
         groups or "none",
     )
 
 
 def _finish(
-    said: dict[str, Any], out: Path, run_id: str, began_unix_s: float, log: str
+    forecast: dict[str, Any], out: Path, run_id: str, began_unix_s: float, log: str
 ) -> Sequence[str]:
-    """What was said, and the errors of the first and of the last forecast."""
-    if not said.get("reason_no_finish"):
+    """Return what was reported, and the errors of the first and of the last forecast."""
+    if not forecast.get("reason_no_finish"):
         try:
             track = read_forecasts(out).track(run_id)
         except ForerunError:
@@ -118,16 +120,16 @@ def _finish(
             f"{format_frac(first.of_total_frac, signed=True)} after {first.iteration}",
             f"{format_frac(last.of_total_frac, signed=True)} after {last.iteration}",
         )
-    if "pass" not in said:
-        return f"no finish: {said['reason_no_finish']}", "", ""
+    if "pass" not in forecast:
+        return f"no finish: {forecast['reason_no_finish']}", "", ""
     (ended,) = re.findall(r"^ENDED (.+)$", log, re.MULTILINE)
-    late_s = said["pass"]["finish_p50_unix_s"] - float(ended)
+    late_s = forecast["pass"]["finish_p50_unix_s"] - float(ended)
     error = format_frac(late_s / (float(ended) - began_unix_s), signed=True)
-    return "end of this pass over the data", "", f"{error} after {said['steps_done']}"
+    return "end of this pass over the data", "", f"{error} after {forecast['steps_done']}"
 
 
 def finish_table(out: Path, megatron: Path | None, *, only_table: bool) -> str:
-    """Run what is missing, and the table of all that is there."""
+    """Run what is missing; return the table of all stored runs."""
     rows = []
     for run in loop_runs(megatron):
         directory = out / f"{run.kind or run.script.parent.name}-{'steps' * run.needs_steps}"

@@ -1,9 +1,9 @@
 """One small training on CPU ranks, of one kind of loop: ``loop_run.py KIND STEPS DIRECTORY``.
 
-Under torchrun.  Every loop trains the same two-layer model of tokens through a ``DataLoader``, with
-two micro-batches a step where the loop accumulates.  It knows nothing of Forerun, but for
-``attach``, which is the loop that calls it.  The last line of the last rank tells when the last
-step ended, in Unix seconds.
+Runs under torchrun.  Every loop trains the same two-layer model of tokens through a ``DataLoader``,
+with two micro-batches per step if the loop accumulates.  Only ``attach`` calls Forerun; the other
+loops are unaware of it.  The last line of the last rank is the end of the last step, in Unix
+seconds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 VOCAB, WIDTH, SEQ, MICRO_BATCH, ACCUMULATED = 512, 128, 64, 4, 2
 PAUSE_S = 0.02
-"""A micro-batch waits so long for its data, as real ones do: a processor is idle meanwhile."""
+"""Seconds that a micro-batch waits for its data, as in real loops: a processor is idle
+meanwhile."""
 
 
 class Tokens(Dataset[torch.Tensor]):
-    """Rows of tokens, each drawn from its own number."""
+    """Rows of tokens, each drawn with its index as the seed."""
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
@@ -43,7 +44,7 @@ class Tokens(Dataset[torch.Tensor]):
 
 
 class Model(nn.Module):
-    """Next token from the ones before, by two gated layers; no known configuration."""
+    """Next-token prediction by two gated layers; no known configuration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The mean loss of a batch of shape (samples, tokens)."""
+        """Return the mean loss of a batch of shape (samples, tokens)."""
         hidden = self.embedding(tokens).cumsum(1)
         for layer in self.layers:
             hidden = hidden + layer(hidden)
@@ -64,7 +65,7 @@ class Model(nn.Module):
 
 
 def wrapped(kind: str) -> nn.Module:
-    """The model as DDP, FSDP2, or FSDP2 in two copies (HSDP)."""
+    """Return the model under DDP, FSDP2, or FSDP2 with two replicas (HSDP)."""
     torch.manual_seed(0)
     model = Model()
     if kind in ("ddp", "attach", "stream"):
@@ -84,7 +85,7 @@ def wrapped(kind: str) -> nn.Module:
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """The same rows without a length."""
+    """The rows of ``Tokens`` as a stream without a length."""
 
     def __init__(self, rows: Tokens) -> None:
         self._rows = rows
@@ -94,7 +95,7 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 def batches(kind: str, num_steps: int) -> Iterator[torch.Tensor]:
-    """All micro-batches of one pass over the data, which is the whole run."""
+    """Yield all micro-batches of one pass over the data, which is the whole run."""
     world = dist.get_world_size()
     if kind == "stream":
         rows = Tokens(num_steps * ACCUMULATED * MICRO_BATCH)
@@ -105,7 +106,7 @@ def batches(kind: str, num_steps: int) -> Iterator[torch.Tensor]:
 
 
 def plain(kind: str, num_steps: int, directory: Path) -> None:
-    """A loop of one's own."""
+    """Train in a plain loop."""
     dist.init_process_group("gloo")
     model = wrapped(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -122,18 +123,18 @@ def plain(kind: str, num_steps: int, directory: Path) -> None:
                 optimizer.zero_grad()
                 if kind == "attach":
                     run.step()
-        say_end()
+        print_end()
     dist.destroy_process_group()
 
 
-def say_end() -> None:
-    """The last step of this rank has ended."""
+def print_end() -> None:
+    """Print the end of this rank's last step."""
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"ENDED {time.time():.3f}", flush=True)
 
 
 def hugging_face(kind: str, num_steps: int, directory: Path) -> None:
-    """The Trainer of transformers, with a Llama."""
+    """Train a Llama with the Trainer of transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     torch.manual_seed(0)
@@ -141,7 +142,7 @@ def hugging_face(kind: str, num_steps: int, directory: Path) -> None:
         num_hidden_layers=2, hidden_size=WIDTH, intermediate_size=256, num_attention_heads=4,
         vocab_size=VOCAB, max_position_embeddings=SEQ,
     )  # fmt: skip
-    asked = TrainingArguments(
+    training_arguments = TrainingArguments(
         output_dir=str(directory / "trainer"),
         max_steps=num_steps,
         per_device_train_batch_size=MICRO_BATCH,
@@ -159,12 +160,12 @@ def hugging_face(kind: str, num_steps: int, directory: Path) -> None:
         return {"input_ids": tokens, "labels": tokens}
 
     data = Tokens(num_steps * ACCUMULATED * MICRO_BATCH * int(os.environ["WORLD_SIZE"]))
-    Trainer(LlamaForCausalLM(shape), asked, joined, data).train()
-    say_end()
+    Trainer(LlamaForCausalLM(shape), training_arguments, joined, data).train()
+    print_end()
 
 
 def lightning(kind: str, num_steps: int, directory: Path) -> None:
-    """Lightning's Trainer."""
+    """Train with Lightning's Trainer."""
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
@@ -186,7 +187,7 @@ def lightning(kind: str, num_steps: int, directory: Path) -> None:
         default_root_dir=directory,
     )  # fmt: skip
     trainer.fit(Module(), DataLoader(data, batch_size=MICRO_BATCH, shuffle=True))
-    say_end()
+    print_end()
 
 
 KINDS: dict[str, Callable[[str, int, Path], None]] = {

@@ -1,9 +1,9 @@
-"""What training did, written down inside a Megatron-LM worker by eyes that are not Forerun's.
+"""Independent probe inside a Megatron-LM worker, which records a run without Forerun's code.
 
 ``megatron_matrix.py`` copies this file as ``sitecustomize.py`` into a folder on ``PYTHONPATH``.  It
 wraps ``train_step`` and ``training_log`` of ``megatron.training.training`` and writes one JSON file
-per rank at exit: bits of losses and gradient norms, what hangs on the model and on torch before
-each step, and, where it is asked to count, every call of a ``ProcessGroup`` that gave a ``Work``.
+per rank at exit: bits of losses and gradient norms, hooks and attributes on the model and on torch
+before each step, and, if counting is on, every call of a ``ProcessGroup`` that returned a ``Work``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SEP = " | "
 
 
 class Probe:
-    """What one rank has seen."""
+    """Observations on one rank."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -64,7 +64,7 @@ class Probe:
         args = importlib.import_module("megatron.training.global_vars").get_args()
         iteration = int(args.curr_iteration)
         step = self._steps.setdefault(iteration, {})
-        # As it is before the first step, when nothing is put on yet.
+        # Baseline before the first step, when nothing is installed yet.
         self._classes = self._classes or _class_methods()
         step["state"] = self._keep(self._state(given))
         if not self._seams:
@@ -90,7 +90,7 @@ class Probe:
         return self._states.index(state)
 
     def _state(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Everything that a tool could have hung somewhere, by the names of the functions."""
+        """Return everything that a tool could have attached, by the names of the functions."""
         import torch
 
         hooks, attributes = Counter[str](), Counter[str]()
@@ -101,7 +101,7 @@ class Probe:
                     for hook in vars(module).get(kind, {}).values():
                         hooks[f"{kind} {_name(hook)}"] += 1
                 for owner in (module, getattr(module, "token_dispatcher", None)):
-                    for name, value in _own_functions(owner):
+                    for name, value in _defined_functions(owner):
                         attributes[f"{type(owner).__name__}.{name} {_name(value)}"] += 1
         variables = importlib.import_module("megatron.training.global_vars")
         holders = {"global": getattr(variables, "_GLOBAL_TIMERS", None)}
@@ -133,7 +133,7 @@ class Probe:
         }
 
     def _count_calls(self) -> None:
-        """Count what gives a ``Work``; only the end of a coalesced group is no transfer."""
+        """Count calls that return a ``Work``; the end of a coalesced group is no transfer."""
         from torch._C._distributed_c10d import ProcessGroup, Work
 
         for name, original in list(vars(ProcessGroup).items()):
@@ -161,17 +161,17 @@ class Probe:
 
 
 def _replaced_functions() -> list[str]:
-    """Names in Megatron's modules that lead to code of the tool's hooks, and whose code it is."""
-    found = []
-    # A thread may import meanwhile: a copy is made in one piece.
+    """Return names in Megatron's modules bound to code of the tool's hooks, and its owner."""
+    replaced = []
+    # A thread may import meanwhile, so iterate over an atomic copy.
     for module_name, module in sorted(sys.modules.copy().items()):
         if not module_name.startswith("megatron."):
             continue
         for name, value in sorted(vars(module).copy().items()):
             place = getattr(value, "__globals__", {}).get("__name__", "")
             if place.startswith("forerun.hooks."):
-                found.append(f"{module_name}.{name}")
-    return found
+                replaced.append(f"{module_name}.{name}")
+    return replaced
 
 
 def _class_methods() -> dict[str, dict[str, int]]:
@@ -182,7 +182,7 @@ def _class_methods() -> dict[str, dict[str, int]]:
 
     owners: tuple[Any, ...] = (ProcessGroup, Work, torch.nn.Module, LanguageModule)
     owners += (timers.Timers, timers.Timer, timers.DummyTimer, torch.autograd)
-    return {own.__name__: {name: id(f) for name, f in vars(own).items()} for own in owners}
+    return {owner.__name__: {name: id(f) for name, f in vars(owner).items()} for owner in owners}
 
 
 def _changed(before: dict[str, dict[str, int]]) -> list[str]:
@@ -195,7 +195,7 @@ def _changed(before: dict[str, dict[str, int]]) -> list[str]:
     ]
 
 
-def _own_functions(owner: Any) -> list[tuple[str, Any]]:
+def _defined_functions(owner: Any) -> list[tuple[str, Any]]:
     import torch
 
     return [
@@ -206,7 +206,7 @@ def _own_functions(owner: Any) -> list[tuple[str, Any]]:
 
 
 def _name(function: Any) -> str:
-    """Module and name of a function, whatever is wrapped around it."""
+    """Return module and name of a function, whatever it is wrapped in."""
     while isinstance(function, functools.partial):
         function = function.func
     if function is None:
@@ -216,7 +216,7 @@ def _name(function: Any) -> str:
 
 
 def _bits(value: Any) -> str:
-    """A number with all of its digits; tensors of one or more elements alike."""
+    """Return all digits of a number; tensors of one or more elements are supported."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
@@ -240,7 +240,7 @@ def _nbytes(value: Any) -> int:
 
 
 class _AfterImport:
-    """Lets the other finders find the module, and calls back when it has been executed."""
+    """Lets the other finders find the module, and calls back after its execution."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe

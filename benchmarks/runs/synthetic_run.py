@@ -1,8 +1,8 @@
-"""A calibrated directory of one node whose times were planted: real files of a run that never was.
+"""A calibrated directory of one node with planted times: real files of a run that never happened.
 
-Every verb runs on it as on a real one.  Operators and transfers take what the priors of the device
-say, times a factor of their kind; ranks run in step, one after another what a layout of one stage
-has, nothing beside anything else.  So the truth of every operator is known: ``Planted``.
+Every verb accepts it like a real one.  Operators and transfers take the time of the device's priors
+times a factor of their kind; ranks run in lockstep, the operators of a one-stage layout one after
+another, with nothing overlapping.  So the truth of every operator is known: ``Planted``.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from forerun.calib.workload import (
 
 RUN_ID = "synthetic"
 NOISE_LOG = 0.01
-"""Scatter of one operator around its median, as clocks of GPUs have it in a steady window."""
+"""Scatter of one operator around its median, as on GPUs in a steady window."""
 KIND_LOG = 0.1
-"""How far a kind may lie from the prior of the device."""
+"""Standard deviation of a kind's log factor on the device's prior."""
 DEVICE_NBYTES = 80 * GIB
 _STEPS_OF_WINDOW = 6
-"""Every other one is hooked."""
+"""Steps per window, every other one hooked."""
 _NS = 1e9
 _START_NS = 10**15
 _PASSES = {
@@ -61,31 +61,32 @@ _HOST_S: Mapping[OperatorKind, float] = {
     OperatorKind.HOST_MICROBATCH: 0.15e-3,
     OperatorKind.HOST_STEP: 3e-3,
 }
-"""Of a pass and of a step: where the step model expects them (``calib/steps/scales.py``)."""
+"""Host time of a pass and of a step, in the form the step model expects
+(``calib/steps/scales.py``)."""
 Work = Sequence[tuple[Item, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """The truth of a machine: the priors of a device times a factor for each kind of work."""
+    """Ground truth of a machine: the priors of a device times a factor for each kind of work."""
 
     device: str
     is_attention_fused: bool = True
     seed: int = 0
     factors_log: dict[str, float] = field(default_factory=dict)
-    """By ``item_name``; drawn where it is not given."""
+    """Factors by ``item_name``; random if not given."""
 
     def times_s(self, items: Sequence[Item]) -> Mapping[Item, float]:
-        """Seconds of each."""
+        """Return seconds of each item."""
         base = prior_times(self.device, is_attention_fused=self.is_attention_fused)
-        told = base.estimates(items).time_s.tolist()
-        found = np.array(
-            [_host_s(item) or time_s for item, time_s in zip(items, told, strict=True)]
+        estimated_s = base.estimates(items).time_s.tolist()
+        expected_s = np.array(
+            [_host_s(item) or time_s for item, time_s in zip(items, estimated_s, strict=True)]
         )
         names = [item_name(item) for item in items]
         drawn = {name: self._factor_log(name) for name in dict.fromkeys(names)}
         logs = np.array([drawn[name] for name in names])
-        return dict(zip(items, (found * np.exp(logs)).tolist(), strict=True))
+        return dict(zip(items, (expected_s * np.exp(logs)).tolist(), strict=True))
 
     def _factor_log(self, name: str) -> float:
         if name in self.factors_log:
@@ -101,9 +102,9 @@ def _host_s(item: Item) -> float | None:
 def write_synthetic_run(
     directory: Path, config: RunConfig, *, num_windows: int = 3, seed: int = 0
 ) -> Path:
-    """The directory, with the records of a run in this layout; the same seed, the same files.
+    """Write a directory with records of a run in this layout; equal seeds give equal files.
 
-    The layout has one stage and overlaps nothing, so that ranks run in step.
+    The layout has one stage and overlaps nothing, so that ranks run in lockstep.
     """
     if config.parallelism.pp > 1:
         raise ValueError(f"pp {config.parallelism.pp} has ranks that wait; give one stage")
@@ -122,7 +123,7 @@ def write_synthetic_run(
 
 
 class _Run:
-    """What every rank writes; their clocks agree and all take the same time."""
+    """Records common to all ranks; their clocks agree and all take the same time."""
 
     def __init__(self, config: RunConfig, planted: Planted) -> None:
         self.config, self.seed = config, planted.seed
@@ -137,7 +138,7 @@ class _Run:
         self.times_s = planted.times_s(list(dict.fromkeys(every)))
 
     def header(self, rank: int) -> Header:
-        """First line of its file."""
+        """Return the first line of the rank's file."""
         place = position(self.config.parallelism, rank)
         return Header(
             schema=SCHEMA,
@@ -156,7 +157,7 @@ class _Run:
         return round(memory(self.config).total_nbytes)
 
     def records(self, rank: int, num_windows: int) -> Iterator[Record]:
-        """All of its windows."""
+        """Yield the records of all of its windows."""
         clock_ns = _START_NS
         for window in range(num_windows):
             first = window * _STEPS_OF_WINDOW
@@ -180,14 +181,14 @@ class _Step:
         self._run, self._rank = run, rank
         self._step, self._window = step, window
         self._is_hooked = step % 2 == 0
-        # The same on all ranks: they run in step.
+        # All ranks use the same seed, since they run in lockstep.
         self._random = np.random.default_rng([run.seed, step])
         self._sequences: dict[tuple[int, ...], int] = {}
         self._out: list[Record] = []
         self.at_ns = at_ns
 
     def records(self) -> list[Record]:
-        """Passes, gradients, optimizer and the step itself."""
+        """Return passes, gradients, optimizer and the step itself."""
         start_ns, config, work = self.at_ns, self._run.config, self._run.work
         waited_ns = 0
         for microbatch in range(config.num_microbatches):
@@ -213,7 +214,7 @@ class _Step:
         return self._out
 
     def _pass(self, name: str, operators: Iterable[OperatorCount], microbatch: int) -> int:
-        """Nanoseconds of waiting for transfers."""
+        """Add a pass and its operators; return nanoseconds of waiting for transfers."""
         start_ns, work = self.at_ns, list(operators)
         self._operators([one for one in work if one[0].kind not in _HOST_S], microbatch)
         waited_ns = self._transfers(_PASSES[name])
@@ -247,7 +248,7 @@ class _Step:
                 self.at_ns += count * self._drawn_ns(operator)
 
     def _transfers(self, placements: Sequence[Placement]) -> int:
-        """Nanoseconds that all of these take."""
+        """Add the transfers at these placements; return their nanoseconds."""
         begin_ns, layout = self.at_ns, self._run.config.parallelism
         uses = [use for use in self._run.uses if use.placement in placements]
         for call in (use.call for use in uses for _ in range(use.count)):

@@ -1,10 +1,10 @@
 """torchtitan's program on CPU ranks: ``titan_run.py`` and the options of ``torchtitan.train``.
 
-Under torchrun, with ``--calibrate-device=cpu``.  What a CPU lacks is stood in for, and nothing else
-is changed: FSDP2 divides gradients inside the reduction, gloo sums; a barrier names NCCL's device;
-a histogram of whole numbers, the order of tokens by expert (a Triton kernel, with torchtitan's
-function for CPUs) and flex attention with gradients (which torch has eagerly, and refuses).  A
-timeout that torch 2.13 cannot set is not set.
+Under torchrun, with ``--calibrate-device=cpu``.  Only what a CPU lacks is replaced: FSDP2 divides
+gradients inside the reduction, gloo sums; a barrier names NCCL's device; a histogram of integers;
+the order of tokens by expert (a Triton kernel, replaced by torchtitan's function for CPUs); and
+flex attention with gradients (which torch implements in eager mode, but refuses).  A timeout that
+torch 2.13 cannot set is not set.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _on_cpus() -> None:
     try:
         from torchtitan.models.moe import utils
     except ImportError:
-        return  # later ones have no such kernel
+        return  # later releases have no such kernel
     order = utils.generate_permute_indices
     utils.generate_permute_indices = functools.partial(order, use_cpu=True)
 

@@ -1,8 +1,8 @@
-"""Numbers of the models that somebody chose: what a sensitivity run varies and a test counts.
+"""Hand-chosen numbers of the models, which a sensitivity run varies and a test counts.
 
-Every number at the top of a module of the rooms is one, but for those that are listed here with
-where they come from: data sheets and other people's sources, counts, units, and guards that keep
-sums finite or searches bounded.
+Every module-level number of the rooms is one, except for those listed here with their origin: data
+sheets and other people's sources, counts, units, and guards that keep sums finite or searches
+bounded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-ROOMS = ("network", "fit", "steps", "regressors")
+PACKAGES = ("network", "fit", "steps", "regressors")
 NOT_CHOSEN: Mapping[str, str] = {
     "NCCL's tuning.cc and its search for channels": """
         network.nccl_tuner: _BASE_US _HOP_US _POST_US _LL_BYTES_PER_S _LL_NETWORK_BYTES_PER_S
@@ -78,17 +78,17 @@ NOT_CHOSEN: Mapping[str, str] = {
         regressors.robust: _FARTHEST_LOG _INSIDE_LOG
         regressors.trees: _ROUNDING _NUM_FOLDS _LEAST_DEVIATION""",
 }
-"""By where they come from: ``<room>.<module>: NAME NAME ...``."""
+"""Numbers that were not chosen, by origin: ``<room>.<module>: NAME NAME ...``."""
 
 
 def chosen(calib: Path) -> list[tuple[str, str]]:
-    """Module and name of every chosen number below the package's ``calib``."""
+    """Return module and name of every chosen number below the package's ``calib``."""
     known = set(not_chosen())
     return [one for one in numbers(calib) if one not in known]
 
 
 def not_chosen() -> Iterator[tuple[str, str]]:
-    """Module and name of every number that is listed with where it comes from."""
+    """Yield module and name of every number that is listed with its origin."""
     module = ""
     for word in " ".join(NOT_CHOSEN.values()).split():
         if word.endswith(":"):
@@ -98,15 +98,15 @@ def not_chosen() -> Iterator[tuple[str, str]]:
 
 
 def numbers(calib: Path) -> Iterator[tuple[str, str]]:
-    """Module and name of every constant of the rooms whose value holds a number."""
-    for room in ROOMS:
-        for path in sorted((calib / room).glob("*.py")):
+    """Yield module and name of every constant of the rooms whose value contains a number."""
+    for folder in PACKAGES:
+        for path in sorted((calib / folder).glob("*.py")):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                yield from ((f"{room}.{path.stem}", name) for name in _names(node))
+                yield from ((f"{folder}.{path.stem}", name) for name in _names(node))
 
 
 def _names(node: ast.stmt) -> list[str]:
-    """Names in capitals that a statement gives to something with a number in it."""
+    """Return the upper-case names to which a statement assigns something with a number in it."""
     if isinstance(node, ast.Assign):
         targets: list[ast.expr] = list(node.targets)
     elif isinstance(node, ast.AnnAssign):
@@ -115,8 +115,8 @@ def _names(node: ast.stmt) -> list[str]:
         return []
     if node.value is None or not any(map(_is_number, ast.walk(node.value))):
         return []
-    found = [one for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
-    return [one.id for one in found if one.id.isupper()]
+    names = [one for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+    return [one.id for one in names if one.id.isupper()]
 
 
 def _is_number(node: ast.AST) -> bool:

@@ -1,4 +1,4 @@
-"""Scores of estimated transfers, against one latency and bandwidth a group; for ``models.py``."""
+"""Scores of estimated transfers and of an alpha-beta baseline per group; for ``models.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from forerun.benchmarks.protocols.collectives import COLLECTIVE_PROTOCOLS, left_out
+from forerun.benchmarks.protocols.collectives import COLLECTIVE_PROTOCOLS, scored_rows
 from forerun.calib.network import Group, Law, Samples, Transfers, bus_factor, fit_law, ring_steps
 from forerun.calib.validation import fit_network
 
@@ -21,13 +21,13 @@ CURVE = ["device", "fabric", "collective", "num_ranks", "num_nodes"]
 
 
 def collective_figures(table: pd.DataFrame, name: str, seeds: Sequence[int]) -> pd.DataFrame:
-    """One row per protocol and ``model`` (``ours`` or ``alpha-beta``) of a canonical table, every
-    collective with equal weight.
+    """Return one row per protocol and ``model`` (``ours`` or ``alpha-beta``) of a canonical table,
+    every collective with equal weight.
 
     Mean absolute percentage errors over all payloads (``mape_frac``), from 16 MiB
     (``large_mape_frac``) and above 256 MB (``huge_mape_frac``); coverage and half-width of the 90 %
-    interval; how far repeats of a payload lie from their median (``floor_frac``).  ``leave_span``
-    is told apart by whether the machine has several nodes.
+    interval; mean distance of a payload's repeats from their median (``floor_frac``).
+    ``leave_span`` is split by whether the machine has several nodes.
     """
     floor = repeats_frac(table[table["flag"] == ""])
     several = table.groupby(["device", "fabric"])["num_nodes"].transform("max") > 1
@@ -39,26 +39,26 @@ def collective_figures(table: pd.DataFrame, name: str, seeds: Sequence[int]) -> 
     rows = []
     for label, (protocol, part) in parts.items():
         for model, fit in ((OURS, fit_network), (ALPHA_BETA, fit_baseline)):
-            found = left_out(part, protocol, seeds=seeds, fit=fit)
-            if len(found):
-                labels = {"table": name, "protocol": label, "model": model, "n": len(found)}
-                inside, width = intervals(found) if model == OURS else (np.nan, np.nan)
+            scored = scored_rows(part, protocol, seeds=seeds, fit=fit)
+            if len(scored):
+                labels = {"table": name, "protocol": label, "model": model, "n": len(scored)}
+                inside, width = intervals(scored) if model == OURS else (np.nan, np.nan)
                 figures = {"coverage_90_frac": inside, "interval_width_frac": width}
-                rows.append({**labels, **errors(found), **figures, "floor_frac": floor})
+                rows.append({**labels, **errors(scored), **figures, "floor_frac": floor})
     return pd.DataFrame(rows)
 
 
 def errors(rows: pd.DataFrame) -> dict[str, float]:
-    """MAPE over all payloads, large and huge ones, mean over collectives; NaN where none is."""
+    """Return MAPE over all, large and huge payloads, mean over collectives; NaN if none."""
     error = (rows["predicted_s"] / rows["measured_s"] - 1.0).abs()
     least = {"mape_frac": 0, "large_mape_frac": LARGE_NBYTES, "huge_mape_frac": HUGE_NBYTES}
-    kept = {name: rows["nbytes"] >= nbytes for name, nbytes in least.items()}
-    return {n: float(error[k].groupby(rows["group"][k]).mean().mean()) for n, k in kept.items()}
+    masks = {name: rows["nbytes"] >= nbytes for name, nbytes in least.items()}
+    return {n: float(error[k].groupby(rows["group"][k]).mean().mean()) for n, k in masks.items()}
 
 
 def intervals(rows: pd.DataFrame) -> tuple[float, float]:
-    """Share of measurements inside their 90 % interval and half of it over the estimate, mean over
-    collectives."""
+    """Return the share of measurements inside their 90 % interval and half of it over the estimate,
+    mean over collectives."""
     inside = rows["measured_s"].between(rows["low_s"], rows["high_s"])
     width = (rows["high_s"] - rows["low_s"]) / 2 / rows["predicted_s"]
     by = rows["group"]
@@ -66,16 +66,20 @@ def intervals(rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def repeats_frac(table: pd.DataFrame) -> float:
-    """Mean distance of repeats from their median; NaN where nothing was repeated."""
+    """Return the mean distance of repeats from their median; NaN if nothing was repeated."""
     times = table.groupby([*CURVE, "nbytes"])["time_s"]
     distance = (table["time_s"] / times.transform("median") - 1.0).abs()
-    kept = distance[times.transform("size") > 1]
-    return float(kept.groupby(table["collective"]).mean().mean()) if len(kept) else float("nan")
+    repeated = distance[times.transform("size") > 1]
+    return (
+        float(repeated.groupby(table["collective"]).mean().mean())
+        if len(repeated)
+        else float("nan")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AlphaBeta:
-    """One latency and one bandwidth for each group; the nearest group's ring for all others."""
+    """One latency and one bandwidth for each group; other groups use the nearest group's ring."""
 
     laws: Mapping[Group, Law]
 
@@ -98,7 +102,7 @@ class AlphaBeta:
 
 
 def distance(group: Group, other: Group) -> tuple[bool, float, float]:
-    """Other collectives are further than other sizes."""
+    """Return a sort key in which other collectives are further than other sizes."""
     return (
         group.collective is not other.collective,
         abs(np.log(group.num_nodes / other.num_nodes)),
@@ -107,7 +111,7 @@ def distance(group: Group, other: Group) -> tuple[bool, float, float]:
 
 
 def fit_baseline(samples: Mapping[Group, Samples], _: str) -> AlphaBeta:
-    """Latency and bandwidth of each group by robust least squares in log time, without a prior."""
+    """Fit latency and bandwidth per group by robust least squares in log time, without a prior."""
     start = Law(fixed_s=1e-5, byte_s=1e-11)
     return AlphaBeta(
         laws={

@@ -1,9 +1,9 @@
-"""Groups of measured layouts of one job, and how good a layout somebody would choose among them.
+"""Groups of measured layouts of one job, and the quality of a choice among them.
 
-A job is one model, batch and number of GPUs on one machine, release and precision, with all else
-that no layout changes: kernels of attention, widths of gradients.  Layouts that were run several
-times count once, with their median step; how far such runs lie apart tells which layouts nobody
-could tell apart.
+A job is one model, batch and number of GPUs on one machine, release and precision, with everything
+else that no layout changes: kernels of attention, widths of gradients.  Layouts that were run
+several times count once, with their median step; the scatter of such runs gives the layouts that
+are indistinguishable.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from scipy.stats import kendalltau
 from forerun.benchmarks.protocols.steps import StepModel
 from forerun.benchmarks.scoring.step_comparisons import mean_interval
 from forerun.calib.records import StepKind, StepRow
-from forerun.calib.regressors import first_of_least
+from forerun.calib.regressors import first_minimum
 from forerun.calib.steps import same_layout
 from forerun.calib.validation import ScoredSteps
 from forerun.calib.workload import Batch, Parallelism, Recompute, RunConfig
 
 _ALIKE_FRAC = 1e-6
-"""Scores that differ by less are a tie: whoever chooses takes any of them."""
+"""Scores that differ by less are a tie, and any of them may be chosen."""
 
 _ANY_VOCAB = 1 << 20
 
 _Z_ONE_SIDED = 1.645
-"""Of a normal distribution: a difference beyond is there in 95 of 100."""
+"""Quantile of a normal distribution: a larger difference is real in 95 of 100 cases."""
 
 Floats = NDArray[np.float64]
 Scores = Callable[[Sequence[StepRow], Sequence[StepRow]], Floats]
-"""What somebody thinks of the layouts, the least is chosen; rows that were measured before are
-given, which may be of these layouts or of other jobs of the machine."""
+"""Scores layouts, least is best; the second argument is rows measured before, which may be of these
+layouts or of other jobs of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,55 +48,56 @@ class Job:
     name: str
     rows: tuple[StepRow, ...]
     num_runs: tuple[int, ...]
-    """Of each layout."""
+    """Number of runs of each layout."""
     sigma_log: float
-    """Scatter of one run around its layout's mean; 0 where none was run twice."""
+    """Scatter of one run around its layout's mean; 0 if none was run twice."""
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether a simulator wrote the steps."""
+        """True if a simulator wrote the steps."""
         return {row.kind for row in self.rows} == {StepKind.SYNTHETIC}
 
     @property
     def times_s(self) -> Floats:
-        """Measured, shape (layouts,)."""
+        """Measured seconds, shape (layouts,)."""
         return np.array([row.measured_s for row in self.rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What was chosen once."""
+    """One choice."""
 
     job: Job
     time_ratio: float
-    """Time of the chosen layout over that of the best; the mean where several are as good."""
+    """Time of the chosen layout over that of the best; the mean over tied choices."""
     best_frac: float
-    """1 where the best was chosen, 0 where another; between where one of several is the best."""
+    """1 if the best was chosen, 0 if another; in between if one of several tied choices is the
+    best."""
     apart_ratio: float
-    """The same, where a layout counts as the best that is no slower than it by more than runs of
-    one layout differ, at 95 %: what nobody repeated is always apart."""
+    """``time_ratio``, but a layout counts as the best if it is slower by no more than runs of one
+    layout differ, at 95 %; without repeats every difference counts."""
     tau: float
-    """Kendall's tau-b of scores and times over the layouts that were not known; NaN where these are
-    fewer than two, 0 where all scores are equal."""
+    """Kendall's tau-b of scores and times over the layouts that were not known; NaN if these are
+    fewer than two, 0 if all scores are equal."""
     chosen: int
     weight: float
-    """All choices of one job together weigh 1."""
+    """Weight of the choice; all choices of one job sum to 1."""
 
 
 def jobs(rows: Sequence[StepRow]) -> list[Job]:
-    """Those of a table with two layouts or more, in the table's order; flagged rows are left."""
-    found: dict[object, dict[object, list[StepRow]]] = {}
+    """Return a table's jobs with two layouts or more, in order; flagged rows are skipped."""
+    layouts_by_job: dict[object, dict[object, list[StepRow]]] = {}
     for row in rows:
         config = row.config
         if row.flag or not row.measured_s > 0:
             continue
         key = (row.machine, row.group, row.num_ranks, _job_key(config))
-        found.setdefault(key, {}).setdefault(same_layout(config), []).append(row)
-    return [_job(list(layouts.values())) for layouts in found.values() if len(layouts) > 1]
+        layouts_by_job.setdefault(key, {}).setdefault(same_layout(config), []).append(row)
+    return [_job(list(layouts.values())) for layouts in layouts_by_job.values() if len(layouts) > 1]
 
 
 def _job_key(config: RunConfig) -> object:
-    """What no layout changes: the plan varies none of it."""
+    """Return everything that no layout changes, and that the plan does not vary."""
     return replace(
         same_layout(config),
         # Megatron pads the vocabulary to a multiple of TP.
@@ -125,7 +126,7 @@ def _job(layouts: Sequence[Sequence[StepRow]]) -> Job:
 
 
 def _scatter_log(layouts: Sequence[Sequence[StepRow]]) -> float:
-    """Pooled over the layouts that were run more than once."""
+    """Return the scatter pooled over the layouts that were run more than once."""
     squares, degrees = 0.0, 0
     for runs in layouts:
         logs = np.log([row.measured_s for row in runs])
@@ -140,9 +141,9 @@ def _merged(rows: Sequence[StepRow]) -> StepRow:
 
 
 def known_rows(job: Job, number: int, num_draws: int) -> Iterator[tuple[StepRow, ...]]:
-    """Layouts of the job that were run before: each in turn, or each set, or so many drawn sets.
+    """Yield known layouts of the job: each, each set of ``number``, or ``num_draws`` random sets.
 
-    None where that would leave no layout to be found.
+    Yields nothing if no layout would remain to be chosen.
     """
     size = len(job.rows)
     if size <= number:
@@ -160,7 +161,7 @@ def known_rows(job: Job, number: int, num_draws: int) -> Iterator[tuple[StepRow,
 def rows_of_other_jobs(
     job: Job, here: Sequence[Job], number: int, num_draws: int
 ) -> Iterator[tuple[StepRow, ...]]:
-    """Drawn sets of layouts of the machine's other jobs; all of them where they are no more."""
+    """Yield random sets of layouts of the machine's other jobs; one of all if there are no more."""
     machine = job.rows[0].machine
     others = [one for one in here if one is not job and one.rows[0].machine == machine]
     pool = [row for one in others for row in one.rows]
@@ -168,12 +169,12 @@ def rows_of_other_jobs(
 
 
 def rows_of_one_size(job: Job, here: Sequence[Job], most: int) -> Iterator[tuple[StepRow, ...]]:
-    """Layouts of each other size of model on the machine, ``most`` of them drawn."""
-    own = job.rows[0]
+    """Yield layouts of each other model size on the machine, at most ``most`` random ones each."""
+    job_row = job.rows[0]
     pools: dict[tuple[str, int], list[StepRow]] = {}
     for one in here:
         first = one.rows[0]
-        if first.machine == own.machine and _size(first) != _size(own):
+        if first.machine == job_row.machine and _size(first) != _size(job_row):
             pools.setdefault(_size(first), []).extend(one.rows)
     for size, pool in pools.items():
         yield from _drawn_sets(pool, most, 1, f"{job.table} {size}")
@@ -196,39 +197,39 @@ def _drawn_sets(
 
 
 def choices(job: Job, known: Sequence[Sequence[StepRow]], scores: Scores) -> list[Choice]:
-    """One for each set of known layouts."""
-    times_s, apart, found = job.times_s, _apart_ratios(job), []
+    """Return one choice for each set of known layouts."""
+    times_s, apart, results = job.times_s, _apart_ratios(job), []
     for rows in known:
-        said = scores(job.rows, rows)
-        least = float(said[first_of_least(said)])
-        taken = said <= least + _ALIKE_FRAC * abs(least)
+        predicted = scores(job.rows, rows)
+        least = float(predicted[first_minimum(predicted)])
+        taken = predicted <= least + _ALIKE_FRAC * abs(least)
         ratios = times_s[taken] / times_s.min()
-        told = {row.row_id for row in rows}
-        is_open = np.array([row.row_id not in told for row in job.rows])
-        found.append(
+        known_ids = {row.row_id for row in rows}
+        is_open = np.array([row.row_id not in known_ids for row in job.rows])
+        results.append(
             Choice(
                 job=job,
                 time_ratio=float(ratios.mean()),
                 best_frac=float(np.mean(ratios == 1.0)),
                 apart_ratio=float(apart[taken].mean()),
-                tau=rank_correlation(said[is_open], times_s[is_open]),
-                chosen=first_of_least(said),
+                tau=rank_correlation(predicted[is_open], times_s[is_open]),
+                chosen=first_minimum(predicted),
                 weight=1.0 / len(known),
             )
         )
-    return found
+    return results
 
 
-def rank_correlation(said: Floats, times_s: Floats) -> float:
-    """Kendall's tau-b; NaN of fewer than two, 0 where nothing is told apart.
+def rank_correlation(predicted: Floats, times_s: Floats) -> float:
+    """Return Kendall's tau-b; NaN for fewer than two values, 0 if all are tied.
 
     >>> rank_correlation(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]))
     -1.0
     """
-    if len(said) < 2:
+    if len(predicted) < 2:
         return math.nan
-    found = float(np.asarray(kendalltau(said, times_s))[0])
-    return found if math.isfinite(found) else 0.0
+    tau = float(np.asarray(kendalltau(predicted, times_s))[0])
+    return tau if math.isfinite(tau) else 0.0
 
 
 def _apart_ratios(job: Job) -> Floats:
@@ -238,7 +239,7 @@ def _apart_ratios(job: Job) -> Floats:
 
 
 def by_model(model: StepModel) -> Scores:
-    """Predicted steps; a known layout has the step that was measured, as in a plan."""
+    """Return scores of predicted steps; a known layout has its measured step, as in a plan."""
     fits: dict[tuple[str, ...], ScoredSteps] = {}
 
     def scores(rows: Sequence[StepRow], known: Sequence[StepRow]) -> Floats:
@@ -246,50 +247,52 @@ def by_model(model: StepModel) -> Scores:
         key = tuple(f"{row.machine} {row.row_id}" for row in known)
         if key not in fits:
             fits[key] = model.fit(known)
-        said = np.array(fits[key].predict(blind).time_s)
-        return _with_measured(said, rows, known)
+        predicted = np.array(fits[key].predict(blind).time_s)
+        return _with_measured(predicted, rows, known)
 
     return scores
 
 
-def _with_measured(said: Floats, rows: Sequence[StepRow], known: Sequence[StepRow]) -> Floats:
+def _with_measured(predicted: Floats, rows: Sequence[StepRow], known: Sequence[StepRow]) -> Floats:
     measured = {row.row_id: row.measured_s for row in known}
-    return np.array([measured.get(row.row_id, one) for row, one in zip(rows, said, strict=True)])
+    return np.array(
+        [measured.get(row.row_id, one) for row, one in zip(rows, predicted, strict=True)]
+    )
 
 
 def best_known(rows: Sequence[StepRow], known: Sequence[StepRow]) -> Floats:
-    """Whoever stays with the best layout that was run; a tie of all where none was."""
+    """Score by staying with the best known layout; all tie if none is known."""
     return _with_measured(np.full(len(rows), math.inf if known else 1.0), rows, known)
 
 
-def choice_figures(found: Sequence[Choice]) -> Mapping[str, float]:
-    """Mean, median, 95th percentile and maximum of chosen over best less 1 (regret), mean tau, and
-    the share of best ones.
+def choice_figures(choice_rows: Sequence[Choice]) -> Mapping[str, float]:
+    """Return mean, median, 95th percentile and maximum of chosen over best minus 1 (regret), mean
+    tau, and the share of best choices.
 
-    ``apart_p95_frac`` counts a choice as the best where runs of one layout differ by as much.  Each
-    job has the same weight, however many sets of known layouts it was asked with.
+    ``apart_p95_frac`` counts a choice as the best if runs of one layout differ by as much.  Each
+    job has the same weight, regardless of its number of sets of known layouts.
     """
-    regrets = np.array([one.time_ratio for one in found]) - 1
-    apart = np.array([one.apart_ratio for one in found]) - 1
-    weights = np.array([one.weight for one in found])
-    taus = np.array([*job_means(found, "tau").values()])
+    regrets = np.array([one.time_ratio for one in choice_rows]) - 1
+    apart = np.array([one.apart_ratio for one in choice_rows]) - 1
+    weights = np.array([one.weight for one in choice_rows])
+    taus = np.array([*job_means(choice_rows, "tau").values()])
     return {
-        "jobs": len({id(one.job) for one in found}),
-        "choices": len(found),
+        "jobs": len({id(one.job) for one in choice_rows}),
+        "choices": len(choice_rows),
         "mean_frac": float(np.average(regrets, weights=weights)),
         "median_frac": _quantile(regrets, weights, 0.5),
         "p95_frac": _quantile(regrets, weights, 0.95),
         "apart_p95_frac": _quantile(apart, weights, 0.95),
         "max_frac": float(regrets.max()),
         "tau": float(taus.mean()) if len(taus) else math.nan,
-        "best_frac": float(np.average([one.best_frac for one in found], weights=weights)),
+        "best_frac": float(np.average([one.best_frac for one in choice_rows], weights=weights)),
     }
 
 
-def job_means(found: Sequence[Choice], name: str) -> dict[int, float]:
-    """Mean of a field of the choices of each job, by the job's place; jobs without one are left."""
+def job_means(choice_rows: Sequence[Choice], name: str) -> dict[int, float]:
+    """Return each job's mean of a field of its choices, by the job's ``id``; NaN is skipped."""
     of_jobs: dict[int, list[float]] = {}
-    for one in found:
+    for one in choice_rows:
         if math.isfinite(value := getattr(one, name)):
             of_jobs.setdefault(id(one.job), []).append(value)
     return {job: float(np.mean(values)) for job, values in of_jobs.items()}
@@ -297,7 +300,7 @@ def job_means(found: Sequence[Choice], name: str) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Ours less the better of some others, with its 90 % interval over jobs."""
+    """Ours minus the better of some others, with its 90 % interval over jobs."""
 
     other: str
     mean: float
@@ -308,17 +311,21 @@ class Difference:
 def against_the_better(
     ours: Sequence[Choice], others: Mapping[str, Sequence[Choice]], name: str
 ) -> Difference | None:
-    """In a field of the choices, paired by job; None where there is nothing to compare.
+    """Compare a field of the choices, paired by job; None if there is nothing to compare.
 
-    The better has the greater mean tau, or the smaller mean of anything else.
+    The better is the one of greater mean tau, or of smaller mean of any other field.
     """
-    own, sign = job_means(ours, name), -1.0 if name == "tau" else 1.0
-    means = {other: job_means(found, name) for other, found in others.items()}
-    able = {other: found for other, found in means.items() if found.keys() & own.keys()}
+    our_means, sign = job_means(ours, name), -1.0 if name == "tau" else 1.0
+    means = {other: job_means(their_choices, name) for other, their_choices in others.items()}
+    able = {
+        other: their_choices
+        for other, their_choices in means.items()
+        if their_choices.keys() & our_means.keys()
+    }
     if not able:
         return None
     best = min(able, key=lambda other: sign * float(np.mean([*able[other].values()])))
-    differences = [own[job] - value for job, value in able[best].items() if job in own]
+    differences = [our_means[job] - value for job, value in able[best].items() if job in our_means]
     low, high = mean_interval(np.array(differences), np.ones(len(differences)))
     return Difference(other=best, mean=float(np.mean(differences)), low=low, high=high)
 

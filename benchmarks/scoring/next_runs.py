@@ -1,7 +1,7 @@
-"""Which two layouts to run next beside the running one, and what is chosen after them.
+"""Two layouts to run next, after the running one, and the choice once they are measured.
 
-``telling`` asks what a user is told by a plan; beside it stand two random layouts and the two that
-the model, calibrated on the running one, thinks fastest.
+``informative_runs`` takes those that a plan recommends; it is compared with two random layouts and
+with the two that the model, calibrated on the running one, predicts to be fastest.
 """
 
 from __future__ import annotations
@@ -18,33 +18,37 @@ from forerun.calib.steps import FittedSteps, TableSteps
 
 NUM_NEXT = 2
 FEWEST = 5
-"""Layouts that a job needs, so that two more runs leave two or more."""
+"""Fewest layouts of a job, so that two or more remain after two more runs."""
 Picks = Callable[[FittedSteps, StepRow, Sequence[StepRow]], list[StepRow]]
-"""Rows to run next, of a calibrated model, the running row and all others."""
+"""Picks rows to run next, given a calibrated model, the running row and all others."""
 
 
-def telling(steps: FittedSteps, running: StepRow, others: Sequence[StepRow]) -> list[StepRow]:
-    """Those that a plan names."""
-    own, *found = compare(running.config, [running.config, *(o.config for o in others)], steps)
+def informative_runs(
+    steps: FittedSteps, running: StepRow, others: Sequence[StepRow]
+) -> list[StepRow]:
+    """Return the layouts that a plan recommends."""
+    running_candidate, *candidates = compare(
+        running.config, [running.config, *(o.config for o in others)], steps
+    )
     plan = Plan(
-        running=own,
+        running=running_candidate,
         measured_step_time_s=running.measured_s,
         memory_capacity_nbytes=None,
-        candidates=tuple(found),
+        candidates=tuple(candidates),
     )
-    rows = {id(one): row for one, row in zip(found, others, strict=True)}
+    rows = {id(one): row for one, row in zip(candidates, others, strict=True)}
     return [rows[id(one)] for one in plan.worth_measuring][:NUM_NEXT]
 
 
 def fastest(steps: FittedSteps, running: StepRow, others: Sequence[StepRow]) -> list[StepRow]:
-    """Those that are predicted to be the fastest."""
+    """Return the layouts that are predicted to be the fastest."""
     del running
     times_s = steps.predict([one.config for one in others]).time_s
     return [others[place] for place in np.argsort(times_s, kind="stable")[:NUM_NEXT]]
 
 
 def drawn(steps: FittedSteps, running: StepRow, others: Sequence[StepRow]) -> list[StepRow]:
-    """Random ones, the same in every run."""
+    """Return random layouts, the same in every run."""
     del steps
     names = " ".join([running.row_id, *(one.row_id for one in others)])
     generator = np.random.default_rng(zlib.crc32(names.encode()))
@@ -53,14 +57,14 @@ def drawn(steps: FittedSteps, running: StepRow, others: Sequence[StepRow]) -> li
 
 
 PICKS: Mapping[str, Picks] = {
-    "named by the plan": telling,
+    "named by the plan": informative_runs,
     "predicted fastest": fastest,
     "random": drawn,
 }
 
 
 def after_next_runs(job: Job, model: TableSteps, most_running: int) -> Iterator[tuple[str, Choice]]:
-    """What is chosen with the running layout alone, and after two more by each way to pick them.
+    """Yield the choice with the running layout alone, and after two more by each method.
 
     ``most_running`` layouts run in turn, evenly from the fastest to the slowest.
     """

@@ -1,4 +1,4 @@
-"""Markdown of the figures that ``models.py`` collects; percent, forward / backward in a cell."""
+"""Markdown of the figures of ``models.py``; percent, forward / backward in a cell."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from forerun.benchmarks.scoring.operators import CHOSEN, WITHOUT_REFUSED
 PRIOR, PAPER, CONSTANT = "ours with a prior", "paper's recipe", "constant efficiency"
 METHODS = (PAPER, CONSTANT, OURS)
 LINEARS, WITH_PRIOR = ", linears", " with a prior"
-"""Ends of a protocol's name in a table."""
+"""Suffixes of a protocol's name in a table."""
 PHASES = ("forward", "backward")
 PAPER_TABLE = "ett_fwd_bwd"
-"""In the name of the table of Zhang et al., which the bars are of."""
+"""Part of the name of the table of Zhang et al., to which the bars apply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Percent of forward and backward: what was reached before, and what is to be reached."""
+    """Percent of forward and backward: the previous result, and the target."""
 
     before: tuple[float, float]
     bar: tuple[float, float]
@@ -47,7 +47,7 @@ _SCORED_TWICE = ("small_to_large" + WITHOUT_REFUSED, "few_8" + WITHOUT_REFUSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorScores:
-    """What one table came to."""
+    """Scores of one table."""
 
     table: str
     figures: pd.DataFrame
@@ -59,20 +59,20 @@ class OperatorScores:
 
     @property
     def is_paper(self) -> bool:
-        """True for the table that the bars are of."""
+        """True for the table to which the bars apply."""
         return PAPER_TABLE in self.table
 
     def rows(self, method: str, protocol: str) -> pd.DataFrame:
-        """The figures of a method; with ``LINEARS`` at the end of the protocol those of linears."""
+        """Return the figures of a method; only linears if the protocol ends in ``LINEARS``."""
         name = protocol.removesuffix(LINEARS)
-        found = self.figures[
+        selected = self.figures[
             (self.figures["method"] == method) & (self.figures["protocol"] == name)
         ]
-        return found[found["operator"].isin(self.linears)] if name != protocol else found
+        return selected[selected["operator"].isin(self.linears)] if name != protocol else selected
 
 
 def paper_text(scores: OperatorScores) -> str:
-    """Errors beside bars and baselines, intervals, and errors of each operator."""
+    """Return errors next to bars and baselines, intervals, and errors of each operator."""
     protocols = [p for p in _protocols(scores) if WITHOUT_REFUSED not in p or p in _SCORED_TWICE]
     named = [(p, p, OURS) for p in protocols]
     for after, row in enumerate((("few_8" + LINEARS, OURS), ("few_8" + LINEARS, PRIOR)), start=1):
@@ -100,12 +100,12 @@ def paper_text(scores: OperatorScores) -> str:
     )
 
 
-def others_text(found: Sequence[OperatorScores]) -> str:
-    """One row for each protocol of each table."""
+def others_text(operator_scores: Sequence[OperatorScores]) -> str:
+    """Return one row for each protocol of each table."""
     head = ["table", "protocol", "groups", PAPER, CONSTANT, OURS, *PHASES]
     head += ["median", "floor", "coverage (worst), half-width"]
     rows = []
-    for scores in found:
+    for scores in operator_scores:
         for protocol in (p for p in _protocols(scores) if WITHOUT_REFUSED not in p):
             ours = scores.rows(OURS, protocol)
             means = [_percent(scores.rows(m, protocol)["mape_frac"].mean()) for m in METHODS]
@@ -118,11 +118,11 @@ def others_text(found: Sequence[OperatorScores]) -> str:
 
 
 def collective_text(figures: pd.DataFrame) -> str:
-    """One row for each table and protocol."""
+    """Return one row for each table and protocol."""
     head = ["table", "protocol", "n", ALPHA_BETA, OURS, "coverage, half-width", "floor"]
     rows = []
-    for (table, protocol), found in figures.groupby(["table", "protocol"], sort=False):
-        by_model = found.set_index("model")
+    for (table, protocol), group_figures in figures.groupby(["table", "protocol"], sort=False):
+        by_model = group_figures.set_index("model")
         ours = by_model.loc[OURS]
         cells = [str(table), str(protocol), str(ours["n"])]
         cells += [" / ".join(map(_percent, by_model.loc[m, _SIZES])) for m in (ALPHA_BETA, OURS)]
@@ -147,29 +147,29 @@ def _by_operator(scores: OperatorScores, protocols: Sequence[str]) -> str:
     for operator in ours["operator"].unique():
         cells = []
         for protocol in protocols:
-            found = scores.rows(OURS, protocol)
-            found = found[found["operator"] == operator]
-            errors, inside = (_phases(found, c) for c in ("mape_frac", "coverage_90_frac"))
-            cells.append(f"{errors} ({inside})" if len(found) else "-")
+            operator_rows = scores.rows(OURS, protocol)
+            operator_rows = operator_rows[operator_rows["operator"] == operator]
+            errors, inside = (_phases(operator_rows, c) for c in ("mape_frac", "coverage_90_frac"))
+            cells.append(f"{errors} ({inside})" if len(operator_rows) else "-")
         rows.append([operator, *cells, _floors(scores, ours[ours["operator"] == operator])])
     return markdown_table(["operator", *protocols, "floor"], rows)
 
 
 def _floors(scores: OperatorScores, rows: pd.DataFrame) -> str:
-    """Floor of the operators that the rows are of."""
+    """Return the floor of the rows' operators."""
     names = rows["operator"] + "/" + rows["phase"]
     return _phases(rows.assign(floor=names.map(dict(scores.floors))), "floor")
 
 
 def _bar(protocol: str, ours: pd.DataFrame) -> list[str]:
-    """What was reached before, the bar, and whether each phase meets it to the digit shown."""
-    found = BARS.get(protocol.removesuffix(WITHOUT_REFUSED))
-    if found is None:
+    """Return the previous result, the bar, and if each phase meets it at the precision shown."""
+    bar = BARS.get(protocol.removesuffix(WITHOUT_REFUSED))
+    if bar is None:
         return ["", "", ""]
     values = [round(100 * _phase(ours, p)["mape_frac"].mean(), 1) for p in PHASES]
-    met = ["yes" if v <= b else "no" for v, b in zip(values, found.bar, strict=True)]
-    told = [" / ".join(f"{v:.1f}" for v in pair) for pair in (found.before, found.bar)]
-    return [*told, " / ".join(met)]
+    met = ["yes" if v <= b else "no" for v, b in zip(values, bar.bar, strict=True)]
+    cells = [" / ".join(f"{v:.1f}" for v in pair) for pair in (bar.before, bar.bar)]
+    return [*cells, " / ".join(met)]
 
 
 def _interval(rows: pd.DataFrame) -> str:

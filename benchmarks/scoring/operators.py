@@ -1,4 +1,4 @@
-"""Scores of operator models on the rows that each protocol leaves out; ``models.py`` runs it."""
+"""Scores of operator models on rows that each protocol holds out; run by ``models.py``."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from forerun.calib.fit import coordinates, device_prior, refuse
 from forerun.calib.validation import Split
 
 CHOSEN = "chosen_24"
-"""Like ``few_24``, on shapes spread evenly over those of the table."""
+"""Like ``few_24``, with shapes spread evenly over those of the table."""
 NUM_CHOSEN = 24
 MIN_TEST = 5
 PROTOCOLS = (*(p for p in OPERATOR_PROTOCOLS if p != "leave_tp"), CHOSEN, "leave_tp")
 WITHOUT_REFUSED = ", without refused rows"
-"""End of the protocol's name where rows that the gates refuse are not scored."""
+"""Suffix of the protocol's name if rows that the gates refuse are not scored."""
 Mask = NDArray[np.bool_]
 
 
@@ -43,26 +43,26 @@ def figures(
     *,
     protocols: Sequence[str] = PROTOCOLS,
 ) -> pd.DataFrame:
-    """One row per method, protocol and group of a canonical table, with its figures.
+    """Return one row per method, protocol and group of a canonical table, with its figures.
 
-    Where the gates refuse rows that a protocol scores, it has rows without these as well.
+    If the gates refuse rows that a protocol scores, it also has figures without these rows.
     """
     parts = []
     for method_name, method in methods.items():
         for protocol in protocols:
-            found = predictions(frame, protocol, seeds, method)
-            if found.empty:
+            predicted = predictions(frame, protocol, seeds, method)
+            if predicted.empty:
                 continue
-            parts.append(_figures(found, method_name, protocol))
-            if found["is_refused"].any():
-                kept = found[~found["is_refused"]]
-                parts.append(_figures(kept, method_name, protocol + WITHOUT_REFUSED))
+            parts.append(_figures(predicted, method_name, protocol))
+            if predicted["is_refused"].any():
+                answered = predicted[~predicted["is_refused"]]
+                parts.append(_figures(answered, method_name, protocol + WITHOUT_REFUSED))
     return joined(parts)
 
 
-def _figures(found: pd.DataFrame, method: str, protocol: str) -> pd.DataFrame:
+def _figures(predicted: pd.DataFrame, method: str, protocol: str) -> pd.DataFrame:
     rows = []
-    for group, part in found.groupby("group", sort=False):
+    for group, part in predicted.groupby("group", sort=False):
         name, _, phase = str(group).rpartition("/")
         labels = {"method": method, "protocol": protocol, "operator": name, "phase": phase}
         rows.append({**labels, "n": len(part), **validation.figures(part)})
@@ -74,14 +74,14 @@ def _figures(found: pd.DataFrame, method: str, protocol: str) -> pd.DataFrame:
 def predictions(
     frame: pd.DataFrame, protocol: str, seeds: Sequence[int], method: Method
 ) -> pd.DataFrame:
-    """Every row that a protocol scores, with ``is_refused``.
+    """Return every row that a protocol scores, with ``is_refused``.
 
     The splits are those of ``protocols/operators.py``; ``chosen_24`` is only here.
     """
     if protocol == "leave_gpu" or protocol in DEVICE_PROBES:
         models = {"fit": method.fit, "transfer": method.transfer}
-        found = validate_operators(frame, seeds=seeds, protocols=[protocol], **models)
-        return found.assign(is_refused=False)
+        predicted = validate_operators(frame, seeds=seeds, protocols=[protocol], **models)
+        return predicted.assign(is_refused=False)
     devices: dict[str, list[OperatorSamples]] = {}
     for samples in operator_samples(frame):
         devices.setdefault(samples.device, []).append(samples)
@@ -95,7 +95,7 @@ def predictions(
 
 
 def joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Those that have rows as one; without any rows no columns either."""
+    """Concatenate the non-empty parts; without any rows there are no columns either."""
     return pd.concat([p for p in parts if len(p)] or [pd.DataFrame()], ignore_index=True)
 
 
@@ -112,9 +112,9 @@ def _splits(samples: OperatorSamples, protocol: str, seed: int) -> Iterable[tupl
 def spread_samples(
     samples: OperatorSamples, number: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Samples that fill the space of sizes: each next one is that farthest from all before.
+    """Return samples that fill the space of sizes: each next one is that farthest from all before.
 
-    Distances are in octaves of each size; the first is drawn.  No time is looked at.
+    Distances are in octaves of each size; the first sample is random.  Times are not used.
     """
     cell = max(samples.cells, key=lambda c: len(c.timed))
     points = coordinates(cell.timed.batch)
@@ -129,16 +129,16 @@ def spread_samples(
 
 
 def refused_rows(members: Sequence[OperatorSamples]) -> dict[str, Mask]:
-    """Which rows of each group of one device the gates of the fit refuse, given all of them."""
+    """Return masks of each group's rows that the fit's gates refuse, given all of one device."""
     prior = device_prior(members[0].device)
     timed = {cell.name: cell.timed for samples in members for cell in samples.cells}
-    # The gates look at no weight: here it says which row is which.
+    # The gates ignore weights, so the weight carries the row's index here.
     numbered = {
-        name: replace(found, weight=np.arange(len(found), dtype=np.float64))
-        for name, found in timed.items()
+        name: replace(group_timed, weight=np.arange(len(group_timed), dtype=np.float64))
+        for name, group_timed in timed.items()
     }
-    refused = {name: np.ones(len(found), dtype=bool) for name, found in timed.items()}
+    refused = {name: np.ones(len(group_timed), dtype=bool) for name, group_timed in timed.items()}
     passed, _ = refuse(numbered, prior.peaks_for if prior.num_units else None)
-    for name, kept in passed.items():
-        refused[name][kept.weight.astype(np.int64)] = False
+    for name, accepted in passed.items():
+        refused[name][accepted.weight.astype(np.int64)] = False
     return refused

@@ -1,4 +1,4 @@
-"""What the step model is held to: sets, protocols, what was reached before, and bars."""
+"""Acceptance criteria of the step model: sets, protocols, previous results, and bars."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Design = Callable[[Sequence[StepRow], int], list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One figure and what it has to reach."""
+    """One figure and its limit."""
 
     figure: str
     limit: float
     is_least: bool = False
-    """The figure has to be at least the limit, not at most."""
+    """The limit is a lower bound, not an upper one."""
 
     def is_met(self, value: float | None) -> bool:
-        """Whether the value, as shown, reaches the limit."""
+        """Return True if the value, as shown, reaches the limit."""
         if value is None:
             return False
-        found, limit = (float(shown(self.figure, number)) for number in (value, self.limit))
-        return found >= limit if self.is_least else found <= limit
+        rounded, limit = (float(shown(self.figure, number)) for number in (value, self.limit))
+        return rounded >= limit if self.is_least else rounded <= limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Claim:
 
     title: str
     table: str
-    """Name of the file without its ending."""
+    """Name of the file without its suffix."""
     protocol: str
     """``calibrate_K``, ``designed_K`` or a named protocol."""
     bars: tuple[Bar, ...] = ()
@@ -45,9 +45,9 @@ class Claim:
     better_than: tuple[str, ...] = ()
     """Baselines that it has to beat, by a paired bootstrap."""
     pool: str = ""
-    """Lines of one pool and protocol are shown once more, together, under this title."""
+    """Lines of one pool and protocol are also shown pooled, under this title."""
     min_scales: int = 1
-    """Only series of so many numbers of GPUs."""
+    """Only series of at least this many numbers of GPUs."""
     operators: tuple[str, ...] = ()
     """Operator and collective tables that the model is built on."""
     machine: str = ""
@@ -57,23 +57,23 @@ class Claim:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for claims whose folds are the same: they are scored once."""
+        """Return a key shared by claims with the same folds, which are scored once."""
         return self.table, self.protocol, self.machine, self.min_scales, self.operators
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What the line shows of every model."""
+        """Figures that the line shows for every model."""
         return tuple(bar.figure for bar in self.bars) or ("mape_frac",)
 
     def usable(self, rows: Sequence[StepRow]) -> list[StepRow]:
-        """The rows of the machines and series that the claim is of."""
+        """Return the rows of the claim's machines and series."""
         here = [row for row in rows if re.search(self.machine, row.machine)]
         if self.min_scales == 1:
             return here
-        return [here[i] for found in series(here, self.min_scales).values() for i in found]
+        return [here[i] for positions in series(here, self.min_scales).values() for i in positions]
 
     def folds(self, rows: Sequence[StepRow], num_draws: int, design: Design) -> list[Fold]:
-        """The folds of the protocol."""
+        """Return the folds of the protocol."""
         kind, _, number = self.protocol.rpartition("_")
         if kind == "calibrate":
             return list(step_folds(rows, int(number), num_draws))
@@ -83,7 +83,7 @@ class Claim:
 
 
 def designed(rows: Sequence[StepRow], num_rows: int, design: Design) -> Iterator[Fold]:
-    """The rows that ``design`` picks calibrate; it sees no measured time."""
+    """Yield folds calibrated on the rows that ``design`` picks; it sees no measured time."""
     for machine, positions in machines(rows).items():
         if len(positions) > num_rows:
             chosen = design([rows[i] for i in positions], num_rows)
@@ -105,7 +105,7 @@ def _claims(
     bars: Mapping[str, tuple[str, float]],
     operators: tuple[str, ...] = (),
 ) -> Iterator[Claim]:
-    """By protocol: what was reached before, and the bar of the error."""
+    """Return claims by protocol: the previous result, and the bar of the error."""
     for protocol, (before, limit) in bars.items():
         yield Claim(
             title=title,
@@ -317,5 +317,5 @@ FIGURE_NAMES: Mapping[str, str] = {
 
 
 def shown(figure: str, value: float) -> str:
-    """A figure as the table shows it: tau with two digits, all else in percent."""
+    """Return a figure as the table shows it: tau with two digits, all else in percent."""
     return f"{value:.2f}" if figure == "kendall_tau" else f"{100 * value:.1f}"

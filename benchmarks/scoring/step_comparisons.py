@@ -1,4 +1,4 @@
-"""Whether one step model errs less than another on the same rows: a paired bootstrap."""
+"""Paired bootstrap of the errors of two step models on the same rows."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _TAIL = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Mean absolute error of ours less that of another, with its 90 % interval."""
+    """Mean absolute error of ours minus that of another, with its 90 % interval."""
 
     difference_frac: float
     low_frac: float
     high_frac: float
     num_rows: int
     num_units: int
-    """What was drawn with replacement: series, or rows where all are of one series."""
+    """Number of resampled units: series, or rows if all are of one series."""
     are_series: bool
 
     @property
     def is_better(self) -> bool:
-        """Whether ours errs less, whatever was drawn: the whole interval is below 0."""
+        """True if ours errs less at 95 % confidence: the whole interval is below 0."""
         return self.high_frac < 0
 
 
 def compare(
     ours: Sequence[pd.DataFrame], theirs: Sequence[pd.DataFrame], *, seed: int = _SEED
 ) -> Comparison | None:
-    """Ours against theirs over the same folds; None where no row was predicted by both.
+    """Compare ours with theirs over the same folds; None if both predicted no common row.
 
     The errors of a row are averaged over its draws first, so that each row counts once.  Rows of a
-    series are alike, so series are drawn, whole.
+    series are correlated, so whole series are resampled.
     """
     by_series = _differences(ours, theirs)
     if not by_series:
         return None
-    rows = [list(found.values()) for found in by_series.values()]
+    rows = [list(row_differences.values()) for row_differences in by_series.values()]
     are_series = len(rows) > 1
     units = rows if are_series else [[value] for value in rows[0]]
     sums = np.array([sum(unit) for unit in units])
@@ -65,7 +65,7 @@ def compare(
 def mean_interval(
     sums: NDArray[np.float64], counts: NDArray[np.float64], *, seed: int = _SEED
 ) -> tuple[float, float]:
-    """Ends of the 90 % interval of a mean over units that are drawn with replacement, whole."""
+    """Return the ends of the 90 % interval of a mean, resampling whole units with replacement."""
     generator = np.random.default_rng(seed)
     drawn = generator.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), NUM_RESAMPLES)
     low, high = np.quantile((drawn @ sums) / (drawn @ counts), (_TAIL, 1 - _TAIL))
@@ -75,16 +75,16 @@ def mean_interval(
 def _differences(
     ours: Sequence[pd.DataFrame], theirs: Sequence[pd.DataFrame]
 ) -> Mapping[str, Mapping[str, float]]:
-    """Mean difference of absolute errors of each row, by series."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Return the mean difference of absolute errors of each row, by series."""
+    by_series: dict[str, dict[str, list[float]]] = {}
     for one, other in zip(ours, theirs, strict=True):
         differences = one["error_frac"].abs() - other["error_frac"].abs()
         for row, also, value in zip(one["row"], other["row"], differences, strict=True):
             if row.row_id != also.row_id:
                 raise ValueError(f"row {row.row_id} is compared with {also.row_id}; score one fold")
             if math.isfinite(value):
-                found.setdefault(series_name(row), {}).setdefault(row.row_id, []).append(value)
+                by_series.setdefault(series_name(row), {}).setdefault(row.row_id, []).append(value)
     return {
         name: {row: float(np.mean(values)) for row, values in rows.items()}
-        for name, rows in found.items()
+        for name, rows in by_series.items()
     }

@@ -1,4 +1,4 @@
-"""Whether 90 % intervals of step times hold 90 % of what was measured."""
+"""Coverage of 90 % intervals of step times."""
 
 from __future__ import annotations
 
@@ -10,52 +10,53 @@ import pandas as pd
 from scipy.stats import beta
 
 MANY_ROWS = 20
-"""Distinct rows from which on the coverage itself is held to limits."""
+"""Distinct rows from which on the coverage itself has limits."""
 LOW_FRAC, HIGH_FRAC = 0.85, 0.95
 _PROMISED_FRAC = 0.9
 _TAIL = 0.05
 RowCoverage = Mapping[tuple[str, str], float]
-"""By machine and row: share of the draws in which the interval held the row."""
+"""Share of draws in which the interval contained the measured step, by machine and row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverageVerdict:
-    """Coverage over distinct rows, and what it was held to."""
+    """Coverage over distinct rows, and its limits."""
 
     coverage_frac: float
-    """Mean over the rows; each counts once, however often it was drawn."""
+    """Mean over the rows; each counts once, regardless of how often it was drawn."""
     num_rows: int
     low_frac: float
-    """Of the interval that decides: the limits where rows are many, else the binomial one."""
+    """Low end of the deciding interval: the limits if there are many rows, else the binomial
+    one."""
     high_frac: float
     is_met: bool
 
 
 def row_coverage(scored: Iterable[pd.DataFrame]) -> RowCoverage:
-    """How often the interval of each row held what was measured; rows without one are left out."""
+    """Return the share of draws in which each row's interval held; rows without one are skipped."""
     inside: dict[tuple[str, str], list[bool]] = {}
     for one in scored:
-        told = one[np.isfinite(one["low_s"]) & np.isfinite(one["predicted_s"])]
-        held = told["measured_s"].between(told["low_s"], told["high_s"])
-        for row, is_held in zip(told["row"], held, strict=True):
-            inside.setdefault((row.machine, row.row_id), []).append(bool(is_held))
-    return {key: float(np.mean(found)) for key, found in inside.items()}
+        bounded = one[np.isfinite(one["low_s"]) & np.isfinite(one["predicted_s"])]
+        is_inside = bounded["measured_s"].between(bounded["low_s"], bounded["high_s"])
+        for row, is_row_inside in zip(bounded["row"], is_inside, strict=True):
+            inside.setdefault((row.machine, row.row_id), []).append(bool(is_row_inside))
+    return {key: float(np.mean(outcomes)) for key, outcomes in inside.items()}
 
 
 def pooled(parts: Sequence[RowCoverage]) -> RowCoverage:
-    """Lines of one table as one: a row counts once, with the mean over the lines it is in."""
-    found: dict[tuple[str, str], list[float]] = {}
+    """Return lines of one table as one: a row counts once, with the mean over its lines."""
+    grouped: dict[tuple[str, str], list[float]] = {}
     for part in parts:
         for key, value in part.items():
-            found.setdefault(key, []).append(value)
-    return {key: float(np.mean(values)) for key, values in found.items()}
+            grouped.setdefault(key, []).append(value)
+    return {key: float(np.mean(values)) for key, values in grouped.items()}
 
 
 def coverage_verdict(rows: Sequence[float]) -> CoverageVerdict | None:
-    """85 to 95 % where there are 20 distinct rows or more, to a tenth of a percent.
+    """Require 85 to 95 % if there are 20 distinct rows or more, to a tenth of a percent.
 
-    Fewer cannot tell: there the binomial 90 % interval of the coverage (Clopper and Pearson 1934)
-    has to hold 90 %.  None where there are no rows.
+    Fewer rows are inconclusive: then the binomial 90 % interval of the coverage (Clopper and
+    Pearson 1934) has to contain 90 %.  None if there are no rows.
     """
     count = len(rows)
     if not count:
@@ -72,8 +73,12 @@ def coverage_verdict(rows: Sequence[float]) -> CoverageVerdict | None:
     )
 
 
-def _binomial_interval(held: float, count: int) -> tuple[float, float]:
-    """Of a share, with 5 % on either side; ``held`` need not be whole."""
-    low = float(beta.ppf(_TAIL, held, count - held + 1)) if held > 0 else 0.0
-    high = float(beta.ppf(1 - _TAIL, held + 1, count - held)) if held < count else 1.0
+def _binomial_interval(num_covered: float, count: int) -> tuple[float, float]:
+    """Return the interval of a share, 5 % on either side; ``num_covered`` may be a fraction."""
+    low = float(beta.ppf(_TAIL, num_covered, count - num_covered + 1)) if num_covered > 0 else 0.0
+    high = (
+        float(beta.ppf(1 - _TAIL, num_covered + 1, count - num_covered))
+        if num_covered < count
+        else 1.0
+    )
     return low, high

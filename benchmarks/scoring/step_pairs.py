@@ -1,4 +1,4 @@
-"""Rows that differ in one switch alone: the ratio of their steps, measured and modelled."""
+"""Pairs of rows that differ in one switch: the ratio of their steps, measured and modelled."""
 
 from __future__ import annotations
 
@@ -12,51 +12,54 @@ from forerun.calib.records import StepRow
 from forerun.calib.steps import table_steps
 
 SIGN_FRAC = 0.05
-"""Measured differences beyond this have to be told in sign; below is the noise of releases."""
+"""Measured differences beyond this must be predicted in sign; smaller ones are noise of
+releases."""
 WITHIN_LOG = 0.05
-"""How near the log of a ratio has to be."""
+"""Tolerance of the log of a ratio."""
 
 
 def score_pairs(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
-    """Each two rows of one pair with the logs of their ratio, from priors alone.
+    """Return each two rows of one pair with the logs of their ratio, from priors alone.
 
-    Runs that were resumed are the same layout again and no pair; rows that are flagged count, since
-    what speaks against one of a pair speaks against the other.
+    Resumed runs are the same layout and no pair; flagged rows count, since a flag on one row of a
+    pair also applies to the other.
     """
-    told = [row for row in rows if row.pair and row.measured_s > 0]
-    found = {row.row_id: float(table_steps(row).median_times([row.config])[0]) for row in told}
+    paired = [row for row in rows if row.pair and row.measured_s > 0]
+    predicted_s = {
+        row.row_id: float(table_steps(row).median_times([row.config])[0]) for row in paired
+    }
     return [
         {
             "pair": one.pair,
             "rows": [one.row_id, other.row_id],
             "measured_log": round(math.log(other.measured_s / one.measured_s), 6),
-            "modelled_log": round(math.log(found[other.row_id] / found[one.row_id]), 6),
+            "modelled_log": round(math.log(predicted_s[other.row_id] / predicted_s[one.row_id]), 6),
         }
-        for one, other in _pairs(told)
+        for one, other in _pairs(paired)
     ]
 
 
 def is_right_in_sign(pair: dict[str, Any]) -> bool:
-    """True too where the measured difference is too small to tell."""
+    """Return True if the sign is right, or the measured difference is too small to tell."""
     measured, modelled = pair["measured_log"], pair["modelled_log"]
     return abs(measured) <= math.log1p(SIGN_FRAC) or measured * modelled > 0
 
 
 def is_near(pair: dict[str, Any]) -> bool:
-    """Whether the logs differ by no more than ``WITHIN_LOG``, and the rows have two answers."""
+    """Return True if the logs differ by at most ``WITHIN_LOG``, and the two predictions differ."""
     off = abs(pair["measured_log"] - pair["modelled_log"])
     return off <= WITHIN_LOG and pair["modelled_log"] != 0.0
 
 
 def pairs_text(pairs: Sequence[dict[str, Any]]) -> str:
-    """A table by pair: how many ratios, how many right in sign and near, and the mean error."""
+    """Return a table by pair: number of ratios, right signs and near ones, and the mean error."""
     names = dict.fromkeys(pair["pair"] for pair in pairs)
     lines = []
     for name in names:
-        own = [pair for pair in pairs if pair["pair"] == name]
-        off = [abs(pair["measured_log"] - pair["modelled_log"]) for pair in own]
-        right, near = sum(map(is_right_in_sign, own)), sum(map(is_near, own))
-        counts = [str(len(own)), str(right), str(near)]
+        pair_rows = [pair for pair in pairs if pair["pair"] == name]
+        off = [abs(pair["measured_log"] - pair["modelled_log"]) for pair in pair_rows]
+        right, near = sum(map(is_right_in_sign, pair_rows)), sum(map(is_near, pair_rows))
+        counts = [str(len(pair_rows)), str(right), str(near)]
         lines.append([name, *counts, f"{sum(off) / len(off):.3f}"])
     head = ["rows that differ in one switch", "ratios", "right in sign", "within 0.05", "mean"]
     return markdown_table(head, lines)

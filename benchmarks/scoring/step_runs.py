@@ -1,6 +1,6 @@
-"""Folds of the acceptance table scored, each once, in one process or in several.
+"""Score the folds of the acceptance table, each once, in one process or in several.
 
-Folds know nothing of one another, so that any number of processes gives the same figures.
+Folds are independent, so that any number of processes gives the same figures.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """What one model said of the folds of a claim, or of some of them."""
+    """Predictions of one model for the folds of a claim, or for some of them."""
 
     folds: tuple[pd.DataFrame, ...]
     seconds: float
-    """Of processor time."""
+    """Processor time."""
 
     def of(self, is_scored: Callable[[StepRow], bool] | None) -> list[pd.DataFrame]:
-        """The rows that count alone; folds without any are left out."""
+        """Return the scored rows; folds without any are left out."""
         if is_scored is None:
             return list(self.folds)
         cut = [fold[fold["row"].map(is_scored)] for fold in self.folds]
@@ -52,7 +52,7 @@ class Scored:
 def score(
     data: Path, claims: Sequence[Claim], chosen: str, num_draws: int, num_jobs: int
 ) -> dict[tuple[Key, str], Scored]:
-    """What ``chosen`` and the baselines say of each claim's folds, by the claim's key."""
+    """Return predictions of ``chosen`` and the baselines for the folds of each claim's key."""
     names = dict.fromkeys((chosen, *MODELS[1:]))
     tasks: list[_Task] = []
     for claim in {claim.key: claim for claim in reversed(claims)}.values():
@@ -64,19 +64,19 @@ def score(
                 _Task(data=data, place=place, model=name, folds=tuple(folds[part::parts]))
                 for part in range(min(parts, max(1, len(folds))))
             ]
-    found: dict[tuple[Key, str], list[Scored]] = {}
+    parts_by_key: dict[tuple[Key, str], list[Scored]] = {}
     for task, done in _each(tasks, num_jobs):
-        found.setdefault((CLAIMS[task.place].key, task.model), []).append(done)
-    return {key: _joined(parts) for key, parts in found.items()}
+        parts_by_key.setdefault((CLAIMS[task.place].key, task.model), []).append(done)
+    return {key: _joined(parts) for key, parts in parts_by_key.items()}
 
 
 def claim_rows(data: Path, claim: Claim) -> list[StepRow]:
-    """The rows that the folds of a claim are positions of."""
+    """Return the rows that the positions in a claim's folds refer to."""
     return claim.usable(steps_of(data, claim.table).rows)
 
 
-def left_out(data: Path, claim: Claim, num_draws: int) -> tuple[int, Counter[str]]:
-    """How many rows the table has, and how many of them no fold holds, by the first reason."""
+def count_excluded(data: Path, claim: Claim, num_draws: int) -> tuple[int, Counter[str]]:
+    """Return the number of rows of the table, and of those in no fold, by the first reason."""
     table, rows = steps_of(data, claim.table), claim_rows(data, claim)
     used = {place for fold in _folds(data, claim, num_draws) for place in (*fold.train, *fold.test)}
     known = {(rows[place].machine, rows[place].row_id) for place in used}
@@ -106,19 +106,19 @@ def _folds(data: Path, claim: Claim, num_draws: int) -> list[Fold]:
 class _Task:
     data: Path
     place: int
-    """Of the claim among all."""
+    """Index of the claim."""
     model: str
     folds: tuple[Fold, ...]
 
 
 def _each(tasks: Sequence[_Task], num_jobs: int) -> Iterator[tuple[_Task, Scored]]:
-    """Each task, in their order, with what came of it."""
+    """Yield each task with its result, in order."""
     if num_jobs == 1:
-        yield from ((task, _told(task, _run(task))) for task in tasks)
+        yield from ((task, _log_task(task, _run(task))) for task in tasks)
         return
     with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
         for task, done in zip(tasks, pool.map(_run, tasks), strict=True):
-            yield task, _told(task, done)
+            yield task, _log_task(task, done)
 
 
 def _run(task: _Task) -> Scored:
@@ -130,23 +130,23 @@ def _run(task: _Task) -> Scored:
     return Scored(folds=tuple(folds), seconds=time.process_time() - begin)
 
 
-def _told(task: _Task, done: Scored) -> Scored:
+def _log_task(task: _Task, done: Scored) -> Scored:
     claim = CLAIMS[task.place]
     if task.model not in MODELS[1:]:
-        told = f"{claim.title}, {claim.protocol}, {len(task.folds)} folds: {done.seconds:.0f} s"
-        print(told, file=sys.stderr, flush=True)
+        message = f"{claim.title}, {claim.protocol}, {len(task.folds)} folds: {done.seconds:.0f} s"
+        print(message, file=sys.stderr, flush=True)
     return done
 
 
 def _joined(parts: Sequence[Scored]) -> Scored:
-    """Every so many folds were one part: back in their order."""
+    """Merge parts, each of which had every n-th fold, in the original order."""
     number, total = len(parts), sum(len(part.folds) for part in parts)
     folds = tuple(parts[place % number].folds[place // number] for place in range(total))
     return Scored(folds=folds, seconds=sum(part.seconds for part in parts))
 
 
 def _first_reason(text: str) -> str:
-    """Without the value that it quotes: rows left out for one reason are counted together.
+    """Drop the quoted value, so that rows excluded for one reason are counted together.
 
     >>> _first_reason("accelerator 'TPU-v5e' is not NVIDIA's; only its stack is known")
     "accelerator is not NVIDIA's"

@@ -36,37 +36,39 @@ PAIRS = """\
 Ratios of two rows that differ in one switch, from priors alone: right in sign where the measured
 difference exceeds 5 %, within 0.05 of the measured log (never one answer for both), mean error of
 the log."""
-LEFT_OUT = "Rows of each table that no fold holds, each by the first reason against it:"
+EXCLUDED = "Rows of each table that no fold holds, each by the first reason against it:"
 _WORST = "Worst ten rows of each line, mean signed error over draws:"
 Line = Mapping[str, Any]
 
 
-def markdown(told: Mapping[str, Any], baselines: Sequence[str]) -> str:
-    """All tables, from the figures as they are written to JSON."""
-    lines, draws, jobs = told["results"], told["draws"], told["jobs"]
+def markdown(output: Mapping[str, Any], baselines: Sequence[str]) -> str:
+    """Return all tables, from the figures as they are written to JSON."""
+    lines, draws, jobs = output["results"], output["draws"], output["jobs"]
     today = datetime.datetime.now(datetime.timezone.utc).date()
     more = f" --jobs {jobs}" if jobs > 1 else ""
-    command = f"python benchmarks/steps.py DATA_DIR --draws {draws}{more} --model '{told['model']}'"
+    command = (
+        f"python benchmarks/steps.py DATA_DIR --draws {draws}{more} --model '{output['model']}'"
+    )
     threads = "one thread" if jobs == 1 else f"{jobs} processes of one thread"
     machine = f"{os.cpu_count()} cores of a shared x86-64 machine, {threads}"
-    parts = [f"`{command}`, {today}, {machine}.", LEGEND, _figures(told, baselines)]
-    parts += [COVERAGE, _coverage(told["coverage"])]
+    parts = [f"`{command}`, {today}, {machine}.", LEGEND, _figures(output, baselines)]
+    parts += [COVERAGE, _coverage(output["coverage"])]
     compared = _compared(lines)
     parts += [COMPARED, compared] if compared else []
-    if told["pairs"]:
-        parts += [PAIRS, pairs_text(told["pairs"])]
-    parts += [LEFT_OUT, _left_out(lines), _WORST, _worst(told["worst"])]
+    if output["pairs"]:
+        parts += [PAIRS, pairs_text(output["pairs"])]
+    parts += [EXCLUDED, _excluded(lines), _WORST, _worst(output["worst"])]
     return "\n\n".join(parts)
 
 
-def _figures(told: Mapping[str, Any], baselines: Sequence[str]) -> str:
-    head = ["set", "protocol", "n", "reached before", "bar", told["model"], "met", "bias"]
+def _figures(output: Mapping[str, Any], baselines: Sequence[str]) -> str:
+    head = ["set", "protocol", "n", "reached before", "bar", output["model"], "met", "bias"]
     head += ["covers, width", "coverage verdict", *baselines]
-    rows = [_cells(line, baselines) for line in told["results"]]
+    rows = [_cells(line, baselines) for line in output["results"]]
     rows += [
         [one["title"], one["protocol"], "", one["reference"], one["bar"], one["ours"], one["met"]]
         + [""] * (len(head) - 7)
-        for one in told["also"]
+        for one in output["also"]
     ]
     return markdown_table(head, rows)
 
@@ -90,40 +92,40 @@ def _cells(line: Line, baselines: Sequence[str]) -> list[str]:
 
 
 def _bars(line: Line) -> str:
-    told = []
+    texts = []
     for bar in line["bars"]:
         sign = ">=" if bar["is_least"] else "<="
         limit = shown(bar["figure"], bar["limit"])
-        told.append(f"{FIGURE_NAMES[bar['figure']]} {sign} {limit}".strip())
+        texts.append(f"{FIGURE_NAMES[bar['figure']]} {sign} {limit}".strip())
     if line["better_than"]:
-        told.append(f"better than {', '.join(line['better_than'])}")
-    return "; ".join(told) or "-"
+        texts.append(f"better than {', '.join(line['better_than'])}")
+    return "; ".join(texts) or "-"
 
 
 def _met(line: Line) -> str:
-    found = [
+    checks = [
         *line["met"],
         *(bool(one and one["is_better"]) for one in line["better_than"].values()),
     ]
-    return " / ".join(_yes(is_met) for is_met in found) or "-"
+    return " / ".join(_yes(is_met) for is_met in checks) or "-"
 
 
-def _named(figures: Sequence[str], found: Line) -> str:
-    told = []
+def _named(figures: Sequence[str], line: Line) -> str:
+    texts = []
     for figure in figures:
-        value = found.get(figure)
+        value = line.get(figure)
         text = "-" if value is None else shown(figure, value)
-        told.append(f"{FIGURE_NAMES[figure]} {text}".strip())
-    return "; ".join(told)
+        texts.append(f"{FIGURE_NAMES[figure]} {text}".strip())
+    return "; ".join(texts)
 
 
-def _verdict(found: Line | None) -> str:
-    """Whether it is met, the coverage and what decided: ``yes: 91.2 of 57 rows (85.0-95.0)``."""
-    if found is None:
+def _verdict(line: Line | None) -> str:
+    """Return the verdict, the coverage and its limits: ``yes: 91.2 of 57 rows (85.0-95.0)``."""
+    if line is None:
         return "-"
-    limits = f"{_percent(found['low_frac'])}-{_percent(found['high_frac'])}"
-    rows = f"{_percent(found['coverage_frac'])} of {found['num_rows']} rows"
-    return f"{_yes(found['is_met'])}: {rows} ({limits})"
+    limits = f"{_percent(line['low_frac'])}-{_percent(line['high_frac'])}"
+    rows = f"{_percent(line['coverage_frac'])} of {line['num_rows']} rows"
+    return f"{_yes(line['is_met'])}: {rows} ({limits})"
 
 
 def _coverage(parts: Sequence[Line]) -> str:
@@ -153,23 +155,23 @@ def _comparison(one: Line | None) -> list[str]:
     ]
 
 
-def _left_out(lines: Sequence[Line]) -> str:
+def _excluded(lines: Sequence[Line]) -> str:
     rows = []
     for line in lines:
         reasons = line.get("left_out", {})
         if not reasons:
             continue
-        told = "; ".join(f"{reason} ({number})" for reason, number in reasons.items())
+        reasons_text = "; ".join(f"{reason} ({number})" for reason, number in reasons.items())
         total = sum(reasons.values())
-        rows.append([line["title"], line["protocol"], str(line["rows"]), str(total), told])
+        rows.append([line["title"], line["protocol"], str(line["rows"]), str(total), reasons_text])
     return markdown_table(["set", "protocol", "rows", "left out", "reasons"], rows)
 
 
 def _worst(worst: Mapping[str, Sequence[Line]]) -> str:
     rows = [
-        [title, ", ".join(f"{r['row_id']} ({r['layout']}) {_signed(r)}" for r in found)]
-        for title, found in worst.items()
-        if found
+        [title, ", ".join(f"{r['row_id']} ({r['layout']}) {_signed(r)}" for r in worst_rows)]
+        for title, worst_rows in worst.items()
+        if worst_rows
     ]
     return markdown_table(["set", "rows"], rows)
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import ConfigError
-from ..layers import Again
+from ..layers import RecomputeOption
 from ..search import GRAD_OVERLAP, NO_OVERLAP, NO_P2P, layers_text, layout_label
 from ..workload import Parallelism, Recompute, RunConfig, Schedule, uneven_layers
 
@@ -254,6 +254,6 @@ def recompute_text(config: RunConfig) -> str:
     if config.recompute is Recompute.NONE:
         return "no recompute"
     if config.recompute is Recompute.SELECTIVE:
-        return f"{'+'.join(Again.own(config).names)} again"
+        return f"{'+'.join(RecomputeOption.from_config(config).names)} again"
     number = config.recompute_num_layers
     return f"{number} layers of a chunk again" if number else "all layers again"

@@ -280,7 +280,7 @@ def explain(config: RunConfig, other: RunConfig | None, steps: FittedSteps) -> E
 
 
 def _explained(step_terms: StepTerms) -> Explained:
-    unshared_sigma_s = step_terms.estimate.time_s * step_terms.estimate.own_sigma_log
+    unshared_sigma_s = step_terms.estimate.time_s * step_terms.estimate.unshared_sigma_log
     terms = []
     for term in Term:
         time_s = step_terms.terms_s[term]
@@ -334,7 +334,7 @@ def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
     whole = one, other
     one, other = (_levelled(terms, factor) for terms in whole)
     mine, its = one.estimate, other.estimate
-    ours_s, theirs_s = mine.time_s * mine.own_sigma_log, its.time_s * its.own_sigma_log
+    ours_s, theirs_s = mine.time_s * mine.unshared_sigma_log, its.time_s * its.unshared_sigma_log
     alike = 1.0
     if mine.config != its.config:
         alike = float(similarity([mine.config], [its.config])[0, 0])

@@ -44,7 +44,7 @@ from ..steps import (
     error_ratio,
     paired_sigma_log,
 )
-from ..units import CANNOT_TELL, format_bytes, format_change, format_frac, format_time
+from ..units import INDISTINGUISHABLE, format_bytes, format_change, format_frac, format_time
 from ..workload import Encoded, Routed, RunConfig, Sharding, routed, takes_options
 
 _AXES = {
@@ -243,7 +243,7 @@ class Candidate(Encoded):
         that does other work."""
         if not self.is_comparable:
             return ""
-        return CANNOT_TELL if self.is_unsure else format_frac(self.time_frac, signed=True)
+        return INDISTINGUISHABLE if self.is_unsure else format_frac(self.time_frac, signed=True)
 
     @property
     def change_text(self) -> str:
@@ -270,7 +270,8 @@ class Plan(Encoded):
     """The running layout and the others, fastest that may run first."""
 
     JSON: ClassVar[str] = (
-        "schema config=running.config own=running measured_step_time_s memory_capacity_nbytes num_layouts "
+        "schema config=running.config own=running measured_step_time_s memory_capacity_nbytes "
+        "num_layouts "
         "search best=best.label doubt? telling candidates"
     )
     schema: ClassVar[int] = SCHEMA

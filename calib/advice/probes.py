@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from ..fit import DevicePrior, Estimates, Source, batch_of, columns, device_prior
-from ..layers import Again, collective_uses, stage_operators, step_collectives
+from ..layers import RecomputeOption, collective_uses, stage_operators, step_collectives
 from ..network import as_all_to_all, bus_factor, canonical, group_of, ring_steps, tuner_time_s
 from ..search import cells_of
 from ..workload import (
@@ -209,7 +209,7 @@ def _unlike_shapes(config: RunConfig) -> list[RunConfig]:
     plain = cells.subset(np.flatnonzero(wanted))
     shaped = ("tp", "cp", "ep", "etp", "pp", "dp", "micro", "is_split")
     firsts, _ = plain.distinct(*(plain.columns[name] for name in shaped))
-    recompute = Again.own(config)
+    recompute = RecomputeOption.from_config(config)
     return [recompute.of(plain.layout(place)) for place in firsts.tolist()]
 
 

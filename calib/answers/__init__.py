@@ -1,4 +1,4 @@
-"""The whole answer on a run, worked out once for each window.
+"""The complete answer for a run, computed once per window.
 
 In: a ``SampleTable`` and a ``Request``. Out: an ``Answer`` with transcript and history.
 """

@@ -73,13 +73,14 @@ def analyse(
     known: Sequence[KnownStep] = (),
     directory: str = "DIR",
 ) -> Answer:
-    """Returns the answer of the newest run in the table; ``history`` is that of the one before.
+    """Return the answer for the newest run in the table.
 
-    ``known`` are steps of other runs on this machine, in any layout; ``directory`` is what the
-    commands in the transcript name.  Of a run whose layout is not known it has no models' part.
+    ``history`` is that of the previous answer; ``known`` are steps of other runs on this machine,
+    in any layout; ``directory`` is the one named by the commands in the transcript.  If the layout
+    is unknown, ``Answer.modelled`` is None.
 
-    Raises ``CalibrationError`` where steps or operators are missing, ``ConfigError`` where the
-    running layout is one that the timeline does not model yet.
+    Raises ``CalibrationError`` if steps or operators are missing, ``ConfigError`` if the timeline
+    does not model the running layout yet.
     """
     is_described = table.is_described
     config = request.of_program(running_config(table)) if is_described else None
@@ -96,9 +97,9 @@ def analyse(
 
 
 def with_new_forecast(answer: Answer, request: Request) -> Answer:
-    """Returns the answer at a later moment: all steps so far, the window and its fit as they were.
+    """Return the answer at a later moment, with all steps so far but the same window and fit.
 
-    Of a run whose layout is known the decision and the transcript stay as well.
+    If the layout is known, the decision and the transcript do not change either.
     """
     modelled = answer.modelled
     end = run_end(answer.loop, request.last_step, steps_total=answer.end.steps_total)
@@ -115,10 +116,10 @@ def with_new_forecast(answer: Answer, request: Request) -> Answer:
 
 
 def finish_lines(answer: Answer, goals: Goals) -> tuple[str, ...]:
-    """Returns the end of the run or of the pass alone, as lines for a later moment."""
+    """Return only the lines on the end of the run or of the pass, for a later moment."""
     if answer.has_finish:
         return tuple(with_prefix([finish_line(answer.forecast, goals)]))
-    # Why no other end is known was said before.
+    # The reason why the end of the run is unknown is in the transcript already.
     return tuple(with_prefix(end_lines(answer.end, answer.forecast)[:-1]))
 
 
@@ -235,7 +236,7 @@ def _lines_of_layout(
         run_line(config, config.parallelism.num_ranks, answer.measured_step_s, rate),
         modelled.waiting.line,
         routing_line(modelled.routing, modelled.imbalance_cost_frac),
-        network_line(modelled.calibration.transfers.carrying),
+        network_line(modelled.calibration.transfers.fitted_prior),
         *_end_lines(answer, request.goals),
         faster_line(plan, answer.decision, has_end=answer.has_finish),
         micro_batch.line if micro_batch is not None else "",
@@ -278,7 +279,7 @@ def _rate(answer: Answer) -> str:
 def _decision_of_steps(
     request: Request, end: RunEnd, ahead: Forecast, recalibration_s: float
 ) -> Decision:
-    """By the limits that were asked for: no other layout is known."""
+    """Decide by the requested limits alone, as no other layout is known."""
     if not end.steps_total:
         return undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
     return decide(
@@ -291,7 +292,7 @@ def _decision_of_steps(
 
 
 class _DeviceMemory(TypedDict):
-    """What is known of a rank's memory, as all that asks whether a layout fits takes it."""
+    """Memory of a rank, as keyword arguments of every check that a layout fits."""
 
     memory_capacity_nbytes: int | None
     memory_offset_nbytes: int | None
@@ -326,7 +327,7 @@ def _explained(layout_plan: Plan, steps: FittedSteps) -> tuple[Explanation, ...]
 def _micro_batch(
     request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
 ) -> MicroBatchAdvice | None:
-    """None where nobody asked for it."""
+    """Return advice on the micro-batch; None if it was not requested."""
     if request.goals.micro_batch is not MicroBatchChoice.ADVISE:
         return None
     return micro_batch_advice(
@@ -341,7 +342,7 @@ def _micro_batch(
 def _lint(
     request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
 ) -> Lint:
-    """Of the words that the request has; variables are not among them."""
+    """Lint the arguments in the request, which has no environment variables."""
     hours = request.goals.mtbf_hours
     pricing = Pricing(
         config=config,
@@ -373,7 +374,10 @@ def _decision(
 def _history(
     table: SampleTable, known: History | None, models: Models, levels: ForecastInputs | None
 ) -> History:
-    """With the newest window; ``models`` are the run's own where no other run's rows are there."""
+    """Return the history with the newest window.
+
+    ``models`` are used only if the table has no rows of other runs.
+    """
     if known is None:
         if len(windows_of(table)) > 1:
             return replace(History.of(table), forecast_inputs=levels)

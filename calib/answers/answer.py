@@ -1,4 +1,4 @@
-"""Everything that is said of a run after a window: one document with optional parts."""
+"""The answer on a run after a window: one document with optional parts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _UNMEASURED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredGroup:
-    """One kind of transfer among ranks of one role, per step of a rank."""
+    """One kind of transfer in groups of one role, per step and rank."""
 
     role: str
     num_ranks: int
@@ -51,12 +51,12 @@ class MeasuredGroup:
     nbytes: float = 0.0
     time_s: float = 0.0
     is_bound: bool = False
-    """``time_s`` is an upper bound: the end of some was not seen."""
+    """``time_s`` is an upper bound, as the end of some transfers was not recorded."""
     note: str = ""
-    """What is not measured, and why; empty where all is."""
+    """Unmeasured parts and the reason; empty if everything was measured."""
 
     def line(self, step_s: float) -> str:
-        """The transfers of a step; a bound above the step itself says nothing of their time."""
+        """Return the transfers of a step in words, without a time bound that exceeds the step."""
         what = f"group {self.role}, {self.num_ranks} ranks"
         if self.note:
             return f"{what}: {self.note}"
@@ -68,12 +68,15 @@ class MeasuredGroup:
 
 
 def measured_groups(table: SampleTable, loop: LoopRecord) -> tuple[MeasuredGroup, ...]:
-    """Of the newest window; a group that only the model's wrapper tells of has a note."""
+    """Return the groups measured in the newest window.
+
+    A group that is known only from the model's wrapper has a note instead of transfers.
+    """
     rows = table.collectives
     rows = rows[(rows["run_id"] == table.run_id) & ~rows["is_probe"]]
     rows = rows[rows["window"] == rows["window"].max()]
-    # A transfer counts once, for all of its ranks that were seen; one size may be seen on one rank,
-    # and in one step, alone.
+    # Count a transfer once for all of its recorded ranks; a size may be recorded on one rank or in
+    # one step only.
     here = rows[["num_ranks", "num_seen"]].min(axis=1)
     seen = rows.groupby(["role", "num_ranks", "kind"])["num_seen"].transform("max")
     calls = rows["count"] * here / (rows["num_steps"].max() * seen).clip(lower=1)
@@ -101,47 +104,47 @@ def measured_groups(table: SampleTable, loop: LoopRecord) -> tuple[MeasuredGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modelled:
-    """The models' part of an answer: the running layout, its step, and other layouts."""
+    """Part of an answer that needs models: the running layout, its step, and other layouts."""
 
     config: RunConfig
     calibration: Calibration
     running_estimate: StepEstimate
     model_forecast: ModelForecast
-    """What later forecasts start from, without a new fit."""
+    """Base of later forecasts, which need no new fit."""
     plan: Plan
     step: PredictedStep
-    """The running layout without hooks: timeline, plus waiting, minus the perturbation."""
+    """Step of the running layout without hooks: timeline plus waiting minus perturbation."""
     waiting_s: float
-    """Mean time per step that a rank stands still for a later one; pipeline waits aside, and what
-    the step model has for the rank with the most tokens."""
+    """Mean time per step that a rank waits for a later one, excluding pipeline waits and the time
+    that the step model has for the rank with the most tokens."""
     perturbation_s: float
-    """What hooks slow a hooked step down by beyond the time that they take themselves."""
+    """Slowdown of a hooked step beyond the time spent inside the hooks."""
     skew_s: Mapping[int, float]
     waiting: WaitingReport
     history: History = field(default_factory=History)
     routing: MeasuredRouting | None = None
     imbalance_cost_frac: float | None = None
-    """Share of the own step that tokens routed evenly would save; None where nothing is routed."""
+    """Share of the step that even routing of tokens would save; None if nothing is routed."""
     micro_batch: MicroBatchAdvice | None = None
-    """Where it was asked for."""
+    """None if it was not requested."""
     explained: tuple[Explanation, ...] = ()
-    """Of the running layout, and of the advised one against it where there is one."""
+    """Explanation of the running layout, then of the advised one against it if there is one."""
     lint: Lint | None = None
-    """What its own launch should say otherwise."""
+    """Advice on the arguments of the running launch."""
     restart_s: float = 0.0
-    """What another layout costs before its first step: restart and new calibration."""
+    """Cost of another layout before its first step: restart and new calibration."""
     what_if: tuple[Candidate, ...] = ()
-    """The running layout and its neighbours, as ``forerun predict`` answers for each."""
+    """The running layout and its neighbours, each as ``forerun predict`` would report it."""
 
     def throughput(self, step_time_s: float, iteration: int | None = None) -> Throughput:
-        """Returns the rates of a step of that time, with the batch of this iteration, from 1."""
+        """Return the rates of a step of that time, with the batch of ``iteration`` (from 1)."""
         config = self.config
         if iteration is not None:
             config = at_batch_size(config, batch_size_at(config, iteration))
         return throughput(config, step_time_s)
 
     def step_at(self, iteration: int) -> PredictedStep:
-        """Returns what a step of this run, counted from 1, takes by the models alone."""
+        """Return the modelled time of a step of this run, counted from 1."""
         size = batch_size_at(self.config, iteration)
         ratios = self.model_forecast.ratios
         if size == self.config.batch.global_batch_size or size not in ratios:
@@ -151,7 +154,7 @@ class Modelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Everything that is said of a run after a window."""
+    """The answer on a run after a window."""
 
     run_id: str
     device: str
@@ -159,29 +162,29 @@ class Answer:
     loop: LoopRecord
     end: RunEnd
     forecast: Forecast
-    """To the end of the run, else of the pass over its data, else of no step: the step itself."""
+    """Forecast to the end of the run, else of the pass over its data, else of the step only."""
     measured_step_s: float
     overhead: Overhead | None
     hooks: HookSummary
     decision: Decision
     recalibration_s: float = 0.0
     modelled: Modelled | None = None
-    """None where the layout is not known: the answer then rests on steps, batch and transfers."""
+    """None if the layout is unknown: the answer then rests on steps, batch and transfers."""
     groups: tuple[MeasuredGroup, ...] = ()
-    """Groups of ranks and their transfers, of a run whose layout is not known; else empty."""
+    """Groups of ranks and their transfers if the layout is unknown; else empty."""
     ended_unix_s: float | None = None
-    """The end of the run, where it has come."""
+    """End of the run; None while it goes on."""
     problems: tuple[str, ...] = ()
     transcript: tuple[str, ...] = ()
 
     @property
     def has_finish(self) -> bool:
-        """True where the forecast reaches to the end of the run."""
+        """True if the forecast reaches to the end of the run."""
         return self.end.steps_total > 0
 
     @property
     def known(self) -> Modelled:
-        """The part of the models; raises ``CalibrationError`` where there is none."""
+        """The modelled part; raises ``CalibrationError`` if there is none."""
         if self.modelled is None:
             raise CalibrationError(
                 f"the layout of run {self.run_id} is not known; give config to forerun.attach and "
@@ -203,7 +206,7 @@ class Answer:
 
     @property
     def remaining_run(self) -> RemainingRun | None:
-        """The remaining run; None at its end, and where its length or layout is not known."""
+        """The remaining run; None at its end, or if its length or layout is unknown."""
         if self.modelled is None or not self.has_finish:
             return None
         running = self.modelled.plan.running
@@ -214,14 +217,14 @@ class Answer:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Rates of the measured step by key."""
+        """Rates of the measured step, by key."""
         return self.rates_of(self.measured_step_s)
 
     def rates_of(self, step_time_s: float, iteration: int | None = None) -> dict[str, float]:
-        """Returns the rates by key of a step of that time, with the batch of this iteration.
+        """Return the rates of a step of that time, with the batch of ``iteration``, by key.
 
-        Of a run whose layout is not known tokens or samples a second of all ranks and of one, and
-        none where the batch was not seen.
+        If the layout is unknown, these are tokens or samples per second of all ranks and of one
+        rank; empty if no batch was recorded either.
         """
         if self.modelled is not None:
             return self.modelled.throughput(step_time_s, iteration).rates
@@ -233,12 +236,12 @@ class Answer:
 
     @property
     def batch(self) -> tuple[str, int]:
-        """The unit and size of the batch of one rank; size 0 where no batch was seen."""
+        """Unit and size of the batch of one rank; size 0 if no batch was recorded."""
         loop = self.loop
         return ("tokens", loop.tokens) if loop.tokens else ("samples", loop.samples)
 
     def predicted_step(self, iteration: int) -> PredictedStep:
-        """Returns what a step of this run, counted from 1, will take."""
+        """Return the predicted time of a step of this run, counted from 1."""
         ahead = self.forecast
         step = PredictedStep(
             time_s=ahead.step_time_s, low_s=ahead.single_low_s, high_s=ahead.single_high_s
@@ -249,16 +252,16 @@ class Answer:
 
     @property
     def advice(self) -> str:
-        """The line of the transcript that says what is advised; empty where none does."""
+        """The line of the transcript that has the advice; empty if there is none."""
         return advice_line(self.transcript)
 
     @property
     def is_stop(self) -> bool:
-        """True where the advice is to stop."""
+        """True if the advice is to stop."""
         return self.decision.action is Action.STOP
 
     def to_json(self) -> JsonObject:
-        """``answer.json``: every part that is known."""
+        """Return ``answer.json``, with every part that is known."""
         whole: JsonObject = {"forecast": self.forecast_json(), "decision": self.decision_json()}
         if self.modelled is not None:
             whole["calibration"] = self._calibration(self.modelled.calibration)
@@ -267,7 +270,7 @@ class Answer:
         return whole
 
     def forecast_json(self) -> JsonObject:
-        """``forecast.json``: of a pass over the data under ``pass``, never as the run's end."""
+        """Return ``forecast.json``; the end of a pass is under ``pass``, never the run's end."""
         ahead = self.forecast
         whole = forecast_json(self.end, ahead)
         whole |= self.rates_of(ahead.step_time_s, ahead.steps_done + 1)
@@ -278,7 +281,7 @@ class Answer:
         return whole
 
     def decision_json(self) -> JsonObject:
-        """``decision.json``."""
+        """Return ``decision.json``."""
         modelled = self.modelled
         if modelled is None:
             details: JsonObject = {

@@ -1,4 +1,4 @@
-"""When a run ends and what limits it, as one line that reads alone; moments are UTC."""
+"""The end of a run and its limits as one self-contained line; times are UTC."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..workload import Goals
 _DAY_S = 24 * HOUR_S
 _WEEK_S = 7 * _DAY_S
 _SHOW_SECONDS_BELOW_S = 600.0
-"""A finish this near is said with its seconds."""
+"""A finish nearer than this is shown with seconds."""
 _BEYOND = "beyond any calendar"
 
 
 def finish_line(forecast: Forecast, goals: Goals) -> str:
-    """The finish with its interval, what the run takes in all, and each limit it is held against.
+    """Return the finish with its interval, the total time, and each limit of the run.
 
-    The median, and by when 95 % of the chances lie; durations from the begin of this launch.
+    The finish is the median and the 95 % quantile; durations count from the begin of this launch.
     """
     words = [finish_text(forecast), f"{format_time(forecast.total_s)} in all"]
     if forecast.gpu_hours is not None:
@@ -34,7 +34,7 @@ def finish_line(forecast: Forecast, goals: Goals) -> str:
 
 
 def format_moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> str:
-    """A moment in UTC, as little of it as tells which: its day only where it is not within a day.
+    """Return a time in UTC, as short as is unambiguous: without the day if it is within a day.
 
     >>> format_moment(0.0, -60.0), format_moment(0.0, -60.0, has_seconds=True)
     ('00:00 UTC', '00:00:00 UTC')
@@ -49,7 +49,7 @@ def format_moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False
 
 
 def finish_text(forecast: Forecast) -> str:
-    """``ends`` with the median, and by when 95 % of the chances lie."""
+    """Return ``ends`` with the median and the 95 % quantile of the finish."""
     now, middle, late = (
         forecast.now_unix_s,
         forecast.finish_p50_unix_s,
@@ -86,7 +86,7 @@ def _clock(at: datetime, *, has_seconds: bool) -> str:
 
 
 def _limits(forecast: Forecast, goals: Goals) -> Iterator[tuple[str, float]]:
-    """What each limit is called, and when it comes."""
+    """Yield the name and time of each limit."""
     begin_unix_s = forecast.now_unix_s - forecast.elapsed_s
     if goals.limit_unix_s is not None:
         length = _length(goals.limit_unix_s - begin_unix_s)
@@ -110,7 +110,7 @@ def _limit(forecast: Forecast, name: str, limit_unix_s: float) -> str:
 
 
 def _length(time_s: float) -> str:
-    """A duration, round where it is.
+    """Return a duration without trailing zeros.
 
     >>> _length(172_800.0), _length(5400.0)
     ('48 h', '1.5 h')
@@ -119,7 +119,7 @@ def _length(time_s: float) -> str:
 
 
 def _done_frac(forecast: Forecast, ahead_s: float) -> float:
-    """Share of the steps that will be done so many seconds from now, at the expected speed."""
+    """Return the share of steps done ``ahead_s`` seconds from now, at the expected speed."""
     steps = forecast.steps_done + forecast.steps_left
     more = min(1.0, max(0.0, ahead_s) / forecast.remaining_s) * forecast.steps_left
     return (forecast.steps_done + more) / steps

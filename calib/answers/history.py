@@ -1,5 +1,8 @@
-"""How the error moved: each window is held against the models before and after it, and these
-against what lay ahead: the next window's step, and the finish."""
+"""Prediction errors over the windows of a run.
+
+Each window is compared with the models fitted before and after it, and these models with what
+followed: the step of the next window, and the finish.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,18 @@ from .run_measurements import (
 )
 
 MOST_WINDOWS = 200
-"""Newest windows whose errors are kept."""
+"""Number of newest windows whose errors are stored."""
 MOST_REFITTED = 12
-"""Newest windows of a table that are held against models of their own."""
+"""Number of newest windows of a table for which models are fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowError:
-    """How well a window was known: modelled over measured step, minus one.
+    """Errors of the models on one window: modelled over measured step, minus one.
 
     ``before_frac`` is from the models of the windows before it (None for the first),
-    ``after_frac`` from the models refitted with its own rows; ``operator_*`` the same as the
-    median absolute error over its operators.
+    ``after_frac`` from the models refitted with its own rows; ``operator_*`` are the corresponding
+    median absolute errors over its operators.
     """
 
     window: int
@@ -47,34 +50,35 @@ class WindowError:
     operator_before_frac: float | None
     operator_after_frac: float
     modelled_before_s: float | None
-    """The step that the models before the window and with it foretell."""
+    """Step time predicted by the models before this window."""
     modelled_after_s: float
+    """Step time predicted by the models with this window."""
     finish_before_unix_s: float | None = None
-    """The median finish when the window closed, by models and levels of the windows before it; None
-    for the first, and where no answer was given then."""
+    """Median finish when the window closed, by models and levels of the windows before it; None
+    for the first window, or if no answer was given then."""
     finish_after_unix_s: float | None = None
-    """The same with this window."""
+    """Median finish by models and levels with this window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The errors of a run's windows, oldest first, and the models for the next one.
+    """Errors of a run's windows, oldest first, and the models for the next one.
 
-    A window costs one fit: its models are those before the window after it.
+    A window costs one fit, as the models with it are those before the next window.
     """
 
     errors: tuple[WindowError, ...] = ()
     before: Models | None = None
-    """Of the windows before the newest; None where there are none."""
+    """Models of the windows before the newest; None if there are none."""
     after: Models | None = None
-    """With the newest window."""
+    """Models with the newest window."""
     forecast_inputs_before: ForecastInputs | None = None
-    """Likewise what forecasts were made from; None where none were."""
+    """Forecast inputs before the newest window; None if no forecast was made."""
     forecast_inputs: ForecastInputs | None = None
 
     @staticmethod
     def of(table: SampleTable) -> History:
-        """That of all windows of the table's newest run, the newest ``MOST_REFITTED`` of many."""
+        """Return the history of the newest run's windows, at most the newest ``MOST_REFITTED``."""
         windows = windows_of(table)
         history = History()
         begin = max(0, len(windows) - MOST_REFITTED)
@@ -87,10 +91,10 @@ class History:
     def followed_by(
         self, table: SampleTable, models: Models | None = None, levels: ForecastInputs | None = None
     ) -> History:
-        """With the newest window of the table; again, where that is the newest one here.
+        """Return the history with the table's newest window added, or replaced if already there.
 
-        ``models`` are those of the table, where they are known already; ``levels`` what the
-        forecast after the window was made from.
+        ``models`` are those of the table if they are fitted already; ``levels`` are the inputs of
+        the forecast after the window.
         """
         window = windows_of(table)[-1]
         is_repeated = bool(self.errors) and self.errors[-1].window == window
@@ -125,7 +129,7 @@ class History:
         )
 
     def with_finishes(self, finishes: Mapping[int, tuple[float | None, float | None]]) -> History:
-        """With the finishes that were predicted at windows of these numbers, before and after."""
+        """Return the history with predicted finishes (before, after), by window number."""
         errors = [
             replace(
                 error,
@@ -141,28 +145,28 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastInputs:
-    """What a forecast was made from."""
+    """Inputs of a forecast."""
 
     model_forecast: ModelForecast
     so_far: RunProgress
 
     def finish_unix_s(self, now: RunProgress) -> float:
-        """The median finish at another moment, had nothing been measured since."""
+        """Return the median finish at another moment, as if nothing had been measured since."""
         moved = replace(self.so_far, now_unix_s=now.now_unix_s, last_step=now.last_step)
         return run_forecast(self.model_forecast, moved).finish_p50_unix_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """What was fitted on the windows up to one of them."""
+    """Models fitted on the windows up to one of them."""
 
     calibration: Calibration
     step_time_s: float
-    """The running layout's step by these models."""
+    """Step time of the running layout by these models."""
 
     @staticmethod
     def of(table: SampleTable) -> Models:
-        """Fitted on the rows of the table's newest run alone."""
+        """Fit models on the rows of the table's newest run only."""
         table = only_windows(table, windows_of(table))
         config = with_measured_routing(table.config(), table)
         calibration = calibrate(table, device=config.device)
@@ -173,11 +177,11 @@ class Models:
         return Models(calibration=calibration, step_time_s=step_time_s + rest_s)
 
     def step_error_frac(self, measured_s: float) -> float:
-        """Modelled over measured step, minus one."""
+        """Return modelled over measured step, minus one."""
         return self.step_time_s / measured_s - 1
 
     def operator_error_frac(self, measured: Mapping[Operator, Measured]) -> float:
-        """Median absolute error of measured operators."""
+        """Return the median absolute error over measured operators; 0 if there are none."""
         if not measured:
             return 0.0
         estimates = self.calibration.operators(list(measured))
@@ -187,7 +191,7 @@ class Models:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowScore(Encoded):
-    """A window, its own errors and those of what lay ahead of it."""
+    """Errors of a window, and of what followed it."""
 
     JSON: ClassVar[str] = (
         "**error next_before_frac next_after_frac finish_before_frac finish_after_frac"
@@ -195,23 +199,23 @@ class WindowScore(Encoded):
 
     error: WindowError
     next_before_frac: float | None
-    """The next window's step by the models before this one, over the measured one, minus one; None
-    where there were none, or no next window yet."""
+    """Next window's step by the models before this window over the measured one, minus one; None if
+    there were no such models or no next window yet."""
     next_after_frac: float | None
-    """The same by the models refitted with this window."""
+    """Next window's error by the models refitted with this window."""
     finish_before_frac: float | None
-    """The finish by models and levels of the windows before, at the moment when this one closed:
-    how much too late it is, over the time of the whole run.  None where none was predicted."""
+    """Error of the finish predicted when this window closed, by models and levels of the windows
+    before: lateness over the time of the whole run.  None if none was predicted."""
     finish_after_frac: float | None
-    """The same by those with this window."""
+    """Error of the finish by models and levels with this window."""
 
 
 def window_scores(
     errors: Sequence[WindowError], *, started_unix_s: float, finish_unix_s: float
 ) -> list[WindowScore]:
-    """A score for each window, oldest first.
+    """Return a score for each window, oldest first.
 
-    ``finish_unix_s`` is the end of the run, or while that is to come the newest forecast of it.
+    ``finish_unix_s`` is the end of the run, or its newest forecast while the run goes on.
     """
     total_s = finish_unix_s - started_unix_s
 

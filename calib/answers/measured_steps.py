@@ -1,4 +1,4 @@
-"""The step model of a run, from its sample table and from what is known of other runs."""
+"""The step model of a run, from its sample table and from measured steps of other runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..arguments import ASIDE, LEFT_OUT_FACTOR
-from ..fit import calibrate, carried_over, is_processor, on_device
+from ..arguments import ASIDE, UNMODELLED_FACTOR
+from ..fit import calibrate, calibration_for_device, combine_with_other, is_processor
 from ..forecast import PredictedStep, at_batch_size, batch_size_at, full_batch_size
 from ..network import network_prior
 from ..records import Cluster, StatedNodes
@@ -34,16 +34,15 @@ from .run_measurements import (
 )
 
 SESSION_SIGMA_LOG, CPU_SESSION_SIGMA_LOG = 0.015, 0.1
-"""How far the level of one layout lies apart between two runs on the same machine: clocks and
-neighbours.  Processors of a shared host move within minutes: 180 runs of 33 layouts differed by
-0.07 (median) to 0.13 (root mean square) from their like (benchmarks/RESULTS.md)."""
+"""Standard deviation (log) of a layout's step time between two runs on the same machine, due to
+clocks and neighbours.  CPUs of a shared host change within minutes: 180 runs of 33 layouts differed
+by 0.07 (median) to 0.13 (root mean square) from runs of the same layout (benchmarks/RESULTS.md)."""
 
 
 def running_config(table: SampleTable) -> RunConfig:
-    """The layout of the newest run at the batch size of its last recorded step, with experts as
-    tokens were routed to them.
+    """Return the newest run's layout at the batch size of its last step, with measured routing.
 
-    A ramp may have gone on since the run described itself.
+    A batch-size ramp may have advanced since the run recorded its layout.
     """
     config = with_measured_routing(table.config(), table)
     if table.steps.empty:
@@ -52,15 +51,15 @@ def running_config(table: SampleTable) -> RunConfig:
 
 
 def remaining_layout(config: RunConfig) -> RunConfig:
-    """The layout of a run for what is left of it: at the batch size behind its ramp, where its
-    micro-batches divide that."""
+    """Return the layout for the remaining run: at the batch size after the ramp if its micro-batches
+    divide that, else unchanged."""
     full = full_batch_size(config)
     has_whole = full % (config.batch.micro_batch_size * config.parallelism.dp) == 0
     return at_batch_size(config, full) if has_whole else config
 
 
 def known_step(table: SampleTable) -> KnownStep:
-    """The newest run's layout and its measured step."""
+    """Return the newest run's layout and its measured step."""
     return KnownStep(
         config=running_config(table),
         time_s=measured_step_s(table),
@@ -69,12 +68,12 @@ def known_step(table: SampleTable) -> KnownStep:
 
 
 def passing_sigma_log(config: RunConfig) -> float:
-    """How far steps that were measured just now are from those of the next hour, all alike."""
+    """Return the standard deviation (log) of the next hour's level of steps from that just measured."""
     return CPU_SESSION_SIGMA_LOG if config.device == "cpu" else 0.0
 
 
 def known_elsewhere(table: SampleTable, target: RunConfig) -> KnownStep:
-    """The same as evidence for another run: another session, maybe another release."""
+    """Return ``known_step`` as evidence for a run of another session, maybe another release."""
     step = known_step(table)
     session = CPU_SESSION_SIGMA_LOG if step.config.device == "cpu" else SESSION_SIGMA_LOG
     return replace(
@@ -86,28 +85,28 @@ def known_elsewhere(table: SampleTable, target: RunConfig) -> KnownStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunFit:
-    """The step models of a run, and its step as the one that has not seen it says it."""
+    """Step models of a run, and its step as predicted by the model that was not fitted on it."""
 
     blind: FittedSteps
-    """The model without the steps of the running layout."""
+    """Model fitted without steps of the running layout."""
     unseen: StepEstimate
-    """Its estimate of the running layout."""
+    """Estimate of the running layout by ``blind``."""
     steps: FittedSteps
     modelled_step: PredictedStep
-    """That estimate with ``waiting_s`` and less ``perturbation_s``, which are no operator's."""
+    """``unseen`` plus ``waiting_s`` minus ``perturbation_s``, which belong to no operator."""
     overhead: Overhead | None
     waiting_s: float
-    """Waiting of ranks for each other in a step, mean over ranks, seconds."""
+    """Seconds per step that ranks wait for each other, mean over ranks."""
     perturbation_s: float
-    """Seconds by which hooks slow a step down, beyond the time inside them."""
+    """Slowdown of a hooked step beyond the time inside the hooks, seconds."""
 
 
 def fit_run(
     table: SampleTable, base: BaseTimes, known: Sequence[KnownStep], config: RunConfig
 ) -> RunFit:
-    """The step models of the newest run, whose layout is ``config``; ``known`` are steps of others.
+    """Return the step models of the newest run, with layout ``config``.
 
-    The verbs and the live answer share this fit.
+    ``known`` are steps of other runs.  The commands and the live answer share this fit.
     """
     measured, layout = known_step(table), same_layout(config)
     blind = fit_run_steps(base, [one for one in known if same_layout(one.config) != layout], config)
@@ -125,7 +124,7 @@ def fit_run(
         steps=replace(
             steps,
             misfit_log=_misfit_log(measured, modelled),
-            unrun_log=math.log(LEFT_OUT_FACTOR) if {*config.unmodelled} - ASIDE else 0.0,
+            unrun_log=math.log(UNMODELLED_FACTOR) if {*config.unmodelled} - ASIDE else 0.0,
         ),
         modelled_step=modelled,
         overhead=overhead,
@@ -135,8 +134,8 @@ def fit_run(
 
 
 def _misfit_log(measured: KnownStep, modelled: PredictedStep) -> float:
-    """Measured over modelled step, log; 0 where the errors of both, and how far the machine's level
-    moves meanwhile, allow it with 90 %."""
+    """Return the log of measured over modelled step; 0 if within the 90 % interval of both errors
+    and of the drift of the machine's level."""
     if min(modelled.low_s, modelled.time_s) <= 0:
         return 0.0
     off_log = math.log(measured.time_s / modelled.time_s)
@@ -148,16 +147,16 @@ def _misfit_log(measured: KnownStep, modelled: PredictedStep) -> float:
 def run_steps(
     table: SampleTable, known: Sequence[KnownStep] = (), *, like: SampleTable | None = None
 ) -> FittedSteps:
-    """The step model of the newest run, with steps of other runs on its kind of device.
+    """Return the step model of the newest run, with steps of other runs on its kind of device.
 
-    ``like`` is a run of another machine, whose operators are carried over and corrected by this
-    run's.  Where a machine was probed and nothing trained, it stands on the operators alone.
-    Raises ``CalibrationError`` where no operator was sampled.
+    ``like`` is a run of another machine, whose operators are transferred and corrected by this
+    run's.  If the machine was only probed, without training, the model rests on operators alone.
+    Raises ``CalibrationError`` if no operator was sampled.
     """
     config = table.config()
     calibration = calibrate(table, device=config.device)
     if like is not None:
-        calibration = carried_over(calibration, calibrate(like, device=like.config().device))
+        calibration = combine_with_other(calibration, calibrate(like, device=like.config().device))
     base = live_times(calibration, config)
     if table.steps.empty:
         return fit_steps(base, known)
@@ -165,25 +164,27 @@ def run_steps(
 
 
 def fit_run_steps(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> FittedSteps:
-    """The step model of a run: what its layouts have in common moves from hour to hour."""
+    """Return the step model of a run, whose level common to all layouts may drift from hour to hour."""
     return fit_steps(base, known, passing_sigma_log=passing_sigma_log(config))
 
 
 def steps_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> FittedSteps:
-    """The step model of a device that nothing was measured on, by a run of another one.
+    """Return the step model of an unmeasured device, based on a run on another device.
 
-    ``stated`` is said of the nodes of that device.  Raises ``CalibrationError`` where one of the
-    two is a CPU and the other is none.
+    ``stated`` describes the nodes of the unmeasured device.  Raises ``CalibrationError`` if exactly
+    one of the two devices is a CPU.
     """
     config = table.config()
     cluster = Cluster(stated=stated or StatedNodes())
-    calibration = on_device(calibrate(table, device=config.device), device, cluster)
+    calibration = calibration_for_device(calibrate(table, device=config.device), device, cluster)
     return fit_steps(live_times(calibration, config_on(table, device, stated)))
 
 
 def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> RunConfig:
-    """The run's layout on another device, on nodes of as many GPUs as are said or were here; a CPU
-    run has none, and those that are usual for the device count."""
+    """Return the run's layout on another device, with as many GPUs per node as stated, else as here.
+
+    A CPU run has no GPUs; the number usual for the device is used then.
+    """
     config, nodes = table.config(), stated or StatedNodes()
     if is_processor(config.device) is is_processor(device):
         here = table.cluster().node.num_local_ranks or config.parallelism.ranks_per_node
@@ -196,7 +197,7 @@ def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None
 
 
 def with_measured_step(known: Sequence[KnownStep], measured: KnownStep) -> list[KnownStep]:
-    """What is known, with a run's own step in place of what earlier runs took in its layout."""
+    """Return known steps, with a run's measured step in place of earlier steps of its layout."""
     layout = same_layout(measured.config)
     others = (one for one in known if one.site or same_layout(one.config) != layout)
     return [*others, measured]

@@ -1,4 +1,4 @@
-"""What is asked of an analysis."""
+"""The request to an analysis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ..arguments import kept_arguments, program_of
+from ..arguments import masked_arguments, program_of
 from ..errors import ConfigError, RecordError
 from ..forecast import RunProgress
 from ..workload import Encoded, RunConfig, decode
@@ -14,30 +14,30 @@ from ..workload import Encoded, RunConfig, decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(RunProgress, Encoded):
-    """What is asked of an analysis; everything that it cannot read from the table."""
+    """Inputs of an analysis that are not in the sample table."""
 
     JSON: ClassVar[str] = "* -goals **goals"
 
     host_argv: tuple[str, ...] = ()
-    """Only what may be kept: the rest is masked, since the request is written to a file."""
+    """Command line of the run; sensitive values are masked, since the request is written to a file."""
     absent: tuple[str, ...] = ()
-    """What the program lacks (``RunConfig.absent``)."""
+    """Options that the program lacks (``RunConfig.absent``)."""
     memory_capacity_nbytes: int | None = None
     previously_met: tuple[str, ...] = ()
-    """Values of the rules that spoke for stopping in the window before."""
+    """Values of the rules that were met in the previous window."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "host_argv", kept_arguments(self.host_argv))
+        object.__setattr__(self, "host_argv", masked_arguments(self.host_argv))
 
     def of_program(self, config: RunConfig) -> RunConfig:
-        """The layout with the name of the program that trains it, and what that lacks."""
+        """Return the layout with the name of its training program and the options it lacks."""
         return replace(config, program=program_of(self.host_argv), absent=self.absent)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Request:
-        """The request that ``to_json`` wrote; unknown keys are ignored.
+        """Return the request that ``to_json`` wrote; unknown keys are ignored.
 
-        Raises ``RecordError`` where a value is of another kind, or no finite number.
+        Raises ``RecordError`` if a value has the wrong type or is not finite.
         """
         try:
             return decode(Request, {**value, "goals": value})

@@ -1,6 +1,6 @@
-"""How far from even tokens were routed to experts, and what that costs of a step.
+"""Imbalance of tokens routed to experts, and its cost as a share of the step.
 
-The cost is the step model's: how its step grows with the tokens of the rank that is waited for.
+The cost is from the step model: the growth of its step with the tokens of the busiest rank.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from ..workload import RankLoad, RoutingSource, RunConfig, position, routing_sou
 from ..workload import imbalance as imbalance_of
 
 _FAR = (2.0, 4.0)
-"""Imbalances beyond what training keeps to: published workloads lie between 1.3 and 3.1 times."""
+"""Imbalances that span those of published workloads, 1.3 to 3.1, to take the slope from."""
 _WORTH_TELLING = 0.02
-"""Less than this beyond the mean is what counting tokens in pairs of whole rows leaves anyway."""
+"""Smallest excess over the mean that is reported; counting tokens in pairs of whole rows leaves
+less than this anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRouting:
-    """Tokens on the busiest rank over the mean of its group, as the newest window has them.
+    """Imbalance: tokens on the busiest rank over the mean of its group, in the newest window.
 
-    ``by_window`` has the same of each window, the first one first; ``by_layer`` that of the newest
-    window by layer of a stage.  ``steady`` is the busiest rank's over all passes together: as large
-    as ``imbalance`` where it is always the same rank, 1 where all are busiest by turns.
+    ``by_window`` has the imbalance of each window, oldest first; ``by_layer`` that of the newest
+    window by layer of a stage.  ``steady`` is that of the sums over all passes: equal to
+    ``imbalance`` if the busiest rank is always the same, 1 if all ranks take turns.
     """
 
     imbalance: float
@@ -37,8 +38,8 @@ class MeasuredRouting:
     by_window: tuple[float, ...]
     by_layer: Mapping[int, float]
     num_counted: int = 0
-    """Ranks whose passes were counted one by one; of the others only the sums are known, which
-    ``steady`` and ``busiest_rank`` are of."""
+    """Ranks whose passes were counted one by one; for the others only the sums are known, from which
+    ``steady`` and ``busiest_rank`` are."""
     num_ranks: int = 0
 
     @property
@@ -53,7 +54,7 @@ class MeasuredRouting:
 
 
 def measured_routing(table: SampleTable) -> MeasuredRouting | None:
-    """Of the newest run; None without experts on several ranks, or where nothing arrived."""
+    """Return the routing of the newest run; None if no experts on several ranks received tokens."""
     rows = table.newest("routing")
     rows = rows[rows.groupby("window")["num_rows"].transform("sum") > 0]
     if rows.empty:
@@ -84,16 +85,16 @@ def measured_routing(table: SampleTable) -> MeasuredRouting | None:
 
 
 def _sums_of_all(table: SampleTable) -> pd.Series:
-    """Rows that arrived at each rank in the newest window, those that keep no records too."""
+    """Return the rows that arrived at each rank in the newest window, even without its records."""
     rows = table.newest("ranks")
     rows = rows[(rows["window"] == rows["window"].max()) & (rows["routed_rows"] > 0)]
     return rows.set_index("rank")["routed_rows"].sort_index()
 
 
 def measured_loads(table: SampleTable) -> tuple[RankLoad, ...]:
-    """What the busiest of any number of ranks would get, as the newest window counted it.
+    """Return the load of the busiest rank for each number of ranks, as counted in the newest window.
 
-    Of several stages the one that is farthest from even: the others wait for it.
+    The most uneven stage counts, as the others wait for it.
     """
     rows = table.newest("loads")
     rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_rows"] > 0)]
@@ -110,7 +111,7 @@ def measured_loads(table: SampleTable) -> tuple[RankLoad, ...]:
 
 
 def with_measured_routing(config: RunConfig, table: SampleTable) -> RunConfig:
-    """The layout with its experts' tokens as the newest run counted them; itself without any."""
+    """Return the layout with the newest run's expert loads; unchanged if there are none."""
     experts, loads = config.model.experts, measured_loads(table)
     if experts is None or not loads:
         return config
@@ -118,19 +119,19 @@ def with_measured_routing(config: RunConfig, table: SampleTable) -> RunConfig:
 
 
 def _imbalance(rows: pd.DataFrame) -> float:
-    """Each rank's row holds the group's busiest: both sums are over all ranks of the groups."""
+    """Return the imbalance over all ranks of the groups, as each rank's row has its group's maximum."""
     return float(rows["num_most"].sum() / rows["num_rows"].sum())
 
 
 def imbalance_cost_frac(steps: FittedSteps, config: RunConfig, imbalance: float) -> float | None:
-    """Share of the step that an even routing would save, 0 to 1; None without experts to route to.
+    """Return the share of the step that even routing would save, 0 to 1; None without routed experts.
 
-    Work and bytes at the experts grow with the tokens of the busiest rank, so that the time of a
-    step is a line in the imbalance.  Its slope is taken where the step model's laws decide: near
-    the run's own sizes each number of tokens was met once or twice, and a step of the model differs
-    by the luck of these few.  All of a step can at most grow as the tokens do.
+    Work and bytes at the experts grow with the tokens of the busiest rank, so that step time is
+    linear in the imbalance.  The slope is taken at imbalances where the step model extrapolates:
+    near the run's sizes each number of tokens was measured only once or twice, and the model
+    follows the noise of these samples.  A step can at most grow in proportion to the tokens.
 
-    The layout is the run's own: an imbalance is that of its expert parallelism and no other's.
+    ``config`` is the running layout: an imbalance holds for one expert-parallel degree only.
     """
     par = config.parallelism
     if config.model.experts is None or par.ep * par.expert_tp == 1:
@@ -140,8 +141,8 @@ def imbalance_cost_frac(steps: FittedSteps, config: RunConfig, imbalance: float)
 
 
 def routed_s(steps: FittedSteps, config: RunConfig) -> float:
-    """Seconds of the step that the model takes for the rank with the most tokens, as it counted
-    them: what the others wait for it.  0 where nothing was counted."""
+    """Return the seconds of the modelled step that others wait for the rank with the most tokens; 0
+    if no tokens were counted."""
     experts, ep = config.model.experts, config.parallelism.ep
     if experts is None or routing_source(experts, ep) is not RoutingSource.MEASURED:
         return 0.0
@@ -149,7 +150,7 @@ def routed_s(steps: FittedSteps, config: RunConfig) -> float:
 
 
 def _cost_s(steps: FittedSteps, config: RunConfig, imbalance: float) -> tuple[float, float]:
-    """Seconds that an even routing would save, and those of the step."""
+    """Return the seconds that even routing would save, and those of the step."""
     near, far = _FAR
     configs = (with_imbalance(config, near), with_imbalance(config, far), config)
     near_s, far_s, whole_s = steps.predict(configs).time_s.tolist()
@@ -158,7 +159,7 @@ def _cost_s(steps: FittedSteps, config: RunConfig, imbalance: float) -> tuple[fl
 
 
 def with_imbalance(config: RunConfig, imbalance: float) -> RunConfig:
-    """The layout with that many tokens on the busiest rank over the mean, and none dropped."""
+    """Return the layout with this imbalance and no dropped tokens."""
     experts = config.model.experts
     if experts is None:
         return config
@@ -174,7 +175,7 @@ def with_imbalance(config: RunConfig, imbalance: float) -> RunConfig:
 
 
 def _drift(routing: MeasuredRouting) -> str:
-    """How the imbalance moved over the windows; empty where it stayed."""
+    """Return the change of the imbalance over the windows in words; empty if it was steady."""
     values = routing.by_window
     if max(values) - min(values) < _WORTH_TELLING * values[0]:
         return ""
@@ -188,7 +189,7 @@ def _drift(routing: MeasuredRouting) -> str:
 
 
 def routing_line(routing: MeasuredRouting | None, cost_frac: float | None) -> str:
-    """What is said of it; empty where tokens are as good as even.
+    """Return the routing as a line; empty if tokens are practically even.
 
     >>> found = MeasuredRouting(
     ...     imbalance=1.4, steady=1.3, busiest_rank=3, by_window=(1.25, 1.4),

@@ -13,7 +13,7 @@ from ..forecast import PredictedStep, Throughput, peak_flop_per_s
 from ..layers import model_name
 from ..records import Action, action_text
 from ..shell import quoted
-from ..units import CANNOT_TELL, GIB, format_bytes, format_frac, format_time
+from ..units import GIB, INDISTINGUISHABLE, format_bytes, format_frac, format_time
 from ..workload import RunConfig
 from .run_measurements import HookSummary, Overhead
 
@@ -76,7 +76,7 @@ def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) 
     """The faster layout that a decision is about, with what it gains; or why there is none."""
     best = decision.candidate if decision and decision.candidate else plan.best
     if plan.doubt and (best is None or best.is_unsure):
-        return f"faster: {CANNOT_TELL}{_SEPARATOR}{plan.doubt}"
+        return f"faster: {INDISTINGUISHABLE}{_SEPARATOR}{plan.doubt}"
     if best is None and (coded := plan.by_code) is not None:
         words = [f"faster by a change of the code: {layout_words(coded.config)}"]
         words += [coded.change_text, _memory(coded, plan.memory_capacity_nbytes)]

@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from .megatron_options import (
         ASIDE,
         DERIVED,
-        LEFT_OUT,
-        LEFT_OUT_FACTOR,
         LISTS,
         MODELLED,
         NAMES,
         SPELLED,
         SWITCHED_OFF,
+        UNMODELLED_FACTOR,
+        UNMODELLED_SETTINGS,
         ArgumentTable,
         is_known,
         options_of,
     )
     from .megatron_rules import CONNECTIONS, VARIABLES, environment, is_fsdp, refusals
     from .megatron_values import layout_values, model_values
-    from .passed_on import MASK, kept_arguments, kept_command, masked_text, restored
+    from .passed_on import MASK, masked_arguments, masked_command, masked_text, restored
     from .shell_text import commands, of_options
     from .short_names import LAYOUT_NAMES, AxisValue, Keep, layout_name
     from .taken_options import (

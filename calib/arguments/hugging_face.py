@@ -78,8 +78,8 @@ def in_its_precision(run: RunConfig, config: Mapping[str, object]) -> tuple[RunC
         if dtype == _FULL and run.precision is Precision.FP32:
             return run, ""
         words = f"says {dtype}" if dtype else "names no dtype"
-        own = f"{run.precision.value} as in the running layout"
-        return run, f"config.json {words}: {own}, where no option says another"
+        precision_text = f"{run.precision.value} as in the running layout"
+        return run, f"config.json {words}: {precision_text}, where no option says another"
     if precision is run.precision:
         return run, ""
     is_narrow = precision is Precision.FP16

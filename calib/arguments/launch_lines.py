@@ -41,14 +41,14 @@ from .launch_words import (
 )
 from .megatron_args import options, rewrite_command
 from .megatron_options import EXPERT_SWITCHES, Values
-from .megatron_rules import beside, environment, refusals
+from .megatron_rules import environment, refusals, required_values
 from .megatron_values import layout_values, model_values
 from .passed_on import MASK
 from .taken_options import untaken
 
 _BATCH = "--per-device-train-batch-size"
 _STEPS = "--gradient-accumulation-steps"
-_OFTEN_SAID = frozenset({_BATCH, _STEPS, "--output-dir", "--num-train-epochs", "--max-steps"})
+_TRAINER_MARKERS = frozenset({_BATCH, _STEPS, "--output-dir", "--num-train-epochs", "--max-steps"})
 """By one of these a script shows that it reads ``TrainingArguments`` from its command line."""
 _SHARDED = "full_shard auto_wrap"
 _MICRO = ("micro-batch-size", "per-device-batch-size", "local-batch-size", "batch-size")
@@ -61,10 +61,10 @@ _ACCUMULATED = (
 
 def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
     """A Trainer's words with batch, accumulation, checkpointing and FSDP as the layout has them."""
-    found = list(phrases(argv))
-    named = {phrase.name for phrase in found}
+    program_phrases = list(phrases(argv))
+    named = {phrase.name for phrase in program_phrases}
     wanted = _trainer_values(running, config)
-    reads_any = bool(named & _OFTEN_SAID)
+    reads_any = bool(named & _TRAINER_MARKERS)
     in_code = {n: v for n, v in wanted.items() if not reads_any or n in running.absent}
     notes = []
     if in_code:
@@ -74,17 +74,17 @@ def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig)
         if name in in_code:
             continue
         if value:
-            found = put(found, name, Word(text=value), "_")
+            program_phrases = put(program_phrases, name, Word(text=value), "_")
         else:
-            found = [phrase for phrase in found if phrase.name != name]
+            program_phrases = [phrase for phrase in program_phrases if phrase.name != name]
     if config.parallelism.num_optimizer_instances > 1:
         notes.append("hybrid sharding needs version 1 and HYBRID_SHARD in --fsdp_config")
-    return Noted(words=joined(found), notes=tuple(notes))
+    return Noted(words=joined(program_phrases), notes=tuple(notes))
 
 
 def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
     """A loop's own words with its batch changed where an option says it, and the rest in words."""
-    found, notes = list(phrases(argv)), list(_told(running, config))
+    program_phrases, notes = list(phrases(argv)), list(_code_notes(running, config))
     sizes = {
         _MICRO: ("micro-batch size", running.batch.micro_batch_size, config.batch.micro_batch_size),
         _ACCUMULATED: (
@@ -96,31 +96,31 @@ def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) ->
     for names, (what, now, then) in sizes.items():
         if now == then:
             continue
-        place = _place(found, names, now)
+        place = _place(program_phrases, names, now)
         if place is None:
             notes.insert(
                 0, f"{what} {then} in place of {now}: no option says it; set it in the code"
             )
         else:
-            found[place] = found[place].having(Word(text=str(then)))
-    return Noted(words=joined(found), notes=tuple(notes))
+            program_phrases[place] = program_phrases[place].having(Word(text=str(then)))
+    return Noted(words=joined(program_phrases), notes=tuple(notes))
 
 
 def _trainer_values(running: RunConfig, config: RunConfig) -> dict[str, str]:
     """Options that differ; empty text takes one away."""
-    found: dict[str, str] = {}
+    changed_options: dict[str, str] = {}
     if running.batch.micro_batch_size != config.batch.micro_batch_size:
-        found[_BATCH] = str(config.batch.micro_batch_size)
+        changed_options[_BATCH] = str(config.batch.micro_batch_size)
     if running.num_microbatches != config.num_microbatches:
-        found[_STEPS] = str(config.num_microbatches)
+        changed_options[_STEPS] = str(config.num_microbatches)
     if running.recompute is not config.recompute:
-        found["--gradient-checkpointing"] = str(config.recompute is not Recompute.NONE)
+        changed_options["--gradient-checkpointing"] = str(config.recompute is not Recompute.NONE)
     if _sharding(running) is not _sharding(config):
-        found["--fsdp"] = "" if _sharding(config) is Sharding.NONE else _SHARDED
-    return found
+        changed_options["--fsdp"] = "" if _sharding(config) is Sharding.NONE else _SHARDED
+    return changed_options
 
 
-def _told(running: RunConfig, config: RunConfig) -> list[str]:
+def _code_notes(running: RunConfig, config: RunConfig) -> list[str]:
     """What no option of a loop says, as its code would."""
     notes = []
     sharding, copies = _sharding(config), config.parallelism.num_optimizer_instances
@@ -147,12 +147,12 @@ def _sharding(config: RunConfig) -> Sharding:
     return par.sharded if par.sharded is Sharding.WEIGHTS else Sharding.NONE
 
 
-def _place(found: Sequence[Phrase], names: Sequence[str], now: int) -> int | None:
+def _place(program_phrases: Sequence[Phrase], names: Sequence[str], now: int) -> int | None:
     """The option that says this value, or hides one under such a name."""
     for name in names:
-        for place, phrase in enumerate(found):
-            own = phrase.name.lstrip("-").replace("_", "-").rpartition(".")[2]
-            if own == name and phrase.value in (str(now), MASK):
+        for place, phrase in enumerate(program_phrases):
+            option_name = phrase.name.lstrip("-").replace("_", "-").rpartition(".")[2]
+            if option_name == name and phrase.value in (str(now), MASK):
                 return place
     return None
 
@@ -254,7 +254,7 @@ def _notes(differing: Sequence[str]) -> list[str]:
 
 def _values(config: RunConfig) -> Values:
     par = config.parallelism
-    values: Values = {**layout_values(config), **beside(config, {})}
+    values: Values = {**layout_values(config), **required_values(config, {})}
     values["seq_length"] = config.model.seq_length
     switches = frozenset(EXPERT_SWITCHES.values()) | {"moe_token_dispatcher_type"}
     values |= {name: v for name, v in model_values(config).items() if name in switches}
@@ -398,7 +398,7 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     --hub-token "${ARG_HUB_TOKEN:?the value of --hub-token, which is not kept}"
     --tensor-model-parallel-size 2
     """
-    settable, left_out = without_others(launch.environment)
+    settable, unsettable_notes = without_others(launch.environment)
     launch = replace(launch, environment=settable)
     host = host_of(launch, running)
     program = _program(host, launch, running, config)
@@ -410,7 +410,7 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
         start=phrases(start.words),
         program=phrases(program.words),
         running=_running(launch, running),
-        notes=(*program.notes, *start.notes, *left_out),
+        notes=(*program.notes, *start.notes, *unsettable_notes),
         refused=_refused(host, running, config) if is_megatron else (),
     )
 
@@ -465,16 +465,16 @@ def _running(launch: Launch, running: RunConfig) -> tuple[Phrase, ...]:
 
 def _is_beyond(some: Sequence[Phrase], others: Sequence[Phrase]) -> Iterator[bool]:
     """For each phrase whether the others have it not, or fewer times."""
-    left = Counter(phrase.shell for phrase in others)
+    remaining_counts = Counter(phrase.shell for phrase in others)
     for phrase in some:
-        left[phrase.shell] -= 1
-        yield left[phrase.shell] < 0
+        remaining_counts[phrase.shell] -= 1
+        yield remaining_counts[phrase.shell] < 0
 
 
-def _by_name(found: Iterable[Phrase]) -> dict[str, str]:
+def _by_name(command_phrases: Iterable[Phrase]) -> dict[str, str]:
     """Phrases by option, or by themselves where they have none; several of one name together."""
     out: dict[str, str] = {}
-    for phrase in found:
+    for phrase in command_phrases:
         name = phrase.name or phrase.shell
         out[name] = f"{out[name]} {phrase.shell}" if name in out else phrase.shell
     return out

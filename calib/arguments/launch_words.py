@@ -64,9 +64,9 @@ class Phrase:
     def name(self) -> str:
         """The option, with dashes for underscores; a key of an assignment; empty otherwise."""
         first = self.words[0].text
-        found = _ASSIGNED.match(first)
-        if found and not first.startswith("-"):
-            return found[0].rstrip("=").lstrip("+~")
+        assignment = _ASSIGNED.match(first)
+        if assignment and not first.startswith("-"):
+            return assignment[0].rstrip("=").lstrip("+~")
         return first.partition("=")[0].replace("_", "-") if is_option(first) else ""
 
     @property
@@ -108,29 +108,31 @@ def phrases(words: Sequence[Word]) -> tuple[Phrase, ...]:
     >>> [one.shell for one in phrases(plain(("t.py", "--lr", "1", "--bf16", "train.x=2")))]
     ['t.py', '--lr 1', '--bf16', 'train.x=2']
     """
-    found: list[list[Word]] = []
+    word_groups: list[list[Word]] = []
     for word in words:
         begins = is_option(word.text) or _ASSIGNED.match(word.text) is not None
-        if begins or not found or not is_option(found[-1][0].text):
-            found.append([word])
+        if begins or not word_groups or not is_option(word_groups[-1][0].text):
+            word_groups.append([word])
         else:
-            found[-1].append(word)
-    return tuple(Phrase(words=tuple(one)) for one in found)
+            word_groups[-1].append(word)
+    return tuple(Phrase(words=tuple(one)) for one in word_groups)
 
 
-def joined(found: Sequence[Phrase]) -> tuple[Word, ...]:
+def joined(command_phrases: Sequence[Phrase]) -> tuple[Word, ...]:
     """The words of phrases in their order."""
-    return tuple(word for phrase in found for word in phrase.words)
+    return tuple(word for phrase in command_phrases for word in phrase.words)
 
 
-def put(found: Sequence[Phrase], name: str, value: Word, dash: str) -> list[Phrase]:
+def put(command_phrases: Sequence[Phrase], name: str, value: Word, dash: str) -> list[Phrase]:
     """With an option's value in the user's spelling where it is there, else at the end.
 
     ``dash`` is what stands between the parts of a name that is added.
     """
-    if any(phrase.name == name for phrase in found):
-        return [phrase.having(value) if phrase.name == name else phrase for phrase in found]
-    return [*found, Phrase(words=(Word(text="--" + name[2:].replace("-", dash)), value))]
+    if any(phrase.name == name for phrase in command_phrases):
+        return [
+            phrase.having(value) if phrase.name == name else phrase for phrase in command_phrases
+        ]
+    return [*command_phrases, Phrase(words=(Word(text="--" + name[2:].replace("-", dash)), value))]
 
 
 def plain(words: Sequence[str]) -> tuple[Word, ...]:
@@ -144,10 +146,10 @@ def variables(environment: Mapping[str, str]) -> tuple[Phrase, ...]:
     >>> [one.shell for one in variables({"B": "1", "A": "x y"})]
     ["A='x y'", 'B=1']
     """
-    found = (
+    assignment_words = (
         Word(text=f"{name}={environment[name]}", is_variable=True) for name in sorted(environment)
     )
-    return tuple(Phrase(words=(word,)) for word in found)
+    return tuple(Phrase(words=(word,)) for word in assignment_words)
 
 
 def with_blanks(words: Sequence[str]) -> tuple[Word, ...]:
@@ -173,11 +175,11 @@ def is_option(text: str) -> bool:
 def _with_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     option = ""
     for text in words:
-        found = _ASSIGNED.match(text)
+        assignment = _ASSIGNED.match(text)
         if is_option(text):
             option = text.partition("=")[0]
-        elif found:
-            yield found[0].rstrip("="), text
+        elif assignment:
+            yield assignment[0].rstrip("="), text
             continue
         yield option, text
 
@@ -225,9 +227,13 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Noted
     """
     now = _Nodes(num_nodes=launch.num_nodes, ranks_per_node=launch.ranks_per_node)
     is_known = bool(launch.launcher) and now.num_nodes * now.ranks_per_node == running.num_ranks
-    own = _words_of(launch.launcher)
-    if is_known and wanted.num_ranks == running.num_ranks and not _names_one_node(own, now):
-        return Noted(words=own)
+    launcher_words = _words_of(launch.launcher)
+    if (
+        is_known
+        and wanted.num_ranks == running.num_ranks
+        and not _names_one_node(launcher_words, now)
+    ):
+        return Noted(words=launcher_words)
     nodes, notes = _nodes(wanted, ranks_on_each(launch, running, wanted))
     kind = _kind(launch.launcher)
     if kind is None:
@@ -236,11 +242,13 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Noted
                 *notes,
                 ("how the run was started is not known; this command starts it with torchrun"),
             )
-        own = plain(("torchrun", "--standalone"))
+        launcher_words = plain(("torchrun", "--standalone"))
     change = _accelerate if kind == "accelerate" else _torchrun
     # Behind the module that reads it, a word is the module's.
-    end = len(own) - 2 * _ends_in_module(own)
-    return Noted(words=(*change(own[:end], now, nodes), *own[end:]), notes=notes)
+    end = len(launcher_words) - 2 * _ends_in_module(launcher_words)
+    return Noted(
+        words=(*change(launcher_words[:end], now, nodes), *launcher_words[end:]), notes=notes
+    )
 
 
 def _kind(launcher: Sequence[str]) -> str | None:
@@ -288,9 +296,9 @@ def _nodes(wanted: Parallelism, per_node: int) -> tuple[_Nodes, tuple[str, ...]]
     return _Nodes(num_nodes=1, ranks_per_node=wanted.num_ranks), (note,)
 
 
-def _ends_in_module(own: Sequence[Word]) -> bool:
+def _ends_in_module(launcher_words: Sequence[Word]) -> bool:
     """True under ``torchrun ... -m package``, as with ``-m forerun.launch``."""
-    texts = [word.text for word in own]
+    texts = [word.text for word in launcher_words]
     return texts[-2:-1] in (["-m"], ["--module"]) and texts[-1] not in _MODULES
 
 
@@ -300,42 +308,52 @@ def _names_one_node(words: Sequence[Word], nodes: _Nodes) -> bool:
     return nodes.num_nodes > 1 and bool(names & {"--node-rank", "--machine-rank"})
 
 
-def _torchrun(own: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
-    found = put(phrases(own), "--nproc-per-node", Word(text=str(nodes.ranks_per_node)), "-")
-    if nodes.num_nodes > 1 or any(one.name == "--nnodes" for one in found):
-        found = put(found, "--nnodes", Word(text=str(nodes.num_nodes)), "-")
+def _torchrun(launcher_words: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
+    launcher_phrases = put(
+        phrases(launcher_words), "--nproc-per-node", Word(text=str(nodes.ranks_per_node)), "-"
+    )
+    if nodes.num_nodes > 1 or any(one.name == "--nnodes" for one in launcher_phrases):
+        launcher_phrases = put(launcher_phrases, "--nnodes", Word(text=str(nodes.num_nodes)), "-")
     if nodes.num_nodes == 1:
-        return joined(_alone(found, MEETING, now))
-    found = [one for one in found if one.name not in _ONE_NODE]
-    if any(one.name == "--node-rank" for one in found):
-        found = put(found, "--node-rank", Word(text=MASK, blank=_RANK), "-")
-    address = _value(found, "--rdzv-endpoint") or _value(found, "--master-addr")
+        return joined(_alone(launcher_phrases, MEETING, now))
+    launcher_phrases = [one for one in launcher_phrases if one.name not in _ONE_NODE]
+    if any(one.name == "--node-rank" for one in launcher_phrases):
+        launcher_phrases = put(launcher_phrases, "--node-rank", Word(text=MASK, blank=_RANK), "-")
+    address = _value(launcher_phrases, "--rdzv-endpoint") or _value(
+        launcher_phrases, "--master-addr"
+    )
     if not address or address.partition(":")[0] in _HERE:
-        found = [one for one in found if one.name not in MEETING]
-        found = put(found, "--rdzv-backend", Word(text="c10d"), "-")
-        found = put(found, "--rdzv-id", Word(text="forerun"), "-")
+        launcher_phrases = [one for one in launcher_phrases if one.name not in MEETING]
+        launcher_phrases = put(launcher_phrases, "--rdzv-backend", Word(text="c10d"), "-")
+        launcher_phrases = put(launcher_phrases, "--rdzv-id", Word(text="forerun"), "-")
         meeting = Word(text=f"{MASK}:{_PORT}", blank=_ADDRESS)
-        found = put(found, "--rdzv-endpoint", meeting, "-")
-    return joined(found)
+        launcher_phrases = put(launcher_phrases, "--rdzv-endpoint", meeting, "-")
+    return joined(launcher_phrases)
 
 
-def _accelerate(own: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
+def _accelerate(launcher_words: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
     num_ranks = nodes.num_nodes * nodes.ranks_per_node
-    found = put(phrases(own), "--num-processes", Word(text=str(num_ranks)), "_")
-    found = put(found, "--num-machines", Word(text=str(nodes.num_nodes)), "_")
+    launcher_phrases = put(
+        phrases(launcher_words), "--num-processes", Word(text=str(num_ranks)), "_"
+    )
+    launcher_phrases = put(launcher_phrases, "--num-machines", Word(text=str(nodes.num_nodes)), "_")
     if nodes.num_nodes == 1:
-        return joined(_alone(found, _ACCELERATE, now))
-    if _value(found, "--main-process-ip") in ("", *_HERE):
-        found = put(found, "--main-process-ip", Word(text=MASK, blank=_ADDRESS), "_")
-    if not _value(found, "--main-process-port"):
-        found = put(found, "--main-process-port", Word(text=str(_PORT)), "_")
-    return joined(put(found, "--machine-rank", Word(text=MASK, blank=_RANK), "_"))
+        return joined(_alone(launcher_phrases, _ACCELERATE, now))
+    if _value(launcher_phrases, "--main-process-ip") in ("", *_HERE):
+        launcher_phrases = put(
+            launcher_phrases, "--main-process-ip", Word(text=MASK, blank=_ADDRESS), "_"
+        )
+    if not _value(launcher_phrases, "--main-process-port"):
+        launcher_phrases = put(launcher_phrases, "--main-process-port", Word(text=str(_PORT)), "_")
+    return joined(put(launcher_phrases, "--machine-rank", Word(text=MASK, blank=_RANK), "_"))
 
 
-def _alone(found: Sequence[Phrase], meeting: frozenset[str], now: _Nodes) -> list[Phrase]:
+def _alone(
+    launcher_phrases: Sequence[Phrase], meeting: frozenset[str], now: _Nodes
+) -> list[Phrase]:
     """Without what joins nodes, where there were some; a port of one node is the user's choice."""
-    return [one for one in found if now.num_nodes == 1 or one.name not in meeting]
+    return [one for one in launcher_phrases if now.num_nodes == 1 or one.name not in meeting]
 
 
-def _value(found: Sequence[Phrase], name: str) -> str:
-    return next((phrase.value for phrase in found if phrase.name == name), "")
+def _value(launcher_phrases: Sequence[Phrase], name: str) -> str:
+    return next((phrase.value for phrase in launcher_phrases if phrase.name == name), "")

@@ -63,13 +63,17 @@ def ranks_of(words: Sequence[str]) -> Ranks:
     """
     variables, rest = split_variables(words)
     parts = _parts(rest)
-    for name, own in reversed(parts):
-        ranks = _READERS[name](own)
+    for name, launcher_words in reversed(parts):
+        ranks = _READERS[name](launcher_words)
         is_outer = name == "srun" or name in _MPI
         if ranks.num_ranks or not is_outer:
             return ranks
-    said = _of_variables(variables)
-    return Ranks(launcher=parts[-1][0]) if parts and not said.num_ranks else said
+    environment_ranks = _of_variables(variables)
+    return (
+        Ranks(launcher=parts[-1][0])
+        if parts and not environment_ranks.num_ranks
+        else environment_ranks
+    )
 
 
 def split_variables(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -111,13 +115,13 @@ def _parts(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 def _torchrun(words: Sequence[str]) -> Ranks:
     # An elastic run (MIN:MAX) is taken at its full size; ``gpu`` and ``auto`` say no number.
     nodes = _value(words, "--nnodes", default="1").rpartition(":")[2]
-    said = _value(words, "--nproc-per-node")
-    per_node = _number(said)
+    nproc_per_node = _value(words, "--nproc-per-node")
+    per_node = _number(nproc_per_node)
     return Ranks(
         launcher="torchrun",
         num_ranks=per_node * _number(nodes),
         per_node=per_node,
-        usual_ranks=0 if said else _number(nodes),  # one on each node
+        usual_ranks=0 if nproc_per_node else _number(nodes),  # one on each node
     )
 
 
@@ -126,8 +130,10 @@ def _deepspeed(words: Sequence[str]) -> Ranks:
     if included:
         slots = [host.partition(":")[2] for host in included.split("@")]
         counts = [len(one.split(",")) if one else 0 for one in slots]
-        is_said = all(counts)
-        return _job("deepspeed", sum(counts) if is_said else 0, max(counts) if is_said else 0)
+        has_all_counts = all(counts)
+        return _job(
+            "deepspeed", sum(counts) if has_all_counts else 0, max(counts) if has_all_counts else 0
+        )
     is_open = _value(words, "--hostfile", "-H") and not _value(words, "--num-nodes")
     per_node = _number(_value(words, "--num-gpus"))
     nodes = 0 if is_open else _number(_value(words, "--num-nodes", default="1"))
@@ -205,10 +211,10 @@ ASIDE_VARIABLES: Mapping[str, Sequence[str]] = _TABLE["aside_unless"]
 """Those that are set for a cluster or by recipes, as public rates had them, and deterministic
 kernels: named, and no reason to say no number; with the values that change nothing."""
 _BETWEEN_NODES: Mapping[str, Sequence[str]] = _TABLE["left_out_between_nodes"]
-_LEFT_OUT: Mapping[str, Sequence[str]] = {**_TABLE["left_out"], **_BETWEEN_NODES}
+_UNMODELLED_VARIABLES: Mapping[str, Sequence[str]] = {**_TABLE["left_out"], **_BETWEEN_NODES}
 """Those that are not modelled: why a step is another, and the values that change nothing."""
 _PREFIXES = tuple(_TABLE["prefixes"])
-_KNOWN = {*_TABLE["modelled"], *_TABLE["harmless"], *ASIDE_VARIABLES, *_LEFT_OUT}
+_KNOWN = {*_TABLE["modelled"], *_TABLE["harmless"], *ASIDE_VARIABLES, *_UNMODELLED_VARIABLES}
 _FUSED = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
 """Transformer Engine's two kinds of fused attention; without both the unfused one is left."""
 
@@ -230,7 +236,7 @@ def variables_of(words: Sequence[str]) -> dict[str, str]:
     >>> variables_of(["srun", "--export=ALL,D=4", "python"])
     {'D': '4'}
     """
-    found, _ = split_variables(words)
+    prefix_variables, _ = split_variables(words)
     pairs: list[str] = []
     for before, word in zip(("", *words), words, strict=False):
         if before == "-x":
@@ -238,7 +244,7 @@ def variables_of(words: Sequence[str]) -> dict[str, str]:
         elif before == "--export" or word.startswith("--export="):
             pairs += word.removeprefix("--export=").split(",")
     parts = [pair.partition("=") for pair in pairs]
-    return {**found, **{name: value for name, is_set, value in parts if is_set}}
+    return {**prefix_variables, **{name: value for name, is_set, value in parts if is_set}}
 
 
 def attention_values(variables: Mapping[str, str]) -> Values:
@@ -249,14 +255,16 @@ def attention_values(variables: Mapping[str, str]) -> Values:
     >>> attention_values({"NVTE_FLASH_ATTN": "0"})
     {}
     """
-    is_left = any(variables.get(name) != "0" for name in _FUSED)
-    return {} if is_left else {"attention_backend": "unfused"}
+    has_fused_attention = any(variables.get(name) != "0" for name in _FUSED)
+    return {} if has_fused_attention else {"attention_backend": "unfused"}
 
 
-def left_out_variables(variables: Mapping[str, str], par: Parallelism) -> tuple[str, ...]:
+def unmodelled_variables(variables: Mapping[str, str], par: Parallelism) -> tuple[str, ...]:
     """Names of those in use that the model of a layout's step leaves out, also aside."""
     is_one_node = par.num_ranks <= (par.ranks_per_node or par.num_ranks)
-    idle = {name: values[1:] for name, values in _LEFT_OUT.items()} | dict(ASIDE_VARIABLES)
+    idle = {name: values[1:] for name, values in _UNMODELLED_VARIABLES.items()} | dict(
+        ASIDE_VARIABLES
+    )
     void = _BETWEEN_NODES if is_one_node else ()
     used = {name for name in idle.keys() & variables.keys() if variables[name] not in idle[name]}
     return tuple(
@@ -271,4 +279,4 @@ def unknown_variables(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 def reason(name: str) -> str:
     """Why a variable that is not modelled changes a step; empty for any other name."""
-    return _LEFT_OUT.get(name, ("",))[0]
+    return _UNMODELLED_VARIABLES.get(name, ("",))[0]

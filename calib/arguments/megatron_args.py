@@ -23,7 +23,7 @@ from .megatron_options import (
     options_of,
     read_words,
 )
-from .megatron_rules import beside, misplaced
+from .megatron_rules import misplaced, required_values
 from .megatron_values import Values, as_given, as_options, layout_values, model_values
 from .short_names import LAYOUT_NAMES, expand
 
@@ -56,17 +56,17 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
     ``--no-...`` turns a switch off.  Raises ``ConfigError`` for an option that is not known.
     """
     given = _parsed(argv)
-    values = {**_kept(config, given), **given}
+    values = {**_preserved_values(config, given), **given}
     if "data_parallel_size" in given and "world_size" not in given:
         values.pop("world_size")
     if "recompute_num_layers" in given:
         values.setdefault("recompute_method", "block")
-    said = from_namespace(SimpleNamespace(**values))
-    found = as_given(_with_own(said, config), values)
+    parsed_config = from_namespace(SimpleNamespace(**values))
+    new_config = as_given(_with_inexpressible(parsed_config, config), values)
     if "transformer_impl" in given:
-        found = replace(found, fuses_norms=said.fuses_norms)
-    unmodelled = dict.fromkeys((*config.unmodelled, *found.unmodelled))
-    return replace(found, unmodelled=tuple(unmodelled))
+        new_config = replace(new_config, fuses_norms=parsed_config.fuses_norms)
+    unmodelled = dict.fromkeys((*config.unmodelled, *new_config.unmodelled))
+    return replace(new_config, unmodelled=tuple(unmodelled))
 
 
 def options(config: RunConfig) -> tuple[str, ...]:
@@ -75,9 +75,9 @@ def options(config: RunConfig) -> tuple[str, ...]:
     Options that are Megatron's default are left out, but for the sizes; so are those that the
     program does not take, whose values are its own.  Words that were given stay where they mean it.
     """
-    values = as_options(_said_values(config))
-    said = ((option, *words) for option, words in values if option not in config.absent)
-    return tuple(word for words in said for word in words)
+    values = as_options(_stated_values(config))
+    accepted_options = ((option, *words) for option, words in values if option not in config.absent)
+    return tuple(word for words in accepted_options for word in words)
 
 
 def rewrite_command(
@@ -97,26 +97,32 @@ def rewrite_command(
     values = layout_values(config)
     # An option that is void in this layout and was not before may be refused in it.
     changed = {name for name in _ALONE if values.get(name) != unsaid.get(name)}
-    kept = _said_already({n: v for n, v in given.items() if n not in changed}, config)
-    said = {_target(name): words[0] if words else True for name, words in options_of(arguments)}
-    if "use_torch_fsdp2" not in kept:
-        said.pop("use_torch_fsdp2", None)
-    said_anew = _said_in_part(given.keys()) - kept
-    said_anew |= given.keys()
+    unchanged_names = _unchanged_names({n: v for n, v in given.items() if n not in changed}, config)
+    stated_values = {
+        _target(name): words[0] if words else True for name, words in options_of(arguments)
+    }
+    if "use_torch_fsdp2" not in unchanged_names:
+        stated_values.pop("use_torch_fsdp2", None)
+    restated_names = _expand_to_groups(given.keys()) - unchanged_names
+    restated_names |= given.keys()
     if running is not None and _passes(config) != _passes(running) == unsaid.get(
         "global_batch_size"
     ):
-        said_anew |= {"global_batch_size"}  # as Megatron's default, which follows the passes
-    unsaid = {name: value for name, value in unsaid.items() if name not in said_anew}
+        restated_names |= {"global_batch_size"}  # as Megatron's default, which follows the passes
+    unsaid = {name: value for name, value in unsaid.items() if name not in restated_names}
     needed = {
         name: value
         for name, value in values.items()
-        if name not in kept and (name not in unsaid or unsaid[name] != value)
+        if name not in unchanged_names and (name not in unsaid or unsaid[name] != value)
     }
-    needed |= {n: value for n, value in beside(config, said).items() if n not in kept & said.keys()}
+    needed |= {
+        n: value
+        for n, value in required_values(config, stated_values).items()
+        if n not in unchanged_names & stated_values.keys()
+    }
     other = {} if running is None else _other_model(config, running)
     needed |= {name: value for name, value in other.items() if value is not None}
-    replaced = _LAYOUT | needed.keys() | other.keys() | misplaced(config, said)
+    replaced = _LAYOUT | needed.keys() | other.keys() | misplaced(config, stated_values)
     wanted = dict(as_options(needed))
     out: list[str] = []
     place = 0
@@ -124,7 +130,7 @@ def rewrite_command(
         name, joined, _ = host_argv[place].partition("=")
         target = _target(name) if name.startswith("--") else ""
         end = place + 1
-        if target not in replaced or target in kept:
+        if target not in replaced or target in unchanged_names:
             out.append(host_argv[place])
         else:
             while not joined and end < len(host_argv) and not host_argv[end].startswith("--"):
@@ -141,11 +147,11 @@ def rewrite_command(
 
 def _other_model(config: RunConfig, running: RunConfig) -> dict[str, ArgumentValue | None]:
     """Values of the model that differ from the running one's; None where nothing says them."""
-    own, others = model_values(running), model_values(config)
+    running_values, others = model_values(running), model_values(config)
     return {
         name: others.get(name)
-        for name in own.keys() | others.keys()
-        if own.get(name) != others.get(name) and name in MODELLED - _PADDED
+        for name in running_values.keys() | others.keys()
+        if running_values.get(name) != others.get(name) and name in MODELLED - _PADDED
     }
 
 
@@ -186,9 +192,9 @@ def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
     return out
 
 
-def _kept(config: RunConfig, given: Values) -> Values:
+def _preserved_values(config: RunConfig, given: Values) -> Values:
     """The config's own values, without those that the given ones make void."""
-    values, par = _own_values(config, _said_values(config)), config.parallelism
+    values, par = _argument_values(config, _stated_values(config)), config.parallelism
     void: set[str] = set()
     if given.keys() & _SPLIT:
         void |= _SPLIT
@@ -212,30 +218,30 @@ def _kept(config: RunConfig, given: Values) -> Values:
 def _following(config: RunConfig, given: Values) -> set[str]:
     """Sizes that follow from a given one by Megatron's defaults, as they do in the run."""
     model = config.model
-    found: set[str] = set()
+    derived_names: set[str] = set()
     if given.keys() & {"hidden_size", "swiglu"}:
         is_usual = model.ffn_hidden_size == default_ffn(model.hidden_size, model.is_gated)
-        found |= {"ffn_hidden_size"} if is_usual else set()
+        derived_names |= {"ffn_hidden_size"} if is_usual else set()
     if given.keys() & {"hidden_size", "num_attention_heads"}:
         is_usual = model.kv_channels * model.num_attention_heads == model.hidden_size
-        found |= {"kv_channels"} if is_usual else set()
-    return found
+        derived_names |= {"kv_channels"} if is_usual else set()
+    return derived_names
 
 
-def _said_values(config: RunConfig) -> Values:
+def _stated_values(config: RunConfig) -> Values:
     """The layout as it was given, as far as that is what it still is; else in our words."""
     ours = layout_values(config)
     if not config.given:
         return ours
     given = read_words(config.given).values
-    kept = _said_already(given, config)
+    unchanged_names = _unchanged_names(given, config)
     return {
-        **{name: value for name, value in ours.items() if name not in kept},
-        **{name: value for name, value in given.items() if name in kept},
+        **{name: value for name, value in ours.items() if name not in unchanged_names},
+        **{name: value for name, value in given.items() if name in unchanged_names},
     }
 
 
-def _own_values(config: RunConfig, layout: Values) -> Values:
+def _argument_values(config: RunConfig, layout: Values) -> Values:
     """All that Megatron's arguments can say of a run of this layout, and its ranks."""
     ranks = {name: getattr(config.parallelism, name) for name in ("num_ranks", "ranks_per_node")}
     ranks["world_size"] = ranks.pop("num_ranks")
@@ -282,17 +288,17 @@ def _nearest(option: str) -> list[str]:
     return difflib.get_close_matches(option, names, n=3, cutoff=0.4) or sorted(names)[:3]
 
 
-def _said_already(host: Values, config: RunConfig) -> frozenset[str]:
+def _unchanged_names(host: Values, config: RunConfig) -> frozenset[str]:
     """Names of the groups whose given values already mean this layout."""
-    own = _own_values(config, layout_values(config))
+    config_values = _argument_values(config, layout_values(config))
     host = {name: value for name, value in host.items() if value != _NOT_TAKEN}
-    found: frozenset[str] = frozenset()
+    unchanged_names: frozenset[str] = frozenset()
     for group in GROUPS:
-        values = {name: value for name, value in own.items() if name not in group}
+        values = {name: value for name, value in config_values.items() if name not in group}
         values |= {name: value for name, value in host.items() if name in group}
         if host.keys() & group and _means(values, config):
-            found |= group
-    return found
+            unchanged_names |= group
+    return unchanged_names
 
 
 def _passes(config: RunConfig) -> int:
@@ -300,30 +306,34 @@ def _passes(config: RunConfig) -> int:
     return config.batch.micro_batch_size * config.parallelism.dp
 
 
-def _said_in_part(names: Iterable[str]) -> frozenset[str]:
+def _expand_to_groups(names: Iterable[str]) -> frozenset[str]:
     """All names of the groups of which some are among these."""
-    said = frozenset(names)
-    return frozenset().union(*(group for group in TOGETHER.values() if group & said))
+    given_names = frozenset(names)
+    return frozenset().union(*(group for group in TOGETHER.values() if group & given_names))
 
 
 def _means(values: Values, config: RunConfig) -> bool:
     try:
-        found = from_namespace(SimpleNamespace(**values))
+        parsed_config = from_namespace(SimpleNamespace(**values))
     except ConfigError:
         return False
-    return replace(_with_own(found, config), unmodelled=config.unmodelled) == config
+    return (
+        replace(_with_inexpressible(parsed_config, config), unmodelled=config.unmodelled) == config
+    )
 
 
-def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
+def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfig:
     """The found config with what Megatron's arguments cannot say taken from the other."""
-    experts, own = found.model.experts, config.model.experts
-    if experts is not None and own is not None:
-        experts = replace(experts, imbalance=own.imbalance, measured=_counted(own, experts))
+    experts, base_experts = parsed_config.model.experts, config.model.experts
+    if experts is not None and base_experts is not None:
+        experts = replace(
+            experts, imbalance=base_experts.imbalance, measured=_counted(base_experts, experts)
+        )
     return replace(
-        found,
-        model=replace(found.model, experts=experts),
+        parsed_config,
+        model=replace(parsed_config.model, experts=experts),
         parallelism=replace(
-            found.parallelism,
+            parsed_config.parallelism,
             schedule=config.parallelism.schedule,
             keeps_grads_whole=config.parallelism.keeps_grads_whole,
             prefetches_backward=config.parallelism.prefetches_backward,
@@ -338,11 +348,11 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
     )
 
 
-def _counted(own: Experts, experts: Experts) -> tuple[RankLoad, ...]:
+def _counted(base_experts: Experts, experts: Experts) -> tuple[RankLoad, ...]:
     """What was counted of a router holds for the same choice among as many experts."""
     names = ("num_experts", "top_k", "capacity_factor", "is_balance_forced")
-    is_same = all(getattr(own, name) == getattr(experts, name) for name in names)
-    return own.measured if is_same else ()
+    is_same = all(getattr(base_experts, name) == getattr(experts, name) for name in names)
+    return base_experts.measured if is_same else ()
 
 
 def _target(option: str) -> str:

@@ -12,9 +12,9 @@ from ..workload import Arguments, RunConfig
 from .launchers import (
     MODULES,
     attention_values,
-    left_out_variables,
     ranks_of,
     unknown_variables,
+    unmodelled_variables,
     variables_of,
 )
 from .megatron_model import usual_vocab_size
@@ -48,15 +48,16 @@ def config_from_command(
     launcher sets are read as options are.
     """
     launcher, words = split_launcher(argv)
-    said = ranks_of(launcher)
-    known = said.num_ranks or num_ranks or said.usual_ranks
-    if not known and said.launcher:
+    launcher_ranks = ranks_of(launcher)
+    known = launcher_ranks.num_ranks or num_ranks or launcher_ranks.usual_ranks
+    if not known and launcher_ranks.launcher:
         raise ConfigError(
-            f"the command does not say how many ranks {said.launcher} starts; give --gpus N"
+            f"the command does not say how many ranks {launcher_ranks.launcher} starts; "
+            "give --gpus N"
         )
     table, variables = read_words(words), variables_of(launcher)
     table.unknown += unknown_variables(variables)
-    per_node = said.per_node or ranks_per_node
+    per_node = launcher_ranks.per_node or ranks_per_node
     return _described(table, known or usual_ranks, per_node, variables)
 
 
@@ -108,8 +109,8 @@ def _described(
     if names:
         raise ConfigError(f"{', '.join(names)}: a variable of the shell; write its value")
     config = as_given(from_namespace(SimpleNamespace(**values)), table.values)
-    left_out = left_out_variables(variables, config.parallelism)
-    config = replace(config, unmodelled=(*config.unmodelled, *left_out))
+    unmodelled_names = unmodelled_variables(variables, config.parallelism)
+    config = replace(config, unmodelled=(*config.unmodelled, *unmodelled_names))
     given = Arguments(values)
     notes: tuple[str, ...] = ()
     if not (given.get("padded_vocab_size", "vocab_size")) and (size := usual_vocab_size(given)):

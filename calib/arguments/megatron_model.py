@@ -152,8 +152,10 @@ def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
         # Core 0.6 to 0.11 had a second form of the exchange under its own name.
         dispatcher=decode(Dispatcher, dispatcher.removesuffix("_seq")),
         capacity_factor=max(capacity, 0.0),
-        rank_capacity_factor=(room := max(given.real("moe_expert_rank_capacity_factor"), 0.0)),
-        stash_factor=_stash_factor(given) if room else 0.0,
+        rank_capacity_factor=(
+            rank_capacity := max(given.real("moe_expert_rank_capacity_factor"), 0.0)
+        ),
+        stash_factor=_stash_factor(given) if rank_capacity else 0.0,
         has_fp32_router=given.get("moe_router_dtype") is not None,
         **switches,
     )

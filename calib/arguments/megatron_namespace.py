@@ -34,7 +34,7 @@ from ..workload import (
     whole,
 )
 from .megatron_model import model_shape
-from .megatron_options import PARALLEL_SWITCHES, left_out
+from .megatron_options import PARALLEL_SWITCHES, unmodelled_settings
 from .megatron_values import AS_ELSEWHERE, fsdp_dtypes, with_sharding, with_states
 
 FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
@@ -410,20 +410,20 @@ def _num_steps(samples: int, global_batch_size: int, rampup: tuple[int, ...]) ->
 
 
 def _unmodelled(args: object, given: Arguments, layout: PipelineLayout | None) -> tuple[str, ...]:
-    found = list(left_out(args))
+    unmodelled_names = list(unmodelled_settings(args))
     if len(set(given.words("cp_comm_type"))) > 1:
-        found.append("cp_comm_type")
+        unmodelled_names.append("cp_comm_type")
     if len(set(fsdp_dtypes(given))) > 1:
-        found.append("megatron_fsdp_grad_comm_dtype")
+        unmodelled_names.append("megatron_fsdp_grad_comm_dtype")
     if _is_in_8_bits(given) and given.text("fp8_recipe") == "custom":
-        found.append("fp8_recipe")
+        unmodelled_names.append("fp8_recipe")
     if set(_offloaded(given)) - OFFLOADED_MODULES:
-        found.append("offload_modules")
+        unmodelled_names.append("offload_modules")
     is_uniform = given.text("recompute_method") == "uniform"
     if is_uniform and given.number("recompute_num_layers") > 1:
         # One input for several layers stays, and all of them are there at once when it is their
         # turn: what is modelled is one layer at a time.
-        found.append("recompute_num_layers")
+        unmodelled_names.append("recompute_num_layers")
     if layout is not None and not layout.is_plain:
-        found.append("pipeline_model_parallel_layout")
-    return tuple(found)
+        unmodelled_names.append("pipeline_model_parallel_layout")
+    return tuple(unmodelled_names)

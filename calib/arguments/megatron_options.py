@@ -56,13 +56,13 @@ EXPERT_SWITCHES: Mapping[str, str] = {
     "delays_weight_gradients": "delay_wgrad_compute",
 }
 """The same by field of ``Experts``."""
-LEFT_OUT: Mapping[str, Sequence[str]] = {
+UNMODELLED_SETTINGS: Mapping[str, Sequence[str]] = {
     **{name: () for name in NAMES["left_out"] if name not in MODELLED},
     **NAMES["left_out_unless"],
 }
 """Settings that touch time or memory and that the model leaves out, with the values beyond
 ``_OFF`` that put them out of use."""
-LEFT_OUT_FACTOR = 2.0
+UNMODELLED_FACTOR = 2.0
 """The factor by which an option that is not modelled may change a step, as long as nothing better
 is known."""
 ASIDE = frozenset(NAMES["aside"])
@@ -74,7 +74,7 @@ HARMLESS = frozenset(NAMES["harmless"]) - MODELLED - SPELLED.keys()
 _HARMLESS_WHEN_VALIDATED = frozenset(NAMES["harmless_when_validated"])
 # Words that leave a setting out of use, whoever wrote it: a shell, YAML or Python.
 _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
-_READ = MODELLED | DERIVED | set(LEFT_OUT) | set(SWITCHED_OFF)
+_READ = MODELLED | DERIVED | set(UNMODELLED_SETTINGS) | set(SWITCHED_OFF)
 # A YAML file may hold a list as the text that a shell would be given.
 _BRACKETS = re.compile(r"[\[\],]")
 SWITCHES = frozenset((*NAMES["switches"], *_DEFAULTS))
@@ -162,10 +162,10 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield option, words
 
 
-def left_out(args: object) -> tuple[str, ...]:
+def unmodelled_settings(args: object) -> tuple[str, ...]:
     """Names of the settings in use that the model leaves out, from an argument namespace."""
-    words = {name: str(getattr(args, name, None)) for name in LEFT_OUT}
-    used = [name for name, word in words.items() if word not in (*_OFF, *LEFT_OUT[name])]
+    words = {name: str(getattr(args, name, None)) for name in UNMODELLED_SETTINGS}
+    used = [name for name, word in words.items() if word not in (*_OFF, *UNMODELLED_SETTINGS[name])]
     return (*used, *(name for name in SWITCHED_OFF if getattr(args, name, None) is False))
 
 

@@ -28,8 +28,8 @@ OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 VARIABLES = (CONNECTIONS, OFFLOAD)
 """Of the environment what Megatron's rules ask for."""
 # What a driver takes where nothing is said (CUDA programming guide, environment variables).
-_CONNECTIONS_UNLESS_SAID = "8"
-_NO_LONGER_ASKED_OF = ("B200", "B300", "GB200", "GB300", "B100", "RTX PRO")
+_DEFAULT_CONNECTIONS = "8"
+_BLACKWELL_NAMES = ("B200", "B300", "GB200", "GB300", "B100", "RTX PRO")
 """Names of devices from Blackwell on, whose queues keep their order by themselves."""
 
 
@@ -50,7 +50,7 @@ def refusals(config: RunConfig) -> tuple[str, ...]:
     return tuple(clause for rule in rules for clause in rule(config))
 
 
-def beside(config: RunConfig, given: Mapping[str, object]) -> Values:
+def required_values(config: RunConfig, given: Mapping[str, object]) -> Values:
     """What must be said with the options of this layout, by names in the namespace.
 
     ``given`` is what the command says and will still say; only what differs from it, or from
@@ -63,8 +63,8 @@ def beside(config: RunConfig, given: Mapping[str, object]) -> Values:
     if wanted != form:
         values["ckpt_format"] = wanted
     # A run that goes already knows better; only what it says itself is said again.
-    is_asked = "use_torch_fsdp2" not in given or "gradient_accumulation_fusion" in given
-    if is_torch and is_asked and config.fuses_gradient_accumulation:
+    can_restate_fusion = "use_torch_fsdp2" not in given or "gradient_accumulation_fusion" in given
+    if is_torch and can_restate_fusion and config.fuses_gradient_accumulation:
         values["gradient_accumulation_fusion"] = False
     if config.optimizer_offload_frac:
         values["use_precision_aware_optimizer"] = True
@@ -88,17 +88,17 @@ def environment(config: RunConfig, seen: Mapping[str, str]) -> dict[str, str]:
     tp or cp split layers, messages and products take turns in one queue (not under FSDP, and from
     Blackwell on Megatron does not ask for it).
     """
-    par, found = config.parallelism, dict(seen)
+    par, variables = config.parallelism, dict(seen)
     is_split = par.tp > 1 or par.cp > 1
-    is_asked = not any(name in config.device for name in _NO_LONGER_ASKED_OF)
+    is_before_blackwell = not any(name in config.device for name in _BLACKWELL_NAMES)
     if is_fsdp(config):
-        if found.get(CONNECTIONS) == "1":
-            found[CONNECTIONS] = _CONNECTIONS_UNLESS_SAID
-    elif is_split and is_asked and not _overlaps_exchange(config):
-        found[CONNECTIONS] = "1"
+        if variables.get(CONNECTIONS) == "1":
+            variables[CONNECTIONS] = _DEFAULT_CONNECTIONS
+    elif is_split and is_before_blackwell and not _overlaps_exchange(config):
+        variables[CONNECTIONS] = "1"
     if config.offload_modules:
-        found[OFFLOAD] = "1"
-    return found
+        variables[OFFLOAD] = "1"
+    return variables
 
 
 def is_fsdp(config: RunConfig) -> bool:

@@ -66,10 +66,10 @@ def with_sharding(par: Parallelism, given: Arguments) -> Parallelism:
             f"--data-parallel-sharding-strategy {strategy!r} is not known; choose from "
             f"{', '.join(_STRATEGIES)}"
         )
-    found = _STRATEGIES[strategy]
-    if found is Sharding.NONE:
+    sharding = _STRATEGIES[strategy]
+    if sharding is Sharding.NONE:
         return par
-    return replace(par, is_optimizer_distributed=True, sharding=found)
+    return replace(par, is_optimizer_distributed=True, sharding=sharding)
 
 
 def fsdp_dtypes(given: Arguments) -> tuple[str, str]:
@@ -85,7 +85,7 @@ def fsdp_dtypes(given: Arguments) -> tuple[str, str]:
 
 def sharding_values(par: Parallelism) -> Values:
     """The arguments that ``with_sharding`` reads back; empty up to the distributed optimizer."""
-    names = {found: name for name, found in _STRATEGIES.items()}
+    names = {sharding: name for name, sharding in _STRATEGIES.items()}
     if par.sharded in (Sharding.NONE, Sharding.OPTIMIZER):
         return {}
     if par.shards_weights and not par.regathers_weights:
@@ -280,9 +280,9 @@ def as_given(config: RunConfig, values: Values) -> RunConfig:
     """The config with the options of its description that ours would say in other words."""
     ours, words = layout_values(config), []
     for group in GROUPS:
-        own = {name: value for name, value in ours.items() if name in group}
-        said = {n: v for n, v in values.items() if n in group and _can_be_said(n, v)}
-        if said and dict(as_options(own)) != (options := dict(as_options(said))):
+        canonical = {name: value for name, value in ours.items() if name in group}
+        stated = {n: v for n, v in values.items() if n in group and _has_option(n, v)}
+        if stated and dict(as_options(canonical)) != (options := dict(as_options(stated))):
             words += [word for option, rest in options.items() for word in (option, *rest)]
     return replace(config, given=tuple(words))
 
@@ -306,7 +306,7 @@ def _switches(config: RunConfig, *, is_layout: bool) -> Values:
     }
 
 
-def _can_be_said(target: str, value: object) -> bool:
+def _has_option(target: str, value: object) -> bool:
     """False for what has no option: nothing, a switch at its default, an object of a library."""
     constant = _OPTIONS.get(target, (target, None))[1]
     if isinstance(value, bool) or constant is not None or target in SWITCHES:

@@ -39,31 +39,31 @@ _ENTRY_IN_TEXT = re.compile(
 )
 
 
-def kept_arguments(argv: Sequence[str]) -> tuple[str, ...]:
+def masked_arguments(argv: Sequence[str]) -> tuple[str, ...]:
     """The words of a program and its arguments, ``***`` in place of what is not kept.
 
     As many words come out as go in, so that places stay what they are; once masked stays as it is.
 
-    >>> kept_arguments(["t.py", "--lr", "1", "--hub-token", "abc", "--vault=def", "ghi"])
+    >>> masked_arguments(["t.py", "--lr", "1", "--hub-token", "abc", "--vault=def", "ghi"])
     ('t.py', '--lr', '1', '--hub-token', '***', '--vault=***', '***')
     """
-    return (masked_text(argv[0]), *_kept(argv[1:])) if argv else ()
+    return (masked_text(argv[0]), *_masked_words(argv[1:])) if argv else ()
 
 
-def kept_command(command: Sequence[str]) -> tuple[str, ...]:
+def masked_command(command: Sequence[str]) -> tuple[str, ...]:
     """The same for a whole command line, a launcher such as torchrun in front.
 
-    >>> kept_command(["env", "HF_TOKEN=abc", "torchrun", "--nnodes", "2", "t.py", "--pin", "1"])
+    >>> masked_command(["env", "HF_TOKEN=abc", "torchrun", "--nnodes", "2", "t.py", "--pin", "1"])
     ('env', 'HF_TOKEN=***', 'torchrun', '--nnodes', '2', 't.py', '--pin', '***')
     """
     place = len(command) - len(split_launcher(command)[1]) or len(command)
-    front = list(_kept(command[:place]))
+    front = list(_masked_words(command[:place]))
     for index, word in enumerate(command[:place]):
         name = word.rpartition("/")[2]
         is_module = index > 0 and command[index - 1] in ("-m", "--module")
         if index == 0 or is_module or name in _STARTERS or name.endswith(_SCRIPTS):
             front[index] = masked_text(word)
-    return (*front, *_kept(command[place:]))
+    return (*front, *_masked_words(command[place:]))
 
 
 def restored(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def restored(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[str, ...
     ('t.py', '--pin', '12', '--tp', '2')
     """
     values: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    masked = kept_arguments(host_argv)
+    masked = masked_arguments(host_argv)
     for (option, word), real in zip(_with_options(masked), host_argv, strict=True):
         if word != real:
             values[option, word].append(real)
@@ -85,10 +85,12 @@ def restored(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[str, ...
             out.append(word)
             continue
         # A command that goes on loads what the one before saved.
-        found = values[option, word] or values["--save" if option == "--load" else option, word]
-        if not found:
+        original_values = (
+            values[option, word] or values["--save" if option == "--load" else option, word]
+        )
+        if not original_values:
             return ()
-        out.append(found.pop(0) if len(found) > 1 else found[0])
+        out.append(original_values.pop(0) if len(original_values) > 1 else original_values[0])
     return tuple(out)
 
 
@@ -122,26 +124,26 @@ def _masked_match(match: re.Match[str]) -> str:
     return match[1] + MASK if is_secret else match[0]
 
 
-def _kept(words: Sequence[str]) -> Iterator[str]:
+def _masked_words(words: Sequence[str]) -> Iterator[str]:
     """The words of options and their values; those that belong to none are not kept."""
-    option, num_left = "", 0
+    option, num_remaining = "", 0
     for word in words:
         name, equals, value = word.partition("=")
         assigned = _ASSIGNED.fullmatch(word)
         if _is_option(word):
             option = name
-            num_left = 0 if equals else _num_words(name)
+            num_remaining = 0 if equals else _num_words(name)
             if _NAME.fullmatch(name) is None or (name[1:2] != "-" and len(name) > 2):
                 yield word[:2] + MASK
             elif equals:
-                yield f"{name}={masked_text(value) if _is_kept(name) else MASK}"
+                yield f"{name}={masked_text(value) if _is_public_option(name) else MASK}"
             else:
                 yield name
-        elif num_left and _is_kept(option):
-            num_left -= 1
+        elif num_remaining and _is_public_option(option):
+            num_remaining -= 1
             yield masked_text(word)
         elif assigned is not None:
-            known = _is_kept("--" + assigned[1].lstrip("+").rpartition(".")[2])
+            known = _is_public_option("--" + assigned[1].lstrip("+").rpartition(".")[2])
             yield f"{assigned[1]}={masked_text(assigned[2]) if known else MASK}"
         else:
             yield MASK
@@ -161,7 +163,7 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and word[1] != "."
 
 
-def _is_kept(option: str) -> bool:
+def _is_public_option(option: str) -> bool:
     if not option.startswith("--"):
         return False
     name = option[2:].replace("-", "_")

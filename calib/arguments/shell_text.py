@@ -89,8 +89,8 @@ def of_options(words: Sequence[str]) -> dict[str, str]:
 
 
 def _of_directives(text: str) -> dict[str, Value]:
-    said = filter(None, map(_DIRECTIVE.match, text.splitlines()))
-    words = [word for one in said for word in (f"{one[1]}={one[2]}" if one[2] else one[1],)]
+    directives = filter(None, map(_DIRECTIVE.match, text.splitlines()))
+    words = [word for one in directives for word in (f"{one[1]}={one[2]}" if one[2] else one[1],)]
     return {name: (value,) for name, value in of_options(words).items()}
 
 
@@ -134,8 +134,8 @@ class _Reader:
             if first in ("if", "elif"):
                 self._choose(words[1:], is_first=first == "if")
             elif first in _LOOPS:
-                is_left = self._condition(words[1:], "do") is _LOOPS[first]
-                self.branches.append(_Branch.OVER if is_left else _Branch.UNSETTLED)
+                is_skipped = self._condition(words[1:], "do") is _LOOPS[first]
+                self.branches.append(_Branch.OVER if is_skipped else _Branch.UNSETTLED)
             elif first == "else" and self.branches:
                 self.branches[-1] = _otherwise(self.branches[-1])
             elif first in _OPENS or first.endswith("()") or words[1:2] == ("()",):
@@ -149,8 +149,8 @@ class _Reader:
     def _let_next(self, words: Sequence[str]) -> None:
         """Note whether ``&&`` or ``||`` behind a command lets the next one run."""
         if words and self.guard is not False:
-            found = holds(words)
-            self.status = found if self.guard or found == self.status else None
+            outcome = holds(words)
+            self.status = outcome if self.guard or outcome == self.status else None
         if self.sign not in ("&&", "||"):
             self.guard = True
         elif words:
@@ -159,8 +159,8 @@ class _Reader:
 
     def _choose(self, words: Sequence[str], *, is_first: bool) -> None:
         """Begin a branch whose condition starts with these words."""
-        found = self._condition(words, "then")
-        chosen = {True: _Branch.TAKEN, False: _Branch.NOT_YET, None: _Branch.UNSETTLED}[found]
+        condition = self._condition(words, "then")
+        chosen = {True: _Branch.TAKEN, False: _Branch.NOT_YET, None: _Branch.UNSETTLED}[condition]
         if is_first:
             self.branches.append(chosen)
         elif self.branches:
@@ -196,11 +196,13 @@ class _Reader:
         if words[:1] == ("unset",):
             self.exported = {n: v for n, v in self.exported.items() if n not in words[1:]}
         is_export = self.is_export or words[:1] == ("export",)
-        found = {name: value for name, value in self.front.items() if is_of_library(name)}
+        library_variables = {
+            name: value for name, value in self.front.items() if is_of_library(name)
+        }
         if is_export and self._is_taken(is_read=False):
-            self.exported |= found
+            self.exported |= library_variables
         self.front, self.is_export = {}, False
-        return [f"{name}={value}" for name, value in (self.exported | found).items()]
+        return [f"{name}={value}" for name, value in (self.exported | library_variables).items()]
 
     def _line(self) -> None:
         """Words up to the end of one command; assignments in front of it are taken."""

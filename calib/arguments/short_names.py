@@ -68,13 +68,13 @@ def layout_name(word: str) -> LayoutName:
     >>> layout_name("zero").name
     'sharding'
     """
-    found = _BY_NAME.get(word.strip().lower().removeprefix("--"))
-    if found is None:
+    axis = _BY_NAME.get(word.strip().lower().removeprefix("--"))
+    if axis is None:
         near = difflib.get_close_matches(word, _BY_NAME, n=3, cutoff=0.4) or _BY_NAME
         raise ConfigError(
             f"{shown(word)} is not an axis of a layout; choose from {', '.join(near)}"
         )
-    return found
+    return axis
 
 
 def _expanded(option: str, words: Sequence[str]) -> Iterator[str]:
@@ -83,8 +83,8 @@ def _expanded(option: str, words: Sequence[str]) -> Iterator[str]:
         yield from (option, *words) if option else words
         return
     if len(words) != 1:
-        told = f"{len(words)} values" if words else "no value"
-        raise ConfigError(f"{option} has {told}; write {option} {axis.metavar}")
+        count_text = f"{len(words)} values" if words else "no value"
+        raise ConfigError(f"{option} has {count_text}; write {option} {axis.metavar}")
     yield from axis.options(axis.parse(words[0]))
 
 
@@ -259,7 +259,7 @@ _ANY = "|"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class AxisConstraint:
     """One axis, by its name in ``LAYOUT_NAMES``, and the values that it may have."""
 
     name: str
@@ -274,15 +274,15 @@ class Keep:
     """Layouts that have, on every axis that is named, one of the values given for it.
 
     >>> Keep.parse("tp=8,pp=1|2")
-    Keep(axes=(Kept(name='tp', values=(8,)), Kept(name='pp', values=(1, 2))))
+    Keep(axes=(AxisConstraint(name='tp', values=(8,)), AxisConstraint(name='pp', values=(1, 2))))
     """
 
-    axes: tuple[Kept, ...] = ()
+    axes: tuple[AxisConstraint, ...] = ()
 
     @staticmethod
     def parse(text: str) -> Keep:
         """The meaning of ``NAME=VALUE[|VALUE...],...``; ``ConfigError`` where there is none."""
-        axes: list[Kept] = []
+        axes: list[AxisConstraint] = []
         for part in text.split(","):
             word, equals, values = part.partition("=")
             if not (word.strip() and equals and values.strip()):
@@ -293,8 +293,8 @@ class Keep:
             axis = layout_name(word)
             if axis.name in [one.name for one in axes]:
                 raise ConfigError(f"{axis.name} is named twice; write {axis.name}=A|B for either")
-            found = (axis.parse(value.strip()) for value in values.split(_ANY))
-            axes.append(Kept(name=axis.name, values=tuple(dict.fromkeys(found))))
+            axis_values = (axis.parse(value.strip()) for value in values.split(_ANY))
+            axes.append(AxisConstraint(name=axis.name, values=tuple(dict.fromkeys(axis_values))))
         return Keep(axes=tuple(axes))
 
     def __str__(self) -> str:
@@ -322,4 +322,4 @@ class Keep:
         if wanted is not None and value not in wanted:
             return None
         rest = tuple(one for one in self.axes if one.name != name)
-        return Keep(axes=(*rest, Kept(name=name, values=(value,))))
+        return Keep(axes=(*rest, AxisConstraint(name=name, values=(value,))))

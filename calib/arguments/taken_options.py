@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 from ..workload import RunConfig
 from .megatron_options import NAMES, Values
-from .megatron_rules import beside
+from .megatron_rules import required_values
 from .megatron_values import as_options, layout_values
 
 TRANSFORMER_ENGINE = "transformer_engine"
@@ -29,7 +29,7 @@ _READ_ALONE = frozenset(
     )
 )
 """Other spellings, which are understood and never printed."""
-_BESIDE = ("ckpt_format", "moe_pad_experts_for_cuda_graph_inference")
+_REQUIRED_NAMES = ("ckpt_format", "moe_pad_experts_for_cuda_graph_inference")
 TRAINER_OPTIONS = (
     *("--per-device-train-batch-size", "--gradient-accumulation-steps"),
     *("--gradient-checkpointing", "--fsdp"),
@@ -42,7 +42,7 @@ _QUOTED = re.compile(r"""["']--([a-z][\w-]*)["']""")
 
 def _options() -> dict[str, str]:
     together = (name for names in NAMES["said_together"].values() for name in names)
-    names = sorted({*NAMES["layout"], *together, *_BESIDE} - _READ_ALONE)
+    names = sorted({*NAMES["layout"], *together, *_REQUIRED_NAMES} - _READ_ALONE)
     spelled = {name: option for name in names for option, _ in as_options({name: name})}
     return {option: name for name, option in spelled.items()}
 
@@ -108,7 +108,7 @@ def untaken(config: RunConfig, running: RunConfig) -> str:
     """
     if not running.absent:
         return ""
-    there, here = _said(config), _said(running)
+    there, here = _stated_values(config), _stated_values(running)
     differing = {
         name: there.get(name, here.get(name))
         for name in there.keys() | here.keys()
@@ -117,11 +117,14 @@ def untaken(config: RunConfig, running: RunConfig) -> str:
     missing = sorted(option for option, _ in as_options(differing) if option in running.absent)
     if missing:
         return f"{program_name(running)} takes no {', '.join(missing)}"
-    again = sorted(NEEDS_ENGINE & set(config.recompute_modules) - set(running.recompute_modules))
-    if again and TRANSFORMER_ENGINE in running.absent:
-        return f"recompute of {', '.join(again)} needs Transformer Engine, which is not installed"
+    engine_modules = sorted(
+        NEEDS_ENGINE & set(config.recompute_modules) - set(running.recompute_modules)
+    )
+    if engine_modules and TRANSFORMER_ENGINE in running.absent:
+        modules = ", ".join(engine_modules)
+        return f"recompute of {modules} needs Transformer Engine, which is not installed"
     return ""
 
 
-def _said(config: RunConfig) -> Values:
-    return {**layout_values(config), **beside(config, {})}
+def _stated_values(config: RunConfig) -> Values:
+    return {**layout_values(config), **required_values(config, {})}

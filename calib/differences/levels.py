@@ -135,7 +135,7 @@ def log_level(windows: Sequence[Floats], *, repeat_sigma_log: float) -> Level:
         values=tuple(float(np.median(one)) for one in logs),
         repeat_sigma=repeat_sigma_log,
         noise=math.sqrt(float(np.mean(noise2))) if noise2 else ONE_STEP_SIGMA_LOG,
-        noise_freedom=float(sum(found.degrees for found, _ in known)) or 1.0,
+        noise_freedom=float(sum(estimate.degrees for estimate, _ in known)) or 1.0,
     )
 
 

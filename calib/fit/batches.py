@@ -20,13 +20,13 @@ class ShapeBatch:
     sizes: NDArray[np.float64]
     """Canonical sizes of the kind (comments of ``OperatorKind``), ``(rows, sizes)``."""
     element_nbytes: NDArray[np.float64]
-    """``(rows,)``."""
+    """Bytes of one element, ``(rows,)``."""
 
     def __len__(self) -> int:
         return len(self.element_nbytes)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> ShapeBatch:
-        """The rows of an index or mask."""
+        """Return the rows selected by an index or mask."""
         return replace(self, sizes=self.sizes[rows], element_nbytes=self.element_nbytes[rows])
 
 
@@ -37,20 +37,20 @@ class Timed:
     batch: ShapeBatch
     time_s: NDArray[np.float64]
     weight: NDArray[np.float64]
-    """1 for a fresh sample, less for an old or doubtful one."""
+    """1 for a recent sample, less for an old or doubtful one."""
 
     def __len__(self) -> int:
         return len(self.time_s)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Timed:
-        """The rows of an index or mask."""
+        """Return the rows selected by an index or mask."""
         return Timed(
             batch=self.batch.take(rows), time_s=self.time_s[rows], weight=self.weight[rows]
         )
 
 
 def batch_of(operators: Sequence[Operator]) -> ShapeBatch:
-    """The batch of operators that all have one kind and phase, in their order.
+    """Return the batch of operators that all have one kind and phase, in their order.
 
     >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(8, 4), element_nbytes=2)
     >>> batch_of([norm, norm]).sizes.tolist()
@@ -67,7 +67,8 @@ def batch_of(operators: Sequence[Operator]) -> ShapeBatch:
 def spread_rows(
     sizes: NDArray[np.float64], times: NDArray[np.float64], most: int
 ) -> NDArray[np.int64]:
-    """Rows evenly over the order of times, then of sizes ``(rows, sizes)``; all where few.
+    """Return at most ``most`` row numbers, spread evenly over the order of times, then of sizes
+    ``(rows, sizes)``.
 
     >>> spread_rows(np.ones((4, 1)), np.array([4.0, 1.0, 3.0, 2.0]), 2).tolist()
     [1, 0]

@@ -1,4 +1,4 @@
-"""The calibration of a run: every sample in, the time of any operator or collective out."""
+"""Calibration of a run: fitted on all its samples, it estimates any operator or collective."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ..records import Cluster
 from ..regressors import UNMEASURED_SIGMA_LOG, Z_90
 from ..workload import CollectiveCall, Operator, OperatorKind, Phase
 from .batches import Timed, batch_of
+from .device_transfer import transfer_to_device
 from .estimates import Estimates, Source
 from .laws import Ceilings, OperatorFamily, family
 from .machine import MachineModel, fit_machine
 from .priors import device_prior, is_processor
 from .sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, with_units
-from .transferred import transfer
 
 if TYPE_CHECKING:
     from ..samples import SampleTable
@@ -39,20 +39,21 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Key = tuple[OperatorKind, Phase]
 SCHEMA = 1
-"""Of ``summary``."""
+"""Version of the JSON that ``summary`` returns."""
 _OVER_PLAIN = (OperatorKind.OPTIMIZER, Phase.STEP)
 _OVER_SHARDS = (OperatorKind.SHARDED_OPTIMIZER, Phase.STEP)
 _SHARDED_PAIR = {_OVER_PLAIN: _OVER_SHARDS, _OVER_SHARDS: _OVER_PLAIN}
-"""Optimizers that stand in for each other, each by the law of what the other lacks."""
+"""Optimizers that stand in for each other, corrected by the law of the part in which they
+differ."""
 _HOST_LAUNCHES = 10.0
-"""Launches that a host constant is taken for where it was never measured."""
-_SHAPES_OF_ITS_OWN = 200
-"""Shapes of an operator from which another machine adds nothing: with as many probes a moved model
-errs as one that is fitted to them."""
+"""Launches assumed for a host constant that was never measured."""
+_NUM_SUFFICIENT_SHAPES = 200
+"""Shapes of an operator from which another machine's models add nothing: with as many probes, a
+transferred model errs as much as one fitted to the probes."""
 _LEAST_SIGMA_LOG = 1e-6
 """Keeps quotients finite."""
 _TOUCHING_OCTAVES = 1e-6
-"""Outside by rounding alone is inside."""
+"""Tolerance for rounding: a shape this close to the measured range counts as inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +69,21 @@ class Calibration:
     measured_host: Mapping[Key, Measured]
     measured_transfers: Mapping[CollectiveCall, Measured]
     weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
-    """Share of the weight's gradient in a linear's backward phase, by kind, where it was traced."""
+    """Share of the weight gradient in a linear's backward phase, by kind, if it was traced."""
     like: MachineModel | None = None
-    """Another machine's models, moved here: they answer for what few samples of this one are of."""
+    """Models of another machine, transferred to this one, for operators with few samples here."""
     is_elsewhere: bool = False
-    """Nothing was timed on this device: what the samples say is at best extrapolated to it."""
+    """True if nothing was timed on this device: every estimate is at best extrapolated."""
     host_bound: Mapping[Key, Mapping[Operator, Measured]] = field(default_factory=dict)
-    """Operators for which the device waited: what they took is the host's time."""
+    """Operators for which the device waited: their measured time is the host's."""
 
     @property
     def ceilings(self) -> Ceilings:
-        """Rates of one rank's machine."""
+        """Rates of the machine of one rank."""
         return self.machine.ceilings
 
     def operators(self, operators: Sequence[Operator]) -> Estimates:
-        """Time of each operator on this machine."""
+        """Return the time of each operator on this machine."""
         known: list[int] = []
         groups: defaultdict[Key, list[int]] = defaultdict(list)
         for i, operator in enumerate(operators):
@@ -96,17 +97,18 @@ class Calibration:
                 parts.append((rows, self._host(key, len(rows))))
             else:
                 parts.append((rows, self._fitted(key, [operators[i] for i in rows])))
-        told = Estimates.of_parts(len(operators), parts)
-        return told.carried() if self.is_elsewhere else told
+        estimates = Estimates.of_parts(len(operators), parts)
+        return estimates.as_extrapolated() if self.is_elsewhere else estimates
 
     def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
-        """Transfer time of each collective without waiting for late ranks; 0 for one rank alone."""
+        """Return the transfer time of each collective, without waiting for late ranks; 0 for a
+        single rank."""
         known: dict[int, Measured] = {}
         groups: defaultdict[Group, list[int]] = defaultdict(list)
         for i, call in enumerate(map(canonical, calls)):
-            found = self.measured_transfers.get(call)
-            if found is not None and not found.is_bound:
-                known[i] = found
+            measured = self.measured_transfers.get(call)
+            if measured is not None and not measured.is_bound:
+                known[i] = measured
             elif call.num_ranks > 1:
                 groups[group_of(call)].append(i)
         alone = [i for i, call in enumerate(calls) if call.num_ranks < 2 and i not in known]
@@ -116,11 +118,11 @@ class Calibration:
         ]
         for group, rows in groups.items():
             parts.append((rows, self._transfers(group, [calls[i].nbytes for i in rows])))
-        told = Estimates.of_parts(len(calls), parts)
-        return told.carried() if self.is_elsewhere else told
+        estimates = Estimates.of_parts(len(calls), parts)
+        return estimates.as_extrapolated() if self.is_elsewhere else estimates
 
     def summary(self) -> dict[str, Any]:
-        """What was fitted, on how much, and how well, as a JSON value."""
+        """Return a JSON value: the fitted models, the number of their samples, and their errors."""
         return {
             "schema": SCHEMA,
             "device": self.device,
@@ -129,37 +131,39 @@ class Calibration:
             "operators": [*self._kind_rows(), *self._host_rows()],
             "collectives": self._group_rows(),
             "network": {
-                name: asdict(found) for name, found in link_figures(self.transfers.carrying).items()
+                name: asdict(figure)
+                for name, figure in link_figures(self.transfers.fitted_prior).items()
             },
         }
 
     def _host(self, key: Key, number: int) -> Estimates:
-        found = self.measured_host.get(key)
-        if found is None and key[0] is OperatorKind.SHARD_UNIT:
+        measured = self.measured_host.get(key)
+        if measured is None and key[0] is OperatorKind.SHARD_UNIT:
             unit = unit_guess(self.ceilings.launch_s)
             return _constant(number, unit.time_s, unit.sigma_log, Source.PRIOR)
-        if found is None and key == (OperatorKind.HOST_MICROBATCH, Phase.RECOMPUTE):
-            found = self.measured_host.get((OperatorKind.HOST_MICROBATCH, Phase.FORWARD))
-        if found is None:
+        if measured is None and key == (OperatorKind.HOST_MICROBATCH, Phase.RECOMPUTE):
+            measured = self.measured_host.get((OperatorKind.HOST_MICROBATCH, Phase.FORWARD))
+        if measured is None:
             time_s = _HOST_LAUNCHES * self.ceilings.launch_s
             return _constant(number, time_s, UNMEASURED_SIGMA_LOG, Source.PRIOR)
-        return _constant(number, found.time_s, found.sigma_log, Source.MEASURED)
+        return _constant(number, measured.time_s, measured.sigma_log, Source.MEASURED)
 
     def _fitted(self, key: Key, operators: list[Operator]) -> Estimates:
-        """Shapes that were not timed; ``_after_launches`` where others waited for the host."""
+        """Estimate shapes that were not timed; see ``_after_launches`` if other shapes waited for
+        the host."""
         waited = next((self.host_bound[k] for k in _stand_ins(key) if k in self.host_bound), None)
         if waited is None:
             return self._on_device(key, operators)
         bounds = [replace(one, phase=key[1]) for one in waited]
-        found = self._on_device(key, [*operators, *bounds])
+        estimates = self._on_device(key, [*operators, *bounds])
         host = _as_measured(list(waited.values()))
         return _after_launches(
-            found, host, ahead_frac=self._ahead_frac, is_bound=not self.is_elsewhere
+            estimates, host, ahead_frac=self._ahead_frac, is_bound=not self.is_elsewhere
         )
 
     @property
     def waiting_frac(self) -> float:
-        """Share of the kinds of operators and passes that waited for the host, 0 to 1."""
+        """Share of the timed kinds and phases that waited for the host, 0 to 1."""
         return len(self.host_bound) / max(1, len(self._timed))
 
     @property
@@ -169,13 +173,13 @@ class Calibration:
 
     @property
     def _ahead_frac(self) -> float:
-        """How likely the host is ahead of an operator elsewhere, by how many waited here (the rule
-        of succession, Laplace 1814)."""
+        """Probability that the host is ahead of an untimed operator, from the share of those that
+        waited here (rule of succession, Laplace 1814)."""
         timed = len(self._timed)
         return (timed - len(self.host_bound) + 1) / (timed + 2)
 
     def _on_device(self, key: Key, operators: list[Operator]) -> Estimates:
-        """Times on a device that need not wait for the host."""
+        """Estimate times on a device that never waits for the host."""
         if self.like is None and key in _SHARDED_PAIR:
             other = _SHARDED_PAIR[key]
             if _name(key) not in self.machine.pools and _name(other) in self.machine.pools:
@@ -183,25 +187,25 @@ class Calibration:
         batch = batch_of(operators)
         moved = self._like(key)
         if moved is not None:
-            found = moved.predict(_name(key), batch)
+            prediction = moved.predict(_name(key), batch)
             return Estimates(
-                time_s=np.exp(found.log_time),
-                sigma_log=(found.high - found.low) / (2 * Z_90),
+                time_s=np.exp(prediction.log_time),
+                sigma_log=(prediction.high - prediction.low) / (2 * Z_90),
                 sources=(Source.EXTRAPOLATED,) * len(operators),
             )
         used = next((k for k in _stand_ins(key) if _name(k) in self.machine.pools), None)
         if used is None:
-            found = self.machine.predict_unmeasured(batch)
+            prediction = self.machine.predict_unmeasured(batch)
         else:
-            found = self.machine.predict(_name(used), replace(batch, phase=used[1]))
+            prediction = self.machine.predict(_name(used), replace(batch, phase=used[1]))
         return Estimates(
-            time_s=np.exp(found.log_time),
-            sigma_log=(found.high - found.low) / (2 * Z_90),
-            sources=_sources(found.octaves),
+            time_s=np.exp(prediction.log_time),
+            sigma_log=(prediction.high - prediction.low) / (2 * Z_90),
+            sources=_sources(prediction.octaves),
         )
 
     def _over_shards(self, key: Key, operators: list[Operator]) -> Estimates:
-        """An optimizer over plain tensors by those over sharded ones, or the other way."""
+        """Estimate optimizers over plain tensors from those over sharded ones, or the reverse."""
         launch_s = self.ceilings.launch_s
         if key[0] is OperatorKind.OPTIMIZER:
             log, sigma = plain_optimizer_log(self.measured, self.machine)
@@ -222,20 +226,21 @@ class Calibration:
         )
 
     def _like(self, key: Key) -> MachineModel | None:
-        """The other machine's models where they know the operator and this one's know it less."""
+        """Return the other machine's models if they include the operator and this machine has few
+        shapes of it, else None."""
         name = _name(key)
         if self.like is None or name not in self.like.pools:
             return None
-        own = self.machine.pools.get(name)
-        is_enough = own is not None and own.shapes_of[name] >= _SHAPES_OF_ITS_OWN
+        pool = self.machine.pools.get(name)
+        is_enough = pool is not None and pool.shapes_of[name] >= _NUM_SUFFICIENT_SHAPES
         return None if is_enough else self.like
 
     def _transfers(self, group: Group, nbytes: list[int]) -> Estimates:
-        found = self.transfers.estimate(group, np.array(nbytes, dtype=np.float64))
+        transfers = self.transfers.estimate(group, np.array(nbytes, dtype=np.float64))
         return Estimates(
-            time_s=np.exp(found.log_time),
-            sigma_log=found.sigma_log,
-            sources=_sources(found.octaves),
+            time_s=np.exp(transfers.log_time),
+            sigma_log=transfers.sigma_log,
+            sources=_sources(transfers.octaves),
         )
 
     def _kind_rows(self) -> list[dict[str, Any]]:
@@ -245,8 +250,8 @@ class Calibration:
             pool = self.machine.pools.get(name)
             widths = 2 * Z_90 * self._fitted(key, operators).sigma_log
             if pool is not None:
-                found = self.machine.predict(name, batch_of(operators))
-                widths = found.high - found.low
+                prediction = self.machine.predict(name, batch_of(operators))
+                widths = prediction.high - prediction.low
             rows.append(
                 {
                     "kind": key[0].value,
@@ -255,7 +260,9 @@ class Calibration:
                     "num_shapes": len(operators),
                     "model": pool.model if pool is not None else "none: the device waited",
                     "efficiency_frac": self._median_efficiency_frac(operators),
-                    "left_out_error_frac": _error_frac(pool.left_out[name]) if pool else None,
+                    "left_out_error_frac": _error_frac(pool.held_out_residuals[name])
+                    if pool
+                    else None,
                     "sigma_log": float(np.median(widths)) / (2 * Z_90),
                     "source": Source.MEASURED.value,
                 }
@@ -263,7 +270,7 @@ class Calibration:
         return rows
 
     def _median_efficiency_frac(self, operators: Sequence[Operator]) -> float:
-        """Time at the bare ceilings over measured time, median over shapes."""
+        """Return the time at the bare ceilings over the measured time, median over shapes."""
         law = self.machine.law.log_time(batch_of(operators))
         times = np.log([self.measured[o].time_s for o in operators])
         return float(np.exp(np.median(law - times)))
@@ -273,14 +280,14 @@ class Calibration:
             {
                 "kind": kind.value,
                 "phase": phase.value,
-                "num_rows": found.num_rows,
+                "num_rows": measured.num_rows,
                 "num_shapes": 1,
                 "model": "constant",
-                "time_s": found.time_s,
-                "sigma_log": found.sigma_log,
+                "time_s": measured.time_s,
+                "sigma_log": measured.sigma_log,
                 "source": Source.MEASURED.value,
             }
-            for (kind, phase), found in self.measured_host.items()
+            for (kind, phase), measured in self.measured_host.items()
         ]
 
     def _group_rows(self) -> list[dict[str, Any]]:
@@ -295,7 +302,7 @@ class Calibration:
                     "num_sizes": len(model.curve.log_nbytes),
                     "alpha_s": model.curve.law.fixed_s,
                     "bytes_per_s": 1.0 / model.curve.law.byte_s,
-                    "left_out_error_frac": _error_frac(model.curve.held_out),
+                    "left_out_error_frac": _error_frac(model.curve.held_out_errors),
                     "source": Source.MEASURED.value,
                 }
             )
@@ -305,12 +312,12 @@ class Calibration:
 def calibrate(table: SampleTable, *, device: str) -> Calibration:
     """Fit all models on a table; the same rows give the same calibration in any order.
 
-    ``device`` is the driver's name of the accelerator or ``cpu``; it picks the priors.  Raises
-    ``CalibrationError`` where the table has no operator samples.
+    ``device`` is the driver's name of the accelerator or ``cpu``; it picks the priors. Raises
+    ``CalibrationError`` if the table has no operator samples.
     """
-    # A cached fit answers without a table: pandas is slow to import.
+    # A cached fit needs no table, and pandas is slow to import.
     from ..samples import weight_fracs
-    from .training import measured_collectives, measured_host, measured_operators
+    from .measured_rows import measured_collectives, measured_host, measured_operators
 
     measured = measured_operators(table)
     if not measured:
@@ -342,24 +349,30 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     )
 
 
-def carried_over(own: Calibration, other: Calibration) -> Calibration:
-    """A calibration of few samples with another machine's operators, which they correct, and with
-    its transfers where no comparable one was measured here.
+def combine_with_other(calibration: Calibration, other: Calibration) -> Calibration:
+    """Add another machine's models to a calibration of few samples: its operators, corrected by
+    those samples, and its transfers if no comparable one was measured here.
 
-    The two may be of different devices of a kind: rates follow the data sheets and the samples.
-    Raises ``CalibrationError`` where one is a CPU and the other is none.
+    The two devices may differ: rates follow the data sheets and the samples. Raises
+    ``CalibrationError`` if exactly one of them is a CPU.
     """
-    _check_kinds(other.device, own.device)
-    moved = transfer(other.machine, device=own.device, probes=_groups(own.measured))
-    return replace(own, like=moved, transfers=replace(own.transfers, like=other.transfers))
+    _check_kinds(other.device, calibration.device)
+    moved = transfer_to_device(
+        other.machine, device=calibration.device, probes=_groups(calibration.measured)
+    )
+    return replace(
+        calibration, like=moved, transfers=replace(calibration.transfers, like=other.transfers)
+    )
 
 
-def on_device(other: Calibration, device: str, cluster: Cluster | None = None) -> Calibration:
-    """What a calibration says of a device that nothing was measured on: by data sheets alone.
+def calibration_for_device(
+    other: Calibration, device: str, cluster: Cluster | None = None
+) -> Calibration:
+    """Transfer a calibration to a device on which nothing was measured, by data sheets alone.
 
-    The host's constants stay; transfers are those of the device's prior, with what is said of the
-    ``cluster`` that it is in, half as far from it as those of the other machine are from its own.
-    Raises ``CalibrationError`` where one is a CPU and the other is none.
+    The host's constants are kept.  Transfers start at the prior of the device and its ``cluster``
+    and deviate from it half as much as those of the other machine deviate from their own prior.
+    Raises ``CalibrationError`` if exactly one of the two devices is a CPU.
     """
     _check_kinds(other.device, device)
     network = known_network(device, cluster or Cluster())
@@ -367,7 +380,7 @@ def on_device(other: Calibration, device: str, cluster: Cluster | None = None) -
     return replace(
         other,
         device=device,
-        machine=transfer(other.machine, device=device),
+        machine=transfer_to_device(other.machine, device=device),
         transfers=replace(alone, like=other.transfers),
         measured={},
         measured_transfers={},
@@ -383,11 +396,11 @@ def _check_kinds(measured: str, device: str) -> None:
         )
 
 
-def _as_measured(found: Sequence[Measured]) -> Estimates:
+def _as_measured(measured: Sequence[Measured]) -> Estimates:
     return Estimates(
-        time_s=np.array([one.time_s for one in found]),
-        sigma_log=np.array([one.sigma_log for one in found]),
-        sources=tuple(Source.PROBED if one.is_probe else Source.MEASURED for one in found),
+        time_s=np.array([one.time_s for one in measured]),
+        sigma_log=np.array([one.sigma_log for one in measured]),
+        sources=tuple(Source.PROBED if one.is_probe else Source.MEASURED for one in measured),
     )
 
 
@@ -400,7 +413,7 @@ def _constant(number: int, time_s: float, sigma_log: float, source: Source) -> E
 
 
 def _sources(octaves: NDArray[np.float64]) -> tuple[Source, ...]:
-    """By how far sizes lie beyond those that were measured."""
+    """Return a source for each distance in octaves from the measured sizes."""
     return tuple(
         Source.PRIOR
         if far == math.inf
@@ -410,15 +423,15 @@ def _sources(octaves: NDArray[np.float64]) -> tuple[Source, ...]:
 
 
 def _by_key(measured: Mapping[Operator, Measured]) -> dict[Key, list[Operator]]:
-    """Operators by kind and phase."""
-    found: defaultdict[Key, list[Operator]] = defaultdict(list)
+    """Group operators by kind and phase."""
+    operators_by_key: defaultdict[Key, list[Operator]] = defaultdict(list)
     for operator in measured:
-        found[operator.kind, operator.phase].append(operator)
-    return dict(found)
+        operators_by_key[operator.kind, operator.phase].append(operator)
+    return dict(operators_by_key)
 
 
 def _groups(measured: Mapping[Operator, Measured]) -> dict[str, Timed]:
-    """Rows of the device's own time; what it waited of others takes from their weight."""
+    """Return rows of the device's own time, by name; waiting for the host lowers their weight."""
     known = {operator: one for operator, one in measured.items() if one.device_s}
     return {
         _name(key): Timed(
@@ -431,42 +444,42 @@ def _groups(measured: Mapping[Operator, Measured]) -> dict[str, Timed]:
 
 
 def _after_launches(
-    found: Estimates, host: Estimates, *, ahead_frac: float, is_bound: bool
+    device: Estimates, host: Estimates, *, ahead_frac: float, is_bound: bool
 ) -> Estimates:
-    """Estimates of a device that need not wait, for one that may have to.
+    """Combine estimates of a device that never waits with the host's launch times.
 
-    The last of ``found`` are of the operators of ``host``, whose times are the host's: with
-    ``is_bound`` the device takes no more for any of them.  The host takes as long for other shapes,
-    and the longer of both is given.  Where the host is ahead, with a probability of ``ahead_frac``,
-    anywhere between the two is as likely.
+    The last entries of ``device`` are the operators of ``host``, whose times are the host's: with
+    ``is_bound`` the device needs at most as long for each of them. The host is assumed to take as
+    long for other shapes, and the longer time is returned. If the host is ahead, with probability
+    ``ahead_frac``, any time between the two is equally likely.
     """
-    number = len(found.sources) - len(host.sources)
-    over_log = np.log(found.time_s[number:] / host.time_s) if is_bound else np.zeros(1)
-    device_s = found.time_s[:number] * np.exp(-max(0.0, float(over_log.max())))
-    device_log, host_s = found.sigma_log[:number], float(np.median(host.time_s))
+    number = len(device.sources) - len(host.sources)
+    over_log = np.log(device.time_s[number:] / host.time_s) if is_bound else np.zeros(1)
+    device_s = device.time_s[:number] * np.exp(-max(0.0, float(over_log.max())))
+    device_log, host_s = device.sigma_log[:number], float(np.median(host.time_s))
     time_s = np.maximum(device_s, host_s)
-    # The doubt of either counts by how likely it is the longer one.
+    # Weight each sigma by the probability that its time is the longer one.
     behind = np.log(device_s / host_s) / (math.sqrt(2.0) * np.maximum(device_log, _LEAST_SIGMA_LOG))
     is_device = np.array([(1.0 + math.erf(value)) / 2.0 for value in behind.tolist()])
-    # A third: mean square distance of an even spread from its end.
+    # Mean square distance of a uniform distribution from its end: one third.
     open_log = np.log(time_s / device_s) * math.sqrt(ahead_frac / 3.0)
     parts = (is_device * device_log, (1.0 - is_device) * np.median(host.sigma_log), open_log)
     return Estimates(
         time_s=time_s,
         sigma_log=np.sqrt(sum(part**2 for part in parts)),
-        sources=found.sources[:number],
+        sources=device.sources[:number],
     )
 
 
 def _stand_ins(key: Key) -> list[Key]:
-    """Where a kind and phase may take its times from, best first."""
+    """Return the kinds and phases that a key may take its times from, best first."""
     kind, phase = key
     other = {Phase.FORWARD: Phase.RECOMPUTE, Phase.RECOMPUTE: Phase.FORWARD}.get(phase)
     return [key] if other is None else [key, (kind, other)]
 
 
 def _error_frac(residuals: NDArray[np.float64]) -> float | None:
-    """Mean absolute relative error of left-out samples; None where none could be left out."""
+    """Return the mean absolute relative error of held-out samples; None if there are none."""
     return float(np.mean(np.abs(np.expm1(residuals)))) if len(residuals) else None
 
 

@@ -1,4 +1,4 @@
-"""Times with their uncertainty and provenance: what every fitted model answers."""
+"""Times with their uncertainty and provenance, as every fitted model returns them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..workload import CollectiveCall, Operator
 
 
 class Source(Enum):
-    """Where an estimate comes from, best first."""
+    """Provenance of an estimate, best first."""
 
     MEASURED = "measured"
     """The same operator and shape was measured on this run."""
     PROBED = "probed"
-    """The same operator and shape was measured beside this run, between two steps."""
+    """The same operator and shape was timed on purpose, between two steps."""
     FITTED = "fitted"
     """Inside the range of shapes that were measured."""
     EXTRAPOLATED = "extrapolated"
-    """Outside that range: the law carries it."""
+    """Outside that range: extrapolated by the law."""
     PRIOR = "prior"
     """No sample of this kind: public data or a ceiling."""
 
@@ -40,17 +40,18 @@ class Estimates:
 
     @staticmethod
     def of_parts(number: int, parts: Iterable[tuple[Sequence[int], Estimates]]) -> Estimates:
-        """One estimate for each of ``number`` items, from those of some of their places each."""
+        """Assemble the estimates of ``number`` items from parts, each with the positions of its
+        items."""
         time_s, sigma_log = np.zeros((2, number))
         sources = [Source.PRIOR] * number
-        for places, found in parts:
-            time_s[places], sigma_log[places] = found.time_s, found.sigma_log
-            for place, source in zip(places, found.sources, strict=True):
+        for places, part in parts:
+            time_s[places], sigma_log[places] = part.time_s, part.sigma_log
+            for place, source in zip(places, part.sources, strict=True):
                 sources[place] = source
         return Estimates(time_s=time_s, sigma_log=sigma_log, sources=tuple(sources))
 
-    def carried(self) -> Estimates:
-        """The same for a device where nothing was timed: at best extrapolated."""
+    def as_extrapolated(self) -> Estimates:
+        """Return these estimates for a device on which nothing was timed: at best extrapolated."""
         least = Source.EXTRAPOLATED
         return replace(
             self, sources=tuple(one if one is Source.PRIOR else least for one in self.sources)
@@ -58,12 +59,12 @@ class Estimates:
 
 
 class Estimator(Protocol):
-    """What the timeline asks of a calibration."""
+    """Interface of a calibration that the timeline uses."""
 
     def operators(self, operators: Sequence[Operator]) -> Estimates:
-        """Time of each operator on this machine."""
+        """Return the time of each operator on this machine."""
         ...
 
     def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
-        """Transfer time of each collective, without waiting for late ranks."""
+        """Return the transfer time of each collective, without waiting for late ranks."""
         ...

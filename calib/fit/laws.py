@@ -1,4 +1,4 @@
-"""What an operator costs by physics, and the time that takes at the ceilings of a machine."""
+"""The physical work of an operator, and its time at the ceilings of a machine."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class Ceilings:
     launch_s: float
 
     def unit_s(self, cost: WorkKind) -> float:
-        """Seconds of one launch, FLOP or byte."""
+        """Return the seconds of one launch, FLOP or byte."""
         if cost is WorkKind.LAUNCH:
             return self.launch_s
         return 1.0 / (self.flop_per_s if cost is WorkKind.FLOP else self.bytes_per_s)
 
 
 Peaks = Callable[[int], Ceilings]
-"""Rates of the data sheet for elements of a number of bytes."""
+"""Function from an element's bytes to the rates of the data sheet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one operator does in one phase."""
+    """FLOP and bytes of one operator in one phase."""
 
     flop: float
     nbytes: float
 
 
 def family(kind: OperatorKind) -> OperatorFamily:
-    """Which operators share an error with this one.
+    """Return the family of operators that share an error with this kind.
 
     >>> family(OperatorKind.LOGITS), family(OperatorKind.NORM)
     (<OperatorFamily.LINEAR: 'linear'>, <OperatorFamily.MEMORY: 'memory'>)
@@ -51,13 +51,13 @@ def family(kind: OperatorKind) -> OperatorFamily:
 
 
 def columns(batch: ShapeBatch, num_units: int | None = None) -> Columns:
-    """FLOP, bytes and launches of every row.
+    """Return FLOP, bytes and launches of every row.
 
     A product's backward is two products, one for the input's and one for the weight's gradient; a
-    linear's weight gradient is added into an fp32 buffer.  ``num_units`` is the number of
-    multiprocessors of a GPU, whose kernels pad to tiles; 0 is a processor, see ``on_processor``;
-    None counts the bare work.  Raises ``CalibrationError`` where the number of sizes is
-    not the kind's.
+    linear's weight gradient is added into an fp32 buffer. ``num_units`` is the number of
+    multiprocessors of a GPU, whose kernels pad to tiles; 0 stands for a CPU, see ``on_processor``;
+    None counts the bare work. Raises ``CalibrationError`` if the number of sizes does not match the
+    kind.
 
     >>> from ..workload import Phase
     >>> fc1 = Operator(kind=OperatorKind.LINEAR_FC1, phase=Phase.FORWARD, shape=(256, 512, 2048),
@@ -80,16 +80,16 @@ def columns(batch: ShapeBatch, num_units: int | None = None) -> Columns:
 
 
 def work_of(batch: ShapeBatch) -> NDArray[np.float64]:
-    """How large each row is: FLOP and bytes weighed as a GPU's ceilings weigh them, ``(rows,)``."""
+    """Return the size of each row: FLOP and bytes, weighted by a GPU's ceilings, ``(rows,)``."""
     _, flop, nbytes = columns(batch).totals().T
     return flop / _FLOP_PER_BYTE + nbytes
 
 
 def least_s(batch: ShapeBatch, peaks: Peaks) -> NDArray[np.float64]:
-    """Seconds of each row below which the data sheet has no machine, ``(rows,)``.
+    """Return the least seconds of each row that the data sheet allows, ``(rows,)``.
 
-    Its FLOP at the sheet's rate for its elements, or its ``compulsory_nbytes`` beyond the largest
-    cache at that of the memory, whichever takes longer.
+    This is the longer of its FLOP at the sheet's rate for its elements and its
+    ``compulsory_nbytes`` beyond the largest cache at the memory's rate.
 
     >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(2**20, 4096),
     ...                 element_nbytes=2)
@@ -106,9 +106,10 @@ def least_s(batch: ShapeBatch, peaks: Peaks) -> NDArray[np.float64]:
 
 
 def compulsory_nbytes(batch: ShapeBatch) -> NDArray[np.float64]:
-    """Bytes of each row that no kernel can save: one pass in and one out of what laws count.
+    """Return the bytes of each row that no kernel can save: one pass in and one out, of those that
+    laws count.
 
-    0 for what a better kernel keeps on the chip: scores of attention, layers, experts.
+    0 for kinds whose tensors a better kernel keeps on the chip: attention scores, layers, experts.
 
     >>> loss = Operator(kind=OperatorKind.LOSS, phase=Phase.FORWARD, shape=(4, 8), element_nbytes=2)
     >>> compulsory_nbytes(batch_of([loss])).tolist()
@@ -125,16 +126,17 @@ def compulsory_nbytes(batch: ShapeBatch) -> NDArray[np.float64]:
 
 
 _CACHE_NBYTES = float(2**28)
-"""Last-level cache of the MI300X (AMD's data sheet), the largest of the cards here: so much may
-come from the operator before."""
+"""Last-level cache of the MI300X (AMD's data sheet), the largest of the cards here: so many bytes
+may still be cached from the previous operator."""
 _OF_PRODUCTS_FRAC = 0.5
-"""Of products and of the optimizer: gradients and moments may be half as wide as laws count."""
+"""Compulsory share for products and the optimizer: gradients and moments may be half as wide as
+laws count."""
 _ON_CHIP = frozenset({OperatorKind.CORE_ATTENTION, OperatorKind.LAYER, OperatorKind.EXPERTS})
 _FLOP_PER_BYTE = 150.0
 """Ratio of the two ceilings of data-centre GPUs, to the nearest fifty."""
 
 
 def work(operator: Operator) -> Work:
-    """FLOP and bytes of one operator."""
+    """Return the FLOP and bytes of one operator."""
     _, flop, nbytes = columns(batch_of([operator])).totals()[0].tolist()
     return Work(flop=flop, nbytes=nbytes)

@@ -1,7 +1,7 @@
-"""All operators of one machine: fitted together, since they share its ceilings and its products'
-efficiency.
+"""All operators of one machine, fitted together, since they share its ceilings and the efficiency
+of its products.
 
-The machine's ceilings, and how far each operator lies from them, come from all samples together.
+All samples together determine the machine's ceilings and each operator's distance from them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from .rates import Rates
 Vector = NDArray[np.float64]
 _UNMEASURED_HALF_WIDTH = Z_90 * UNMEASURED_SIGMA_LOG
 _CARRIED_FRAC, _CARRIED_SIGMA = 0.5, 0.75
-"""Share of what regressors know that goes to another device; deviation of the rest over it."""
+"""Share of the regressors' correction that is transferred to another device; deviation of the rest,
+relative to it."""
 CARRIED_OPERATOR_SIGMA_LOG = 0.2
-"""How far an operator as a whole lies from a moved model, in log time."""
+"""Deviation of a whole operator from a transferred model, in log time."""
 _ENOUGH_SHAPES = 8
-"""Shapes of an operator from which its own residuals tell how wrong it may be."""
-# How far the work of one kind and phase may lie from the law (log, one sigma): products run at
-# similar rates, pass counts of the rest are rough.
+"""Shapes of an operator from which its own residuals determine its error."""
+# Deviation (log) of the work of one kind and phase from the law: products run at similar rates,
+# pass counts of the others are rough.
 _WORK_SIGMA_LOG = {
     OperatorFamily.LINEAR: 0.15,
     OperatorFamily.ATTENTION: 0.7,
@@ -49,14 +50,14 @@ _WORK_SIGMA_LOG = {
     OperatorFamily.OPTIMIZER: 0.5,
 }
 _CHAIN_WORK_SIGMA_LOG = 2.0
-"""The same of a chain of calls.  Its bytes hide behind its launches, and without rotary positions
-it only cuts its tensor, so that it identifies no rate of the machine."""
-# The same for its launches, whose relative numbers were counted.
+"""Work deviation of a chain of calls. Its bytes hide behind its launches, and without rotary
+positions it only cuts its tensor, so that it identifies no rate of the machine."""
+# Deviation (log) of the launches from the law, whose relative numbers were counted.
 _LAUNCH_SIGMA_LOG = 0.3
 _ENVELOPE_QUANTILE = 0.9
-"""Nine tenths of the products run below the ceilings: the fastest few may be mistakes."""
+"""Nine tenths of the products run below the ceilings; the fastest few may be errors."""
 _MOST_ROWS = 8
-"""Samples of an operator that ceilings are fitted on, spread over its times."""
+"""Samples per operator used to fit ceilings, spread over its times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,22 +81,22 @@ class MachineModel:
     element_nbytes: int
     """Usual size of an element."""
     pools: Mapping[str, PoolModel]
-    """The pool of each name."""
+    """Pools by the name of their operators."""
     thin_sigma_log: float
-    """Deviation of an operator of which one shape is known, beside what its pool says."""
+    """Additional deviation of an operator with one known shape, on top of its pool's own."""
     refusals: tuple[Refusal, ...]
     """Rows that no model was fitted on."""
     without: tuple[str, ...] | None
-    """Public tables that the prior left out; None where no prior was used."""
+    """Public tables that the prior left out; None if no prior was used."""
     is_moved: bool
-    """True where the pools were fitted on another machine."""
+    """True if the pools were fitted on another machine."""
     shift: Mapping[WorkKind, float]
-    """Log of this machine's seconds of a launch, FLOP and byte over those of the machine that the
-    pools were fitted on; 0 where it is the same."""
+    """Log ratio of this machine's seconds per launch, FLOP and byte to those of the machine that
+    the pools were fitted on; 0 if it is the same machine."""
     shift_sigma: Mapping[WorkKind, float] = field(default_factory=dict)
-    """How far each of these may be off."""
+    """Deviation of each shift."""
     probed: Mapping[str, PoolModel] = field(default_factory=dict)
-    """What probes of this machine leave of the moved model, by name."""
+    """Pools fitted to the residuals of this machine's probes, by name."""
 
     @property
     def ceilings(self) -> Ceilings:
@@ -103,39 +104,41 @@ class MachineModel:
         return self.law.ceilings
 
     def predict(self, name: str, batch: ShapeBatch) -> Prediction:
-        """Times of a batch of the operator ``name``."""
+        """Return the times of a batch of the operator ``name``."""
         pool = self.pools[name]
-        found = pool.predict(name, batch)
+        residual = pool.predict(name, batch)
         thin = max(1.0 - pool.shapes_of[name] / _ENOUGH_SHAPES, 0.0)
-        sigma = np.hypot(found.sigma_log, np.sqrt(thin) * self.thin_sigma_log)
-        log_time = found.law + found.detail
+        sigma = np.hypot(residual.sigma_log, np.sqrt(thin) * self.thin_sigma_log)
+        log_time = residual.law + residual.detail
         if self.is_moved:
-            log_time = self.carried(found) + self.moved_by(name, batch)
+            log_time = self.transferable_log_time(residual) + self.machine_shift_log(name, batch)
             sigma = np.hypot(sigma, _CARRIED_SIGMA * pool.detail_sigma[name])
             sigma = np.hypot(sigma, self._doubt(name, batch))
         if name in self.probed:
             there = self.probed[name].predict(name, batch)
             log_time, sigma = log_time + there.detail, there.sigma_log
         half = STUDENT_90 * sigma
-        is_held = not any(r.name == name and r.is_impossible for r in self.refusals)
-        least = self._least_log_s(batch) if is_held else -np.inf
+        is_roofline_valid = not any(r.name == name and r.is_impossible for r in self.refusals)
+        least = self._least_log_s(batch) if is_roofline_valid else -np.inf
         log_time = np.maximum(log_time, least)
         low = np.maximum(log_time - half, least)
-        return Prediction(log_time=log_time, low=low, high=log_time + half, octaves=found.octaves)
+        return Prediction(
+            log_time=log_time, low=low, high=log_time + half, octaves=residual.octaves
+        )
 
     def _least_log_s(self, batch: ShapeBatch) -> Vector | float:
-        """Log of what no machine of this data sheet can be faster than."""
+        """Return the log of the least time that this data sheet allows."""
         if not self.prior.num_units:
             return -np.inf
         with np.errstate(divide="ignore"):
             return np.log(least_s(batch, self.prior.peaks_for))
 
     def predict_unmeasured(self, batch: ShapeBatch) -> Prediction:
-        """Times of operators that no sample is of; octaves are infinite.
+        """Return the times of operators without samples; octaves are infinite.
 
-        A product takes those of the products that were measured, another operator those that public
-        tables give for the device and for elements of its width, and where these know nothing the
-        bare law.  Each row is priced by itself.
+        A product uses the pool of the measured products; another operator uses public tables of the
+        device for elements of its width, or the bare law if there are none. Each row is priced by
+        itself.
         """
         log_time, half = np.empty(len(batch)), np.empty(len(batch))
         for width in np.unique(batch.element_nbytes):
@@ -151,7 +154,7 @@ class MachineModel:
         )
 
     def _unmeasured(self, batch: ShapeBatch) -> tuple[Vector, Vector | float]:
-        """Log seconds and half widths of rows whose elements are of one width."""
+        """Return log seconds and half widths of rows whose elements all have one width."""
         like = next(
             (
                 name
@@ -162,7 +165,7 @@ class MachineModel:
         )
         if like is not None:
             residual = self.pools[like].predict("", batch)
-            log_time = residual.law + residual.detail + self.moved_by(like, batch)
+            log_time = residual.law + residual.detail + self.machine_shift_log(like, batch)
             return log_time, _UNMEASURED_HALF_WIDTH
         known = _rates_prior(self.prior, batch, self.without)
         if known is not None:
@@ -170,29 +173,31 @@ class MachineModel:
         return self.law.log_time(batch, scale=self.law.typical(batch)), _UNMEASURED_HALF_WIDTH
 
     def _doubt(self, name: str, batch: ShapeBatch) -> Vector:
-        """Deviation of a moved operator of which nothing was probed, ``(rows,)``."""
+        """Return the deviation of a transferred operator without probes, ``(rows,)``."""
         sigma = np.array([self.shift_sigma.get(cost, 0.0) for cost in WorkKind])
         of_rates = ((self.slopes(name, batch) * sigma) ** 2).sum(axis=1)
         return np.sqrt(of_rates + CARRIED_OPERATOR_SIGMA_LOG**2)
 
-    def rates_there(self, name: str, batch: ShapeBatch) -> Rates:
-        """Constants of the operator's law on this machine."""
+    def target_rates(self, name: str, batch: ShapeBatch) -> Rates:
+        """Return the constants of the operator's law on this machine."""
         return self._there(self.pools[name], columns(batch, self.pools[name].num_units))
 
     def slopes(self, name: str, batch: ShapeBatch) -> NDArray[np.float64]:
-        """Change of log time with the shift of each ``WorkKind``, in order, ``(rows, costs)``."""
+        """Return the derivative of log time by the shift of each ``WorkKind``, in order,
+        ``(rows, costs)``."""
         done = columns(batch, self.pools[name].num_units)
         of_columns = self._there(self.pools[name], done).slopes(done)
         is_of = np.array([[column is cost for cost in WorkKind] for column in done.costs])
         return of_columns @ is_of.astype(np.float64)
 
     @staticmethod
-    def carried(found: Residual) -> Vector:
-        """Log seconds as they go to another machine, its rates aside, ``(rows,)``."""
-        return found.law + _CARRIED_FRAC * found.detail
+    def transferable_log_time(residual: Residual) -> Vector:
+        """Return the part of log seconds that is transferred to another machine, without its rates,
+        ``(rows,)``."""
+        return residual.law + _CARRIED_FRAC * residual.detail
 
-    def moved_by(self, name: str, batch: ShapeBatch) -> Vector:
-        """What the law says of the change of machine, log, ``(rows,)``."""
+    def machine_shift_log(self, name: str, batch: ShapeBatch) -> Vector:
+        """Return the change of log time between the machines by the law, ``(rows,)``."""
         if not self.is_moved:
             return np.zeros(len(batch))
         pool = self.pools[name]
@@ -200,7 +205,7 @@ class MachineModel:
         return self._there(pool, done).log_time(done) - pool.rates.log_time(done)
 
     def _there(self, pool: PoolModel, done: Columns) -> Rates:
-        """The pool's constants on this machine."""
+        """Return the pool's constants on this machine."""
         shift = np.array([self.shift[c] for c in done.costs])
         return replace(pool.rates, log_unit_s=pool.rates.log_unit_s + shift)
 
@@ -215,14 +220,14 @@ def fit_machine(
     """Fit the operators of one device; the same rows in any order give the same model.
 
     ``groups`` maps a name to rows of one kind and phase and may be empty with ``use_prior``, which
-    starts each operator where public tables of the device's generation put it, but for the tables
+    starts each operator at the public tables of the device's generation, except the tables in
     ``without``; ``device`` is the driver's name.
     """
     prior = device_prior(device)
     ordered = {name: _ordered(groups[name]) for name in sorted(groups)}
     groups, refusals = refuse(ordered, prior.peaks_for if prior.num_units else None)
     excluded = without if use_prior else None
-    # Matrices this small are slower in threads, and training wants the cores.
+    # Matrices this small are slower in threads, and training needs the cores.
     with threadpool_limits(limits=1):
         law = fit_law(groups, prior)
         pools = _pools(groups, law, prior, excluded)
@@ -240,19 +245,21 @@ def fit_machine(
 
 
 def _thin_sigma_log(pools: Mapping[str, PoolModel], prior: DevicePrior) -> float:
-    """Left-out residuals of operators with few shapes, drawn to what the device's prior says."""
-    found = [
-        pool.left_out[name]
+    """Return the deviation of held-out residuals of operators with few shapes, shrunk to the
+    device's prior."""
+    residuals = [
+        pool.held_out_residuals[name]
         for name, pool in sorted(pools.items())
         if pool.num_shapes > 1 and pool.shapes_of[name] < _ENOUGH_SHAPES
     ]
     return shrunk_sigma_log(
-        np.concatenate([np.empty(0), *found]), prior_sigma_log=prior.error_sigma_log
+        np.concatenate([np.empty(0), *residuals]), prior_sigma_log=prior.error_sigma_log
     )
 
 
 def _element_nbytes(groups: Mapping[str, Timed]) -> int:
-    """Usual size of an element in products, in all operators where there are none; else 2."""
+    """Return the usual bytes of an element in products, or in all operators if there are no
+    products; else 2."""
     products = [t for t in groups.values() if t.batch.kind.is_linear]
     sizes = [t.batch.element_nbytes for t in products or groups.values()]
     return int(np.median(np.concatenate(sizes))) if sizes else 2
@@ -264,15 +271,16 @@ def _pools(
     prior: DevicePrior,
     without: tuple[str, ...] | None,
 ) -> dict[str, PoolModel]:
-    """The pool of each name: products of one phase share one, every other operator has its own."""
+    """Return the pool of each name: products of one phase share one, every other operator has its
+    own."""
     members: defaultdict[str, dict[str, Timed]] = defaultdict(dict)
     for name, timed in groups.items():
         batch = timed.batch
         pool = f"linear/{batch.phase.value}" if batch.kind.is_linear else name
         members[pool][name] = timed
     pools = {}
-    for found in members.values():
-        pools.update(dict.fromkeys(found, _fit(found, law, prior, without)))
+    for pool_members in members.values():
+        pools.update(dict.fromkeys(pool_members, _fit(pool_members, law, prior, without)))
     return pools
 
 
@@ -282,17 +290,19 @@ def _fit(
     prior: DevicePrior,
     without: tuple[str, ...] | None,
 ) -> PoolModel:
-    """Rates start where all samples of the machine put them, drawn to those of public tables by
-    how sure these are."""
+    """Fit one pool; its rates start at a precision-weighted mean of the machine's samples and
+    public tables."""
     batch = next(iter(members.values())).batch
     costs = columns(batch, prior.num_units).costs
     start = np.median([law.log_units(name, costs) for name in members], axis=0)
     sigma = np.array([RATE_SIGMA_LOG[c] for c in costs])
     known = _rates_prior(prior, batch, without)
     if known is not None:
-        own, others = sigma**-2.0, np.array(known.sigma_log) ** -2.0
-        start = (own * start + others * known.rates.log_unit_s) / (own + others)
-        sigma = (own + others) ** -0.5
+        start_precision, others = sigma**-2.0, np.array(known.sigma_log) ** -2.0
+        start = (start_precision * start + others * known.rates.log_unit_s) / (
+            start_precision + others
+        )
+        sigma = (start_precision + others) ** -0.5
     least, start, sigma = _products_prior(prior, batch, costs, start, sigma)
     return fit_pool(members, start=start, sigma=sigma, num_units=prior.num_units, least=least)
 
@@ -300,8 +310,8 @@ def _fit(
 def _products_prior(
     prior: DevicePrior, batch: ShapeBatch, costs: Sequence[WorkKind], start: Vector, sigma: Vector
 ) -> tuple[Vector | None, Vector, Vector]:
-    """Floors of a GPU's log seconds a FLOP, and its prior with what large products reach of the
-    sheet: small shapes alone do not tell that."""
+    """Return floors of a GPU's log seconds per FLOP, and the prior combined with the share of the
+    data sheet that large products reach: small shapes alone do not determine it."""
     is_product = family(batch.kind) in (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
     if not (prior.num_units and is_product):
         return None, start, sigma
@@ -311,15 +321,18 @@ def _products_prior(
     least = np.where(is_flop, sheet - np.log(best.ceiling_frac if best else 1.0), -np.inf)
     if best is None or not batch.kind.is_linear:
         return least, start, sigma
-    own, others = sigma**-2.0, is_flop * best.sigma_log**-2.0
-    start = (own * start + others * (sheet - np.log(best.frac))) / (own + others)
-    return least, start, (own + others) ** -0.5
+    start_precision, others = sigma**-2.0, is_flop * best.sigma_log**-2.0
+    start = (start_precision * start + others * (sheet - np.log(best.frac))) / (
+        start_precision + others
+    )
+    return least, start, (start_precision + others) ** -0.5
 
 
 def _rates_prior(
     prior: DevicePrior, batch: ShapeBatch, without: tuple[str, ...] | None
 ) -> RatePrior | None:
-    """What public tables say of the batch's operator; None where nobody asked or knows."""
+    """Return the public tables' rates of the batch's operator; None if they are not requested or
+    have none."""
     if without is None:
         return None
     nbytes = int(np.median(batch.element_nbytes))
@@ -327,7 +340,7 @@ def _rates_prior(
 
 
 def _ordered(timed: Timed) -> Timed:
-    """Rows in an order that does not depend on how they came."""
+    """Sort rows independently of their input order."""
     keys = (timed.weight, timed.time_s, timed.batch.element_nbytes, *timed.batch.sizes.T)
     return timed.take(np.lexsort(keys))
 
@@ -338,12 +351,12 @@ class KindScale:
 
     launch: float = 1.0
     work: float = 1.0
-    """On the time of FLOP and bytes: above 1 where they run below the ceilings."""
+    """Factor on the time of FLOP and bytes: above 1 if they run below the ceilings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedLaw:
-    """Ceilings, with the factors of the operators that were measured."""
+    """Ceilings and the factors of the measured operators."""
 
     ceilings: Ceilings
     num_units: int | None = None
@@ -352,7 +365,7 @@ class FittedLaw:
     keys: Mapping[str, tuple[OperatorKind, Phase]] = field(default_factory=dict)
 
     def typical(self, batch: ShapeBatch) -> KindScale:
-        """Median factors of the measured operators of the batch's family and phase."""
+        """Return the median factors of the measured operators of the batch's family and phase."""
         others = [
             self.scales[name]
             for name, (kind, phase) in self.keys.items()
@@ -366,13 +379,14 @@ class FittedLaw:
         )
 
     def log_units(self, name: str, costs: tuple[WorkKind, ...]) -> NDArray[np.float64]:
-        """Log seconds of one unit of each column, with the factors of ``name``."""
+        """Return the log seconds of one unit of each column, with the factors of ``name``."""
         scale = self.scales.get(name, KindScale())
         factors = [scale.launch if c is WorkKind.LAUNCH else scale.work for c in costs]
         return np.log([self.ceilings.unit_s(c) * f for c, f in zip(costs, factors, strict=True)])
 
     def log_time(self, batch: ShapeBatch, *, scale: KindScale | None = None) -> NDArray[np.float64]:
-        """Log seconds of a batch by the law: launches, FLOP and bytes in sum, ``(rows,)``.
+        """Return the log seconds of a batch by the law: the sum of launches, FLOP and bytes,
+        ``(rows,)``.
 
         The sum fits measured products better than the maximum, above all in the backward phase.
 
@@ -391,12 +405,12 @@ class FittedLaw:
 
 
 def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
-    """The rates and factors that explain the samples together.
+    """Fit the rates and factors that explain all samples together.
 
     A maximum-a-posteriori fit of ``launches * launch_s + flop / flop_per_s + nbytes / bytes_per_s``
-    in log time, with a factor on launches and one on work per operator: what the samples do not
-    identify stays at the prior.  The rates are then scaled to the envelope of the products, the
-    90 % quantile of their work rates; the factors take that back.
+    in log time, with a factor on launches and one on work per operator; constants that the samples
+    do not identify stay at the prior. The rates are then scaled to the envelope of the products,
+    the 90 % quantile of their work rates, and the factors compensate for it.
     """
     if not groups:
         return FittedLaw(ceilings=prior.ceilings, num_units=prior.num_units)
@@ -420,19 +434,19 @@ def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
 
 
 def _problem(
-    kept: Sequence[Timed], families: Sequence[OperatorFamily], prior: DevicePrior
+    groups: Sequence[Timed], families: Sequence[OperatorFamily], prior: DevicePrior
 ) -> _Problem:
-    linear = [t for t, f in zip(kept, families, strict=True) if f is OperatorFamily.LINEAR]
+    linear = [t for t, f in zip(groups, families, strict=True) if f is OperatorFamily.LINEAR]
     sizes = [t.batch.element_nbytes for t in linear]
     assumed = prior.ceilings_for(round(float(np.median(np.concatenate(sizes)))) if sizes else 2)
     return _Problem(
-        costs=np.concatenate([columns(t.batch, prior.num_units).totals() for t in kept]),
-        log_time=np.log(np.concatenate([t.time_s for t in kept])),
-        group=np.repeat(np.arange(len(kept)), [len(t) for t in kept]),
+        costs=np.concatenate([columns(t.batch, prior.num_units).totals() for t in groups]),
+        log_time=np.log(np.concatenate([t.time_s for t in groups])),
+        group=np.repeat(np.arange(len(groups)), [len(t) for t in groups]),
         start=-np.log([assumed.launch_s, 1 / assumed.flop_per_s, 1 / assumed.bytes_per_s]),
-        weight=np.sqrt(np.concatenate([t.weight for t in kept])) / SAMPLE_SIGMA_LOG,
+        weight=np.sqrt(np.concatenate([t.weight for t in groups])) / SAMPLE_SIGMA_LOG,
         rate_sigma=prior.sigma_log,
-        work_sigma=np.array([_work_sigma_log(t.batch.kind) for t in kept]),
+        work_sigma=np.array([_work_sigma_log(t.batch.kind) for t in groups]),
     )
 
 
@@ -457,7 +471,7 @@ class _Problem:
     work_sigma: NDArray[np.float64]
 
     def solve(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Log rates (launches, FLOP, bytes), log launch factors and log work factors."""
+        """Return log rates (launches, FLOP, bytes), log launch factors and log work factors."""
         number = len(self.work_sigma)
         theta = robust_minimum(
             self._residuals,
@@ -468,7 +482,7 @@ class _Problem:
         return theta[:3], theta[3 : 3 + number], theta[3 + number :]
 
     def _parts(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of launches, FLOP and bytes of each sample, ``(samples, 3)``."""
+        """Return the seconds of launches, FLOP and bytes of each sample, ``(samples, 3)``."""
         number = len(self.work_sigma)
         launch, slower = theta[3 : 3 + number][self.group], theta[3 + number :][self.group]
         factors = np.column_stack([launch, slower, slower])

@@ -1,8 +1,9 @@
-"""Samples that cannot be true: refused before a fit, counted, never refused when scoring.
+"""Refuse samples that cannot be true before a fit; they are counted, and never refused when
+scoring.
 
-A gate acts where it refuses at most half of an operator's rows.  Where it would refuse more, the
-operator was measured in another way than its name says: it is named as doubtful and kept, since
-nothing better is known of it.
+A gate is applied only if it refuses at most half of an operator's rows. If it would refuse more,
+the operator was probably measured differently from what its name says: it is marked as doubtful and
+kept, for lack of better samples.
 """
 
 from __future__ import annotations
@@ -14,30 +15,32 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors import first_of_least
+from ..regressors import first_minimum
 from ..workload import Phase
 from .batches import Timed
 from .laws import OperatorFamily, Peaks, columns, family, least_s
 
 _COPY_FRAC = 0.01
-"""Forward and backward of one shape this close are one number written twice."""
+"""Largest log distance at which forward and backward of one shape count as one number written
+twice."""
 _FEWEST_COPIES = 5
-"""Four rows that agree to a percent may be chance."""
+"""Minimum number of copies: four rows that agree to a percent may be chance."""
 _COPY_EXCESS = 3.0
-"""Copies are told where they are three times as many as chance leaves within a percent. Halved or
-doubled, the same rows fall (benchmarks/sensitivity.py)."""
+"""Copies are refused if they are three times as many as chance puts within a percent. With half or
+twice the value, the same rows are refused (benchmarks/sensitivity.py)."""
 _COPY_WORK = 1.3
-"""Ratio of backward to forward work from which equal times are not to be expected."""
+"""Ratio of backward to forward work above which equal times are implausible."""
 _LEAST_BACKWARD = 0.6
-"""Least time of a product's backward over its forward: it has twice the products."""
-_LEAST_LEFT = 0.5
-"""A gate that would refuse more than half of an operator's rows says more of the gate."""
+"""Least ratio of a product's backward to its forward time: it has twice the products."""
+_LEAST_REMAINING_FRAC = 0.5
+"""Least share of rows that must pass: a gate that refuses more than half is more likely wrong
+itself."""
 _ABOVE_PEAK = 1.03
-"""Clocks and rounding of a data sheet: 3 % above it is measured on sound machines."""
+"""Tolerance over the data sheet for clocks and rounding: sound machines reach 3 % above it."""
 
 
 class RefusalReason(Enum):
-    """Why a row is refused."""
+    """Reason for refusing a row."""
 
     BELOW_ROOFLINE = "below the roofline"
     SHORT_BACKWARD = "backward shorter than possible"
@@ -53,34 +56,35 @@ class Refusal:
     num_rows: int
     num_refused: int
     is_doubtful: bool
-    """True where too few rows would be left, so that none was refused."""
+    """True if too few rows would remain, so that none was refused."""
 
     @property
     def is_impossible(self) -> bool:
-        """True where most rows are faster than the data sheet, which then is not theirs."""
+        """True if most rows are faster than the data sheet allows: it is then not the sheet of
+        their device."""
         return self.is_doubtful and self.reason is RefusalReason.BELOW_ROOFLINE
 
 
 def refuse(
     groups: Mapping[str, Timed], peaks: Peaks | None
 ) -> tuple[dict[str, Timed], tuple[Refusal, ...]]:
-    """The rows that pass every gate, and what was refused.
+    """Return the rows that pass every gate, and the refusals.
 
-    ``groups`` are named ``<operator>/<phase>``.  ``peaks`` gives the rates of the data sheet for a
-    size of element; None where they are not known: then no row is held against a roofline.
+    ``groups`` are named ``<operator>/<phase>``. ``peaks`` returns the data sheet's rates for an
+    element size; None if they are unknown: rows are then not compared with a roofline.
     """
     passed: dict[str, Timed] = {}
-    found: list[Refusal] = []
+    refusals: list[Refusal] = []
     for name in sorted(groups):
         timed = groups[name]
-        kept = np.ones(len(timed), dtype=bool)
+        keep = np.ones(len(timed), dtype=bool)
         for reason, wrong in _gates(name, groups, peaks):
             if not wrong.any():
                 continue
-            is_doubtful = bool((kept & ~wrong).sum() < _LEAST_LEFT * len(timed))
+            is_doubtful = bool((keep & ~wrong).sum() < _LEAST_REMAINING_FRAC * len(timed))
             if not is_doubtful:
-                kept &= ~wrong
-            found.append(
+                keep &= ~wrong
+            refusals.append(
                 Refusal(
                     name=name,
                     reason=reason,
@@ -89,8 +93,8 @@ def refuse(
                     is_doubtful=is_doubtful,
                 )
             )
-        passed[name] = timed.take(kept)
-    return passed, tuple(found)
+        passed[name] = timed.take(keep)
+    return passed, tuple(refusals)
 
 
 Mask = NDArray[np.bool_]
@@ -119,7 +123,8 @@ def _gates(
 
 
 def _copies(ratio: NDArray[np.float64]) -> Mask:
-    """Rows whose phases took equal times, where that is more than ratios near 1 happen to give."""
+    """Return a mask of rows whose phases took equal times, if there are more than chance ratios
+    near 1 explain."""
     apart = np.abs(np.log(ratio))
     same = apart < _COPY_FRAC
     by_chance = ((apart >= _COPY_FRAC) & (apart < 3 * _COPY_FRAC)).sum() / 2
@@ -133,23 +138,24 @@ _OPPOSITE = {
 
 
 def _work_ratio(backward: Timed, forward: Timed) -> float:
-    """Backward over forward work of a typical shape."""
+    """Return the ratio of backward to forward work of a typical shape."""
     totals = [np.median(columns(t.batch).totals(), axis=0) for t in (backward, forward)]
     (_, flop_b, bytes_b), (_, flop_f, bytes_f) = totals
     return float((flop_b + bytes_b) / max(flop_f + bytes_f, 1.0))
 
 
 def _same_shape(timed: Timed, other: Timed) -> NDArray[np.float64]:
-    """The other phase's time at each row's shape, of repeats the nearest; NaN where it has none."""
+    """Return the other phase's time at each row's shape, the nearest of repeats; NaN if there is
+    none."""
     known: dict[tuple[float, ...], list[float]] = {}
     for key, time_s in zip(_keys(other), other.time_s.tolist(), strict=True):
         known.setdefault(key, []).append(time_s)
-    found = np.full(len(timed), np.nan)
+    nearest_s = np.full(len(timed), np.nan)
     for i, (key, time_s) in enumerate(zip(_keys(timed), timed.time_s.tolist(), strict=True)):
         if key in known:
             times = np.array(known[key])
-            found[i] = times[first_of_least(np.abs(np.log(times / time_s)))]
-    return found
+            nearest_s[i] = times[first_minimum(np.abs(np.log(times / time_s)))]
+    return nearest_s
 
 
 def _keys(timed: Timed) -> list[tuple[float, ...]]:

@@ -1,9 +1,9 @@
-"""One pool of operators: a law with fitted rates, and what regressors learn beside it.
+"""A pool of operators: a law with fitted rates, and regressors on its residuals.
 
-Matrix products of one phase form a pool, since they run at one machine's rate; every other
-operator is a pool of its own.  The regressors learn the log of measured time over the law's time,
-which is the negative log of efficiency up to a constant.  They see shapes as numbers: where a shape
-lies, and what its tiles leave idle.
+Matrix products of one phase form a pool, since they share the machine's rate; every other operator
+is a pool of its own. The regressors learn the log of measured time over the law's time, which is
+the negative log of efficiency up to a constant. Their features are a shape's coordinates and the
+units that its tiles leave idle.
 """
 
 from __future__ import annotations
@@ -35,47 +35,48 @@ from .operator_kinds import KINDS, Columns, products
 from .rates import Form, Rates, fit_rates
 
 _FEWEST_FOR_TREES = 64
-"""Distinct shapes of a member from which trees alone take over from the process."""
+"""Distinct shapes of a member from which trees replace the Gaussian process."""
 _FEWEST_FOR_FOREST = 12
-"""Below, the process alone: at 6 instead, eight SimuMax shapes are predicted to 10.7 % instead of
-11.1; not taken, since one table says so (benchmarks/sensitivity.py)."""
+"""Distinct shapes from which a forest joins the Gaussian process. With 6 instead, eight SimuMax
+shapes are predicted to 10.7 % instead of 11.1; not adopted, since only one table shows it
+(benchmarks/sensitivity.py)."""
 _SHARE_STEP = 0.6
-"""Doubt of the law's constants: that of each column moves log time by its share times this."""
+"""Prior deviation of the law's constants: each column's moves log time by its share times this."""
 _LEAST_FREEDOM = 0.1
-"""A law keeps a tenth of its doubt however few shapes there are."""
+"""Least share of the rates' prior deviation that a law keeps, however few shapes there are."""
 _FREE_SHAPES = 8
-"""Shapes from which a pool's rates are its own as far as their priors allow."""
+"""Shapes from which a pool's rates may deviate as far as their priors allow."""
 _GROWTH_LOG, _GROWTH_FRAC = 0.02, 0.12
 """Deviation that a doubling outside the measured range adds, in log time: a constant, and a share
-of what the law did not explain inside it."""
+of the deviation inside it that the law did not explain."""
 _DECIMALS = 6
-"""Of features: shapes that differ by rounding alone are one."""
+"""Decimals of features: shapes that differ only by rounding count as one."""
 
 Vector = NDArray[np.float64]
 _TILES = ((128, 256), (128, 128))
-"""Rows and columns of the blocks that matrix kernels commonly compute."""
+"""Rows and columns of the tiles that matrix kernels commonly compute."""
 _ATTENTION_ROWS = 128
-"""Rows of queries that a block of fused attention takes."""
+"""Query rows that a block of fused attention takes."""
 _HEAD_TILE = 32
-"""Multiple to which it pads the channels of a head."""
+"""Multiple to which fused attention pads the channels of a head."""
 _STEP = 0.3
-"""Size of a yes-or-no feature, so that one prior suits it and the others."""
+"""Size of a boolean feature, so that one prior suits it and the others."""
 _MOST_HALVINGS = 8
 """Alignment beyond 256 elements changes no kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Residual:
-    """What a pool says of shapes, ``(rows,)`` each."""
+    """Prediction of a pool for a batch of shapes, ``(rows,)`` each."""
 
     law: Vector
     """Log time by the law."""
     detail: Vector
-    """What the regressor adds to it."""
+    """Correction that the regressor adds to the law."""
     sigma_log: Vector
-    """Standard deviation of log time by the model's own account."""
+    """Standard deviation of log time by the model itself."""
     octaves: Vector
-    """Doublings from the nearest corner of the measured range."""
+    """Doublings outside the nearest bound of the measured range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,28 +88,30 @@ class Support:
 
     @staticmethod
     def of(points: NDArray[np.float64]) -> Support:
-        """The range of points, ``(points, sizes)``."""
+        """Return the range of points, ``(points, sizes)``."""
         return Support(lowest=points.min(axis=0), highest=points.max(axis=0))
 
     def octaves_outside(self, points: NDArray[np.float64]) -> Vector:
-        """Doublings outside the range in the direction that lies farthest out, ``(rows,)``."""
+        """Return the doublings outside the range along the axis that lies farthest out,
+        ``(rows,)``."""
         outside = np.maximum(self.lowest - points, points - self.highest)
         return np.maximum(outside.max(axis=1), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Regressors:
-    """What learns beside the law: a process for few shapes, trees for many."""
+    """Regressors on the law's residuals: a Gaussian process for few shapes, trees for many."""
 
     process: GaussianProcess | None
     forest: Forest | None
-    """Beside the process, from a dozen shapes on."""
+    """Averaged with the process, from a dozen shapes on."""
     trees: Trees | None
-    """Either the process or these."""
+    """Used instead of the process."""
     line: Line | None
-    """Beside trees of products: for what lies beyond the largest of them."""
+    """Used with trees of products, for shapes beyond the largest of them."""
     inflation: float
-    """Of the process's deviations, for the constants of the law that the same samples fitted."""
+    """Factor on the process's deviations, for the law's constants that were fitted to the same
+    samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,11 +130,11 @@ class PoolModel:
     shapes_of: Mapping[str, int]
     """Distinct shapes of each member."""
     detail_sigma: Mapping[str, float]
-    """How much of a member's time the law does not explain: deviation of its residuals."""
-    left_out: Mapping[str, Vector]
-    """Residuals of left-out samples in log time, by member."""
-    left_out_sigma: Mapping[str, Vector]
-    """The model's own deviation of each of them."""
+    """Deviation of each member's residuals from the law."""
+    held_out_residuals: Mapping[str, Vector]
+    """Residuals of held-out samples in log time, by member."""
+    held_out_sigma: Mapping[str, Vector]
+    """The model's own deviation of each held-out residual."""
 
     @property
     def model(self) -> str:
@@ -139,10 +142,11 @@ class PoolModel:
         return "gaussian process" if self.regressors.trees is None else self.regressors.trees.name
 
     def predict(self, member: str, batch: ShapeBatch) -> Residual:
-        """Log time of shapes of one member, or of an operator that the pool has not seen."""
+        """Return the log time of shapes of one member, or of an operator that the pool has no
+        samples of."""
         is_known = member in self.members
         number = self.members.index(member) if is_known else len(self.members)
-        seen = _Seen.of(batch, number, self.rates, self.num_units)
+        seen = _BatchFeatures.of(batch, number, self.rates, self.num_units)
         octaves = np.full(len(batch), np.inf)
         if is_known:
             octaves = self.supports[member].octaves_outside(seen.places())
@@ -153,14 +157,16 @@ class PoolModel:
         sigma = np.minimum(sigma, UNMEASURED_SIGMA_LOG)
         return Residual(law=seen.law, detail=detail, sigma_log=sigma, octaves=octaves)
 
-    def _detail(self, member: str, seen: _Seen) -> tuple[Vector, Vector]:
-        """What the regressors add to the law, and their own deviation."""
+    def _detail(self, member: str, seen: _BatchFeatures) -> tuple[Vector, Vector]:
+        """Return the regressors' correction to the law, and its deviation."""
         learned = self.regressors
         if learned.trees is not None:
-            known = [self.left_out_sigma[m] for m in self.members if member in (m, "")]
+            known = [self.held_out_sigma[m] for m in self.members if member in (m, "")]
             sigma = np.full(len(seen.batch), max(float(k[0]) for k in known))
-            found = learned.trees.predict(features := seen.features())
-            return found if learned.line is None else learned.line.joined(features, found), sigma
+            tree_detail = learned.trees.predict(features := seen.features())
+            return tree_detail if learned.line is None else learned.line.joined(
+                features, tree_detail
+            ), sigma
         assert learned.process is not None
         detail, sigma = learned.process.predict(seen.inputs().along(self.axes, self.origin))
         if learned.forest is not None:
@@ -169,8 +175,8 @@ class PoolModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Seen:
-    """A batch as the law of its pool and what learns beside it see it."""
+class _BatchFeatures:
+    """A batch as the law of its pool and the regressors take it."""
 
     batch: ShapeBatch
     member: int
@@ -178,12 +184,12 @@ class _Seen:
     law: Vector
     """Log time by the law, ``(rows,)``."""
     shares: NDArray[np.float64]
-    """Of the law's columns in it, ``(rows, columns)``."""
+    """Share of each of the law's columns in it, ``(rows, columns)``."""
 
     @staticmethod
-    def of(batch: ShapeBatch, member: int, rates: Rates, num_units: int | None) -> _Seen:
+    def of(batch: ShapeBatch, member: int, rates: Rates, num_units: int | None) -> _BatchFeatures:
         done = columns(batch, num_units)
-        return _Seen(
+        return _BatchFeatures(
             batch=batch,
             member=member,
             num_units=num_units,
@@ -192,11 +198,11 @@ class _Seen:
         )
 
     def places(self) -> NDArray[np.float64]:
-        """Coordinates, and doublings of the law's time, in which a shape may lie outside too."""
+        """Return coordinates and log2 of the law's time, which may lie outside the range too."""
         return np.column_stack([coordinates(self.batch), self.law / np.log(2.0)])
 
     def inputs(self) -> Inputs:
-        """Coordinates, and features in which the law's own constants may be wrong."""
+        """Return coordinates, and features along which the law's own constants may be wrong."""
         features = [trend(self.batch, self.num_units), _SHARE_STEP * self.shares]
         return Inputs(
             coordinates=coordinates(self.batch),
@@ -205,11 +211,16 @@ class _Seen:
         )
 
     def features(self) -> NDArray[np.float64]:
-        """What trees split on, ``(rows, features)``."""
+        """Return the features that trees split on, ``(rows, features)``."""
         batch = self.batch
         member = np.full(len(batch), float(self.member))
-        found = [coordinates(batch), halvings(batch), trend(batch, self.num_units), member]
-        return np.column_stack([self.law, self.shares, *found])
+        feature_columns = [
+            coordinates(batch),
+            halvings(batch),
+            trend(batch, self.num_units),
+            member,
+        ]
+        return np.column_stack([self.law, self.shares, *feature_columns])
 
 
 def fit_pool(
@@ -239,19 +250,19 @@ def fit_pool(
 def fit_residuals(
     member: str, timed: Timed, residuals: Vector, *, rates: Rates, num_units: int | None
 ) -> PoolModel:
-    """What samples of one member leave of a model, ``(rows,)`` in log time, as a pool's detail.
+    """Fit the residuals of one member's samples from a model, ``(rows,)`` in log time, as a pool.
 
-    ``rates`` are the law that the model stands on: only its shares are looked at.
+    ``rates`` are the law of that model, of which only the shares are used.
     """
     return _pool(_Rows.of({member: timed}, num_units), rates, residuals, num_units)
 
 
 def _pool(rows: _Rows, rates: Rates, values: Vector, num_units: int | None) -> PoolModel:
-    seen = [_Seen.of(batch, i, rates, num_units) for i, batch in enumerate(rows.batches)]
+    seen = [_BatchFeatures.of(batch, i, rates, num_units) for i, batch in enumerate(rows.batches)]
     inputs = stacked([one.inputs() for one in seen])
     axes, origin = _axes(inputs.coordinates)
-    learned, left_out, left_out_sigma = _learn(
-        rows, values, seen, inputs.along(axes, origin), is_held=rates.is_overlapped
+    learned, held_out_residuals, held_out_sigma = _learn(
+        rows, values, seen, inputs.along(axes, origin), is_overlapped=rates.is_overlapped
     )
     return PoolModel(
         rates=rates,
@@ -264,13 +275,14 @@ def _pool(rows: _Rows, rates: Rates, values: Vector, num_units: int | None) -> P
         supports={m: Support.of(s.places()) for m, s in zip(rows.members, seen, strict=True)},
         shapes_of={m: len(np.unique(rows.shape[rows.of_member(m)])) for m in rows.members},
         detail_sigma={m: _deviation(values[rows.of_member(m)]) for m in rows.members},
-        left_out={m: left_out[rows.of_member(m)] for m in rows.members},
-        left_out_sigma={m: left_out_sigma[rows.of_member(m)] for m in rows.members},
+        held_out_residuals={m: held_out_residuals[rows.of_member(m)] for m in rows.members},
+        held_out_sigma={m: held_out_sigma[rows.of_member(m)] for m in rows.members},
     )
 
 
 def _form(kind: OperatorKind, num_units: int | None) -> Form:
-    """How a kind's law adds up; a GPU's products hide their bytes behind their FLOP."""
+    """Return how the parts of a kind's law combine; a GPU's products hide their bytes behind their
+    FLOP."""
     if KINDS[kind].is_chain:
         return Form.CHAIN
     is_product = kind.is_linear or kind is OperatorKind.GROUPED_LINEAR
@@ -278,35 +290,44 @@ def _form(kind: OperatorKind, num_units: int | None) -> Form:
 
 
 def _learn(
-    rows: _Rows, values: Vector, seen: Sequence[_Seen], inputs: Inputs, *, is_held: bool
+    rows: _Rows,
+    values: Vector,
+    seen: Sequence[_BatchFeatures],
+    inputs: Inputs,
+    *,
+    is_overlapped: bool,
 ) -> tuple[Regressors, Vector, Vector]:
-    """What the law, ``is_held`` by the data sheet or not, leaves, learned by the regressor that the
-    number of shapes deserves.
+    """Fit the residuals of the law with the regressor that suits the number of shapes.
 
-    Beside it the residual of each sample when it was left out, and the model's deviation of it.
+    Returns the regressors, the held-out residual of each sample, and the model's deviation of it.
+    ``is_overlapped`` is that of the law's rates.
     """
     each = rows.num_shapes / len(rows.members)
     process = forest = trees = line = None
     features = [one.features() for one in seen]
     if each >= _FEWEST_FOR_TREES:
         trees = fit_trees(np.concatenate(features), values, rows.weight, rows.shape)
-        line = fit_line(np.concatenate(features), values) if is_held else None
-        left_out = trees.left_out
-        typical = np.array([robust_sigma(left_out[rows.of_member(m)]) for m in rows.members])
+        line = fit_line(np.concatenate(features), values) if is_overlapped else None
+        held_out_residuals = trees.held_out_residuals
+        typical = np.array(
+            [robust_sigma(held_out_residuals[rows.of_member(m)]) for m in rows.members]
+        )
         sigma_log = typical[rows.member]
     else:
         process = fit_gaussian(inputs, values, rows.weight)
-        left_out, sigma_log = process.left_out, process.left_out_sigma
+        held_out_residuals, sigma_log = process.held_out_residuals, process.held_out_sigma
         if each >= _FEWEST_FOR_FOREST:
             forest = fit_forest(np.concatenate(features), values, rows.weight)
     inflation = _inflation(rows.num_shapes, rows.columns.amounts.shape[1])
-    found = Regressors(process=process, forest=forest, trees=trees, line=line, inflation=inflation)
-    return found, left_out, sigma_log
+    regressors = Regressors(
+        process=process, forest=forest, trees=trees, line=line, inflation=inflation
+    )
+    return regressors, held_out_residuals, sigma_log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Rows:
-    """The samples of all members, one after the other."""
+    """The samples of all members, concatenated."""
 
     members: tuple[str, ...]
     batches: tuple[ShapeBatch, ...]
@@ -348,7 +369,7 @@ def _deviation(values: Vector) -> float:
 
 
 def _inflation(num_shapes: int, num_constants: int) -> float:
-    """Root of samples over degrees of freedom, at most 2.
+    """Return the root of samples over degrees of freedom, at most 2.
 
     >>> round(_inflation(8, 3), 3)
     1.265
@@ -357,25 +378,26 @@ def _inflation(num_shapes: int, num_constants: int) -> float:
 
 
 def _axes(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], Vector]:
-    """Coordinates that vary and repeat no other, and their middle."""
+    """Return the coordinates that vary and duplicate no other, and their mean."""
     middle = points.mean(axis=0)
     moved = np.round(points - middle, _DECIMALS)
-    kept: list[int] = []
+    varying_axes: list[int] = []
     for axis in range(points.shape[1]):
-        is_new = all(not np.array_equal(moved[:, axis], moved[:, other]) for other in kept)
+        is_new = all(not np.array_equal(moved[:, axis], moved[:, other]) for other in varying_axes)
         if is_new and np.ptp(moved[:, axis]) > 0:
-            kept.append(axis)
-    axes = np.array(kept, dtype=np.int64)
+            varying_axes.append(axis)
+    axes = np.array(varying_axes, dtype=np.int64)
     return axes, middle[axes]
 
 
 def coordinates(batch: ShapeBatch) -> NDArray[np.float64]:
-    """Log2 of each size and of the element's bytes, ``(rows, sizes + 1)``."""
+    """Return log2 of each size and of the element's bytes, ``(rows, sizes + 1)``."""
     return np.log2(np.column_stack([np.maximum(batch.sizes, 1.0), batch.element_nbytes]))
 
 
 def halvings(batch: ShapeBatch) -> NDArray[np.float64]:
-    """How often each size can be halved, at most 8: what alignment depends on, ``(rows, sizes)``.
+    """Return how often each size can be halved, at most 8, which determines its alignment,
+    ``(rows, sizes)``.
 
     >>> from .batches import batch_of
     >>> from ..workload.operators import Operator, Phase
@@ -388,7 +410,8 @@ def halvings(batch: ShapeBatch) -> NDArray[np.float64]:
 
 
 def trend(batch: ShapeBatch, num_units: int | None) -> NDArray[np.float64]:
-    """Features in which log time moves about linearly, ``(rows, features)``; none off a GPU."""
+    """Return features in which log time is about linear, ``(rows, features)``; none if not on a
+    GPU."""
     none = np.zeros((len(batch), 0))
     if not num_units:
         return none
@@ -410,7 +433,8 @@ def trend(batch: ShapeBatch, num_units: int | None) -> NDArray[np.float64]:
 
 
 def idle_waves(blocks: Vector, num_units: int) -> Vector:
-    """Log of whole waves over the waves that the blocks fill: the last wave's idle units.
+    """Return the log of whole waves over the waves that the blocks fill, due to the last wave's
+    idle units.
 
     >>> idle_waves(np.array([108.0, 162.0]), 108).round(3).tolist()
     [0.0, 0.288]

@@ -1,4 +1,4 @@
-"""What is assumed of a machine before it was measured, by the name of its device.
+"""Assumptions on a machine before it is measured, by the name of its device.
 
 Peaks are 75 % of the data sheet (dense, 2-byte elements), which the best public matrix products
 reach.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..network import NetworkPrior, network_prior, on_domains
+from ..network import NetworkPrior, network_prior, with_domains_as_nodes
 from .laws import Ceilings
 
 _ATTAINABLE_FRAC = 0.75
-"""Share of a data sheet's peak that large products reach; PyTorch's own estimator takes the
+"""Share of a data sheet's peak that large products reach; PyTorch's own estimator assumes the
 same."""
 _TERA = 1e12
 _GIGA = 1e9
@@ -21,50 +21,50 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attainable:
-    """What large products reach of a data sheet's FLOP rate."""
+    """Share of a data sheet's FLOP rate that large products reach."""
 
     frac: float
-    """Of the best shape, mean over the cards of a vendor; a usual large one is near it."""
+    """Share for the best shape, mean over a vendor's cards; a usual large shape is near it."""
     sigma_log: float
     ceiling_frac: float
-    """Of the best card."""
+    """Share for the best card."""
 
 
 _NVIDIA = Attainable(frac=0.77, sigma_log=0.08, ceiling_frac=0.87)
 """Mean, deviation and best of thirteen entries of A100, H100, GH200, H200, B200, B300 and GB200 in
-2 and 1 bytes (Bekman, Machine Learning Engineering, maximum achievable FLOPS). Deviation 0.07 of
-the best shapes, the rest for those that are not. A card's own entry in its place: 8.5 and 11.8 %
-from small to large products in 2 and 1 bytes, 7.7 and 13.2 with the mean."""
+2 and 1 bytes (Bekman, Machine Learning Engineering, maximum achievable FLOPS). The deviation is
+0.07 for the best shapes, the rest is for others. Error from small to large products in 2 and 1
+bytes: 8.5 and 11.8 % with each card's own entry, 7.7 and 13.2 with the mean."""
 _AMD = Attainable(frac=0.6, sigma_log=0.15, ceiling_frac=0.68)
-"""MI300X 0.51, MI325X 0.60 and MI355X 0.68 in the same table."""
+"""From MI300X 0.51, MI325X 0.60 and MI355X 0.68 in the same table."""
 
 
 YEARS_A_STEP = 2.0
-"""Between the generations that are compared, as a rule; doubt grows with the root of the steps.
-Another vendor's device and elements of another size count as one more."""
+"""Usual years between generations; doubt grows with the root of these steps. Another vendor's
+device and elements of another size count as one step more."""
 _TF32_YEAR = 2020
 """The year of the first generation with TF32 (NVIDIA A100 Tensor Core GPU architecture, 2020)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Devices of one architecture, which run operators at like shares of their data sheets."""
+    """Devices of one architecture, which run operators at similar shares of their data sheets."""
 
     name: str
     year: int
     vendor: str = "nvidia"
     has_fp8: bool = False
-    """Whether products of 1-byte elements are twice as fast as those of 2 bytes."""
+    """True if products of 1-byte elements are twice as fast as those of 2 bytes."""
     attainable: Attainable | None = None
-    """Of products of 2 and 1 bytes; None where nobody measured the best of them."""
+    """Shares for products of 2 and 1 bytes; None if the best products were never measured."""
 
     @property
     def has_tf32(self) -> bool:
-        """True where products in fp32 may run on tensor cores."""
+        """True if products in fp32 may run on tensor cores."""
         return self.vendor == "nvidia" and self.year >= _TF32_YEAR
 
     def years_to(self, other: Generation) -> float:
-        """Years apart; another vendor counts as two more."""
+        """Return the years between two generations; another vendor counts as two more."""
         apart = 0.0 if self.vendor == other.vendor else YEARS_A_STEP
         return abs(self.year - other.year) + apart
 
@@ -93,14 +93,14 @@ _OTHER = Generation(name="unknown", year=2022, vendor="unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePrior:
-    """Starting values of one device family, and how sure they are."""
+    """Prior of one device family: starting values and their deviations."""
 
     name: str
     generation: Generation
     ceilings: Ceilings
     network: NetworkPrior
     num_units: int | None
-    """Multiprocessors that blocks of a kernel are dealt to; 0: a processor, None: not known."""
+    """Multiprocessors that a kernel's blocks are distributed to; 0 for a CPU, None if unknown."""
     fp32_frac: float
     """Rate of fp32 products without TF32 over that of 2-byte elements."""
     fp8_frac: float
@@ -108,11 +108,11 @@ class DevicePrior:
     sigma_log: float
     """Standard deviation of the logarithm of each ceiling."""
     error_sigma_log: float
-    """How far an operator of another shape lies from its estimate before any was left out: 8 % on
-    public GPU step times; on a CPU, ranks share caches and cores."""
+    """Deviation of an operator of another shape from its estimate before any residual was held out:
+    8 % on public GPU step times; more on a CPU, where ranks share caches and cores."""
 
     def ceilings_for(self, element_nbytes: int) -> Ceilings:
-        """Ceilings for elements of this size."""
+        """Return the ceilings for elements of this size."""
         frac = {1: self.fp8_frac, 2: 1.0}.get(element_nbytes, self.fp32_frac)
         return Ceilings(
             flop_per_s=self.ceilings.flop_per_s * frac,
@@ -121,7 +121,8 @@ class DevicePrior:
         )
 
     def attainable(self, element_nbytes: int) -> Attainable | None:
-        """What large products of such elements reach; None where nobody measured the best of it.
+        """Return the share that large products of such elements reach; None if the best were never
+        measured.
 
         >>> device_prior("NVIDIA A100-SXM4-80GB").attainable(2).ceiling_frac
         0.87
@@ -130,17 +131,17 @@ class DevicePrior:
         return self.generation.attainable if is_measured else None
 
     def peaks_for(self, element_nbytes: int) -> Ceilings:
-        """Rates of the data sheet, which nothing exceeds; of a GPU only."""
-        found = self.ceilings_for(element_nbytes)
+        """Return the rates of a GPU's data sheet, which nothing exceeds."""
+        ceilings = self.ceilings_for(element_nbytes)
         return Ceilings(
-            flop_per_s=found.flop_per_s / _ATTAINABLE_FRAC,
-            bytes_per_s=found.bytes_per_s / _ATTAINABLE_FRAC,
+            flop_per_s=ceilings.flop_per_s / _ATTAINABLE_FRAC,
+            bytes_per_s=ceilings.bytes_per_s / _ATTAINABLE_FRAC,
             launch_s=0.0,
         )
 
 
 def device_prior(device: str) -> DevicePrior:
-    """The prior of a device by its driver's name; a wide one where the name is not known.
+    """Return the prior of a device by its driver's name; a wide one if the name is unknown.
 
     >>> device_prior("NVIDIA H100 80GB HBM3").name, device_prior("cpu").name
     ('h100', 'cpu')
@@ -155,10 +156,10 @@ def device_prior(device: str) -> DevicePrior:
 
 
 def is_processor(device: str) -> bool:
-    """True for a CPU.
+    """Return True for a CPU.
 
-    Its times say nothing of an accelerator, nor an accelerator's of it: caches, kernels and what
-    bounds them are others, so that no ratio of data sheets leads from one to the other.
+    Times do not transfer between a CPU and an accelerator: caches, kernels and their bounds differ,
+    so that no ratio of data sheets relates them.
 
     >>> is_processor("cpu"), is_processor("NVIDIA L4"), is_processor("Accelerator 9")
     (True, False, False)
@@ -174,7 +175,7 @@ def _gpu(
     memory_tera: float,
     num_units: int,
 ) -> DevicePrior:
-    """Rates of the data sheet: dense products of 2-byte elements, true fp32, memory."""
+    """Build a prior from the data sheet: dense products of 2-byte elements, true fp32, memory."""
     return DevicePrior(
         name=name,
         generation=_GENERATIONS[generation],
@@ -183,7 +184,7 @@ def _gpu(
             bytes_per_s=_ATTAINABLE_FRAC * memory_tera * _TERA,
             launch_s=1.5e-6,
         ),
-        network=on_domains(network_prior(name)),
+        network=with_domains_as_nodes(network_prior(name)),
         num_units=num_units,
         fp32_frac=fp32_tera / peak_tera,
         fp8_frac=2.0 if _GENERATIONS[generation].has_fp8 else 1.0,
@@ -193,12 +194,13 @@ def _gpu(
 
 
 _NEVER_AT_ITS_BEST = "h20"
-"""Its multiplying units are cut, its memory is not: nobody measured what share large products
-reach."""
+"""Its compute units are cut, its memory is not: the share that large products reach was never
+measured."""
 # Data sheets of NVIDIA and AMD, dense rates without sparsity: HGX B200 and B300, GB200 and GB300
 # NVL72, H100, H200 and A100 Tensor Core GPU, L40S and L40 (362 and 181 TFLOP/s), RTX PRO 6000
 # Blackwell (GPU architecture paper: 504 with fp32 sums), Instinct MI300X, MI325X, MI350X, MI355X;
-# of H20, which has none in public, press of its launch. Longer names first: "gh200" holds "h200".
+# for H20, which has no public one, press reports of its launch. Longer names come first: "gh200"
+# contains "h200".
 _GPUS = (
     _gpu("gb300", "blackwell", 2500, 80, 8.0, 148),
     _gpu("gb200", "blackwell", 2500, 80, 8.0, 148),

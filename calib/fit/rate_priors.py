@@ -1,9 +1,9 @@
-"""Rates at which others measured operators: what an operator costs before this run measured it.
+"""Rates from public measurements: the cost of an operator before this run measures it.
 
-``priors.json`` holds, for each device, operator and table of a public source, what
-``benchmarks/fits/build_priors.py`` fitted; how those sources are joined, how far a new one may lie
-from them, and what a device without measurements takes from others is decided here, so that any
-source can be left out.
+``priors.json`` has, for each device, operator and table of a public source, the rates that
+``benchmarks/fits/build_priors.py`` fitted. This module decides how those sources are joined, how
+far a new one may lie from them, and what a device without measurements takes from others, so that
+any source can be left out.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .rates import Rates
 
 FILE = "priors.json"
 _LAUNCH_S = 1e-6
-"""Launches have no data sheet: their factor is over a microsecond."""
+"""Launches have no data sheet: their factor is relative to a microsecond."""
 RATE_SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.5}
-"""How far two sources lie apart where few pairs of them tell, and an operator's rates from where
-all samples of a machine put them."""
+"""Deviation between two sources if few pairs determine it, and of an operator's rates from those of
+all samples of a machine."""
 BARE_LOG = {WorkKind.LAUNCH: 0.4, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.3}
-"""Factors before anything was measured: 1.5 us a launch, 75 % of the data sheet."""
+"""Factors before any measurement: 1.5 us a launch, 75 % of the data sheet."""
 _WELL_KNOWN = 0.1
-"""Doubt of a factor below which a source counts fully when sources are compared."""
+"""Deviation of a factor below which a source has full weight when sources are compared."""
 
 Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRates:
-    """What one table says of one operator on one device."""
+    """Rates of one operator on one device by one table."""
 
     device: str
     pool: str
@@ -52,20 +52,20 @@ class SourceRates:
     table: str
     costs: tuple[WorkKind, ...]
     log_factor: tuple[float, ...]
-    """Log of the seconds of one unit of each column over those of the data sheet."""
+    """Log of the seconds per unit of each column over those of the data sheet."""
     sigma_log: tuple[float, ...]
-    """How well the table tells each of them."""
+    """Deviation of each factor within the table."""
     log_power: float
     lead_frac: float
     shape_sigma_log: float
-    """Left-out residuals of log time over groups of shapes."""
+    """Deviation of held-out residuals of log time over groups of shapes."""
     median_residual: float
-    """Of all rows, in log time: what a robust fit leaves."""
+    """Median residual of all rows in log time, after a robust fit."""
     num_rows: int
 
     @property
     def generation(self) -> Generation:
-        """Of the device."""
+        """Generation of the device."""
         return generation(self.device)
 
     @property
@@ -76,26 +76,26 @@ class SourceRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatePrior:
-    """What an operator costs on a device by the measurements of others.
+    """Cost of an operator on a device by public measurements.
 
-    ``replace(prior, ceilings=...)`` is the same under other ceilings.
+    ``replace(prior, ceilings=...)`` applies it to other ceilings.
     """
 
     sources: tuple[str, ...]
     """Device and table of each."""
     steps: float
-    """Generations between the device and those that were measured; 0 where it was itself."""
+    """Generations between the device and those that were measured; 0 if it was measured itself."""
     ceilings: Ceilings
-    """Rates of the data sheet that the factors are over."""
+    """Rates of the data sheet that the factors are relative to."""
     num_units: int | None
     costs: tuple[WorkKind, ...]
     log_factor: tuple[float, ...]
     sigma_log: tuple[float, ...]
-    """How far the factor of each column may lie from that of another source."""
+    """Deviation of each column's factor from that of another source."""
     log_power: float
     lead_frac: float
     shape_sigma_log: float
-    """What remains of the error of a shape when the factors are known."""
+    """Remaining error of a shape if the factors are known."""
 
     @property
     def rates(self) -> Rates:
@@ -114,16 +114,16 @@ class RatePrior:
 
     @property
     def flop_sigma_log(self) -> float:
-        """How far that may lie from what another source would say."""
+        """Deviation of that from another source."""
         return self.sigma_log[self.costs.index(WorkKind.FLOP)]
 
     def log_time(self, batch: ShapeBatch) -> Vector:
-        """Log seconds, ``(rows,)``."""
+        """Return log seconds, ``(rows,)``."""
         return self.rates.log_time(columns(batch, self.num_units))
 
     def sigma_log_time(self, batch: ShapeBatch) -> Vector:
-        """Standard deviation of log time, ``(rows,)``: of the factors by each column's share of the
-        time, and of shapes."""
+        """Return the standard deviation of log time, ``(rows,)``: factors by each column's share of
+        the time, and shapes."""
         shares = self.rates.shares(columns(batch, self.num_units))
         factors = ((shares * np.array(self.sigma_log)) ** 2).sum(axis=1)
         return np.sqrt(factors + self.shape_sigma_log**2)
@@ -137,30 +137,31 @@ def rates_prior(
     *,
     without: tuple[str, ...] = (),
 ) -> RatePrior | None:
-    """The prior of an operator on a device by its driver's name; None where nobody measured it.
+    """Return the prior of an operator on a device by its driver's name; None if it has no
+    measurements.
 
-    Sources of the device's generation are joined with equal weight, but for factors that one tells
-    better than another; of operators that only move memory the law with its counted passes is one
-    source more.  A generation without any takes the factors of the nearest one in years
-    that was measured, and doubts them as much as generations in one table differ, the more the
-    farther; products of elements that only another generation has are joined with those of other
-    elements on the own one, so that neither the elements nor the generation alone decide what share
-    of the data sheet is reached.  ``without`` leaves out tables by name: their rows neither set the
-    factors nor how far sources lie apart.
+    Sources of the device's generation are joined by the precision of their factors; for operators
+    that only move memory, the law with its counted passes is an additional source. A generation
+    without sources takes the factors of the nearest measured one in years, with a deviation that is
+    the difference of generations within one table and grows with distance. Products whose element
+    size was only measured on another generation are joined with those of other elements on the
+    device's generation, so that neither the elements nor the generation alone decide the share of
+    the data sheet. ``without`` leaves out tables by name, both for the factors and for the
+    deviation between sources.
     """
     phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
-    name, left_out = device_prior(device).name, tuple(sorted(without))
-    prior = _of_pass(name, kind, phase, element_nbytes, left_out)
+    name, excluded_tables = device_prior(device).name, tuple(sorted(without))
+    prior = _of_pass(name, kind, phase, element_nbytes, excluded_tables)
     if phase is not Phase.BACKWARD or family(kind) not in _BACKWARD_LOG:
         return prior
-    forward = _of_pass(name, kind, Phase.FORWARD, element_nbytes, left_out)
+    forward = _of_pass(name, kind, Phase.FORWARD, element_nbytes, excluded_tables)
     return _backward_of(forward, prior, _BACKWARD_LOG[family(kind)])
 
 
 def _of_pass(
     device: str, kind: OperatorKind, phase: Phase, element_nbytes: int, without: tuple[str, ...]
 ) -> RatePrior | None:
-    """The prior of one pass by the rows of that pass alone."""
+    """Return the prior of one pass from the rows of that pass alone."""
     prior = _prior(device, kind, phase, element_nbytes, without)
     if kind is not OperatorKind.GROUPED_LINEAR or prior is None or not prior.steps:
         return prior
@@ -170,10 +171,10 @@ def _of_pass(
 def _grouped(
     device: str, phase: Phase, element_nbytes: int, prior: RatePrior, without: tuple[str, ...]
 ) -> RatePrior:
-    """The prior of grouped products on a generation without a table of them: they are as much
-    slower than its plain products as in the tables that time both.
+    """Return the prior of grouped products on a generation without a table of them: slower than its
+    plain products by the ratio in the tables that time both.
 
-    A share of the data sheet does not go from one generation to another as that ratio does, since
+    The ratio transfers between generations better than a share of the data sheet does, since
     generations reach different shares with plain products.
     """
     plain = _prior(device, OperatorKind.LINEAR, phase, element_nbytes, without)
@@ -196,7 +197,7 @@ def _grouped(
 
 
 _BACKWARD_LOG = {OperatorFamily.LINEAR: 0.0, OperatorFamily.ATTENTION: 0.16}
-"""Log of the seconds of a FLOP backwards over those forwards, in tables that hold both passes of
+"""Log of the seconds per backward FLOP over those per forward FLOP, in tables with both passes of
 one kernel: products 0 within 0.08 (A100, H100 and B200, three tables), fused attention 0.16 (A100
 0.18, B200 0.15; FlashAttention-3, Shah et al. 2024, figures 5 and 6, 0.1 to 0.2 for each kernel on
 H100)."""
@@ -205,9 +206,10 @@ H100)."""
 def _backward_of(
     forward: RatePrior | None, backward: RatePrior | None, more_log: float
 ) -> RatePrior | None:
-    """That of the pass that was measured nearer to the device, and there in more tables.
+    """Return the backward prior from the pass that was measured on a nearer device, and then in
+    more tables.
 
-    Forward passes are: of newer devices, narrower elements and newer kernels.
+    Forward passes are published for newer devices, narrower elements and newer kernels.
     """
     if forward is None or (backward is not None and _known(backward) <= _known(forward)):
         return backward
@@ -222,7 +224,7 @@ def _known(prior: RatePrior) -> tuple[float, int]:
 
 
 def pool_name(kind: OperatorKind, phase: Phase) -> str:
-    """Under which name an operator's rates are kept.
+    """Return the name of an operator's rates in ``priors.json``.
 
     >>> pool_name(OperatorKind.LOGITS, Phase.FORWARD), pool_name(OperatorKind.NORM, Phase.BACKWARD)
     ('linear/forward', 'norm/backward')
@@ -231,12 +233,13 @@ def pool_name(kind: OperatorKind, phase: Phase) -> str:
 
 
 def data_sheet(prior: DevicePrior, element_nbytes: int) -> Ceilings:
-    """What factors are over: peak rates of a GPU, and a microsecond a launch."""
+    """Return the rates that factors are relative to: peak rates of a GPU, and a microsecond a
+    launch."""
     return replace(prior.peaks_for(element_nbytes), launch_s=_LAUNCH_S)
 
 
 def generation(device: str) -> Generation:
-    """The generation of a device by the name of its ``DevicePrior``.
+    """Return the generation of a device by the name of its ``DevicePrior``.
 
     >>> generation("gh200").name, generation("unknown").name
     ('hopper', 'unknown')
@@ -245,7 +248,7 @@ def generation(device: str) -> Generation:
 
 
 def sources_of(parsed: Mapping[str, Any]) -> tuple[SourceRates, ...]:
-    """The entries of a parsed ``priors.json``."""
+    """Return the entries of a parsed ``priors.json``."""
     return tuple(
         SourceRates(
             **{
@@ -266,28 +269,30 @@ def _prior(
     known = device_prior(device)
     if device == "cpu":
         return None
-    asked = generation(device)
+    device_generation = generation(device)
     is_product = family(kind) in (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
     groups: defaultdict[tuple[float, str, int], list[SourceRates]] = defaultdict(list)
     for source in _sources(without):
         if source.pool == pool_name(kind, phase):
             other = source.generation
-            years = asked.years_to(other)
+            years = device_generation.years_to(other)
             if source.element_nbytes != element_nbytes:
                 years += YEARS_A_STEP
-            is_own = other.name == asked.name and source.element_nbytes == element_nbytes
-            steps = 0.0 if is_own else max(years / YEARS_A_STEP, 1.0)
+            is_exact_match = (
+                other.name == device_generation.name and source.element_nbytes == element_nbytes
+            )
+            steps = 0.0 if is_exact_match else max(years / YEARS_A_STEP, 1.0)
             groups[steps, other.name, source.element_nbytes].append(source)
     if not groups:
         return None
     nearest = min(groups, key=lambda k: (k[0], -sum(s.num_rows for s in groups[k]), k))
-    found = [*groups[nearest]]
-    if is_product and nearest[1] != asked.name:
-        own = [key for key in groups if key[1] == asked.name]
-        found += groups[min(own)] if own else []
+    sources = [*groups[nearest]]
+    if is_product and nearest[1] != device_generation.name:
+        same_generation_keys = [key for key in groups if key[1] == device_generation.name]
+        sources += groups[min(same_generation_keys)] if same_generation_keys else []
     return _joined(
-        found,
-        _spreads(without)[kin(kind)],
+        sources,
+        _spreads(without)[family_name(kind)],
         is_product=is_product,
         steps=nearest[0],
         ceilings=data_sheet(known, element_nbytes),
@@ -304,16 +309,17 @@ def _joined(
     ceilings: Ceilings,
     num_units: int | None,
 ) -> RatePrior:
-    """Factors as a mean by certainty: that of the source, and how far any lies from the rest."""
+    """Join factors as a mean weighted by precision, from each source's deviation and that between
+    sources."""
     costs = sources[0].costs
     apart = np.array([spread.source[c] for c in costs]) ** 2
     moved = steps * np.array([spread.generation[c] for c in costs]) ** 2
     weight = 1.0 / (np.array([s.sigma_log for s in sources]) ** 2 + apart)
-    found = np.array([s.log_factor for s in sources])
+    log_factors = np.array([s.log_factor for s in sources])
     if not is_product:
         weight = np.vstack([weight, [RATE_SIGMA_LOG[c] ** -2 for c in costs]])
-        found = np.vstack([found, [BARE_LOG[c] for c in costs]])
-    factor = (weight * found).sum(axis=0) / weight.sum(axis=0)
+        log_factors = np.vstack([log_factors, [BARE_LOG[c] for c in costs]])
+    factor = (weight * log_factors).sum(axis=0) / weight.sum(axis=0)
     sigma = np.sqrt(apart + moved + 1.0 / weight.sum(axis=0))
     return RatePrior(
         sources=tuple(f"{s.device} {s.table}" for s in sources),
@@ -334,13 +340,14 @@ class Spread:
     """Deviation of a factor's log, by cost."""
 
     source: Mapping[WorkKind, float]
-    """Between a table and the mean of all tables of its generation."""
+    """Deviation between a table and the mean of all tables of its generation."""
     generation: Mapping[WorkKind, float]
-    """The same between generations in one table."""
+    """Deviation between generations in one table."""
 
 
-def kin(kind: OperatorKind) -> str:
-    """Operators whose sources are compared together: a family; whole layers stand alone."""
+def family_name(kind: OperatorKind) -> str:
+    """Return the name of the operators whose sources are compared together: the family, or a kind
+    for whole layers."""
     return kind.value if kind is OperatorKind.LAYER else family(kind).value
 
 
@@ -349,26 +356,26 @@ def _spreads(without: tuple[str, ...]) -> Mapping[str, Spread]:
     between: defaultdict[tuple[str, WorkKind], list[tuple[float, float]]] = defaultdict(list)
     across: defaultdict[tuple[str, WorkKind], list[tuple[float, float]]] = defaultdict(list)
     for one, other in _alike(_sources(without)):
-        is_own = one.generation == other.generation
-        if is_own == (one.table == other.table):
+        is_same_generation = one.generation == other.generation
+        if is_same_generation == (one.table == other.table):
             continue
-        found = between if is_own else across
-        name = kin(OperatorKind(one.pool.partition("/")[0]))
+        differences = between if is_same_generation else across
+        name = family_name(OperatorKind(one.pool.partition("/")[0]))
         for i, cost in enumerate(one.costs):
             doubt = one.sigma_log[i] ** 2 + other.sigma_log[i] ** 2
             trust = _WELL_KNOWN**2 / (_WELL_KNOWN**2 + doubt)
-            found[name, cost].append((abs(one.log_factor[i] - other.log_factor[i]), trust))
+            differences[name, cost].append((abs(one.log_factor[i] - other.log_factor[i]), trust))
     return {
         name: Spread(
             source={cost: _spread(between[name, cost], cost) for cost in WorkKind},
             generation={cost: _spread(across[name, cost], cost) for cost in WorkKind},
         )
-        for name in sorted({kin(kind) for kind in OperatorKind})
+        for name in sorted({family_name(kind) for kind in OperatorKind})
     }
 
 
 def _alike(sources: Iterable[SourceRates]) -> Iterator[tuple[SourceRates, SourceRates]]:
-    """Pairs that measured the same operator."""
+    """Yield pairs of sources that measured the same operator."""
     pools: defaultdict[tuple[str, int], list[SourceRates]] = defaultdict(list)
     for source in sources:
         pools[source.pool, source.element_nbytes].append(source)
@@ -377,7 +384,8 @@ def _alike(sources: Iterable[SourceRates]) -> Iterator[tuple[SourceRates, Source
 
 
 def _spread(pairs: Sequence[tuple[float, float]], cost: WorkKind) -> float:
-    """From the 90 % quantile of differences, drawn in log to what is usual where pairs are few.
+    """Return a deviation from the 90 % quantile of differences, shrunk in log to the usual one if
+    pairs are few.
 
     >>> _spread([], WorkKind.FLOP)
     0.3
@@ -388,12 +396,12 @@ def _spread(pairs: Sequence[tuple[float, float]], cost: WorkKind) -> float:
     apart, trust = np.array(sorted(pairs)).T
     level = (np.cumsum(trust) - trust / 2) / trust.sum()
     sigma = max(float(np.interp(0.9, level, apart)) / (np.sqrt(2.0) * Z_90), _WELL_KNOWN / 2)
-    own = float(trust.sum() / (trust.sum() + PRIOR_WEIGHT))
-    return float(np.exp(own * np.log(sigma) + (1 - own) * np.log(usual)))
+    data_weight = float(trust.sum() / (trust.sum() + PRIOR_WEIGHT))
+    return float(np.exp(data_weight * np.log(sigma) + (1 - data_weight) * np.log(usual)))
 
 
 @cache
 def _sources(without: tuple[str, ...]) -> tuple[SourceRates, ...]:
     assert __package__ is not None
-    found = sources_of(read_package_json(__package__, FILE))
-    return tuple(s for s in found if s.table not in without)
+    sources = sources_of(read_package_json(__package__, FILE))
+    return tuple(s for s in sources if s.table not in without)

@@ -1,7 +1,7 @@
-"""How fast a machine runs one kind of operator: seconds per launch, FLOP and byte of its law.
+"""Rates of a machine for one kind of operator: seconds per launch, FLOP and byte of its law.
 
-The parts of a law add up as a power mean: exponent 1 is their sum, infinity their maximum.  In a
-product the launch stands before that mean.
+The parts of a law are combined as a power mean: exponent 1 is their sum, infinity their maximum.
+For a product the launch is added to that mean.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ from .operator_kinds import Columns
 _LEAST = 1e-30
 """Keeps logarithms of absent work finite."""
 _MOST_ROWS = 160
-"""Rows that constants are fitted on, spread over the sizes: more add nothing but time."""
+"""Rows that constants are fitted on, spread over the sizes: more only add run time."""
 _POWER = (0.0, 0.2)
 """Log exponent of the power mean, and its standard deviation."""
 _CHAIN_POWER = (np.log(2.2), 0.5)
-"""Log exponent for chains of short calls, whose launches and bytes bound in turn: nearer to a
-maximum than to a sum."""
+"""Log exponent and deviation for many small kernels, alternately launch- and bandwidth-bound:
+nearer to a maximum than to a sum."""
 _OVERLAP_POWER = (np.log(3.0), 0.3)
-"""Log exponent for kernels that load their next tiles while they multiply: near a maximum of FLOP
-and bytes. 2 or 4 instead: 10.2 and 9.6 % from small to large products, 7.8 with 3."""
+"""Log exponent and deviation for kernels that load their next tiles while they multiply: near a
+maximum of FLOP and bytes. Error from small to large products: 10.2 and 9.6 % with 2 and 4, 7.8 with
+3."""
 _LEAD = (-1.5, 1.0)
 """Logit of the share of a chain's work that its launches do not hide, and its deviation."""
 _INDEPENDENT_PRODUCTS = 8.0
-"""Rows that many rows of products count for: what kernels lose on small shapes is in no law, and
-all of them lose it together, so that their number would outvote what sheets say of large ones."""
+"""Independent rows that any larger number of product rows counts for. The loss of kernels on small
+shapes is in no law and common to all rows, whose number would otherwise outweigh the data sheets on
+large shapes."""
 
 
 class Form(Enum):
-    """How the parts of a law go together."""
+    """How the parts of a law combine."""
 
     SUM = "sum"
-    """One after the other, nearly."""
+    """Almost additive."""
     CHAIN = "chain"
-    """Many short calls, whose launches and bytes bound in turn."""
+    """Many small kernels, alternately launch- and bandwidth-bound."""
     OVERLAP = "overlap"
-    """A launch, and after it FLOP beside bytes."""
+    """A launch, then FLOP overlapped with bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,20 +56,22 @@ class Rates:
     """Log seconds of one launch, FLOP or byte of each column, ``(columns,)``."""
     log_power: float
     lead_frac: float
-    """Share of work that adds to the launches before the larger of the two leads; 0 for a sum."""
+    """Share of work added to the launches before the power mean with the work; 0 for a sum."""
     is_overlapped: bool = False
-    """True where the launch stands apart, and the mean is of the rest."""
+    """True if the launch is added separately, and the power mean covers the rest."""
 
     def log_time(self, columns: Columns) -> NDArray[np.float64]:
-        """Log seconds by the law, ``(rows,)``."""
+        """Return log seconds by the law, ``(rows,)``."""
         return self._law(columns).log_time
 
     def slopes(self, columns: Columns) -> NDArray[np.float64]:
-        """Change of log time with the log of each column's unit, ``(rows, columns)``."""
+        """Return the derivative of log time by the log of each column's unit,
+        ``(rows, columns)``."""
         return self._law(columns).of_units
 
     def shares(self, columns: Columns) -> NDArray[np.float64]:
-        """How much of each row's time is due to each column, ``(rows, columns)``; rows sum to 1."""
+        """Return the share of each row's time due to each column, ``(rows, columns)``; rows sum to
+        1."""
         if self.is_overlapped:
             return self._law(columns).of_units
         parts = _seconds(columns, self.log_unit_s)
@@ -90,10 +94,10 @@ def fit_rates(
     form: Form,
     least: NDArray[np.float64] | None = None,
 ) -> Rates:
-    """Constants at the greatest posterior: robust in log time, normal priors in log constants.
+    """Fit the constants of largest posterior: robust in log time, normal priors in log constants.
 
-    ``start`` and ``sigma`` are those priors, ``(columns,)``; ``least`` are floors of the logs of
-    seconds of one unit, which no number of rows passes.
+    ``start`` and ``sigma`` are those priors, ``(columns,)``; ``least`` has hard floors of the log
+    seconds per unit.
     """
     rows = spread_rows(columns.amounts, log_time, _MOST_ROWS)
     amounts = Columns(costs=columns.costs, amounts=columns.amounts[rows])
@@ -126,11 +130,11 @@ _EXTRA = {
     Form.CHAIN: [_CHAIN_POWER, _LEAD],
     Form.OVERLAP: [_OVERLAP_POWER],
 }
-"""Priors of what a form has beside the units: exponent, and a chain's lead."""
+"""Priors of a form's constants other than units: the exponent, and a chain's lead."""
 
 
 def _made(theta: NDArray[np.float64], number: int, form: Form) -> Rates:
-    """The constants in the order of a fit: units, exponent, lead."""
+    """Build rates from the constants in the order of a fit: units, exponent, lead."""
     return Rates(
         log_unit_s=theta[:number],
         log_power=float(theta[number]),
@@ -139,12 +143,12 @@ def _made(theta: NDArray[np.float64], number: int, form: Form) -> Rates:
     )
 
 
-def _slopes(found: _Law, theta: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
-    """Change of log time with each constant of a fit, ``(rows, constants)``."""
-    slopes = [found.of_units, found.of_power[:, None]]
+def _slopes(law: _Law, theta: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
+    """Return the derivative of log time by each constant of a fit, ``(rows, constants)``."""
+    slopes = [law.of_units, law.of_power[:, None]]
     if form is Form.CHAIN:
         lead = _sigmoid(float(theta[-1]))
-        slopes.append(lead * (1.0 - lead) * found.of_lead[:, None])
+        slopes.append(lead * (1.0 - lead) * law.of_lead[:, None])
     return np.hstack(slopes)
 
 
@@ -154,20 +158,20 @@ def _seconds(columns: Columns, log_unit_s: NDArray[np.float64]) -> NDArray[np.fl
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Law:
-    """Log seconds, ``(rows,)``, and their slopes."""
+    """Log seconds, ``(rows,)``, and their derivatives."""
 
     log_time: NDArray[np.float64]
     of_units: NDArray[np.float64]
-    """By the log of each column's unit, ``(rows, columns)``."""
+    """Derivative by the log of each column's unit, ``(rows, columns)``."""
     of_power: NDArray[np.float64]
-    """By the log of the exponent, ``(rows,)``."""
+    """Derivative by the log of the exponent, ``(rows,)``."""
     of_lead: NDArray[np.float64]
-    """By the share of work in the lead, ``(rows,)``."""
+    """Derivative by the share of work in the lead, ``(rows,)``."""
 
 
 def _law(parts: NDArray[np.float64], log_power: float, lead_frac: float) -> _Law:
-    """The power mean of seconds ``(rows, columns)``; in a chain, of launches with the lead of the
-    work and of the work."""
+    """Return the power mean of seconds ``(rows, columns)``; for a chain, of launches plus the lead
+    share of the work, and of the work."""
     power, work = np.exp(log_power), parts[:, 1:].sum(axis=1)
     sums = parts
     if lead_frac:
@@ -188,7 +192,7 @@ def _law(parts: NDArray[np.float64], log_power: float, lead_frac: float) -> _Law
 
 
 def _overlapped(parts: NDArray[np.float64], log_power: float) -> _Law:
-    """A launch, and after it the power mean of the other seconds, ``(rows, columns)``."""
+    """Return a launch plus the power mean of the other seconds, ``(rows, columns)``."""
     power = np.exp(log_power)
     shares, logs, total = _power_shares(parts[:, 1:], power)
     work = parts[:, 1:].max(axis=1) * total ** (1.0 / power)
@@ -205,7 +209,8 @@ def _overlapped(parts: NDArray[np.float64], log_power: float) -> _Law:
 def _power_shares(
     parts: NDArray[np.float64], power: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Shares of the powers in their sum, logs of parts over the largest, and the sum of these."""
+    """Return shares of the powers in their sum, logs of parts over the largest, and the sum of the
+    relative powers."""
     relative = parts / parts.max(axis=1, keepdims=True)
     powers = relative**power
     total = powers.sum(axis=1)

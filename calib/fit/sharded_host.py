@@ -1,8 +1,8 @@
-"""What sharding costs the host: told apart from what it does anyway, so that only shards pay it.
+"""Host time of sharding, separated from other host time, so that only sharded layouts pay for it.
 
-Hooks time an optimizer as a whole, and the rest of a pass as a whole.  Under FSDP either holds two
-things: work that every layout has, and the host's way through each sharded tensor and around each
-unit.  The law of the first and a prior of the second say how much of the sum each is.
+Hooks time an optimizer as a whole, and the rest of a pass as a whole. Under FSDP each time has two
+parts: work that every layout has, and the host's overhead for each sharded tensor and unit. The law
+of the first and a prior of the second split the sum.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from .operator_kinds import SHARD_UNIT_LAUNCHES, SHARDED_CALL_LAUNCHES
 
 Key = tuple[OperatorKind, Phase]
 SHARDED_SIGMA_LOG = 0.7
-"""How far the host's way through a tensor or a unit lies from what one processor took: releases of
-PyTorch before 2.9 looked through a DTensor in Python, two to three times as long."""
+"""Deviation of the host's overhead per tensor or unit from the one measured processor: releases of
+PyTorch before 2.9 dispatched a DTensor in Python, which took two to three times as long."""
 PLAIN_SIGMA_LOG = 0.4
-"""How far an optimizer lies from the law of its launches and bytes at a machine's fitted rates."""
+"""Deviation of an optimizer from the law of its launches and bytes at a machine's fitted rates."""
 PLAIN_HOST_S = 0.3e-3
-"""Of a pass that nobody measured without shards, and its deviation: those of the step model's own
-constant (``steps/scales.py``)."""
+"""Host time of a pass that was never measured without shards, and its deviation: those of the step
+model's own constant (``steps/scales.py``)."""
 PLAIN_HOST_SIGMA_LOG = 1.0
 _GRID = np.linspace(-6.0, 6.0, 2401)
-"""Log factors that are tried: ten deviations of the narrower prior, in steps of half a percent."""
+"""Log factors on the grid: ten deviations of the narrower prior, in steps of half a percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """A time that is known to a factor: its median, and the deviation of its logarithm."""
+    """An uncertain time: its median, and the deviation of its logarithm."""
 
     time_s: float
     sigma_log: float
 
 
-def split(total_s: float, one: Guess, other: Guess) -> tuple[Guess, Guess]:
-    """The two parts of a measured sum at their greatest posterior, with what is left of doubt.
+def split_measured(total_s: float, one: Guess, other: Guess) -> tuple[Guess, Guess]:
+    """Split a measured sum into its two parts of largest posterior, with their remaining deviation.
 
-    Of the pairs that add up to the sum the one that lies nearest to both medians, in deviations of
-    their logarithms; the part that was known less moves more.
+    Among pairs that add up to the sum, choose the nearest to both medians, in deviations of their
+    logarithms; the less certain part moves more.
 
     >>> tight, loose = Guess(time_s=1.0, sigma_log=0.01), Guess(time_s=1.0, sigma_log=1.0)
-    >>> [round(part.time_s, 2) for part in split(5.0, tight, loose)]
+    >>> [round(part.time_s, 2) for part in split_measured(5.0, tight, loose)]
     [1.0, 4.0]
     """
     log_one = np.log(one.time_s) + one.sigma_log * _GRID
@@ -77,64 +77,66 @@ def _deviation(values: np.ndarray, weight: np.ndarray) -> float:
 def with_units(
     host: Mapping[Key, Measured], config: RunConfig, launch_s: float
 ) -> dict[Key, Measured]:
-    """The host's constants of a run with those of its units of FSDP apart; unchanged without."""
-    found = dict(host)
+    """Split the host's constants of an FSDP run into those of a pass and of a unit; unchanged
+    without units."""
+    constants = dict(host)
     work = stage_operators(config, 0)
     num_chunks = len(config.chunks_of(0))
     for phase, counts in ((Phase.FORWARD, work.forward), (Phase.BACKWARD, work.backward)):
         key = (OperatorKind.HOST_MICROBATCH, phase)
         units = sum(count for one, count in counts if one.kind is OperatorKind.SHARD_UNIT)
-        if not units or key not in found:
+        if not units or key not in constants:
             continue
-        total, each = found[key], units / num_chunks
-        plain, sharded = split(
+        total, each = constants[key], units / num_chunks
+        plain, sharded = split_measured(
             total.time_s,
             Guess(time_s=PLAIN_HOST_S, sigma_log=PLAIN_HOST_SIGMA_LOG),
             Guess(time_s=each * unit_guess(launch_s).time_s, sigma_log=SHARDED_SIGMA_LOG),
         )
-        found[key] = _told(total, plain)
-        found[OperatorKind.SHARD_UNIT, phase] = _told(
+        constants[key] = _measured_part(total, plain)
+        constants[OperatorKind.SHARD_UNIT, phase] = _measured_part(
             total, replace(sharded, time_s=sharded.time_s / each)
         )
-    return found
+    return constants
 
 
 def unit_guess(launch_s: float) -> Guess:
-    """What one pass of a unit takes where none was measured."""
+    """Return the prior of one pass of a unit."""
     return Guess(time_s=SHARD_UNIT_LAUNCHES * launch_s, sigma_log=SHARDED_SIGMA_LOG)
 
 
 def calls_guess(calls: float, launch_s: float) -> Guess:
-    """What so many calls on sharded tensors take beyond plain ones, unmeasured."""
+    """Return the prior of the additional time of ``calls`` calls on sharded tensors over plain
+    ones."""
     return Guess(time_s=calls * SHARDED_CALL_LAUNCHES * launch_s, sigma_log=SHARDED_SIGMA_LOG)
 
 
 def plain_optimizer_log(
     measured: Mapping[Operator, Measured], machine: MachineModel
 ) -> tuple[float, float]:
-    """Log of what a plain optimizer takes over its law, and how open that is, by measured ones over
-    sharded tensors: what is left of each once its calls are taken off."""
-    found = [
+    """Return the log of a plain optimizer's time over its law, and its deviation, from measured
+    optimizers over sharded tensors less the prior of their calls."""
+    log_sigma_pairs = [
         _over_law(operator, one.time_s, machine)
         for operator, one in measured.items()
         if operator.kind is OperatorKind.SHARDED_OPTIMIZER
     ]
-    if not found:
+    if not log_sigma_pairs:
         return 0.0, PLAIN_SIGMA_LOG
-    logs, sigmas = zip(*found, strict=True)
+    logs, sigmas = zip(*log_sigma_pairs, strict=True)
     return float(np.median(logs)), max(sigmas)
 
 
 def law_s(operator: Operator, machine: MachineModel) -> float:
-    """Seconds of an optimizer over plain tensors at the fitted rates, without a factor of its
-    own."""
+    """Return the seconds of an optimizer over plain tensors at the fitted rates, without a factor
+    of its own."""
     plain = replace(operator, kind=OperatorKind.OPTIMIZER, shape=operator.shape[:1])
     return math.exp(machine.law.log_time(batch_of([plain]))[0])
 
 
 def _over_law(operator: Operator, total_s: float, machine: MachineModel) -> tuple[float, float]:
     usual_s = law_s(operator, machine)
-    plain, _ = split(
+    plain, _ = split_measured(
         total_s,
         Guess(time_s=usual_s, sigma_log=PLAIN_SIGMA_LOG),
         calls_guess(operator.shape[1], machine.ceilings.launch_s),
@@ -142,5 +144,5 @@ def _over_law(operator: Operator, total_s: float, machine: MachineModel) -> tupl
     return math.log(plain.time_s / usual_s), plain.sigma_log
 
 
-def _told(total: Measured, part: Guess) -> Measured:
+def _measured_part(total: Measured, part: Guess) -> Measured:
     return replace(total, time_s=part.time_s, sigma_log=math.hypot(total.sigma_log, part.sigma_log))

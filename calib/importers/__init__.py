@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         SPLIT_COLUMNS,
         ZERO,
         as_stated,
+        canonical_frame,
         holds_narrow_grads,
-        own_frame,
         read_steps,
         refuse_unread,
     )

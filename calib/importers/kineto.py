@@ -41,8 +41,8 @@ from .kineto_origins import (
     KernelOrigin,
     TraceShares,
     from_chrome,
-    is_again,
     is_node,
+    is_recomputed_operation,
     kernel_frame,
     origins,
     shares,
@@ -154,24 +154,28 @@ def kineto_tables(
     """
     events = _events(trace, name)
     device = _device_name(trace)
-    found, host = origins(events)
+    kernel_origins, host = origins(events)
     operators = _operators(events, host, device)
     collectives = transfer_frame(
-        found, trace=trace, device=device, fabric=fabric, ranks_per_node=ranks_per_node
+        kernel_origins, trace=trace, device=device, fabric=fabric, ranks_per_node=ranks_per_node
     )
     return KinetoTables(
         operators=operators,
         collectives=collectives,
-        kernels=kernel_frame(name, device, found),
-        shares=shares(name, found, host, len(collectives)),
-        refusal="" if len(operators) or len(collectives) else _refusal(events, found, name),
+        kernels=kernel_frame(name, device, kernel_origins),
+        shares=shares(name, kernel_origins, host, len(collectives)),
+        refusal=""
+        if len(operators) or len(collectives)
+        else _refusal(events, kernel_origins, name),
     )
 
 
-def _refusal(events: Sequence[TraceEvent], found: Sequence[KernelOrigin], name: str) -> str:
+def _refusal(
+    events: Sequence[TraceEvent], kernel_origins: Sequence[KernelOrigin], name: str
+) -> str:
     if any(SHAPES in event.details for event in events):
         return f"{name} holds none of the operators that are modelled, and no transfer with a size"
-    have = " and no transfer has a size" if any(o.collective for o in found) else ""
+    have = " and no transfer has a size" if any(o.collective for o in kernel_origins) else ""
     remedy = "record the trace with record_shapes=True"
     return f"{name} holds no operator with shapes{have}; {remedy}"
 
@@ -201,10 +205,10 @@ def _operators(events: Sequence[TraceEvent], host: HostEvents, device: str) -> p
 
 
 def _events(trace: Mapping[str, Any], name: str) -> list[TraceEvent]:
-    found = from_chrome(trace.get("traceEvents") or ()) if isinstance(trace, Mapping) else []
-    if not found:
+    trace_events = from_chrome(trace.get("traceEvents") or ()) if isinstance(trace, Mapping) else []
+    if not trace_events:
         raise RecordError(f"{name} is not a Chrome trace with events; export it with the profiler")
-    return found
+    return trace_events
 
 
 def _device_name(trace: Mapping[str, Any]) -> str:
@@ -220,7 +224,7 @@ class _Inside:
     event: TraceEvent
     owner: _Call | None = None
     node: TraceEvent | None = None
-    is_again: bool = False
+    is_recomputed: bool = False
 
 
 def _calls(thread: Sequence[TraceEvent]) -> Iterator[_Call]:
@@ -243,17 +247,17 @@ def _calls(thread: Sequence[TraceEvent]) -> Iterator[_Call]:
 def _open(event: TraceEvent, around: _Inside | None) -> _Inside:
     owner = around.owner if around is not None else None
     node = around.node if around is not None else None
-    again = around.is_again if around is not None else False
-    starts_again = not again and is_again(event, node)
-    if owner is not None and (starts_again or is_node(event)):
+    is_recomputed = around.is_recomputed if around is not None else False
+    starts_recompute = not is_recomputed and is_recomputed_operation(event, node)
+    if owner is not None and (starts_recompute or is_node(event)):
         owner.others_ns += event.duration_ns
     if is_node(event):
         return _Inside(event, _Call(event=event, phase=Phase.BACKWARD), event)
-    if starts_again:
-        owner, again = None, True
+    if starts_recompute:
+        owner, is_recomputed = None, True
     if owner is None and event.name.removeprefix("aten::") in _KNOWN:
-        owner = _Call(event=event, phase=Phase.RECOMPUTE if again else Phase.FORWARD)
-    return _Inside(event, owner, node, again)
+        owner = _Call(event=event, phase=Phase.RECOMPUTE if is_recomputed else Phase.FORWARD)
+    return _Inside(event, owner, node, is_recomputed)
 
 
 def _kernels_of_calls(events: Sequence[TraceEvent]) -> dict[int, list[TracedWork]] | None:
@@ -269,8 +273,8 @@ def _kernels_of_calls(events: Sequence[TraceEvent]) -> dict[int, list[TracedWork
 def _time_s(call: _Call, kernels: Mapping[int, list[TracedWork]] | None) -> float:
     if kernels is None:
         return (call.event.duration_ns - call.others_ns) / NS_PER_S
-    own = (work for number in call.numbers for work in kernels.get(number, ()))
-    return busy_ns(own) / NS_PER_S
+    launched_work = (work for number in call.numbers for work in kernels.get(number, ()))
+    return busy_ns(launched_work) / NS_PER_S
 
 
 def _operator_row(call: _Call, device: str) -> dict[str, Any] | None:
@@ -329,8 +333,8 @@ def transfer_row(origin: KernelOrigin, world: int, ranks_per_node: int) -> dict[
     details = origin.details or {}
     if origin.collective in (None, Collective.OTHER):
         return None
-    told = _whole(details.get("Group size"))
-    num_ranks = told or world
+    group_size = _whole(details.get("Group size"))
+    num_ranks = group_size or world
     nbytes = _nbytes(details, origin.collective, num_ranks)
     if num_ranks < 1 or nbytes < 1:
         return None
@@ -339,13 +343,15 @@ def transfer_row(origin: KernelOrigin, world: int, ranks_per_node: int) -> dict[
         "num_ranks": num_ranks,
         "num_nodes": _num_nodes(details, num_ranks, ranks_per_node),
         "nbytes": nbytes,
-        "flag": "" if told else WORLD_TAKEN,
+        "flag": "" if group_size else WORLD_TAKEN,
     }
 
 
 def _world(trace: Mapping[str, Any]) -> int:
-    told = trace.get("distributedInfo")
-    return _whole(told.get("world_size")) if isinstance(told, Mapping) else 0
+    distributed_info = trace.get("distributedInfo")
+    return (
+        _whole(distributed_info.get("world_size")) if isinstance(distributed_info, Mapping) else 0
+    )
 
 
 def _nbytes(details: Mapping[str, Any], collective: Collective, num_ranks: int) -> int:

@@ -121,8 +121,8 @@ class HostEvents:
 
     def at_number(self, number: int) -> _Place | None:
         """The place of the operation with that number."""
-        found = self._numbers.get(number)
-        return self._places[found[0]][found[1]] if found else None
+        position = self._numbers.get(number)
+        return self._places[position[0]][position[1]] if position else None
 
     def at_launch(self, launch: TraceEvent) -> _Place | None:
         """That of the innermost event around a launch, by thread and time."""
@@ -135,7 +135,7 @@ def is_node(event: TraceEvent) -> bool:
     return event.name.startswith(NODE)
 
 
-def is_again(event: TraceEvent, node: TraceEvent | None) -> bool:
+def is_recomputed_operation(event: TraceEvent, node: TraceEvent | None) -> bool:
     """True for an operation of a forward pass that runs inside ``node``: a checkpoint's.
 
     Only what runs with gradients enabled has a number of its own, and no thread of a forward.
@@ -143,7 +143,7 @@ def is_again(event: TraceEvent, node: TraceEvent | None) -> bool:
     >>> node = TraceEvent(name=f"{NODE}ReluBackward0", category=CPU_OP, start_ns=0, duration_ns=9)
     >>> inner = {"category": CPU_OP, "start_ns": 1, "duration_ns": 2}
     >>> conv = TraceEvent(name="aten::conv2d", details={SEQUENCE: 7, _FORWARD_THREAD: 0}, **inner)
-    >>> is_again(conv, node), is_again(TraceEvent(name="aten::mul", **inner), node)
+    >>> is_recomputed_operation(conv, node), is_recomputed_operation(TraceEvent(name="aten::mul", **inner), node)
     (True, False)
     """
     if node is None or event.category != CPU_OP or _applies(event):
@@ -176,15 +176,15 @@ def forward_operations(threads: Mapping[int, list[TraceEvent]]) -> dict[int, Tra
             elif not _applies(event) and event.start_ns >= ends.get(number, event.start_ns):
                 ends[number] = event.end_ns
                 made[thread, number] = event
-    found = {}
+    operation_by_node = {}
     for alike in nodes.values():
         hits = Counter(t for t in threads for e in alike if (t, e.details[SEQUENCE]) in made)
         for thread, _ in hits.most_common(1):
             for node in alike:
                 event = made.get((thread, node.details[SEQUENCE]))
                 if event is not None and event.start_ns < node.start_ns:
-                    found[id(node)] = event
-    return found
+                    operation_by_node[id(node)] = event
+    return operation_by_node
 
 
 def _place(
@@ -208,7 +208,7 @@ def _place(
         forward = forwards.get(id(event))
         name = forward.name if forward is not None else event.name.removeprefix(NODE)
         return _Place(phase=Phase.BACKWARD, operator=name, node=event)
-    if is_again(event, around.node) and around.phase is Phase.BACKWARD:
+    if is_recomputed_operation(event, around.node) and around.phase is Phase.BACKWARD:
         return _Place(Phase.RECOMPUTE, event.name, around.node, _transfer(event, around))
     phase = around.phase
     if phase is None and (is_forward_only or SEQUENCE in event.details):
@@ -238,7 +238,7 @@ def origins(events: Sequence[TraceEvent]) -> tuple[list[KernelOrigin], HostEvent
     launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
     first = min(launches, default=0)
     begin_ns = min((e.start_ns for e in events if e.category in (CPU_OP, *RUNTIME)), default=0)
-    found = []
+    kernel_origins = []
     for kernel in events:
         if kernel.category != KERNEL:
             continue
@@ -251,24 +251,26 @@ def origins(events: Sequence[TraceEvent]) -> tuple[list[KernelOrigin], HostEvent
             missing = Missing.BEFORE
         else:
             missing = Missing.LAUNCH if launch is None else Missing.OPERATOR
-        found.append(_origin(kernel, place, missing))
-    return found, host
+        kernel_origins.append(_origin(kernel, place, missing))
+    return kernel_origins, host
 
 
 def _origin(kernel: TraceEvent, place: _Place | None, missing: Missing) -> KernelOrigin:
     known = place or _NOWHERE
-    told = kernel_collective(kernel.name)
-    details = _message(kernel, known.transfer) if told is not None else {}
+    named_collective = kernel_collective(kernel.name)
+    details = _message(kernel, known.transfer) if named_collective is not None else {}
     name = str(details.get("Collective name", ""))
-    collective = collective_named(name) if name and told is not None else told
+    collective = (
+        collective_named(name) if name and named_collective is not None else named_collective
+    )
     return KernelOrigin(
         kernel=kernel,
         operator=known.operator,
         phase=known.phase,
         missing=None if known.operator else missing,
-        collective=told if collective is Collective.OTHER else collective,
+        collective=named_collective if collective is Collective.OTHER else collective,
         group=_group(details),
-        details=details if told is not None else None,
+        details=details if named_collective is not None else None,
     )
 
 
@@ -276,15 +278,15 @@ def _message(kernel: TraceEvent, around: tuple[TraceEvent, ...]) -> dict[str, An
     """What is told of a transfer: by its kernel, else by the events around its launch."""
     if "Collective name" in kernel.details:
         return dict(kernel.details)
-    found: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     for event in around:
         inner = dict(event.details)
         if event.name.startswith(_LISTS_OUTPUT):
             inner.pop(SHAPES, None)
         if event.name != MESSAGE_OP:
             inner.setdefault("Collective name", event.name.rpartition(":")[2])
-        found |= inner
-    return found
+        details |= inner
+    return details
 
 
 def _group(details: dict[str, Any]) -> str:
@@ -320,7 +322,7 @@ def from_chrome(events: Iterable[Mapping[str, object]]) -> list[TraceEvent]:
     []
     """
     threads: dict[tuple[str, str], int] = {}
-    found = []
+    trace_events = []
     for event in events:
         if not isinstance(event, Mapping) or event.get("ph") != "X":
             continue
@@ -329,8 +331,8 @@ def from_chrome(events: Iterable[Mapping[str, object]]) -> list[TraceEvent]:
             continue
         place = (str(event.get("pid")), str(event.get("tid")))
         thread = threads.setdefault(place, len(threads) + 1)
-        found.append(_event(event, start_ns, duration_ns, thread))
-    return found
+        trace_events.append(_event(event, start_ns, duration_ns, thread))
+    return trace_events
 
 
 def _event(event: Mapping[str, object], start_ns: int, duration_ns: int, thread: int) -> TraceEvent:
@@ -392,7 +394,7 @@ KERNEL_COLUMNS = (
     "num_kernels",
     "time_s",
 )
-_LEAST_TOLD = 0.0005
+_LEAST_SHOWN_FRAC = 0.0005
 """A smaller share reads as 0.0 %."""
 
 
@@ -439,7 +441,7 @@ class TraceShares:
         """
         phases = ", ".join(f"{name} {format_frac(frac)}" for name, frac in self.phase_fracs.items())
         parts = [f"{format_frac(self.operator_frac)} by operator ({phases or 'no phase'})"]
-        if self.outside_frac >= _LEAST_TOLD:
+        if self.outside_frac >= _LEAST_SHOWN_FRAC:
             parts.append(f"{format_frac(self.outside_frac)} outside every pass")
         parts += [f"{format_frac(frac)} {why}" for why, frac in self.missing_fracs.items()]
         if self.num_transfers:
@@ -452,8 +454,8 @@ class TraceShares:
                 f"{self.num_linked} of {self.num_nodes} backward nodes have their operation, "
                 f"{self.num_accumulating} add gradients up"
             )
-        told = f"{self.num_kernels} kernels, {format_time(self.kernel_time_s)}"
-        return f"{self.name}: {told}: {'; '.join(parts)}"
+        summary = f"{self.num_kernels} kernels, {format_time(self.kernel_time_s)}"
+        return f"{self.name}: {summary}: {'; '.join(parts)}"
 
 
 def shares(

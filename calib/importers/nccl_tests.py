@@ -67,11 +67,11 @@ class _Test:
     """The program found wrong values, and does not say in which rows."""
     is_aborted: bool = False
 
-    def take_rank(self, found: re.Match[str]) -> None:
+    def take_rank(self, match: re.Match[str]) -> None:
         """Take a line that names a rank."""
-        number, process = int(found[1]), (found[3], found[2])
+        number, process = int(match[1]), (match[3], match[2])
         self.has_worlds |= self.processes.setdefault(number, process) != process
-        self.ranks[number] = (found[3], found[4])
+        self.ranks[number] = (match[3], match[4])
 
     def take_row(self, text: str) -> None:
         """Take a line of results; one of which a result is wrong is counted alone."""

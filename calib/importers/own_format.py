@@ -97,10 +97,10 @@ def unlike(
     for column in sorted(families[nearest] - columns):
         close = difflib.get_close_matches(column, columns - families[nearest], n=1)
         lacking.append(f"{column} (is {close[0]} meant?)" if close else column)
-    told = f"the columns of {name} fit no known table ({', '.join(families)}); nearest is"
+    message = f"the columns of {name} fit no known table ({', '.join(families)}); nearest is"
     if len(families) == 1:
-        told = f"{name} is not a table of"
-    return ConfigError(f"{told} {nearest}, which also needs {', '.join(lacking)}; {remedy}")
+        message = f"{name} is not a table of"
+    return ConfigError(f"{message} {nearest}, which also needs {', '.join(lacking)}; {remedy}")
 
 
 def operator_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -164,8 +164,8 @@ def element_nbytes(name: str, default: int = 2) -> int:
 
 def degrees(values: pd.Series) -> pd.Series:
     """Degrees as whole numbers; what is none is missing."""
-    found = pd.to_numeric(values, errors="coerce").astype(float)
-    return found.where((found > 0) & (found % 1 == 0)).astype("Int64")
+    numbers = pd.to_numeric(values, errors="coerce").astype(float)
+    return numbers.where((numbers > 0) & (numbers % 1 == 0)).astype("Int64")
 
 
 def _with_columns(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -181,8 +181,8 @@ def _check(
     bad = np.flatnonzero(~is_good.to_numpy(dtype=bool) & (out["flag"] == "").to_numpy())
     if len(bad):
         row = int(bad[0])
-        told = rule if isinstance(rule, str) else rule.iloc[row]
-        raise ConfigError(f"{name} line {row + 2}: {column} {out[column].iloc[row]!r} {told}")
+        rule_text = rule if isinstance(rule, str) else rule.iloc[row]
+        raise ConfigError(f"{name} line {row + 2}: {column} {out[column].iloc[row]!r} {rule_text}")
 
 
 def _check_texts(out: pd.DataFrame, columns: Sequence[str], name: str) -> None:
@@ -211,13 +211,15 @@ def _check_shapes(out: pd.DataFrame, num_sizes: Mapping[str, int], name: str) ->
 
 def _make_whole(out: pd.DataFrame, columns: Sequence[str], name: str) -> None:
     for column in columns:
-        found = pd.to_numeric(out[column], errors="coerce")
-        _check(out, column, (found > 0) & (found % 1 == 0), name, "must be a whole number above 0")
-        out[column] = found.fillna(0).astype(np.int64)
+        numbers = pd.to_numeric(out[column], errors="coerce")
+        _check(
+            out, column, (numbers > 0) & (numbers % 1 == 0), name, "must be a whole number above 0"
+        )
+        out[column] = numbers.fillna(0).astype(np.int64)
 
 
 def _make_times(out: pd.DataFrame, name: str) -> None:
-    found = pd.to_numeric(out["time_s"], errors="coerce").astype(float)
+    times_s = pd.to_numeric(out["time_s"], errors="coerce").astype(float)
     rule = "must be a time in seconds above 0; leave rows without one out"
-    _check(out, "time_s", (found > 0) & (found < np.inf), name, rule)
-    out["time_s"] = found
+    _check(out, "time_s", (times_s > 0) & (times_s < np.inf), name, rule)
+    out["time_s"] = times_s

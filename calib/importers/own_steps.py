@@ -172,19 +172,19 @@ def _scheduled(par: Parallelism, low: str) -> Parallelism:
         if par.vp == 1:
             raise ConfigError(f"schedule {low!r} needs its virtual stages; give vp")
         return par
-    found = _SCHEDULES.get(low.replace("-", "_").replace(" ", "_"))
-    if found is None:
+    schedule = _SCHEDULES.get(low.replace("-", "_").replace(" ", "_"))
+    if schedule is None:
         known = ", ".join((*_SCHEDULES, "interleaved"))
         raise ConfigError(f"schedule {low!r} is not modelled; known are {known}")
     if par.vp > 1:
         raise ConfigError(f"schedule {low!r} has no vp {par.vp}; give interleaved, or vp 1")
-    return replace(par, schedule=found)
+    return replace(par, schedule=schedule)
 
 
 TIME = "step_time_s"
 MEMORY = "peak_memory_nbytes"
 REQUIRED = frozenset({TIME, "num_layers", "hidden_size", "micro_batch_size", "global_batch_size"})
-OWN_COLUMNS = (
+CANONICAL_COLUMNS = (
     *("row_id", "device", "machine", "model", "framework", "kind", "traits", "flag", "pair"),
     "imbalance",
     *(TIME, MEMORY),
@@ -230,39 +230,41 @@ def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
 
 
 def _is_read(column: str) -> bool:
-    return column in OWN_COLUMNS or is_known(column)
+    return column in CANONICAL_COLUMNS or is_known(column)
 
 
 def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
-    own = {column: cells.get(column, "") for column in OWN_COLUMNS}
+    canonical_cells = {column: cells.get(column, "") for column in CANONICAL_COLUMNS}
     refuse_unread(cells, filter(_is_read, cells))
-    traits = frozenset(_choice(Trait, text) for text in own["traits"].split())
-    given = {column: text for column, text in cells.items() if column not in own and text}
-    config = _config(_arguments(given), own, traits)
+    traits = frozenset(_choice(Trait, text) for text in canonical_cells["traits"].split())
+    given = {
+        column: text for column, text in cells.items() if column not in canonical_cells and text
+    }
+    config = _config(_arguments(given), canonical_cells, traits)
     if config.parallelism.ranks_per_node <= _MOST_OF_A_HOST:
         layout = Cluster().joined(config.parallelism, config.device)
         config = replace(config, parallelism=layout)
     model, batch = config.model, config.batch.global_batch_size
-    measured_s = _number(TIME, own[TIME], math.nan)
-    flags = [own["flag"], "" if measured_s > 0 else "no step time"]
-    label = own["model"] or f"h{model.hidden_size} L{model.num_layers}"
+    measured_s = _number(TIME, canonical_cells[TIME], math.nan)
+    flags = [canonical_cells["flag"], "" if measured_s > 0 else "no step time"]
+    label = canonical_cells["model"] or f"h{model.hidden_size} L{model.num_layers}"
     return StepRow(
         table=table,
         row_id=row_id,
         config=config,
         measured_s=measured_s,
-        measured_memory_nbytes=_number(MEMORY, own[MEMORY], 0.0) or None,
-        machine=own["machine"] or f"{config.device} {config.precision.value}",
+        measured_memory_nbytes=_number(MEMORY, canonical_cells[MEMORY], 0.0) or None,
+        machine=canonical_cells["machine"] or f"{config.device} {config.precision.value}",
         group=f"{label} x{config.parallelism.num_ranks} batch {batch}",
-        kind=_choice(StepKind, own["kind"] or StepKind.MEASURED.value),
+        kind=_choice(StepKind, canonical_cells["kind"] or StepKind.MEASURED.value),
         traits=traits,
-        pair=own["pair"],
+        pair=canonical_cells["pair"],
         flag="; ".join(text for text in flags if text),
     )
 
 
 def _config(
-    given: Mapping[str, Any], own: Mapping[str, str], traits: frozenset[Trait]
+    given: Mapping[str, Any], canonical_cells: Mapping[str, str], traits: frozenset[Trait]
 ) -> RunConfig:
     """The layout of Megatron's arguments, with what our own columns say of it."""
     # A mapping would not report the options that are left out.
@@ -270,10 +272,12 @@ def _config(
     layout = as_stated(
         replace(
             config.parallelism,
-            engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
+            engine=_ENGINES.get(canonical_cells["framework"], Engine.MEGATRON),
             prefetches_backward=Trait.LATE_GATHERS not in traits,
         ),
-        lambda *names: next((own[name] for name in names if own.get(name)), ""),
+        lambda *names: next(
+            (canonical_cells[name] for name in names if canonical_cells.get(name)), ""
+        ),
     )
     is_narrow = holds_narrow_grads(layout)
     return replace(
@@ -281,7 +285,7 @@ def _config(
         model=replace(
             config.model,
             is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits,
-            experts=_routed(config.model.experts, own["imbalance"]),
+            experts=_routed(config.model.experts, canonical_cells["imbalance"]),
         ),
         parallelism=layout,
         reduces_grads_in_bf16=config.reduces_grads_in_bf16
@@ -289,8 +293,8 @@ def _config(
         is_compiled=Trait.COMPILED in traits,
         # Tables of other frameworks leave out whose layers theirs are.
         fuses_norms=config.fuses_norms and given.get(_LAYERS) is not None,
-        device=own["device"] or "unknown",
-        framework=own["framework"],
+        device=canonical_cells["device"] or "unknown",
+        framework=canonical_cells["framework"],
         has_open_widths=config.precision is Precision.BF16
         and not is_narrow
         and all(given.get(name) is None for name in _WIDTHS),
@@ -316,7 +320,7 @@ def _number(name: str, text: str, default: float) -> float:
     return value
 
 
-def own_frame(rows: list[StepRow]) -> pd.DataFrame:
+def canonical_frame(rows: list[StepRow]) -> pd.DataFrame:
     """Rows in our own format; columns that no row needs are left out."""
     frame = pd.DataFrame([_cells(row) for row in rows])
     return frame.loc[:, [c for c in frame.columns if frame[c].notna().any()]]
@@ -325,7 +329,7 @@ def own_frame(rows: list[StepRow]) -> pd.DataFrame:
 def _cells(row: StepRow) -> dict[str, Any]:
     """One row in our own format; ``read_steps`` gives an equal config back."""
     config, par = row.config, row.config.parallelism
-    own = {
+    cells = {
         "row_id": row.row_id,
         "device": config.device,
         "machine": row.machine,
@@ -346,10 +350,10 @@ def _cells(row: StepRow) -> dict[str, Any]:
         arguments["grad_reduce_in_bf16"] = config.reduces_grads_in_bf16
     if config.fuses_norms:
         arguments[_LAYERS] = "transformer_engine"
-    own["zero_stage"] = stage_of(par) if par.engine is Engine.DEEPSPEED else None
-    own["schedule"] = par.schedule.value if par.schedule is not Schedule.ONE_F_ONE_B else None
+    cells["zero_stage"] = stage_of(par) if par.engine is Engine.DEEPSPEED else None
+    cells["schedule"] = par.schedule.value if par.schedule is not Schedule.ONE_F_ONE_B else None
     # A list of words is one cell, and one that is empty says nothing.
-    return own | {n: " ".join(v) if isinstance(v, list) else v for n, v in arguments.items()}
+    return cells | {n: " ".join(v) if isinstance(v, list) else v for n, v in arguments.items()}
 
 
 def _arguments(cells: Mapping[str, str]) -> Mapping[str, Any]:

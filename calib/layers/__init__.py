@@ -1,6 +1,6 @@
-"""What a layer consists of: dense, experts, latent attention, context parallelism, prediction.
+"""Contents of a layer: dense, experts, latent attention, context parallelism, prediction.
 
-In: a ``RunConfig``. Out: operators and collectives of each block and stage, buckets of gradients.
+In: a ``RunConfig``. Out: operators and collectives of each block and stage, gradient buckets.
 Imports ``workload``.
 """
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .again import CORE_ATTENTION, WITHIN_MOE, Again
+    from .again import CORE_ATTENTION, WITHIN_MOE, RecomputeOption
     from .blocks import (
         Block,
         BlockKind,
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         recomputed_layers,
     )
     from .buckets import num_shards
-    from .launches import again_frac, launched_frac, replayed_frac
-    from .layer_modules import added_kept_nbytes, norm_module
+    from .launches import launched_frac, recomputed_launch_frac, replayed_frac
+    from .layer_modules import added_saved_nbytes, norm_module
     from .model_size import model_flop_per_token, model_name
     from .stage_work import (
         collective_uses,

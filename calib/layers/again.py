@@ -1,4 +1,4 @@
-"""What a layout computes again in the backward phase."""
+"""Recompute of a layout: the activations that its backward phase computes a second time."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from functools import cache
 from ..workload import Recompute, RunConfig
 
 WITHIN_MOE = frozenset({"moe_act", "shared_experts"})
-"""Modules that lie within ``moe``."""
+"""Modules inside ``moe``."""
 CORE_ATTENTION = ("core_attn",)
-"""What Megatron computes again where modules are asked for and none is named."""
+"""Megatron's default modules of selective recompute, used if none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
-    """Nothing, modules, or whole layers."""
+class RecomputeOption:
+    """Recompute setting: none, modules, or whole layers."""
 
     recompute: Recompute = Recompute.NONE
     modules: tuple[str, ...] = ()
-    """As ``RunConfig`` has them; none stands for ``CORE_ATTENTION``."""
+    """``RunConfig.recompute_modules``; empty means ``CORE_ATTENTION``."""
     num_layers: int = 0
-    """Of each chunk under ``FULL``; 0 means all."""
+    """Layers of each chunk that ``FULL`` recomputes; 0 means all."""
 
     @staticmethod
-    def own(config: RunConfig) -> Again:
-        """What a layout computes again as it is.
+    def from_config(config: RunConfig) -> RecomputeOption:
+        """Return the recompute setting of a layout.
 
         >>> from ..workload import Batch, ModelShape, Parallelism
         >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, kv_channels=16,
         ...     num_attention_heads=4, num_query_groups=4, seq_length=64, vocab_size=128)
         >>> run = RunConfig(model=gpt, parallelism=Parallelism(), recompute=Recompute.SELECTIVE,
         ...     batch=Batch(micro_batch_size=1, global_batch_size=8))
-        >>> Again.own(run).names, Again.own(Again().of(run)).names
+        >>> none = RecomputeOption().of(run)
+        >>> RecomputeOption.from_config(run).names, RecomputeOption.from_config(none).names
         (('core_attn',), ())
         """
-        return Again(
+        return RecomputeOption(
             recompute=config.recompute,
             modules=config.recompute_modules,
             num_layers=config.recompute_num_layers,
         )
 
     def of(self, config: RunConfig) -> RunConfig:
-        """The layout with this."""
+        """Return the layout with this recompute setting."""
         is_whole = self.recompute is Recompute.FULL
         return replace(
             config,
@@ -55,29 +56,28 @@ class Again:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Modules that are started again, in the order in which they were named; none where whole
-        layers are."""
+        """Modules whose forward is restarted, in the order in which they were named; empty unless
+        recompute is selective."""
         if self.recompute is not Recompute.SELECTIVE:
             return ()
         return self.modules or CORE_ATTENTION
 
     @property
     def parts(self) -> frozenset[str]:
-        """Modules that run again, so that nothing of theirs waits: those named, and those within
-        them."""
+        """Recomputed modules, which retain no activations: those named, and those inside them."""
         return _parts(self.names)
 
     @property
     def weight(self) -> float:
-        """More than that of all that are within it."""
+        """Sort key: larger than the weight of every setting that this one contains."""
         if self.recompute is Recompute.FULL:
             return self.num_layers or math.inf
         return len(self.parts)
 
-    def is_within(self, other: Again) -> bool:
-        """Whether all that runs again here does so under the other as well.
+    def is_within(self, other: RecomputeOption) -> bool:
+        """Return True if the other setting recomputes everything that this one does.
 
-        >>> mlp, both = (Again(recompute=Recompute.SELECTIVE, modules=names)
+        >>> mlp, both = (RecomputeOption(recompute=Recompute.SELECTIVE, modules=names)
         ...              for names in (("mlp",), ("core_attn", "mlp")))
         >>> mlp.is_within(both), both.is_within(mlp)
         (True, False)
@@ -89,8 +89,8 @@ class Again:
         return self.parts <= other.parts
 
 
-# Few sets are asked for, by thousands of layouts.
+# Thousands of layouts request few distinct sets.
 @cache
 def _parts(names: tuple[str, ...]) -> frozenset[str]:
-    found = frozenset(names)
-    return found | WITHIN_MOE if "moe" in found else found
+    modules = frozenset(names)
+    return modules | WITHIN_MOE if "moe" in modules else modules

@@ -1,13 +1,12 @@
-"""The blocks of layer modules that a layout cuts a model into: work of one micro-batch on one rank.
+"""Blocks of layer modules that a layout cuts a model into: work of one micro-batch on one rank.
 
 A block depends on the model, the micro-batch and the degrees that split a layer, not on the number
 of stages or replicas: layouts that differ in those share their blocks.
 
-Layer modules of multi-token prediction (DeepSeek-V3, 2024, section 2.2) as Megatron runs it.
-
-Each prediction layer joins the hidden states with the embedding of a token further ahead, halves
-the width, runs one transformer layer of the kind of the last, and adds logits and a loss of its
-own.  Embedding and output head are those of the model; the last stage holds a copy of the table.
+The layer modules of multi-token prediction (DeepSeek-V3, 2024, section 2.2) follow Megatron: each
+prediction layer concatenates the hidden states with the embedding of a token further ahead, halves
+the width, runs one transformer layer of the same kind as the model's last, and adds its own logits
+and loss.  It uses the model's embedding and output head; the last stage has a copy of the table.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ..workload import (
     RunConfig,
     switch_values,
 )
-from .again import Again
+from .again import RecomputeOption
 from .dense import (
     attention_module,
     embedding_module,
@@ -42,7 +41,7 @@ from .dense import (
     mlp_module,
     residual_module,
 )
-from .experts import exchanges_beside, expert_modules
+from .experts import expert_modules, overlaps_expert_exchange
 from .layer_modules import (
     LayerModule,
     Shaped,
@@ -61,20 +60,22 @@ from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
 
 EMBEDDING = "embedding"
 HEAD = "head"
-"""Modules that are never computed again."""
+"""Modules that are never recomputed."""
 
 
 def embedding_copy_module(config: RunConfig) -> LayerModule:
-    """The table that prediction layers look up where the last chunk is not the first."""
+    """Return the embedding table of prediction layers, if the last chunk is not the first."""
     return LayerModule(module=EMBEDDING, tensors=embedding_module(config).tensors)
 
 
 def prediction_modules(
     config: RunConfig, layer: tuple[LayerModule, ...]
 ) -> tuple[LayerModule, ...]:
-    """The final norm of the model, and all prediction layers; ``layer`` are the last layer's.
+    """Return the final norm of the model and all prediction layers.
 
-    The norm is here because Megatron holds it between the last layer and these.
+    ``layer``: modules of the last transformer layer.
+
+    The norm is included because Megatron places it between the last layer and these.
     """
     final, head = head_module(config)
     each = (
@@ -90,7 +91,7 @@ def prediction_modules(
 
 
 def _join_module(config: RunConfig) -> LayerModule:
-    """Concatenation, and the projection of both halves: column-parallel, its result gathered."""
+    """Return the concatenation and the column-parallel projection, whose result is gathered."""
     hidden, tp = config.model.hidden_size, config.parallelism.tp
     return LayerModule(
         module="eh_proj",
@@ -113,33 +114,33 @@ def _gather_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
 
 
 class BlockKind(QuickEnum):
-    """What a block is, in the order in which a model has them."""
+    """Kind of a block, in model order."""
 
     EMBEDDING = "embedding"
     LAYER = "layer"
     EXPERT_LAYER = "expert_layer"
     EMBEDDING_COPY = "embedding_copy"
-    """The table alone, before the layers of a last chunk that predicts further tokens."""
+    """The table alone, before the layers of a last chunk with prediction layers."""
     PREDICTION = "prediction"
     """Final norm and all prediction layers; the head then has no norm."""
     HEAD = "head"
 
 
 BufferKey = tuple[bool, bool]
-"""Whether a gradient buffer is that of experts, and whether its parameters are kept in 8 bits."""
+"""Gradient buffer of a parameter: True if of experts, True if its parameters are in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Work of one micro-batch in one block, and the parameters that it holds."""
+    """Work of one micro-batch in one block, and the block's parameters."""
 
     kind: BlockKind
     forward: tuple[OperatorCount, ...]
     backward: tuple[OperatorCount, ...]
     recompute: tuple[OperatorCount, ...]
-    """Forward operators that run again within the backward pass."""
+    """Forward operators that the backward pass recomputes."""
     num_checkpoints: int
-    """Modules whose forward is started again, each with an autograd pass of its own."""
+    """Modules whose forward is restarted, each with its own autograd pass."""
     uses: tuple[CollectiveUse, ...]
     tensors: tuple[ParameterTensor, ...]
     numel: BlockNumel
@@ -147,24 +148,27 @@ class Block:
 
     @property
     def operators(self) -> tuple[OperatorCount, ...]:
-        """Those of every phase."""
+        """Operators of all phases."""
         return (*self.forward, *self.backward, *self.recompute)
 
 
 BlockCount = tuple[Block, int]
-"""A block and how many of it follow one another."""
+"""A block and its number of consecutive repetitions."""
 
 
 def block(
     config: RunConfig, kind: BlockKind, *, is_recomputed: bool = False, is_wide: bool = False
 ) -> Block:
-    """One block of a layout.  ``is_recomputed``: the whole of it runs again (``FULL``);
-    ``is_wide``: its products stay in 16 bits (``RunConfig.wide_layers``)."""
-    return _cached(_Asked(config), kind, is_recomputed, is_wide)
+    """Return one block of a layout.
+
+    ``is_recomputed``: it is recomputed as a whole (``FULL``); ``is_wide``: its products stay in 16
+    bits (``RunConfig.wide_layers``).
+    """
+    return _cached(_BlockCacheKey(config), kind, is_recomputed, is_wide)
 
 
 def block_key(config: RunConfig) -> tuple[Hashable, ...]:
-    """Everything that a block depends on: layouts with equal keys share their blocks."""
+    """Return everything that a block depends on: layouts with equal keys share their blocks."""
     par = config.parallelism
     is_selective = config.recompute is Recompute.SELECTIVE
     return (
@@ -179,7 +183,7 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         par.is_sequence_parallel,
         par.overlaps_tp,
         par.ranks_per_node,
-        # The table is shared over stages where there are several.
+        # With several stages, the embedding table is shared between the first and the last.
         par.pp > 1,
         config.batch.micro_batch_size,
         config.precision,
@@ -191,7 +195,7 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         config.distributes_saved_activations,
         config.recompute_modules or is_selective if is_selective else None,
         shard_key(config),
-        exchanges_beside(config),
+        overlaps_expert_exchange(config),
         config.uses_cuda_graphs,
         config.cuda_graph_scope,
         _copied(config),
@@ -199,15 +203,15 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
 
 
 def _copied(config: RunConfig) -> Hashable:
-    """What copies of activations depend on beyond the rest; None where there are none."""
+    """Return the settings that only activation copies depend on; None without such copies."""
     experts = config.model.experts
     if not config.offload_modules and not (experts and experts.stash_factor):
         return None
     return config.offload_modules, config.recompute is Recompute.FULL
 
 
-class _Asked:
-    """A layout that equals every other one with the same blocks."""
+class _BlockCacheKey:
+    """Cache key: a layout that compares equal to every layout with the same blocks."""
 
     __slots__ = ("config", "key")
 
@@ -219,13 +223,15 @@ class _Asked:
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self.key == other.key
+        return isinstance(other, _BlockCacheKey) and self.key == other.key
 
 
-# Thousands of layouts of a plan share few distinct blocks; each is made once.
+# Thousands of layouts of a plan share few distinct blocks; each is built once.
 @lru_cache(maxsize=4096)
-def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool, is_wide: bool) -> Block:
-    config = asked.config
+def _cached(
+    cache_key: _BlockCacheKey, kind: BlockKind, is_recomputed: bool, is_wide: bool
+) -> Block:
+    config = cache_key.config
     if not is_wide:
         return _made(config, kind, _MODULES[kind](config), is_recomputed)
     config = replace(config, fp8=Fp8Recipe.NONE, keeps_fp8_params=False, wide_layers=(0, 0))
@@ -242,19 +248,21 @@ def _widened(operators: Iterable[OperatorCount]) -> tuple[OperatorCount, ...]:
 
 
 def attention_part(config: RunConfig) -> Block:
-    """Work of a layer of experts before them: attention, norms and residual sums.
+    """Return the work of an expert layer outside its experts: attention, norms, residual sums.
 
-    This part and ``experts_part`` make up a layer, but for its parameters, and for transfers beside
-    another micro-batch, whose window is the whole layer.
+    Together with ``experts_part`` it makes up a layer, except for the parameters, and for transfers
+    that overlap another micro-batch, since these may span the whole layer.
     """
-    beside = {one.module for one in expert_modules(config)}
+    expert_names = {one.module for one in expert_modules(config)}
     layer = layer_modules(config, has_experts=True)
-    return _work(config, [one for one in layer if one.module not in beside])
+    return _work(config, [one for one in layer if one.module not in expert_names])
 
 
 def experts_part(config: RunConfig) -> Block:
-    """Work of the experts of a layer; it depends on context parallelism and the micro-batch by the
-    tokens of a rank alone."""
+    """Return the work of a layer's experts.
+
+    Context parallelism and the micro-batch affect it only through the tokens of a rank.
+    """
     return _work(config, expert_modules(config))
 
 
@@ -276,21 +284,23 @@ def _made(
     nbytes = config.precision.nbytes
     whole = [shaped for part in parts for shaped in part.operators]
     uses = [use for part in parts for use in part.uses]
-    again, again_uses = _recomputed(config, parts, is_whole=is_recomputed)
+    recomputed_operators, recompute_uses = _recomputed(config, parts, is_whole=is_recomputed)
     if is_recomputed and config.distributes_saved_activations and config.parallelism.tp > 1:
-        again_uses.append(transfer(hidden_call(config, Collective.ALL_GATHER), Placement.FORWARD))
+        recompute_uses.append(
+            transfer(hidden_call(config, Collective.ALL_GATHER), Placement.FORWARD)
+        )
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     return Block(
         kind=kind,
         forward=(*_counted(whole, Phase.FORWARD, nbytes), *_units(config, kind, Phase.FORWARD)),
         backward=(*_counted(whole, Phase.BACKWARD, nbytes), *_units(config, kind, Phase.BACKWARD)),
-        recompute=_counted(again, Phase.RECOMPUTE, nbytes),
+        recompute=_counted(recomputed_operators, Phase.RECOMPUTE, nbytes),
         num_checkpoints=_num_checkpoints(config, parts, is_whole=is_recomputed),
         uses=_joined(
             [
                 *uses,
-                *(replace(use, placement=Placement.RECOMPUTE) for use in again_uses),
-                # What is gathered for a backward pass serves what is recomputed in it as well.
+                *(replace(use, placement=Placement.RECOMPUTE) for use in recompute_uses),
+                # Weights gathered for a backward pass also serve the recompute within it.
                 *shard_uses(config, tensors, is_root=kind in _ROOT),
             ]
         ),
@@ -301,8 +311,10 @@ def _made(
 
 
 def _units(config: RunConfig, kind: BlockKind, phase: Phase) -> tuple[OperatorCount, ...]:
-    """The host's part in a unit of FSDP2, layers and the model around them, which embedding and
-    head belong to."""
+    """Return the host's share of an FSDP2 unit.
+
+    Each layer is a unit; the model around them is one more, to which embedding and head belong.
+    """
     if not has_host_units(config) or (kind in _ROOT and kind is not BlockKind.EMBEDDING):
         return ()
     unit = Operator(kind=OperatorKind.SHARD_UNIT, phase=phase, shape=(), element_nbytes=0)
@@ -316,87 +328,90 @@ def _strips(
     for tensor in tensors:
         key = (tensor.is_expert, has_fp8_params and tensor.is_quantized)
         by_buffer.setdefault(key, []).append(tensor)
-    return {key: strip(found) for key, found in by_buffer.items()}
+    return {key: strip(buffer_tensors) for key, buffer_tensors in by_buffer.items()}
 
 
 BlockVariant = tuple[BlockKind, bool, bool]
-"""Kind of a block, whether the whole of it runs again in the backward pass, and whether its
-products stay in 16 bits in an fp8 model."""
+"""Kind of a block, True if it is recomputed as a whole, True if its products stay in 16 bits in an
+fp8 model."""
 
 
 def chunk_blocks(config: RunConfig, chunk: int) -> tuple[BlockCount, ...]:
-    """Blocks of a chunk in model order; equal neighbours are one entry."""
-    again = config.recompute, config.recompute_num_layers
-    return _chunk(_Asked(config), chunk, config.chunk_layers, again, config.wide_layers)
+    """Return the blocks of a chunk in model order, equal neighbours merged into one entry."""
+    recompute_key = config.recompute, config.recompute_num_layers
+    return _chunk(
+        _BlockCacheKey(config), chunk, config.chunk_layers, recompute_key, config.wide_layers
+    )
 
 
-# Replicas, buckets and optimizer ask for the chunks of one layout again and again.
+# Replicas, buckets and optimizer request the chunks of one layout repeatedly.
 @lru_cache(maxsize=8192)
 def _chunk(
-    asked: _Asked,
+    cache_key: _BlockCacheKey,
     chunk: int,
     _chunk_layers: tuple[int, ...],
-    _again: tuple[Recompute, int],
+    _recompute_key: tuple[Recompute, int],
     _wide_layers: tuple[int, int],
 ) -> tuple[BlockCount, ...]:
     return tuple(
-        (_cached(asked, *variant), count) for variant, count in chunk_variants(asked.config, chunk)
+        (_cached(cache_key, *variant), count)
+        for variant, count in chunk_variants(cache_key.config, chunk)
     )
 
 
 def chunk_variants(config: RunConfig, chunk: int) -> tuple[tuple[BlockVariant, int], ...]:
-    """What ``chunk_blocks`` consists of, without making the blocks."""
-    found: list[tuple[BlockVariant, int]] = []
+    """Return the variants and counts behind ``chunk_blocks``, without building the blocks."""
+    variants: list[tuple[BlockVariant, int]] = []
     has_predictions = chunk == config.parallelism.num_chunks - 1 and bool(
         config.model.num_prediction_layers
     )
     if chunk == 0:
-        found.append(((BlockKind.EMBEDDING, False, False), 1))
+        variants.append(((BlockKind.EMBEDDING, False, False), 1))
     elif has_predictions:
-        found.append(((BlockKind.EMBEDDING_COPY, False, False), 1))
-    num_again = recomputed_layers(config, chunk)
-    found += _layer_variants(config, chunk, num_again)
+        variants.append(((BlockKind.EMBEDDING_COPY, False, False), 1))
+    num_recomputed = recomputed_layers(config, chunk)
+    variants += _layer_variants(config, chunk, num_recomputed)
     if has_predictions:
-        # Where only some layers are recomputed (``block``), Megatron recomputes none of these.
+        # If only some layers are recomputed (``block``), Megatron recomputes none of these.
         is_whole = config.recompute is Recompute.FULL and not config.recompute_num_layers
-        found.append(((BlockKind.PREDICTION, is_whole, False), 1))
+        variants.append(((BlockKind.PREDICTION, is_whole, False), 1))
     if chunk == config.parallelism.num_chunks - 1:
-        found.append(((BlockKind.HEAD, False, False), 1))
-    return tuple(found)
+        variants.append(((BlockKind.HEAD, False, False), 1))
+    return tuple(variants)
 
 
 def _layer_variants(
-    config: RunConfig, chunk: int, num_again: int
+    config: RunConfig, chunk: int, num_recomputed: int
 ) -> list[tuple[BlockVariant, int]]:
     model = config.model
     if not any(config.wide_layers) and (model.experts is None or not model.experts.layer_pattern):
         kind = BlockKind.LAYER if model.experts is None else BlockKind.EXPERT_LAYER
-        counts = ((True, num_again), (False, config.chunk_layers[chunk] - num_again))
-        return [((kind, is_again, False), count) for is_again, count in counts if count]
-    found: list[tuple[BlockVariant, int]] = []
+        counts = ((True, num_recomputed), (False, config.chunk_layers[chunk] - num_recomputed))
+        return [((kind, is_recomputed, False), count) for is_recomputed, count in counts if count]
+    variants: list[tuple[BlockVariant, int]] = []
     for place, layer in enumerate(config.layers_of(chunk)):
         kind = BlockKind.EXPERT_LAYER if model.has_experts(layer) else BlockKind.LAYER
-        variant = (kind, place < num_again, config.is_wide(layer))
-        if found and found[-1][0] == variant:
-            found[-1] = (variant, found[-1][1] + 1)
+        variant = (kind, place < num_recomputed, config.is_wide(layer))
+        if variants and variants[-1][0] == variant:
+            variants[-1] = (variant, variants[-1][1] + 1)
         else:
-            found.append((variant, 1))
-    return found
+            variants.append((variant, 1))
+    return variants
 
 
 def recomputed_layers(config: RunConfig, chunk: int = 0) -> int:
-    """Layers of a chunk whose forward runs again under ``FULL`` (0 otherwise)."""
+    """Return the number of layers of a chunk that ``FULL`` recomputes (0 otherwise)."""
     if config.recompute is not Recompute.FULL:
         return 0
-    held = config.chunk_layers[chunk]
-    return min(config.recompute_num_layers or held, held)
+    num_layers = config.chunk_layers[chunk]
+    return min(config.recompute_num_layers or num_layers, num_layers)
 
 
 def layer_modules(config: RunConfig, *, has_experts: bool = False) -> tuple[LayerModule, ...]:
-    """A layer, in the order in which ``named_parameters()`` gives its tensors.
+    """Return the modules of a layer, in the order of ``named_parameters()``.
 
-    Transformer Engine's products have no norm inside where the input goes to several: latents, and
-    the router beside the experts (``gpt_layer_specs`` of ``megatron.core`` 0.16.1).
+    Transformer Engine fuses no norm into a product if several products read its output: latents,
+    and the router and the experts (``gpt_layer_specs`` of ``megatron.core`` 0.16.1).
     """
     model = config.model
     if model.latent_attention is not None:
@@ -432,8 +447,8 @@ _MODULES: dict[BlockKind, Callable[[RunConfig], tuple[LayerModule, ...]]] = {
 
 
 _KINDS_OF_MODULE = {"core_attn": OperatorKind.CORE_ATTENTION}
-"""Modules that are one operator of a layer module."""
-_KEPT = frozenset({EMBEDDING, HEAD})
+"""Modules of ``recompute_modules`` that are a single operator within a layer module."""
+_NEVER_RECOMPUTED = frozenset({EMBEDDING, HEAD})
 _ROOT = frozenset({BlockKind.EMBEDDING, BlockKind.EMBEDDING_COPY, BlockKind.HEAD})
 """Blocks that FSDP wraps with the model itself."""
 
@@ -441,14 +456,14 @@ _ROOT = frozenset({BlockKind.EMBEDDING, BlockKind.EMBEDDING_COPY, BlockKind.HEAD
 def _recomputed(
     config: RunConfig, parts: tuple[LayerModule, ...], *, is_whole: bool
 ) -> tuple[list[Shaped], list[CollectiveUse]]:
-    """Operators and forward collectives that run a second time."""
-    modules = Again.own(config).parts
+    """Return the operators and forward collectives that are recomputed."""
+    modules = RecomputeOption.from_config(config).parts
     kinds = {_KINDS_OF_MODULE[name] for name in modules if name in _KINDS_OF_MODULE}
     operators: list[Shaped] = []
     uses: list[CollectiveUse] = []
     for one in parts:
         forward = [use for use in one.uses if use.placement is Placement.FORWARD]
-        if (is_whole and one.module not in _KEPT) or one.module in modules:
+        if (is_whole and one.module not in _NEVER_RECOMPUTED) or one.module in modules:
             operators += one.operators
             uses += forward
         else:
@@ -461,7 +476,7 @@ def _recomputed(
 def _num_checkpoints(config: RunConfig, parts: tuple[LayerModule, ...], *, is_whole: bool) -> int:
     if is_whole:
         return 1
-    names = Again.own(config).names
+    names = RecomputeOption.from_config(config).names
     kinds = {_KINDS_OF_MODULE[name] for name in names if name in _KINDS_OF_MODULE}
     of_parts = sum(one.module in names for one in parts)
     return of_parts + sum(shaped[0] in kinds for one in parts for shaped in one.operators)

@@ -1,4 +1,4 @@
-"""Buckets that gradients travel in, as ``_ParamAndGradBuffer`` (megatron.core 0.16.1) cuts them."""
+"""Gradient buckets, as ``_ParamAndGradBuffer`` (megatron.core 0.16.1) cuts them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..workload import Parallelism, RunConfig
 from .blocks import BlockCount, BufferKey, chunk_blocks
 from .tensors import START_ALIGNMENT, Strip
 
-# Of ``param_and_grad_buffer.py``: 128 elements of two bytes are 256 bytes, which cuBLAS wants its
-# operands aligned to; 2**16 keeps NCCL's bus bandwidth high over many ranks.
+# From ``param_and_grad_buffer.py``: 128 elements of two bytes are 256 bytes, the alignment that
+# cuBLAS wants for its operands; 2**16 keeps NCCL's bus bandwidth high over many ranks.
 _BUCKET_ALIGNMENT = 128
 _PADDED_BUCKET_ALIGNMENT = 2**16
 # Megatron's defaults (``distributed_data_parallel.py``): 40 M elements, or 1 M for each rank.
@@ -21,21 +21,21 @@ _BUCKET_PER_RANK = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients that are reduced in one collective."""
+    """Gradients reduced by one collective."""
 
     numel: int
     is_expert: bool = False
     is_quantized: bool = False
-    """Its parameters are kept in 8 bits."""
+    """True if its parameters are stored in 8 bits."""
 
 
 def buckets(config: RunConfig, chunk: int) -> tuple[Bucket, ...]:
-    """Each gradient bucket of a chunk, in the order in which the backward phase fills them.
+    """Return the gradient buckets of a chunk, in the order in which the backward phase fills them.
 
-    Without overlap, and on every chunk but the first, there is one bucket; with it a bucket closes
-    at max(40 M, 1 M x dp x cp) elements.  The distributed optimizer pads starts to 64 and ends to
-    lcm(shards, 128), and gives a shared embedding a bucket of its own.  Experts fill buckets of
-    their own, and so do parameters that are kept in 8 bits.
+    Without overlap, and on every chunk but the first, there is one bucket; with overlap a bucket
+    closes at max(40 M, 1 M x dp x cp) elements.  The distributed optimizer pads starts to 64 and
+    ends to lcm(shards, 128), and gives a shared embedding a separate bucket.  Experts have separate
+    buckets, and so have parameters stored in 8 bits.
     """
     blocks = chunk_blocks(config, chunk)
     keys = sorted({key for block, _ in blocks for key in block.strips})
@@ -47,7 +47,7 @@ def buckets(config: RunConfig, chunk: int) -> tuple[Bucket, ...]:
 
 
 def num_shards(parallelism: Parallelism, *, is_expert: bool = False) -> int:
-    """Ranks that a gradient is scattered over: 1 without the distributed optimizer.
+    """Return the number of ranks that share a gradient: 1 without the distributed optimizer.
 
     >>> num_shards(Parallelism(dp=8, cp=2, is_optimizer_distributed=True))
     16
@@ -67,11 +67,11 @@ def _cut(config: RunConfig, chunk: int, blocks: Iterable[BlockCount], key: Buffe
         shards = num_shards(par, is_expert=key[0])
         cutter.start_alignment = START_ALIGNMENT
         cutter.end_alignment = math.lcm(shards, alignment)
-    # Gradients come in the order of the backward pass, the last layer's first.
+    # Gradients arrive in the order of the backward pass, the last layer's first.
     for block, count in reversed(tuple(blocks)):
-        found = block.strips.get(key)
-        if found is not None:
-            cutter.add(found, count)
+        buffer_strip = block.strips.get(key)
+        if buffer_strip is not None:
+            cutter.add(buffer_strip, count)
     return cutter.finish()
 
 
@@ -81,10 +81,10 @@ def _limit(par: Parallelism) -> int:
 
 @dataclass(slots=True)
 class _Cutter:
-    """Lays parameters into a buffer and closes buckets; alignment 1 pads nothing."""
+    """Lay parameters into a buffer and close buckets; alignment 1 pads nothing."""
 
     limit: int
-    """Elements that close a bucket; 0 means that nothing does."""
+    """Elements at which a bucket closes; 0 means no limit."""
     start_alignment: int = 1
     end_alignment: int = 1
     sizes: list[int] = field(default_factory=list)
@@ -96,31 +96,31 @@ class _Cutter:
         """True under the distributed optimizer."""
         return self.start_alignment > 1
 
-    def add(self, found: Strip, count: int) -> None:
-        """The same strip so many times; as a whole where no bucket ends in it."""
-        extent = found.aligned_end if self.is_padded else found.numel
-        is_cut_out = self.is_padded and found.has_shared_embedding
+    def add(self, buffer_strip: Strip, count: int) -> None:
+        """Append ``count`` copies of a strip, each as a whole if no bucket ends in it."""
+        extent = buffer_strip.aligned_end if self.is_padded else buffer_strip.numel
+        is_cut_out = self.is_padded and buffer_strip.has_shared_embedding
         if not self.limit and not is_cut_out:
-            advance = found.aligned_numel if self.is_padded else found.numel
+            advance = buffer_strip.aligned_numel if self.is_padded else buffer_strip.numel
             self._end = self._begin() + (count - 1) * advance + extent
             return
         for _ in range(count):
             begin = self._begin()
             if is_cut_out or begin + extent - self._start >= self.limit:
-                self._add_each(found)
+                self._add_each(buffer_strip)
             else:
                 self._end = begin + extent
 
     def finish(self) -> list[int]:
-        """Sizes of all buckets, the last one closed."""
+        """Close the last bucket and return the sizes of all."""
         if self._end > self._start:
             self._close(self._end)
         return self.sizes
 
-    def _add_each(self, found: Strip) -> None:
-        for numel, is_shared in found.parts:
+    def _add_each(self, buffer_strip: Strip) -> None:
+        for numel, is_shared in buffer_strip.parts:
             begin = self._begin()
-            # A bucket of its own: its gradient is summed again over the first and the last stage.
+            # Its gradient is also summed over the first and the last stage, hence a bucket alone.
             is_alone = is_shared and self.is_padded
             if is_alone and self._end > self._start:
                 begin = self._close(begin)

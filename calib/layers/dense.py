@@ -1,17 +1,15 @@
 """Layer modules of a dense GPT: attention, MLP, embedding and head, as Megatron runs them.
 
-Core attention where the sequence is split over ranks, and the traffic that it takes.
+Context parallelism splits core attention over ranks.  Its traffic follows
+``AttnFuncWithCPAndKVP2P``, ``...QKVOA2A`` and ``...KVAllGather`` of TransformerEngine 2 for causal
+attention, the first also between groups whose ranks exchange heads (``a2a+p2p``): each rank has two
+of 2 cp parts of the sequence, one from either end, so that all have equal work.
 
-As ``AttnFuncWithCPAndKVP2P``, ``...QKVOA2A`` and ``...KVAllGather`` of TransformerEngine 2 do it
-for causal attention, the first also among groups whose ranks exchange heads (``a2a+p2p``): each
-rank holds two of 2 cp parts of the sequence, one from either end, so that all have equal work.
-
-Layer modules of multi-latent attention (DeepSeek-V2, 2024, section 2.1) as Megatron runs it.
-
-Queries, and keys with values, pass through a narrow latent each: a down projection, a norm, and an
-up projection that is split over tp by heads.  A part of each key carries the position; it leaves
-the down projection directly and is shared by all heads.  Down projections are TransformerEngine's:
-the local layers of ``megatron.core`` 0.16.1 do not run latent attention.
+Multi-latent attention (DeepSeek-V2, 2024, section 2.1) follows Megatron too.  Queries, and keys
+with values, each pass through a narrow latent: a down projection, a norm, and an up projection that
+is split over tp by heads.  A part of each key carries the position; it comes directly from the down
+projection and is shared by all heads.  Down projections are TransformerEngine's: the local layers
+of ``megatron.core`` 0.16.1 do not run latent attention.
 """
 
 from __future__ import annotations
@@ -51,12 +49,13 @@ from .tensors import ParameterTensor
 def core_attention(
     config: RunConfig, heads: int, groups: int, channels: int = 0
 ) -> tuple[Shaped, ...]:
-    """Core attention of one micro-batch on one rank; ``channels`` of a head where not kv_channels.
+    """Return core attention of one micro-batch on one rank; ``channels``: of a head, if not
+    kv_channels.
 
     With all-to-all a rank has some of the heads and the whole sequence, or that of its neighbours.
-    Otherwise it works through as many blocks as there are parts of the sequence: its own, which is
-    causal, and others that are half as large and full, which is the same work; so n parts count as
-    n causal calls at seq / n.
+    Otherwise it runs one block per part of the sequence: its own, which is causal, and others that
+    are half as large and unmasked, which is the same work; so n parts count as n causal calls at
+    seq / n.
     """
     par, model = config.parallelism, config.model
     inner = par.exchanged_cp
@@ -71,14 +70,14 @@ def core_attention(
 def context_uses(
     config: RunConfig, *, query_width: int, key_width: int, value_width: int
 ) -> tuple[CollectiveUse, ...]:
-    """Transfers of attention over cp; widths are those of a token on one rank.
+    """Return the transfers of attention over cp; widths are those of a token on one rank.
 
-    Point to point: keys and values go round the ring beside the blocks, cp - 1 times, and backwards
-    their gradients with them.  Each send goes with a receive of the same size from the other
-    neighbour at the same time, which is not listed.  All-to-all: queries, keys, values and output,
-    backwards the gradients of each.  A ring of groups has both, at the same bytes: keys and values
-    of all neighbours, of fewer heads.  All-gather: keys and values, and again backwards, where
-    their gradients are scattered.
+    Point to point: keys and values go round the ring cp - 1 times, overlapping the blocks, and in
+    the backward pass their gradients with them.  Each send comes with a simultaneous receive of the
+    same size from the other neighbour, which is not listed.  All-to-all: queries, keys, values and
+    output, and in the backward pass the gradients of each.  A ring of groups has both, at the same
+    bytes: keys and values of all neighbours, of fewer heads.  All-gather: keys and values in both
+    passes; the backward pass also scatters their gradients.
     """
     if config.parallelism.cp == 1:
         return ()
@@ -124,7 +123,7 @@ def _use(
 
 
 def attention_module(config: RunConfig) -> LayerModule:
-    """Query, key and value product, positions, core attention and projection."""
+    """Return the QKV product, positions, core attention and projection."""
     model, tp = config.model, config.parallelism.tp
     tokens, hidden, channels = tokens_of(config), model.hidden_size, model.kv_channels
     heads, groups = model.num_attention_heads // tp, max(1, model.num_query_groups // tp)
@@ -145,7 +144,7 @@ def attention_module(config: RunConfig) -> LayerModule:
             *column_uses(config, OperatorKind.LINEAR_QKV),
             *_shared_group_uses(config, qkv),
             *context_uses(config, query_width=query, key_width=key, value_width=key),
-            # A parallel branch is summed with that of the MLP.
+            # A parallel branch is reduced together with that of the MLP.
             *(() if model.is_residual_parallel else row_uses(config, OperatorKind.LINEAR_PROJ)),
         ),
         tensors=(
@@ -157,9 +156,9 @@ def attention_module(config: RunConfig) -> LayerModule:
 
 
 def _shared_group_uses(config: RunConfig, qkv: int) -> tuple[CollectiveUse, ...]:
-    """Where ranks share a query group, each gathers all queries, keys and values and picks its own.
+    """Return the gather of all queries, keys and values, needed if ranks share a query group.
 
-    ``qkv``: width of what one rank has made.
+    ``qkv``: width of one rank's output of the product.
     """
     tp = config.parallelism.tp
     if config.model.num_query_groups >= tp:
@@ -173,7 +172,7 @@ def _shared_group_uses(config: RunConfig, qkv: int) -> tuple[CollectiveUse, ...]
 def _query_key_norms(
     config: RunConfig, heads: int, groups: int
 ) -> tuple[tuple[Shaped, ...], tuple[ParameterTensor, ...]]:
-    """Norms of each head's queries and keys; every tp rank holds their weights."""
+    """Return the norms of each head's queries and keys; their weights are replicated over tp."""
     if not config.model.has_qk_norm:
         return (), ()
     tokens, channels = tokens_of(config), config.model.kv_channels
@@ -190,7 +189,7 @@ def _query_key_norms(
 
 
 def mlp_module(config: RunConfig, module: str, width: int, *, has_bias: bool) -> LayerModule:
-    """A dense MLP of that width over all tp ranks, dense layers' or that of shared experts."""
+    """Return a dense MLP, of a dense layer or of shared experts; ``width``: over all tp ranks."""
     tokens, hidden = tokens_of(config), config.model.hidden_size
     ffn = width // config.parallelism.tp
     fc1 = ffn * (2 if config.model.is_gated else 1)
@@ -213,13 +212,13 @@ def mlp_module(config: RunConfig, module: str, width: int, *, has_bias: bool) ->
 
 
 def residual_module(config: RunConfig) -> LayerModule:
-    """Both bias-dropout-adds of a layer."""
+    """Return both bias-dropout-adds of a layer."""
     shape = (local_tokens(config), config.model.hidden_size)
     return LayerModule(module="residual", operators=((OperatorKind.RESIDUAL, shape, 1),))
 
 
 def embedding_module(config: RunConfig) -> LayerModule:
-    """Look-up of words and positions at the start of the first chunk."""
+    """Return the look-up of words and positions at the start of the first chunk."""
     model, par = config.model, config.parallelism
     vocab = model.vocab_size // par.tp
     tensors = [
@@ -230,7 +229,7 @@ def embedding_module(config: RunConfig) -> LayerModule:
         )
     ]
     if model.position_embedding is PositionEmbedding.LEARNED:
-        # Megatron makes the table as long as the longest sequence that the model takes.
+        # Megatron's table has a row for each position of the longest sequence that the model takes.
         rows = model.max_position_embeddings or model.seq_length
         tensors.append(ParameterTensor(name="embedding.position", numel=rows * model.hidden_size))
     return LayerModule(
@@ -242,7 +241,7 @@ def embedding_module(config: RunConfig) -> LayerModule:
 
 
 def head_module(config: RunConfig) -> tuple[LayerModule, ...]:
-    """Final norm, logits and loss at the end of the last chunk."""
+    """Return the final norm, and logits with loss, at the end of the last chunk."""
     model, par = config.model, config.parallelism
     tokens, vocab = tokens_of(config), model.vocab_size // par.tp
     tensors: tuple[ParameterTensor, ...] = ()
@@ -267,9 +266,10 @@ def head_module(config: RunConfig) -> tuple[LayerModule, ...]:
 
 
 def _loss_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
-    """Largest logit, the target's logit and the sum of exponentials, in fp32.
+    """Return the all-reduces of the largest logit, the target's logit and the sum of exponentials,
+    in fp32.
 
-    Fused, the last two travel together (``fused_vocab_parallel_cross_entropy``).
+    The fused loss combines the last two (``fused_vocab_parallel_cross_entropy``).
     """
     if config.parallelism.tp == 1:
         return ()
@@ -298,9 +298,9 @@ def _embedding_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
 
 
 def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
-    """Down projections and norms, up projections and positions, core attention and projection.
+    """Return down projections and norms, up projections and positions, core attention and output.
 
-    The first one holds all tensors, in the order of ``named_parameters()``.
+    The first module has all tensors, in the order of ``named_parameters()``.
     """
     latent, model = _latent(config), config.model
     tokens, heads = tokens_of(config), model.num_attention_heads // config.parallelism.tp
@@ -312,7 +312,7 @@ def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
         operators=(
             *(norms if is_inside else ()),
             *((OperatorKind.LINEAR, (tokens, *sizes), 1) for sizes in _up_sizes(config)),
-            # Each head of the queries, and once the keys of all heads.
+            # Each query head, and one key part that all heads share.
             (OperatorKind.POSITION, (tokens, (heads + 1) * latent.qk_pos_emb_head_dim), 1),
         ),
         uses=tuple(
@@ -324,7 +324,7 @@ def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
     core = LayerModule(
         module="attention",
         operators=(
-            # As many operations and bytes as with heads of the mean of both widths.
+            # The mean of both widths gives the same number of operations and bytes.
             *core_attention(config, heads, heads, (query + value) // 2),
             (OperatorKind.LINEAR_PROJ, (tokens, heads * value, model.hidden_size), 1),
         ),
@@ -349,7 +349,7 @@ def _latent(config: RunConfig) -> LatentAttention:
 
 
 def _latent_norms(config: RunConfig) -> tuple[Shaped, ...]:
-    """The norm of each latent before its up projection, inside which Transformer Engine runs it."""
+    """Return the norm of each latent before its up projection, which may run it inside."""
     latent, tokens = _latent(config), local_tokens(config)
     if not config.model.has_qk_norm:
         return ()
@@ -358,7 +358,7 @@ def _latent_norms(config: RunConfig) -> tuple[Shaped, ...]:
 
 
 def _down_module(config: RunConfig, norms: tuple[Shaped, ...]) -> LayerModule:
-    """Down projections are whole on every rank; what carries the position is then gathered."""
+    """Return the down projections, replicated over tp; the position part is gathered after them."""
     latent, hidden, tokens = _latent(config), config.model.hidden_size, local_tokens(config)
     downs = [latent.kv_lora_rank + latent.qk_pos_emb_head_dim]
     if latent.q_lora_rank:
@@ -382,7 +382,8 @@ def _position_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
 
 
 def _up_sizes(config: RunConfig) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Input and output of the two column-parallel products: queries, then keys with values."""
+    """Return (input, output) widths of the two column-parallel products: queries, then keys with
+    values."""
     latent, model = _latent(config), config.model
     heads = model.num_attention_heads // config.parallelism.tp
     query = heads * (latent.qk_head_dim + latent.qk_pos_emb_head_dim)
@@ -416,6 +417,7 @@ def _tensors(config: RunConfig) -> tuple[ParameterTensor, ...]:
 
 
 def _down_tensors(config: RunConfig, name: str, width: int) -> tuple[ParameterTensor, ...]:
-    """Every rank has all of it, and under sequence parallelism sees a part of the sequence."""
-    found = linear_tensors(name, config.model.hidden_size, width, has_bias=False)
-    return tuple(replace(tensor, is_sequence_parallel=True) for tensor in found)
+    """Return the tensors of a down projection, replicated over tp; under sequence parallelism each
+    rank's gradient covers only its part of the sequence."""
+    tensors = linear_tensors(name, config.model.hidden_size, width, has_bias=False)
+    return tuple(replace(tensor, is_sequence_parallel=True) for tensor in tensors)

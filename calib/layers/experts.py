@@ -1,9 +1,9 @@
-"""Layer modules of a layer of experts: router, exchange of tokens, routed and shared experts.
+"""Layer modules of an expert layer: router, token exchange, routed and shared experts.
 
-Follows ``megatron.core`` 0.16.1 (``transformer/moe``).  The rank is the busiest: it gets
-``workload.routing.imbalance`` times the mean, and each of its experts the same number of tokens.
-Left out, because they are small: the all-reduce of token counts over tp and cp for the auxiliary
-loss, and once in a step that of the experts' biases (both num_experts numbers a layer).
+The modules follow ``megatron.core`` 0.16.1 (``transformer/moe``).  They describe the busiest rank:
+it gets ``workload.routing.imbalance`` times the mean, spread evenly over its experts.  Omitted
+because they are small: the all-reduce of token counts over tp and cp for the auxiliary loss, and
+that of the experts' biases once per step (both num_experts numbers a layer).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .tensors import ParameterTensor
 
 _COUNT_NBYTES = 8
 """Token counts are int64; the routing map is one byte for each token and expert."""
-# ``--moe-router-dtype fp32`` keeps the weights of tokens so on their way as well.
+# Under ``--moe-router-dtype fp32`` the token weights also travel in fp32.
 _FP32_NBYTES = 4
 _MIRROR = {
     Collective.ALL_GATHER: Collective.REDUCE_SCATTER,
@@ -54,30 +54,30 @@ _MIRROR = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Tokens of one micro-batch in a layer of experts, as one rank sees them."""
+    """Tokens of one micro-batch in an expert layer, from the view of one rank."""
 
     num_experts: int
-    """Experts that this rank holds."""
+    """Experts of this rank."""
     tokens: int
     """Tokens that this rank routes."""
     copies: int
-    """Rows that it sends: each token once for each of its experts, or the capacity."""
+    """Rows that it sends: each token once per chosen expert, or the capacity."""
     rows: int
-    """Rows that the experts of this rank take in together."""
+    """Rows that the experts of this rank receive in total."""
 
     @property
     def loads(self) -> tuple[tuple[int, int], ...]:
-        """Rows of one expert, and how many of the experts here take that many."""
+        """Pairs of rows per expert and number of local experts with that many rows."""
         base, more = divmod(self.rows, self.num_experts)
         loads = ((base + 1, more), (base, self.num_experts - more))
         return tuple((rows, number) for rows, number in loads if rows and number)
 
 
 def routing(config: RunConfig) -> Routing:
-    """Where the tokens of one micro-batch go.
+    """Return the routing of one micro-batch.
 
     An expert takes at most ceil(tokens x top-k / experts x factor) tokens of each rank
-    (``get_capacity``), and exactly that many where rows are padded to the capacity.
+    (``get_capacity``), and exactly that many if rows are padded to the capacity.
     """
     experts, par = _experts(config), config.parallelism
     tokens = local_tokens(config)
@@ -85,11 +85,11 @@ def routing(config: RunConfig) -> Routing:
     busiest = experts.imbalance
     if experts.capacity_factor:
         capacity = math.ceil(copies / experts.num_experts * experts.capacity_factor)
-        held = capacity * experts.num_experts
+        total_capacity = capacity * experts.num_experts
         if experts.is_padded_to_capacity:
-            copies, busiest = held, 1.0
-        copies = min(copies, held)
-        busiest = min(busiest, held / copies)
+            copies, busiest = total_capacity, 1.0
+        copies = min(copies, total_capacity)
+        busiest = min(busiest, total_capacity / copies)
     return Routing(
         num_experts=experts.num_experts // par.ep,
         tokens=tokens,
@@ -99,7 +99,8 @@ def routing(config: RunConfig) -> Routing:
 
 
 def expert_modules(config: RunConfig) -> tuple[LayerModule, ...]:
-    """What stands in a layer of experts in place of a dense MLP, tensors in Megatron's order."""
+    """Return the modules that replace the dense MLP in an expert layer, tensors in Megatron's
+    order."""
     experts, routed = _experts(config), routing(config)
     hidden, fc1, ffn = _widths(config, experts.ffn_hidden_size, config.parallelism.expert_tp)
     router = (OperatorKind.ROUTER, (routed.tokens, hidden, experts.num_experts), 1)
@@ -125,7 +126,7 @@ def expert_modules(config: RunConfig) -> tuple[LayerModule, ...]:
 
 
 def _experts(config: RunConfig) -> Experts:
-    """Those of the model, with the imbalance that this layout is taken to have."""
+    """Return the model's experts with the imbalance assumed for this layout."""
     experts = config.model.experts
     if experts is None:
         raise AssertionError("a layer of experts was asked of a model that has none")
@@ -138,16 +139,16 @@ def _spread(experts: Experts, ep: int) -> Experts:
 
 
 def _widths(config: RunConfig, ffn: int, tp: int) -> tuple[int, int, int]:
-    """Hidden, and the widths of one rank's share: fc1's result and fc2's input."""
+    """Return hidden, and the widths of one rank's share: fc1's output and fc2's input."""
     share = ffn // tp
     return config.model.hidden_size, share * (2 if config.model.is_gated else 1), share
 
 
 def _reordering(experts: Experts, routed: Routing, hidden: int) -> tuple[Shaped, ...]:
-    """Copies of rows on their way to the experts and back, each way once.
+    """Return the permutations of rows to the experts and back.
 
-    The exchange of each token with its experts sorts twice: by expert before it is sent, and by
-    local expert after it has come.  Experts one after the other join their results in one more.
+    The all-to-all dispatcher sorts rows twice: by expert before sending, and by local expert after
+    receiving.  Experts that run one by one need one more permutation to join their outputs.
     """
     has_many = routed.num_experts > 1
     arrived = (OperatorKind.PERMUTE, (routed.rows, hidden, 1))
@@ -173,14 +174,15 @@ def _exchange(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
         return _gathered(config, routed)
     is_flex = experts.dispatcher is Dispatcher.FLEX
     uses = _flex(config) if is_flex else _all_to_all(config, routed)
-    if not exchanges_beside(config):
-        return _beside_shared(config, uses)
-    beside = OtherPass.WHOLE if experts.delays_weight_gradients else OtherPass.INPUTS
-    return tuple(replace(use, is_overlapped=True, other_pass=beside) for use in uses)
+    if not overlaps_expert_exchange(config):
+        return _overlap_with_shared(config, uses)
+    overlapped_pass = OtherPass.WHOLE if experts.delays_weight_gradients else OtherPass.INPUTS
+    return tuple(replace(use, is_overlapped=True, other_pass=overlapped_pass) for use in uses)
 
 
 def _gathered(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
-    """Every rank of the experts' groups sees all tokens of them and keeps those of its experts."""
+    """Return the collectives of the all-gather dispatcher: every rank of the expert group receives
+    all of the group's tokens and processes those of its experts."""
     experts, par, role = _experts(config), config.parallelism, GroupRole.EXPERT_TP_EP
     tokens = routed.tokens * par.expert_tp * par.ep
     weight = _weight_nbytes(config)
@@ -189,7 +191,7 @@ def _gathered(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
         (
             *_there_and_back(config, gather, role, tokens * hidden * config.precision.nbytes),
             *_there_and_back(config, gather, role, tokens * experts.num_experts * weight),
-            # What the experts give is summed in the type of the weights.
+            # The outputs of the experts are summed in the type of the token weights.
             *_there_and_back(config, Collective.REDUCE_SCATTER, role, tokens * hidden * weight),
             _forward(config, gather, role, tokens * experts.num_experts),
         )
@@ -197,7 +199,8 @@ def _gathered(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
 
 
 def _all_to_all(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
-    """Each token goes to the ranks of its experts, then to all of the experts' tp ranks."""
+    """Return the collectives of the all-to-all dispatcher: each token goes to the ranks of its
+    experts, then to all of the experts' tp ranks."""
     experts, par = _experts(config), config.parallelism
     hidden, weight, exchange = config.model.hidden_size, _weight_nbytes(config), GroupRole.EP
     sent = math.ceil(routed.rows / par.expert_tp)
@@ -217,16 +220,17 @@ def _all_to_all(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]
     return between_ranks(uses)
 
 
-def exchanges_beside(config: RunConfig) -> bool:
-    """Whether tokens travel while another micro-batch is worked on; one alone has none beside."""
+def overlaps_expert_exchange(config: RunConfig) -> bool:
+    """Return True if the exchange overlaps another micro-batch, which takes at least two."""
     experts = config.model.experts
     return experts is not None and experts.overlaps_exchange and config.num_microbatches > 1
 
 
 def _flex(config: RunConfig) -> tuple[CollectiveUse, ...]:
-    """A token goes once to each rank that holds one of its experts (DeepEP), and comes back.
+    """Return the collectives of the flex dispatcher (DeepEP): each token goes once to each rank
+    with one of its experts, and back.
 
-    Over several nodes it goes once to each node and is passed on there, which ``num_chosen`` says.
+    Across nodes a token goes once to each node and is forwarded there; then ``num_chosen`` is set.
     """
     experts, par, role = _experts(config), config.parallelism, GroupRole.EXPERT_TP_EP
     reached = par.expert_tp * expected_distinct(
@@ -246,7 +250,7 @@ def _weight_nbytes(config: RunConfig) -> int:
 def _there_and_back(
     config: RunConfig, collective: Collective, role: GroupRole, nbytes: int, count: int = 1
 ) -> tuple[CollectiveUse, CollectiveUse]:
-    """A collective of the forward pass, and the one that carries its gradient."""
+    """Return a collective of the forward pass and the one that carries its gradient."""
     ways = ((collective, Placement.FORWARD), (_MIRROR[collective], Placement.BACKWARD))
     there, back = (transfer(group_call(config, c, role, nbytes), place) for c, place in ways)
     return replace(there, count=count), replace(back, count=count)
@@ -267,7 +271,10 @@ def _router_tensors(config: RunConfig) -> tuple[ParameterTensor, ...]:
 
 
 def _expert_tensors(config: RunConfig, fc1: int, ffn: int) -> tuple[ParameterTensor, ...]:
-    """Without expert parallelism Megatron reduces their gradients with those of the rest."""
+    """Return the tensors of the routed experts.
+
+    Without expert parallelism, Megatron reduces their gradients with those of the dense part.
+    """
     experts, par = _experts(config), config.parallelism
     hidden, has_bias = config.model.hidden_size, config.model.has_bias
     first, second = (
@@ -282,7 +289,7 @@ def _expert_tensors(config: RunConfig, fc1: int, ffn: int) -> tuple[ParameterTen
 
 
 def _shared_module(config: RunConfig) -> LayerModule:
-    """A dense MLP that every token takes, split over tp as any other."""
+    """Return the shared experts: a dense MLP for every token, split over tp like any other."""
     experts, hidden = _experts(config), config.model.hidden_size
     dense = mlp_module(config, "shared_experts", experts.shared_ffn_hidden_size, has_bias=False)
     gate = ParameterTensor(name="shared.gate", numel=hidden, is_sequence_parallel=True)
@@ -290,31 +297,36 @@ def _shared_module(config: RunConfig) -> LayerModule:
     return replace(dense, uses=_shared_uses(config), tensors=(*gates, *dense.tensors))
 
 
-def _beside_shared(config: RunConfig, uses: tuple[CollectiveUse, ...]) -> tuple[CollectiveUse, ...]:
-    """The exchange with the shared experts beside it, where Megatron runs them on a stream of
-    their own: the first product while tokens leave, the second while they return."""
+def _overlap_with_shared(
+    config: RunConfig, uses: tuple[CollectiveUse, ...]
+) -> tuple[CollectiveUse, ...]:
+    """Mark the exchange as overlapped by the shared experts, if Megatron runs them on a separate
+    stream: the first product during dispatch, the second during combine."""
     experts = _experts(config)
     if not (experts.overlaps_shared and experts.shared_ffn_hidden_size):
         return uses
     dense = mlp_module(config, "shared_experts", experts.shared_ffn_hidden_size, has_bias=False)
     work = tuple((kind, shape) for kind, shape, _ in dense.operators)
-    return tuple(replace(use, is_overlapped=True, beside=work) for use in uses)
+    return tuple(replace(use, is_overlapped=True, overlapping_operators=work) for use in uses)
 
 
 def _shared_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
-    """Beside the exchange Megatron keeps the gathered input, and gathers it only once.
+    """Return the tensor-parallel collectives of the shared experts.
 
-    The input is gathered while rows are sorted, the result scattered while they are put back.
+    If they overlap the exchange, Megatron retains the gathered input and gathers it only once: the
+    gather overlaps the sorting of rows, the scatter of the output their unsorting.
     """
     column = column_uses(config, OperatorKind.LINEAR_FC1)
     row = row_uses(config, OperatorKind.LINEAR_FC2)
     if not _experts(config).overlaps_shared:
         return (*column, *row)
     backward_gather = (Placement.BACKWARD, Collective.ALL_GATHER)
-    kept = [use for use in column if (use.placement, use.call.collective) != backward_gather]
+    remaining_uses = [
+        use for use in column if (use.placement, use.call.collective) != backward_gather
+    ]
     routed = routing(config)
     sorting = ((OperatorKind.PERMUTE, (routed.copies, config.model.hidden_size, 1)),)
     return tuple(
-        replace(use, is_overlapped=True, overlaps_with=None, beside=sorting)
-        for use in (*kept, *row)
+        replace(use, is_overlapped=True, overlaps_with=None, overlapping_operators=sorting)
+        for use in (*remaining_uses, *row)
     )

@@ -1,7 +1,7 @@
-"""Part of a layer as one Megatron module runs it, and the tensor-parallel traffic around it.
+"""Layer modules: the part of a layer that one Megatron module runs, with its transfers over tp.
 
-``ADDED_MODULES`` is the one place to add a module to every transformer layer: what it runs, and
-what it keeps (docs/extending/operator_kind.md adds one with an operator of its own).
+``ADDED_MODULES`` is the one place to add a module to every transformer layer: its operators, and
+the bytes that it saves (docs/extending/operator_kind.md adds one with a new operator kind).
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ from ..workload import (
 from .tensors import ParameterTensor
 
 Shaped = tuple[OperatorKind, tuple[int, ...], int]
-"""Kind, shape and how often one micro-batch runs it."""
+"""Kind, shape and count per micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerModule:
-    """What one module does for one micro-batch on one rank, forwards; backwards follows."""
+    """Forward operators of one module for one micro-batch on one rank; backward ones derive from
+    them."""
 
     module: str
-    """Name by which ``--recompute-modules`` knows it; other names are never recomputed alone."""
+    """Name in ``--recompute-modules``; modules with other names are never recomputed alone."""
     operators: tuple[Shaped, ...] = ()
     uses: tuple[CollectiveUse, ...] = ()
     """Collectives of the forward and of the backward pass."""
     tensors: tuple[ParameterTensor, ...] = ()
-    kept_nbytes: float = 0.0
-    """Of an added module alone: ``memory.activations`` knows those of Megatron."""
+    saved_nbytes: float = 0.0
+    """Activations of an added module; ``memory.activations`` counts those of Megatron's modules."""
 
 
 def tokens_of(config: RunConfig) -> int:
-    """Tokens of one micro-batch on one rank, whole over tp."""
+    """Return the tokens of one micro-batch on one rank, before tp splits them."""
     return config.batch.micro_batch_size * config.local_seq_length
 
 
 def local_tokens(config: RunConfig) -> int:
-    """The same where sequence parallelism splits them over tp."""
+    """Return the tokens of one micro-batch on one rank, over tp under sequence parallelism."""
     par = config.parallelism
     return tokens_of(config) // par.tp if par.is_sequence_parallel else tokens_of(config)
 
 
 def hidden_nbytes(config: RunConfig) -> int:
-    """Bytes of (tokens, hidden) in the element size of activations."""
+    """Return the bytes of (tokens, hidden) in the element size of activations."""
     return tokens_of(config) * config.model.hidden_size * config.precision.nbytes
 
 
 def hidden_call(config: RunConfig, collective: Collective, width: int = 0) -> CollectiveCall:
-    """A collective over tp that carries (tokens, width); 0 means hidden."""
+    """Return a collective over tp that carries (tokens, width); width 0 means hidden."""
     nbytes = tokens_of(config) * (width or config.model.hidden_size) * config.precision.nbytes
     return group_call(config, collective, GroupRole.TP, nbytes)
 
@@ -71,13 +72,13 @@ _GATHERED_BITS = {
     Fp8Recipe.BLOCKWISE: 8 + 32 / 128,
     Fp8Recipe.NVFP4: 4 + 8 / 16,
 }
-"""Bits of an element that is quantized before it is gathered, with its share of a block's scale."""
+"""Bits of an element quantized before the gather, including its share of a block's scale."""
 
 
 def gathered_call(config: RunConfig, *, is_quantized: bool, width: int = 0) -> CollectiveCall:
-    """The gather of (tokens, width) over tp; ``is_quantized``: for a product in 8 bits.
+    """Return the gather of (tokens, width) over tp; ``is_quantized``: for a product in 8 bits.
 
-    TransformerEngine quantizes first and gathers what the product reads.
+    TransformerEngine quantizes before the gather.
     """
     call = hidden_call(config, Collective.ALL_GATHER, width)
     bits = _GATHERED_BITS.get(config.fp8) if is_quantized else None
@@ -88,12 +89,12 @@ def gathered_call(config: RunConfig, *, is_quantized: bool, width: int = 0) -> C
 
 
 def norm_kind(config: RunConfig) -> OperatorKind:
-    """The kind of a norm before a product, inside which Transformer Engine runs it."""
+    """Return the kind of a norm before a product: fused if Transformer Engine runs it inside."""
     return OperatorKind.FUSED_NORM if config.has_norms_inside else OperatorKind.NORM
 
 
 def with_norm(config: RunConfig, name: str, part: LayerModule) -> tuple[LayerModule, LayerModule]:
-    """A norm and the module whose first product it may run inside: then it is part of that."""
+    """Return a norm and the module after it; a fused norm moves into that module's operators."""
     norm = norm_module(config, name)
     if not config.has_norms_inside:
         return norm, part
@@ -103,7 +104,7 @@ def with_norm(config: RunConfig, name: str, part: LayerModule) -> tuple[LayerMod
 
 
 def norm_module(config: RunConfig, name: str, *, module: str = "layernorm") -> LayerModule:
-    """One norm over hidden; its weights' gradients are partial under sequence parallelism."""
+    """Return one norm over hidden; its weight gradients are partial under sequence parallelism."""
     width = config.model.hidden_size
     return LayerModule(
         module=module,
@@ -113,7 +114,7 @@ def norm_module(config: RunConfig, name: str, *, module: str = "layernorm") -> L
 
 
 def norm_tensors(config: RunConfig, name: str, width: int) -> tuple[ParameterTensor, ...]:
-    """Weight, and for LayerNorm bias, of a norm."""
+    """Return the weight of a norm, and for LayerNorm its bias."""
     is_layer_norm = config.model.normalization is Normalization.LAYER_NORM
     parts = ("weight", "bias") if is_layer_norm else ("weight",)
     return tuple(
@@ -125,7 +126,7 @@ def norm_tensors(config: RunConfig, name: str, width: int) -> tuple[ParameterTen
 def linear_tensors(
     name: str, num_in: int, num_out: int, *, has_bias: bool, is_row: bool = False
 ) -> tuple[ParameterTensor, ...]:
-    """Weight and bias of a linear; a row-parallel bias is whole on every tp rank."""
+    """Return weight and bias of a linear; a row-parallel bias is replicated over tp."""
     weight = ParameterTensor(name=f"{name}.weight", numel=num_in * num_out, is_quantized=True)
     if not has_bias:
         return (weight,)
@@ -135,18 +136,18 @@ def linear_tensors(
 def column_uses(
     config: RunConfig, kind: OperatorKind, *, width: int = 0, is_in_layer: bool = True
 ) -> tuple[CollectiveUse, ...]:
-    """Around a column-parallel linear whose input is (tokens, width); 0 means hidden.
+    """Return the collectives of a column-parallel linear with input (tokens, width); 0: hidden.
 
-    Forwards the input is gathered under sequence parallelism; backwards its gradient is summed,
-    asynchronously behind one of the two products.  A linear in a layer may be quantized, and its
-    gather run inside the product; that of the logits never.
+    Under sequence parallelism the forward pass gathers the input; the backward pass sums its
+    gradient, overlapping one of the two products.  A linear in a layer may be quantized, and its
+    gather may run inside the product; neither holds for the logits.
     """
     if config.parallelism.tp == 1:
         return ()
     if not config.parallelism.is_sequence_parallel:
         reduce = hidden_call(config, Collective.ALL_REDUCE, width)
-        is_beside = config.parallelism.engine is Engine.MEGATRON
-        return (transfer(reduce, Placement.BACKWARD, kind if is_beside else None),)
+        is_overlapped = config.parallelism.engine is Engine.MEGATRON
+        return (transfer(reduce, Placement.BACKWARD, kind if is_overlapped else None),)
     gather = gathered_call(config, is_quantized=is_in_layer, width=width)
     scatter = hidden_call(config, Collective.REDUCE_SCATTER, width)
     is_inside = config.parallelism.overlaps_tp and is_in_layer
@@ -158,7 +159,7 @@ def column_uses(
 
 
 def row_uses(config: RunConfig, kind: OperatorKind | None = None) -> tuple[CollectiveUse, ...]:
-    """After a row-parallel linear of that kind whose output is (tokens, hidden)."""
+    """Return the collectives of a row-parallel linear of that kind with output (tokens, hidden)."""
     if config.parallelism.tp == 1:
         return ()
     if not config.parallelism.is_sequence_parallel:
@@ -179,7 +180,7 @@ def transfer(
     *,
     is_overlapped: bool = False,
 ) -> CollectiveUse:
-    """One transfer; one that runs beside the operator ``behind`` is overlapped as well."""
+    """Return one use of a collective; it is also overlapped if ``behind`` names an operator."""
     return CollectiveUse(
         call=call,
         count=1,
@@ -190,19 +191,19 @@ def transfer(
 
 
 def between_ranks(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
-    """Those over more than one rank; the others carry nothing."""
+    """Return the collectives over more than one rank; the others carry nothing."""
     return tuple(use for use in uses if use.call.num_ranks > 1)
 
 
 ADDED_MODULES: tuple[Callable[[RunConfig], LayerModule], ...] = ()
-"""Each from a layout; one that a model has not, runs no operators and keeps nothing."""
+"""Factories of added modules, from a layout; each returns an empty module if the model has none."""
 
 
 def added_modules(config: RunConfig) -> tuple[LayerModule, ...]:
-    """Those of a layer, in the order in which they run."""
+    """Return the added modules of a layer, in execution order."""
     return tuple(make(config) for make in ADDED_MODULES)
 
 
-def added_kept_nbytes(config: RunConfig) -> float:
-    """What they keep of one micro-batch until its backward pass."""
-    return float(sum(module.kept_nbytes for module in added_modules(config)))
+def added_saved_nbytes(config: RunConfig) -> float:
+    """Return the bytes that added modules save of one micro-batch until its backward pass."""
+    return float(sum(module.saved_nbytes for module in added_modules(config)))

@@ -1,8 +1,7 @@
-"""What a model is called: its kind and its number of parameters.
+"""Name of a model (its kind and number of parameters), and its FLOP per token.
 
-FLOP of a model for each token, as Megatron-LM counts them: what TFLOP/s and MFU stand on.
-
-Not what a layout computes: neither recomputation nor how anything is split is in it.
+FLOP are counted as in Megatron-LM and are the basis of TFLOP/s and MFU.  They describe the model,
+not a layout: neither recompute nor any split enters them.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..workload import Batch, Experts, LatentAttention, ModelShape, Parallelism, RunConfig
-from .stage_work import held_parameters
+from .stage_work import stage_parameters
 
 _NAMES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _FEW = 9.95
-"""From here on two digits stand before the point, and none is needed behind it."""
+"""Numbers from here on round to two digits before the point and are shown without decimals."""
 
 
 def model_name(config: RunConfig) -> str:
-    """The model as people name it, ``GPT 13B`` or ``MoE 47B (13B active)``.
+    """Return the usual name of the model, ``GPT 13B`` or ``MoE 47B (13B active)``.
 
-    All parameters count, embeddings and padded rows of the vocabulary too; active are those of the
-    same model with ``top_k`` experts, which a token meets.
+    All parameters count, embeddings and padded rows of the vocabulary too; active parameters are
+    those of the same model with ``top_k`` experts, the number that a token passes through.
     """
     model, experts = config.model, config.model.experts
     total = count_name(_num_parameters(config, model))
@@ -32,7 +31,7 @@ def model_name(config: RunConfig) -> str:
 
 
 def _num_parameters(config: RunConfig, model: ModelShape) -> int:
-    """Of a model of this shape, whole on one rank."""
+    """Return the parameters of a model of this shape, unsplit."""
     whole = replace(
         config,
         model=model,
@@ -40,19 +39,19 @@ def _num_parameters(config: RunConfig, model: ModelShape) -> int:
         batch=Batch(micro_batch_size=1, global_batch_size=1),
         recompute_num_layers=0,
     )
-    return sum(held_parameters(whole, 0))
+    return sum(stage_parameters(whole, 0))
 
 
 def count_name(number: float) -> str:
-    """A number of parameters in two digits or three.
+    """Return a number of parameters in two or three digits.
 
     >>> [count_name(n) for n in (46.7e9, 1.31e9, 354_871_296, 842_496, 99)]
     ['47B', '1.3B', '355M', '842K', '99']
     """
     for size, name in _NAMES:
         if number >= 0.9995 * size:
-            held = number / size
-            return f"{held:.1f}{name}" if held < _FEW else f"{held:.0f}{name}"
+            scaled = number / size
+            return f"{scaled:.1f}{name}" if scaled < _FEW else f"{scaled:.0f}{name}"
     return f"{number:.0f}"
 
 
@@ -61,11 +60,11 @@ _PASSES = 3
 _FLOP_PER_PRODUCT = 2
 """A multiplication and an addition."""
 _SEEN_FRAC = 0.5
-"""Of the square of scores, that a causal mask leaves."""
+"""Share of the square of scores that a causal mask leaves."""
 
 
 def model_flop_per_token(model: ModelShape) -> float:
-    """FLOP of one token, forward and backward.
+    """Return the FLOP of one token, forward and backward.
 
     Megatron-LM core 0.16.1, ``num_floating_point_operations`` of ``megatron/training/training.py``:
     matrix products three times at 2 FLOP, half of the square of scores, top-k and shared experts,
@@ -80,7 +79,7 @@ def model_flop_per_token(model: ModelShape) -> float:
     1061947441152.0
     """
     products = sum(_mlp(model, layer) for layer in range(model.num_layers))
-    # Prediction layers are as the last one is.
+    # Prediction layers are of the same kind as the last layer.
     products += model.num_prediction_layers * _mlp(model, model.num_layers - 1)
     num_layers = model.num_layers + model.num_prediction_layers
     products += num_layers * _attention(model)
@@ -89,7 +88,7 @@ def model_flop_per_token(model: ModelShape) -> float:
 
 
 def _mlp(model: ModelShape, layer: int) -> int:
-    """Products of one token in the MLP of a layer, or in those of its experts that it meets."""
+    """Return the multiply-adds of one token in a layer's MLP, or in the experts that it uses."""
     num_matrices = 3 if model.is_gated else 2
     width = model.ffn_hidden_size
     if model.experts is not None and model.has_experts(layer):
@@ -111,7 +110,7 @@ def _attention(model: ModelShape) -> float:
 
 
 def _latent(model: ModelShape, latent: LatentAttention) -> float:
-    """Products, and the norms of the compressed queries and keys, as Megatron has them."""
+    """Return multiply-adds, including norms of compressed queries and keys, as Megatron counts."""
     heads, hidden = model.num_attention_heads, model.hidden_size
     width = heads * (latent.qk_head_dim + latent.qk_pos_emb_head_dim)
     queries = hidden * width
@@ -125,6 +124,7 @@ def _latent(model: ModelShape, latent: LatentAttention) -> float:
 
 
 def _head(model: ModelShape) -> int:
-    """Logits of the model and of each prediction layer, with that one's projection and norms."""
+    """Return multiply-adds of the logits of the model and of each prediction layer, plus the
+    projection and norms of the latter."""
     hidden, ahead = model.hidden_size, model.num_prediction_layers
     return hidden * model.vocab_size * (1 + ahead) + ahead * (3 * hidden + 2 * hidden**2)

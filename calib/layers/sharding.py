@@ -1,8 +1,8 @@
-"""Traffic of what is sharded beyond the optimizer: one unit of FSDP for each block.
+"""Traffic of sharded weights and gradients: each block is one FSDP unit.
 
 Zhao et al. 2023 ("PyTorch FSDP", section 3): a unit's weights are gathered before its forward pass
-and again before its backward pass, its gradients are scattered after it, and under hybrid sharding
-each shard of them is then summed over the replicas.
+and before its backward pass, its gradients are reduce-scattered after the latter, and under hybrid
+sharding each gradient shard is then summed over the replicas.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from .tensors import ParameterTensor
 
 
 def gathered_nbytes(config: RunConfig, *, is_quantized: bool) -> int:
-    """Bytes of a weight as ranks gather it: in blocks of 32 elements, Megatron gathers bf16."""
+    """Return bytes per element of a gathered weight; under MXFP8 and NVFP4, Megatron gathers in 16
+    bits."""
     is_whole = config.fp8 in (Fp8Recipe.MXFP8, Fp8Recipe.NVFP4)
     return 1 if is_quantized and not is_whole else config.precision.nbytes
 
 
 def shard_key(config: RunConfig) -> tuple[Hashable, ...] | None:
-    """What the traffic of a block depends on; None where a block has none of its own."""
+    """Return the settings that a block's sharding traffic depends on; None if it has none."""
     par = config.parallelism
     if not (par.shards_weights or par.shards_grads):
         return None
@@ -42,7 +43,7 @@ def shard_key(config: RunConfig) -> tuple[Hashable, ...] | None:
 
 
 def has_host_units(config: RunConfig) -> bool:
-    """True where the host's way through each unit of FSDP2 takes time: an accelerator hides it."""
+    """Return True if host time per FSDP2 unit is exposed: on the CPU; an accelerator hides it."""
     is_wrapped = config.parallelism.shards_weights and config.sharded_update_calls > 0
     return is_wrapped and config.device == "cpu"
 
@@ -50,20 +51,20 @@ def has_host_units(config: RunConfig) -> bool:
 def shard_uses(
     config: RunConfig, tensors: Iterable[ParameterTensor], *, is_root: bool = False
 ) -> tuple[CollectiveUse, ...]:
-    """Gathers of a block's weights and reductions of its gradients, once per micro-batch.
+    """Return the weight gathers and gradient reductions of a block, once per micro-batch.
 
-    Experts are gathered among the replicas of each, all else over data- and context-parallel ranks.
-    ``is_root``: embedding and head, which no unit wraps; what is gathered of them stays for the
+    Experts are gathered among their replicas, all else over data- and context-parallel ranks.
+    ``is_root``: embedding and head, which no unit wraps; their gathered weights stay for the
     backward pass (both generations of FSDP, and Megatron's).
     """
     if shard_key(config) is None:
         return ()
     uses: list[CollectiveUse] = []
-    held = tuple(tensors)
+    all_tensors = tuple(tensors)
     for role, is_expert in ((GroupRole.DP, False), (GroupRole.EXPERT_DP, True)):
-        found = [tensor for tensor in held if tensor.is_expert is is_expert]
-        if found:
-            uses += _of_group(config, role, found, is_root)
+        group_tensors = [tensor for tensor in all_tensors if tensor.is_expert is is_expert]
+        if group_tensors:
+            uses += _of_group(config, role, group_tensors, is_root)
     return between_ranks(uses)
 
 
@@ -86,8 +87,8 @@ def _of_group(
     if par.shards_grads:
         nbytes = sum(tensor.numel for tensor in tensors) * config.grad_nbytes
         scatter = group_call(config, Collective.REDUCE_SCATTER, role, nbytes)
-        is_beside = par.overlaps_grad_reduce
-        yield transfer(scatter, Placement.BACKWARD, is_overlapped=is_beside)
+        is_overlapped = par.overlaps_grad_reduce
+        yield transfer(scatter, Placement.BACKWARD, is_overlapped=is_overlapped)
         shard = nbytes // scatter.num_ranks
         across = group_call(config, Collective.ALL_REDUCE, GroupRole.DP_INSTANCES, shard)
-        yield transfer(across, Placement.BACKWARD, is_overlapped=is_beside)
+        yield transfer(across, Placement.BACKWARD, is_overlapped=is_overlapped)

@@ -1,4 +1,4 @@
-"""Everything that one rank of a stage does in a step: operators and collectives with counts."""
+"""Work of one rank of a stage in a step: operators and collectives with counts."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from .tensors import BlockNumel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOperators:
-    """What one rank of a stage runs: three lists per micro-batch, one per step."""
+    """Operators of one rank of a stage: three lists per micro-batch, one per step."""
 
     forward: tuple[OperatorCount, ...]
     backward: tuple[OperatorCount, ...]
     recompute: tuple[OperatorCount, ...]
-    """Forward operators that run again within the backward pass."""
+    """Forward operators that the backward pass recomputes."""
     step: tuple[OperatorCount, ...]
 
 
 def stage_operators(config: RunConfig, stage: int) -> StageOperators:
-    """The operators of one micro-batch on one rank of ``stage``, and those of a step.
+    """Return the operators of one micro-batch on one rank of ``stage``, and those of a step.
 
-    Every model operator carries the element size of the activations, ``OPTIMIZER`` that of fp32,
-    and the two host remainders none (0); there is one ``HOST_MICROBATCH`` for each chunk.
+    Every model operator has the element size of the activations, ``OPTIMIZER`` that of fp32, and
+    the two host remainders 0; there is one ``HOST_MICROBATCH`` for each chunk.
     """
     _check_stage(config, stage)
     chunks = config.chunks_of(stage)
@@ -59,7 +59,7 @@ def stage_operators(config: RunConfig, stage: int) -> StageOperators:
 
 
 def step_operators(config: RunConfig, stage: int) -> tuple[OperatorCount, ...]:
-    """The operators that one rank of ``stage`` runs once in a step."""
+    """Return the operators that one rank of ``stage`` runs once in a step."""
     updated = updated_parameters(config, stage)
     optimizer = optimizer_operator(
         updated,
@@ -73,44 +73,45 @@ def step_operators(config: RunConfig, stage: int) -> tuple[OperatorCount, ...]:
 
 
 def updated_parameters(config: RunConfig, stage: int) -> int:
-    """Parameters that one rank of ``stage`` updates: a share when the optimizer is distributed."""
-    par, (dense, experts) = config.parallelism, held_parameters(config, stage)
+    """Return the number of parameters that one rank of ``stage`` updates: its share if the
+    optimizer is distributed."""
+    par, (dense, experts) = config.parallelism, stage_parameters(config, stage)
     return -(-dense // num_shards(par)) - (-experts // num_shards(par, is_expert=True))
 
 
-def held_parameters(config: RunConfig, stage: int) -> tuple[int, int]:
-    """Parameters of one rank of ``stage``, and those of its experts, before any sharding."""
-    held = _stage_numel(config, stage)
-    dense = sum(numel.dense * count for numel, count in held)
-    return dense, sum(numel.expert * count for numel, count in held)
+def stage_parameters(config: RunConfig, stage: int) -> tuple[int, int]:
+    """Return the dense and the expert parameters of one rank of ``stage``, before any sharding."""
+    numel_counts = _stage_numel(config, stage)
+    dense = sum(numel.dense * count for numel, count in numel_counts)
+    return dense, sum(numel.expert * count for numel, count in numel_counts)
 
 
 def sharded_calls(config: RunConfig, stage: int) -> int:
-    """Calls of the optimizer on sharded tensors in a step of one rank of ``stage``, by its share of
-    all tensors; 0 where these are plain."""
+    """Return the optimizer calls on sharded tensors in a step of one rank of ``stage``, by its
+    share of all tensors; 0 if tensors are plain."""
     par = config.parallelism
     if not (config.sharded_update_calls and par.shards_weights):
         return 0
-    held = [
+    tensors_per_chunk = [
         sum(len(block.tensors) * count for block, count in chunk_blocks(config, chunk))
         for chunk in range(par.num_chunks)
     ]
-    here = sum(held[chunk] for chunk in config.chunks_of(stage))
-    return -(-config.sharded_update_calls * here // sum(held))
+    here = sum(tensors_per_chunk[chunk] for chunk in config.chunks_of(stage))
+    return -(-config.sharded_update_calls * here // sum(tensors_per_chunk))
 
 
 def host_pass(phase: Phase, count: int = 1) -> OperatorCount:
-    """What the host adds to one pass of one chunk."""
+    """Return the host time added to one pass, counted once per chunk."""
     kind = OperatorKind.HOST_MICROBATCH
     return Operator(kind=kind, phase=phase, shape=(), element_nbytes=0), count
 
 
 def collective_uses(config: RunConfig, *, stage: int) -> tuple[CollectiveUse, ...]:
-    """Every collective that one rank of ``stage`` issues in a step, with its place.
+    """Return every collective that one rank of ``stage`` issues in a step, with its placement.
 
-    Follows ``megatron.core`` 0.16.1.  Left out, because they are small: gradient norm, found-inf
-    and zero counts (``MODEL``), the loss and token counts of the training script, and its broadcast
-    of batches over tp.  Groups of one rank carry nothing and are left out as well.
+    The list follows ``megatron.core`` 0.16.1.  Omitted because they are small: gradient norm,
+    found-inf and zero counts (``MODEL``), the loss and token counts of the training script, and its
+    broadcast of batches over tp.  Groups of one rank carry nothing and are omitted too.
     """
     _check_stage(config, stage)
     uses: list[CollectiveUse] = []
@@ -122,7 +123,7 @@ def collective_uses(config: RunConfig, *, stage: int) -> tuple[CollectiveUse, ..
 
 
 def step_collectives(config: RunConfig, *, stage: int) -> tuple[tuple[CollectiveCall, int], ...]:
-    """The same, as distinct calls with their number per step on one rank of ``stage``."""
+    """Return the distinct calls of ``collective_uses`` with their number per step."""
     counts: Counter[CollectiveCall] = Counter()
     for use in collective_uses(config, stage=stage):
         repeats = config.num_microbatches if use.placement.is_per_microbatch else 1
@@ -131,7 +132,7 @@ def step_collectives(config: RunConfig, *, stage: int) -> tuple[tuple[Collective
 
 
 def p2p_call(config: RunConfig, chunk: int, collective: Collective) -> CollectiveCall:
-    """The message between a chunk and the next: the hidden states of one micro-batch."""
+    """Return the message between a chunk and the next: the hidden states of one micro-batch."""
     par = config.parallelism
     # Under DeepSpeed the ranks of a tp group share a message.
     is_split = par.is_sequence_parallel or par.engine is Engine.DEEPSPEED
@@ -145,7 +146,7 @@ def p2p_call(config: RunConfig, chunk: int, collective: Collective) -> Collectiv
 
 
 def p2p_num_nodes(parallelism: Parallelism, stage: int) -> int:
-    """2 where a rank of a stage and its partner in the next stage sit on two nodes, otherwise 1."""
+    """Return 2 if a rank of a stage and its peer in the next stage are on two nodes, else 1."""
     per_node = parallelism.ranks_per_node
     if not per_node or parallelism.pp == 1:
         return 1
@@ -155,7 +156,7 @@ def p2p_num_nodes(parallelism: Parallelism, stage: int) -> int:
 
 
 def pipeline_uses(config: RunConfig, chunk: int) -> tuple[CollectiveUse, ...]:
-    """Messages of one micro-batch through a chunk, both passes."""
+    """Return the pipeline messages of one micro-batch through a chunk, both passes."""
     forward, backward = Placement.PIPELINE_FORWARD, Placement.PIPELINE_BACKWARD
     send, recv = Collective.SEND, Collective.RECV
     last = config.parallelism.num_chunks - 1
@@ -168,20 +169,20 @@ def pipeline_uses(config: RunConfig, chunk: int) -> tuple[CollectiveUse, ...]:
 
 
 def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
-    """Reductions of gradients and gathers of parameters, once in a step."""
+    """Return the gradient reductions and parameter gathers of a step."""
     model, par = config.model, config.parallelism
     uses: list[CollectiveUse] = []
     known: dict[Bucket, tuple[CollectiveUse, ...]] = {}
     for chunk in config.chunks_of(stage):
-        found: list[CollectiveUse] = []
+        chunk_uses: list[CollectiveUse] = []
         for bucket in buckets(config, chunk):
             if bucket not in known:
                 known[bucket] = bucket_uses(config, bucket)
-            found += known[bucket]
+            chunk_uses += known[bucket]
         # Past its first chunk, a stage issues all buckets of a chunk in one call.
-        uses += found if chunk < par.pp else _coalesced(found)
+        uses += chunk_uses if chunk < par.pp else _coalesced(chunk_uses)
     if len({bucket.is_expert for bucket in known}) > 1 and not par.overlaps_param_gather:
-        # Experts and the rest have an optimizer each, and either gathers all after its step.
+        # Experts and the rest have separate optimizers, and each gathers all after its step.
         uses = [_repeated(use) for use in uses]
     nbytes = _tp_reduced_numel(config, stage) * config.grad_nbytes
     if par.tp > 1 and nbytes:
@@ -196,27 +197,27 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
 
 
 def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
-    """Its reduction, and with the distributed optimizer the gather of its parameters.
+    """Return the reduction of a bucket, and with the distributed optimizer its parameter gather.
 
-    Several instances of the optimizer scatter within one and then reduce each shard over all.  What
-    is sharded deeper travels with the blocks (``sharding``).
+    With several optimizer instances, gradients are scattered within one and each shard is then
+    reduced over all.  Traffic of deeper sharding belongs to the blocks (``sharding``).
     """
     par = config.parallelism
     role = GroupRole.EXPERT_DP if bucket.is_expert else GroupRole.DP
     nbytes = bucket.numel * config.grad_nbytes
-    is_split, is_beside = par.is_optimizer_distributed, par.overlaps_grad_reduce
+    is_split, is_overlapped = par.is_optimizer_distributed, par.overlaps_grad_reduce
     uses: list[CollectiveUse] = []
     if not par.shards_grads:
         scatters = is_split and par.engine is not Engine.DEEPSPEED
         kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
-        # Who sums whole gradients does so over all replicas, however few share the optimizer.
+        # Whole gradients are summed over all replicas, however few share the optimizer.
         summed = config if scatters else _in_one_instance(config)
         reduce = group_call(summed, kind, role, nbytes)
-        uses.append(transfer(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside))
+        uses.append(transfer(reduce, Placement.GRAD_REDUCE, is_overlapped=is_overlapped))
         if scatters:
             across = GroupRole.DP_INSTANCES
             shard = group_call(config, Collective.ALL_REDUCE, across, nbytes // reduce.num_ranks)
-            uses.append(transfer(shard, Placement.GRAD_REDUCE, is_overlapped=is_beside))
+            uses.append(transfer(shard, Placement.GRAD_REDUCE, is_overlapped=is_overlapped))
     if is_split and not par.shards_weights:
         gathered = bucket.numel * gathered_nbytes(config, is_quantized=bucket.is_quantized)
         gather = group_call(config, Collective.ALL_GATHER, role, gathered)
@@ -233,10 +234,10 @@ def _in_one_instance(config: RunConfig) -> RunConfig:
 
 
 def _tp_reduced_numel(config: RunConfig, stage: int) -> int:
-    """Elements that every tp rank holds with a part of their gradient, which is summed over tp.
+    """Return the elements that are replicated over tp with partial gradients, summed over tp.
 
-    Under sequence parallelism norms and biases after row-parallel linears; always the norms of
-    queries and keys (``_allreduce_non_tensor_model_parallel_grads``).
+    These are norms and biases after row-parallel linears under sequence parallelism, and always the
+    norms of queries and keys (``_allreduce_non_tensor_model_parallel_grads``).
     """
     is_split = config.parallelism.is_sequence_parallel
     return sum(

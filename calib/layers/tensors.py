@@ -9,35 +9,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTensor:
-    """One parameter of one rank: its elements, and how its gradient is treated."""
+    """One parameter of one rank: its elements, and how its gradient is reduced."""
 
     name: str
     numel: int
     is_sequence_parallel: bool = False
-    """Replicated over tp, but with a gradient of a part of the sequence only."""
+    """Replicated over tp; each rank's gradient covers only its part of the sequence."""
     is_head_parallel: bool = False
-    """Replicated over tp, but with a gradient of a part of the heads only."""
+    """Replicated over tp; each rank's gradient covers only its part of the heads."""
     is_shared_embedding: bool = False
-    """Held by the first and the last stage, whose gradients are summed."""
+    """Present on the first and the last stage, whose gradients are summed."""
     is_expert: bool = False
-    """Split over the expert groups: its gradient is reduced among the replicas of the expert."""
+    """Split over the expert groups; its gradient is reduced among the replicas of the expert."""
     is_quantized: bool = False
-    """Held in 8 bits where weights are kept so."""
+    """Stored in 8 bits if the layout stores weights in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockNumel:
-    """Elements of the parameters of a block on one rank, summed by how they are treated."""
+    """Elements of a block's parameters on one rank, summed by how gradients are reduced."""
 
     dense: int
-    """Of all but the experts."""
+    """All but the experts."""
     expert: int
     sequence_parallel: int
     head_parallel: int
 
 
 def block_numel(tensors: Iterable[ParameterTensor]) -> BlockNumel:
-    """Sums over the tensors of a block."""
+    """Sum the tensors of a block."""
     kinds: Counter[str] = Counter()
     for tensor in tensors:
         kinds["expert" if tensor.is_expert else "dense"] += tensor.numel
@@ -49,29 +49,29 @@ def block_numel(tensors: Iterable[ParameterTensor]) -> BlockNumel:
 
 
 START_ALIGNMENT = 64
-"""Elements on whose multiples the distributed optimizer lets a parameter begin."""
+"""Elements to whose multiples the distributed optimizer aligns the start of a parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strip:
-    """Parameters of a block that follow one another in one gradient buffer, last first."""
+    """Consecutive parameters of a block in one gradient buffer, last first."""
 
     parts: tuple[tuple[int, bool], ...]
-    """Elements of each, and whether it is a shared embedding."""
+    """Elements of each parameter, and True for a shared embedding."""
     has_shared_embedding: bool
     numel: int
     """Elements without padding."""
     aligned_numel: int
-    """Elements where each parameter begins on ``START_ALIGNMENT``, the last one padded as well."""
+    """Elements if each parameter begins on ``START_ALIGNMENT`` and the last is padded as well."""
 
     @property
     def aligned_end(self) -> int:
-        """Where the strip ends if it begins aligned: the last one is not padded."""
+        """End of a strip that begins aligned; its last parameter is not padded."""
         return self.aligned_numel - -self.parts[-1][0] % START_ALIGNMENT
 
 
 def strip(tensors: Sequence[ParameterTensor]) -> Strip:
-    """The strip of some tensors, given first to last."""
+    """Return the strip of tensors given first to last."""
     parts = tuple((tensor.numel, tensor.is_shared_embedding) for tensor in reversed(tensors))
     return Strip(
         parts=parts,

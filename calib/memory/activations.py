@@ -1,9 +1,10 @@
-"""Bytes that a layer keeps from the forward pass of one micro-batch for its backward pass.
+"""Bytes that a layer saves in the forward pass of one micro-batch for its backward pass.
 
-Tensor by tensor, as autograd holds them in Megatron with Transformer Engine: the input of each
-product (16 bit, or 8 bit under fp8), the input of each norm, what attention, activation and router
-need to go back.  Views count once.  With two-byte elements, dropout and ffn = 4 h a dense layer is
-Korthikanti et al. (arXiv:2205.05198, Table 2).
+Tensors are counted one by one, as autograd saves them in Megatron with Transformer Engine: the
+input of each product (16 bit, or 8 bit under fp8), the input of each norm, and the tensors that the
+backward passes of attention, activation and router read.  Views count once.  With two-byte
+elements, dropout and ffn = 4 h, a dense layer matches Korthikanti et al. (arXiv:2205.05198,
+Table 2).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..layers import Again
+from ..layers import RecomputeOption
 from ..workload import (
     ContextComm,
     Engine,
@@ -22,7 +23,7 @@ from ..workload import (
     Recompute,
     RunConfig,
     imbalance,
-    kept_imbalance,
+    imbalance_over_layers,
 )
 
 OFFLOADED_MODULES = frozenset(
@@ -31,30 +32,33 @@ OFFLOADED_MODULES = frozenset(
         *("expert_fc1", "moe_act", "fused_group_mlp"),
     }
 )
-"""What ``offload_modules`` may name; the inputs of whole recomputed layers are left out."""
+"""Valid names in ``offload_modules``; the inputs of whole recomputed layers are not modelled."""
 _FUSED = {"fused_group_mlp": {"expert_fc1", "moe_act"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """One tensor that is kept."""
+    """One tensor saved for the backward pass."""
 
     name: str
     nbytes: float
     part: str = "attention"
-    """``attention`` or ``mlp``: the backward pass frees the second before it reaches the first."""
+    """``attention`` or ``mlp``: the backward pass frees those of ``mlp`` first."""
     modules: tuple[str, ...] = ()
-    """Names in ``recompute_modules`` under which it is dropped."""
+    """Names in ``recompute_modules`` that drop it."""
     offload: str = ""
-    """Name in ``offload_modules`` under which the host's memory holds it."""
+    """Name in ``offload_modules`` that moves it to host memory."""
 
 
-def offloaded_nbytes(config: RunConfig, tensors: Iterable[Saved], again: frozenset[str]) -> float:
-    """Bytes of these tensors of a layer that the host's memory holds between the passes.
+def offloaded_nbytes(
+    config: RunConfig, tensors: Iterable[Saved], recomputed_modules: frozenset[str]
+) -> float:
+    """Return the bytes of these tensors of a layer that are in host memory between the passes.
 
-    The input of each module of ``offload_modules`` (fine-grained activation offloading of
-    Megatron-LM main, 2026); what is computed again is not copied, nor is anything where whole
-    layers are.  Tensors below Megatron's least size and the last layer, which stay, count as well.
+    They are the inputs of the modules in ``offload_modules`` (fine-grained activation offloading of
+    Megatron-LM main, 2026).  Recomputed tensors are not copied, and none is under full recompute.
+    Tensors below Megatron's minimum size and those of the last layer, which stay on the device, are
+    counted as offloaded too.
     """
     if config.recompute is Recompute.FULL or config.device == "cpu" or not config.offload_modules:
         return 0.0
@@ -63,112 +67,121 @@ def offloaded_nbytes(config: RunConfig, tensors: Iterable[Saved], again: frozens
     return sum(
         saved.nbytes
         for saved in tensors
-        if saved.offload in names and not again.intersection(saved.modules)
+        if saved.offload in names and not recomputed_modules.intersection(saved.modules)
     )
 
 
-def stashed_nbytes(config: RunConfig, tensors: Iterable[Saved], again: frozenset[str]) -> float:
-    """Bytes of these tensors of a layer of experts that are copied to pages; 0 without them."""
+def stashed_nbytes(
+    config: RunConfig, tensors: Iterable[Saved], recomputed_modules: frozenset[str]
+) -> float:
+    """Return the bytes of these tensors of an expert layer that are stashed in pages; 0 without
+    paged stash."""
     experts = config.model.experts
     if experts is None or not experts.stash_factor or config.recompute is Recompute.FULL:
         return 0.0
     return sum(
         saved.nbytes
         for saved in tensors
-        if saved.name.startswith("expert") and not again.intersection(saved.modules)
+        if saved.name.startswith("expert") and not recomputed_modules.intersection(saved.modules)
     )
 
 
 ROUTER_NBYTES = 21
-"""Per token and expert: scores, their copy for the balancing loss and probabilities in fp32, a
-mask, and the two int32 rows of the map by which tokens are permuted."""
+"""Router bytes per token and expert: scores, their copy for the balancing loss and probabilities in
+fp32, a mask, and the two int32 rows of the permutation map."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerActivations:
-    """Bytes of one layer and one micro-batch on one rank."""
+    """Activation bytes of one layer and one micro-batch on one rank."""
 
     input_nbytes: float
-    """All that stays where the whole layer is recomputed."""
-    kept_nbytes: float
-    """What stays from forward to backward, with the recompute by module of the run."""
+    """Bytes retained if the whole layer is recomputed."""
+    saved_nbytes: float
+    """Bytes retained from forward to backward, under the run's recompute by module."""
     working_nbytes: float
-    """Beyond ``kept_nbytes``, at the fullest moment of the layer's own backward pass."""
+    """Bytes beyond ``saved_nbytes`` at the peak of the layer's backward pass."""
     recompute_working_nbytes: float
-    """Beyond ``input_nbytes``, the same where the whole layer is recomputed first."""
+    """Bytes beyond ``input_nbytes`` at that peak, if the whole layer is recomputed first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Tokens and element sizes that every tensor of a rank is made of."""
+    """Tokens and element sizes from which all tensor sizes of a rank follow."""
 
     tokens: float
     """Tokens of a micro-batch on a rank, before sequence parallelism."""
     split_tokens: float
-    """The same after it."""
+    """Tokens of a micro-batch on a rank, after sequence parallelism."""
     nbytes: int
     product_nbytes: float
-    """Of an element that a product keeps."""
+    """Bytes per element of a product's saved input."""
 
     @property
     def is_gathered(self) -> bool:
-        """True where tokens are gathered before a product and scattered after."""
+        """True if tokens are gathered before a product and scattered after it."""
         return self.split_tokens < self.tokens
 
 
 def sizes(config: RunConfig) -> Sizes:
-    """Tokens and element sizes of a layout."""
+    """Return the tokens and element sizes of a layout."""
     par, nbytes = config.parallelism, config.precision.nbytes
     tokens = config.batch.micro_batch_size * config.local_seq_length
     share = par.tp if par.is_sequence_parallel else 1
-    # Bytes of an element with its share of a block's scale: 8 bits and 8 for 32 elements (MXFP8),
-    # 4 bits and 8 for 16 elements (NVFP4); the other recipes have one scale for a whole tensor.
-    kept = {Fp8Recipe.NONE: float(nbytes), Fp8Recipe.NVFP4: 0.5625, Fp8Recipe.MXFP8: 1.03125}
+    # Each element includes its share of a block's scale: 8 bits + 8 per 32 elements (MXFP8), 4 bits
+    # + 8 per 16 elements (NVFP4); the other recipes have one scale for a whole tensor.
+    element_nbytes = {
+        Fp8Recipe.NONE: float(nbytes),
+        Fp8Recipe.NVFP4: 0.5625,
+        Fp8Recipe.MXFP8: 1.03125,
+    }
     return Sizes(
         tokens=tokens,
         split_tokens=tokens / share,
         nbytes=nbytes,
-        product_nbytes=kept.get(config.fp8, 1.0),
+        product_nbytes=element_nbytes.get(config.fp8, 1.0),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerParts:
-    """A layer of one layout, before any module of it is computed again."""
+    """A layer of one layout, before recompute drops any tensor."""
 
     config: RunConfig
     tensors: tuple[Saved, ...]
     in_mlp: float
-    """Working bytes of the backward pass of the MLP."""
+    """Working bytes of the MLP's backward pass."""
     in_attention: float
-    """Of that of attention, less what the MLP has freed by then."""
+    """Working bytes of attention's backward pass, less the bytes that the MLP has freed by then."""
 
-    def activations(self, again: frozenset[str]) -> LayerActivations:
-        """Kept and working bytes where these modules run again."""
+    def activations(self, recomputed_modules: frozenset[str]) -> LayerActivations:
+        """Return saved and working bytes if these modules are recomputed."""
         everything = _nbytes(self.tensors)
-        dropped = [saved for saved in self.tensors if not again.isdisjoint(saved.modules)]
-        away = offloaded_nbytes(self.config, self.tensors, again)
-        # In the backward pass what was dropped of a part is back while that part runs.
+        dropped = [
+            saved for saved in self.tensors if not recomputed_modules.isdisjoint(saved.modules)
+        ]
+        away = offloaded_nbytes(self.config, self.tensors, recomputed_modules)
+        # In the backward pass, the dropped tensors of a part are back while that part runs.
         back_mlp = _nbytes(saved for saved in dropped if saved.part == "mlp")
         back_attention = _nbytes(dropped) - back_mlp
-        in_mlp = self.in_mlp + _buffers_nbytes(self.config, again)
-        own = max(in_mlp + back_mlp, self.in_attention + back_mlp + back_attention)
+        in_mlp = self.in_mlp + _buffers_nbytes(self.config, recomputed_modules)
+        working_nbytes = max(in_mlp + back_mlp, self.in_attention + back_mlp + back_attention)
         first = self.tensors[0].nbytes
-        kept = everything - _nbytes(dropped) - away
-        if again and picks_operators(self.config):
-            kept = first + operators_nbytes(self.config)
-            own = max(everything - kept, 0.0) + max(in_mlp, self.in_attention)
+        saved_nbytes = everything - _nbytes(dropped) - away
+        if recomputed_modules and picks_operators(self.config):
+            saved_nbytes = first + operators_nbytes(self.config)
+            working_nbytes = max(everything - saved_nbytes, 0.0) + max(in_mlp, self.in_attention)
         return LayerActivations(
             input_nbytes=first,
-            kept_nbytes=kept,
-            # What the layer itself has got back, and what is on its way for the next one.
-            working_nbytes=own + 2 * away,
+            saved_nbytes=saved_nbytes,
+            # Offloaded tensors of this layer are back, those of the next one are being fetched.
+            working_nbytes=working_nbytes + 2 * away,
             recompute_working_nbytes=everything - first + max(in_mlp, self.in_attention),
         )
 
 
 def layer_parts(config: RunConfig, *, has_experts: bool) -> LayerParts:
-    """The tensors of one layer and what its backward pass works with."""
+    """Return the saved tensors of one layer and the working bytes of its backward pass."""
     tensors = layer_tensors(config, has_experts=has_experts)
     in_mlp = _nbytes(saved for saved in tensors if saved.part == "mlp")
     return LayerParts(
@@ -180,16 +193,16 @@ def layer_parts(config: RunConfig, *, has_experts: bool) -> LayerParts:
 
 
 def picks_operators(config: RunConfig) -> bool:
-    """True where a selective checkpoint is PyTorch's, which picks operators and no modules."""
+    """Return True if selective checkpointing is PyTorch's, which picks operators, not modules."""
     return config.parallelism.engine is Engine.TORCH and config.model.experts is None
 
 
 def operators_nbytes(config: RunConfig) -> float:
-    """Bytes beside its input that a layer keeps where PyTorch's checkpoint picks operators.
+    """Return the bytes besides its input that a layer saves under PyTorch's operator checkpoints.
 
-    The outputs of attention, of scattered sums and of every second ``mm``, which a product with a
-    bias is not (``_save_list`` of torchtitan's ``parallelize_llama.py``), in 16 bits under fp8 too.
-    Only an eager layer holds on to the last product, which no operator behind it reads.
+    These are the outputs of attention, of reduce-scatters and of every second ``mm``, which a
+    product with a bias is not (``_save_list`` of torchtitan's ``parallelize_llama.py``), in 16 bits
+    under fp8 too.  Only an eager layer retains the last product, which no later operator reads.
     """
     model, size, tp = config.model, sizes(config), config.parallelism.tp
     query = model.num_attention_heads * model.kv_channels / tp
@@ -206,13 +219,13 @@ def operators_nbytes(config: RunConfig) -> float:
 
 
 def layer_activations(config: RunConfig, *, has_experts: bool) -> LayerActivations:
-    """Kept and working bytes of one layer."""
+    """Return saved and working bytes of one layer."""
     parts = layer_parts(config, has_experts=has_experts)
-    return parts.activations(Again.own(config).parts)
+    return parts.activations(RecomputeOption.from_config(config).parts)
 
 
 def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:
-    """Every tensor that one layer keeps without recompute; the first is its input."""
+    """Return every tensor that one layer saves without recompute; the first is its input."""
     size = sizes(config)
     hidden = size.split_tokens * config.model.hidden_size
     mask = hidden if config.hidden_dropout else 0
@@ -248,7 +261,7 @@ def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:
 
 
 def qkv_tensors(config: RunConfig) -> tuple[Saved, ...]:
-    """Queries, keys and values, and their inputs where they are normalised."""
+    """Return queries, keys and values, and, with QK norm, queries and keys before it."""
     model, size = config.model, sizes(config)
     each = size.tokens / config.parallelism.tp
     query = each * model.num_attention_heads * model.kv_channels
@@ -262,7 +275,7 @@ def qkv_tensors(config: RunConfig) -> tuple[Saved, ...]:
         # Unfused attention repeats keys and values for every head.
         qkv = 3 * query
     elif not config.is_attention_fused and model.position_embedding is PositionEmbedding.ROPE:
-        # Values are a view of the product's output, which stays beside the rotated copies.
+        # Values are a view of the product's output, so that stays along with the rotated copies.
         qkv += query + key
     return (
         Saved(name="query and key before norm", nbytes=norms),
@@ -271,7 +284,7 @@ def qkv_tensors(config: RunConfig) -> tuple[Saved, ...]:
 
 
 def latent_tensors(config: RunConfig) -> tuple[Saved, ...]:
-    """Latents with their norms, and the full queries, keys and values (DeepSeek-V2)."""
+    """Return latents with their norms, and the full queries, keys and values (DeepSeek-V2)."""
     model, size = config.model, sizes(config)
     latent = model.latent_attention
     assert latent is not None
@@ -298,7 +311,8 @@ def latent_tensors(config: RunConfig) -> tuple[Saved, ...]:
 
 
 def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
-    """What attention keeps beyond queries, keys and values, and the input of its projection."""
+    """Return the tensors of core attention besides queries, keys and values, and its output, which
+    is the input of the projection."""
     model, par, size = config.model, config.parallelism, sizes(config)
     heads = model.num_attention_heads / par.tp
     latent = model.latent_attention
@@ -306,7 +320,7 @@ def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
     output = size.tokens * (model.num_attention_heads * width / par.tp)
     copies = 1
     if par.cp > 1 and par.context_comm is not ContextComm.P2P:
-        # The exchange makes a new tensor, and attention keeps its own.
+        # The exchange writes a new tensor, and attention retains its own.
         copies = 2
     out_nbytes = copies * output * size.nbytes
     if config.fp8 is not Fp8Recipe.NONE:
@@ -317,19 +331,19 @@ def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
         lse = 4 * size.tokens * heads
         return (Saved(name="log-sum-exp", nbytes=lse, modules=core), out)
     scores = size.tokens * model.seq_length * heads
-    # Autograd saves the result of a softmax in fp32 and the cast one.
+    # Autograd saves an fp32 softmax output and its cast copy.
     each = size.nbytes + (4 if config.softmax_nbytes > size.nbytes else 0)
-    # The dropped-out scores, which the next product keeps, and a mask of one byte.
+    # Dropout adds its output, which the next product saves, and a mask of one byte.
     dropout = size.nbytes + 1 if config.attention_dropout else 0
     softmax = scores * (each + dropout)
     if config.device == "cpu":
-        # The causal mask, which the fused softmax kernel does without.
+        # The fused softmax kernel needs no causal mask; the CPU does.
         softmax += config.local_seq_length * model.seq_length
     return (Saved(name="softmax", nbytes=softmax, modules=core), out)
 
 
 def mlp_tensors(config: RunConfig) -> tuple[Saved, ...]:
-    """A dense MLP: input and output of its activation."""
+    """Return the tensors of a dense MLP: input and output of its activation."""
     model, size = config.model, sizes(config)
     wide = size.tokens * model.ffn_hidden_size / config.parallelism.tp
     mlp = ("mlp",)
@@ -342,11 +356,11 @@ def mlp_tensors(config: RunConfig) -> tuple[Saved, ...]:
 
 
 def expert_tensors(config: RunConfig) -> tuple[Saved, ...]:
-    """Router, dispatched tokens, routed experts and shared experts."""
+    """Return the tensors of router, dispatched tokens, routed experts and shared experts."""
     model, par, size = config.model, config.parallelism, sizes(config)
     experts = model.experts
     assert experts is not None
-    routed = _kept_rows(config)
+    routed = _saved_rows(config)
     wide = routed * experts.ffn_hidden_size / par.expert_tp
     shared = size.tokens * experts.shared_ffn_hidden_size / par.tp
     gates = 2 if model.is_gated else 1
@@ -369,50 +383,50 @@ def expert_tensors(config: RunConfig) -> tuple[Saved, ...]:
 
 
 _OFFLOADED = {"expert input": "expert_fc1", "expert activation input": "moe_act"}
-"""Modules of experts by the tensor that is their input."""
+"""Offloadable expert module for each tensor that is its input."""
 
 
-def _kept_rows(config: RunConfig) -> float:
-    """Rows of experts that wait for the backward phase: those that came, a rank's whole buffers, or
-    the pages that they are copied to."""
+def _saved_rows(config: RunConfig) -> float:
+    """Return the expert rows saved for the backward phase: those received, a rank's whole buffers,
+    or the pages that they are copied to."""
     experts = config.model.experts
     assert experts is not None
-    room = experts.stash_factor or experts.rank_capacity_factor
-    return room * even_rows(config) if room else kept_tokens(config)
+    buffer_factor = experts.stash_factor or experts.rank_capacity_factor
+    return buffer_factor * even_rows(config) if buffer_factor else saved_tokens(config)
 
 
 def even_rows(config: RunConfig) -> float:
-    """Rows that the experts of a rank take in where routing is even."""
+    """Return the rows that the experts of a rank receive under even routing."""
     experts = config.model.experts
     assert experts is not None
     return sizes(config).split_tokens * experts.top_k * config.parallelism.expert_tp
 
 
 def routed_tokens(config: RunConfig) -> float:
-    """Copies of tokens that the experts of a rank take in one layer.
+    """Return the token copies that the experts of the busiest rank receive in one layer.
 
-    Each rank of ep x expert tp sends top_k copies of its tokens, and takes as many; the busiest
-    rank ``imbalance`` times that.  With padding to the capacity each expert takes
-    ceil(tokens x top_k / experts x factor) from every rank.
+    Each rank of ep x expert tp sends top_k copies of its tokens and receives as many on average;
+    the busiest receives ``imbalance`` times that.  With padding to the capacity each expert
+    receives ceil(tokens x top_k / experts x factor) from every rank.
     """
     experts, ep = config.model.experts, config.parallelism.ep
     assert experts is not None
     return _taken(config, imbalance(experts, ep))
 
 
-def kept_tokens(config: RunConfig) -> float:
-    """The same as a mean over all that a rank keeps until the backward pass; where all is
-    recomputed one layer is there at a time.
+def saved_tokens(config: RunConfig) -> float:
+    """Return the mean of ``routed_tokens`` over all layers that a rank retains until the backward
+    pass; under full recompute only one layer is present at a time.
 
-    With pp stages pp micro-batches are under way in the first one, so that it keeps as many layers
-    as the model has, whatever pp is.
+    With pp stages, pp micro-batches are in flight in the first one, so that it retains as many
+    layers as the model has, whatever pp is.
     """
     experts, model = config.model.experts, config.model
     assert experts is not None
     if config.recompute is Recompute.FULL:
         return routed_tokens(config)
     num_layers = sum(map(model.has_experts, range(model.num_layers)))
-    return _taken(config, kept_imbalance(experts, config.parallelism.ep, num_layers))
+    return _taken(config, imbalance_over_layers(experts, config.parallelism.ep, num_layers))
 
 
 def _taken(config: RunConfig, busiest: float) -> float:
@@ -428,8 +442,8 @@ def _taken(config: RunConfig, busiest: float) -> float:
 
 
 def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:
-    """Gradients alive in the backward pass of the MLP, less what it has freed by then; without the
-    buffers that pages are filled from."""
+    """Return the bytes of live gradients in the MLP's backward pass, less the bytes that it has
+    freed by then; buffers from which pages are filled are excluded."""
     model, par, size = config.model, config.parallelism, sizes(config)
     width = model.hidden_size
     residual = size.split_tokens * width
@@ -437,8 +451,8 @@ def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:
     if has_experts and model.experts is not None:
         routed = routed_tokens(config)
         wide = routed * model.experts.ffn_hidden_size / par.expert_tp
-        # The fullest of: rows before and after sorting, rows and the second product's input, the
-        # first one's output.
+        # The peak is the largest of: rows before and after sorting, rows and the second product's
+        # input, the first product's output.
         moment = max(2 * routed * width, routed * width + wide, gates * wide)
         return (residual + moment) * size.nbytes
     wide = size.tokens * model.ffn_hidden_size / par.tp
@@ -446,19 +460,20 @@ def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:
     return (residual + max(gathered + wide, gates * wide)) * size.nbytes
 
 
-def _buffers_nbytes(config: RunConfig, again: frozenset[str]) -> float:
-    """The large buffers out of which pages are filled: those of the layer at work."""
+def _buffers_nbytes(config: RunConfig, recomputed_modules: frozenset[str]) -> float:
+    """Return the bytes of the large buffers from which pages are filled, for the active layer."""
     experts = config.model.experts
     if experts is None or not experts.stash_factor:
         return 0.0
-    paged = stashed_nbytes(config, expert_tensors(config), again)
+    paged = stashed_nbytes(config, expert_tensors(config), recomputed_modules)
     return paged * experts.rank_capacity_factor / experts.stash_factor
 
 
 def attention_working_nbytes(config: RunConfig) -> float:
-    """Gradients alive in the backward pass of attention: of its output, queries, keys, values.
+    """Return the bytes of live gradients in attention's backward pass: output, queries, keys and
+    values.
 
-    Context parallelism holds a second copy of these on their way.
+    Context parallelism adds a second copy of these for its transfers.
     """
     model, par, size = config.model, config.parallelism, sizes(config)
     latent = model.latent_attention
@@ -476,7 +491,7 @@ def attention_working_nbytes(config: RunConfig) -> float:
 
 
 def _norm_nbytes(config: RunConfig, rows: float) -> float:
-    """Statistics of a norm in fp32: deviation, and the mean where it centres."""
+    """Return the fp32 statistics of a norm: deviation, and for LayerNorm the mean."""
     return rows * (8 if config.model.normalization is Normalization.LAYER_NORM else 4)
 
 

@@ -1,4 +1,4 @@
-"""Accelerators by short names: what their driver calls them, and the memory that they have."""
+"""Accelerators by short name: their driver's name and their memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..workload import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator: the name that its driver gives, and its memory in bytes (0: not known)."""
+    """One accelerator: its driver's name, and its memory in bytes (0: unknown)."""
 
     driver_name: str
     memory_nbytes: int = 0
 
 
-# Names and memory.total as nvidia-smi prints them on hosts of each (MiB, of all that the board
-# has); torch sees 0.5 to 1 % less, behind the driver's own.  AMD's are the data sheets' GB.
+# Names and memory.total are those of nvidia-smi on hosts with each device (MiB, of the whole
+# board); torch sees 0.5 to 1 % less, net of the driver's share.  AMD's are the data sheets' GB.
 _DEVICES: Mapping[str, Device] = {
     "h100": Device(driver_name="NVIDIA H100 80GB HBM3", memory_nbytes=81559 * MIB),
     "h100-pcie": Device(driver_name="NVIDIA H100 PCIe", memory_nbytes=81559 * MIB),
@@ -63,24 +63,24 @@ _OTHERS = tuple(
         ("Quadro RTX 8000", 49152),
     )
 )
-"""Devices of the same source that have no short name."""
+"""Devices from the same source without a short name."""
 SHORT_NAMES = tuple(_DEVICES)
-"""Every device that has one."""
+"""All short names."""
 _CPU = "cpu"
 _USUAL = ("h100", "h200", "b200", "a100", "mi300x")
-"""What is offered where a word is like none."""
+"""Suggestions for a name that resembles no known one."""
 _VENDORS = ("nvidia ", "tesla ", "quadro ", "geforce ", "amd ", "accelerator")
-"""What a driver's own name begins with, be the device known or not."""
+"""Prefixes of driver names, of known and unknown devices."""
 _MAKERS = re.compile(r"^(nvidia|tesla|amd|instinct|geforce)-")
 _SIZE = re.compile(r"-(?:mig-)?\dg\.(\d+)gb|-(\d+)gb?\b")
-"""The size of a slice of a device, which comes last, or of the whole, in a driver's name."""
+"""Memory size in a driver's name: of the whole device, or of a slice, which comes last."""
 
 
 def known_device(name: str) -> Device:
-    """The device of a short name (``H100``, ``b200``) or of its driver's own.
+    """Return the device of a short name (``H100``, ``b200``) or of a driver's name.
 
-    A driver's name is kept as it is, with the memory that it says.  ``ConfigError`` with the
-    nearest ones for any other word.
+    An unknown driver's name is returned unchanged, with the memory stated in it.  Raises
+    ``ConfigError`` with the nearest names for any other word.
 
     >>> known_device("H100").driver_name, known_device("NVIDIA B200").memory_nbytes >> 30
     ('NVIDIA H100 80GB HBM3', 179)
@@ -108,7 +108,7 @@ def known_device(name: str) -> Device:
 
 
 def _plain(name: str) -> str:
-    """The name in lower case with hyphens, without its maker's."""
+    """Return the name in lower case with hyphens, without its maker."""
     low = re.sub(r"[\s_]+", "-", name.strip().lower())
     while (short := _MAKERS.sub("", low)) != low:
         low = short
@@ -116,7 +116,7 @@ def _plain(name: str) -> str:
 
 
 def known_nbytes(name: str) -> int | None:
-    """Memory of a device by a name that anyone may have written; None where it is not known.
+    """Return the memory in bytes of a device by a name of any origin; None if unknown.
 
     >>> known_nbytes("H100") == known_nbytes("NVIDIA H100 80GB HBM3"), known_nbytes("a cluster")
     (True, None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..layers import Again, num_shards
+from ..layers import RecomputeOption, num_shards
 from ..workload import Recompute, RunConfig
 from .module_memory import ModuleBytes, SplitModules
 from .peak import overhead_nbytes, stage_chunks, stage_parts
@@ -24,16 +24,16 @@ _LAYERS = tuple(field.name for field in fields(ChunkLayers))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Rows:
-    """Rows of the table of modules for what may be computed again."""
+    """Rows of the module table, one per recompute option."""
 
-    agains: Sequence[Again]
+    agains: Sequence[RecomputeOption]
     rows: Ints
     whole: Ints
-    """Layers that each chunk recomputes as a whole: -1 none, 0 all."""
+    """Layers per chunk that each option recomputes as a whole: -1 none, 0 all."""
 
 
 def peaks_nbytes(layouts: Sequence[RunConfig]) -> Floats:
-    """Bytes of the fullest stage of each layout, context and communicators included.
+    """Return the bytes of the fullest stage of each layout, context and communicators included.
 
     Shape (layouts,).
     """
@@ -42,14 +42,14 @@ def peaks_nbytes(layouts: Sequence[RunConfig]) -> Floats:
 
 
 def needed_nbytes(layouts: Sequence[RunConfig]) -> tuple[Floats, Floats]:
-    """What the fullest stage of each layout has allocated, and what lies beside the allocator,
-    shape (layouts,) each; all of one run."""
+    """Return the bytes that the fullest stage of each layout allocates, and those outside the
+    allocator, shape (layouts,) each; all layouts are of one run."""
     return LayoutMemory().needed_nbytes(layouts)
 
 
 class LayoutMemory:
-    """Peak memory of layouts of one run.  What several have in common is worked out once, also for
-    those that are asked for later."""
+    """Peak memory of layouts of one run; results shared by several layouts are cached between
+    calls."""
 
     def __init__(self) -> None:
         self._splits: dict[Hashable, SplitModules] = {}
@@ -60,78 +60,91 @@ class LayoutMemory:
         self._layers: dict[Hashable, list[ChunkLayers]] = {}
 
     def needed_nbytes(self, layouts: Sequence[RunConfig]) -> tuple[Floats, Floats]:
-        """As the function of this name.
+        """Return allocated and overhead bytes, as the module's function ``needed_nbytes``.
 
-        The same arithmetic as ``memory``, which every entry equals to the byte; layouts with equal
-        pipelines are done together.
+        Every entry equals the result of ``memory`` to the byte; layouts with equal pipelines are
+        evaluated together.
         """
-        return self.recomputed_nbytes([(one, (Again.own(one),)) for one in layouts])
+        return self.recomputed_nbytes(
+            [(one, (RecomputeOption.from_config(one),)) for one in layouts]
+        )
 
     def recomputed_nbytes(
-        self, asked: Sequence[tuple[RunConfig, tuple[Again, ...]]]
+        self, layout_options: Sequence[tuple[RunConfig, tuple[RecomputeOption, ...]]]
     ) -> tuple[Floats, Floats]:
-        """The same of layouts that compute again, one after another, what stands beside each.
+        """Return allocated and overhead bytes of each layout under each of its recompute options,
+        in that order, shape (sum of options,) each.
 
-        Equal tuples of that had best be one object.
+        Pass equal tuples of options as one object, since they are cached by identity.
         """
-        return self._needed([(layout, self._rows(layout, agains)) for layout, agains in asked])
+        return self._needed(
+            [(layout, self._rows(layout, agains)) for layout, agains in layout_options]
+        )
 
     def least_nbytes(
         self, layouts: Sequence[RunConfig], modules: frozenset[str]
     ) -> tuple[Floats, Floats]:
-        """What each layout needs at least, whichever of some modules it computes again, or whole
-        layers, at least one in each chunk; shape (layouts,) each."""
-        found = [(layout, self._least_rows(layout, modules)) for layout in layouts]
-        allocated, overhead = self._needed(found)
+        """Return lower bounds of allocated and overhead bytes of each layout, over recompute of any
+        subset of ``modules`` and of whole layers, at least one per chunk; shape (layouts,) each.
+        """
+        layout_rows = [(layout, self._least_rows(layout, modules)) for layout in layouts]
+        allocated, overhead = self._needed(layout_rows)
         return allocated.reshape(-1, 2).min(axis=1), overhead[::2]
 
-    def _needed(self, asked: Sequence[tuple[RunConfig, _Rows]]) -> tuple[Floats, Floats]:
-        ends = np.cumsum([len(rows.rows) for _, rows in asked])
+    def _needed(self, layout_rows: Sequence[tuple[RunConfig, _Rows]]) -> tuple[Floats, Floats]:
+        ends = np.cumsum([len(rows.rows) for _, rows in layout_rows])
         alike: dict[Hashable, list[int]] = {}
-        for place, (layout, _) in enumerate(asked):
+        for place, (layout, _) in enumerate(layout_rows):
             alike.setdefault(_pipeline_key(layout), []).append(place)
-        allocated = np.empty(ends[-1] if len(asked) else 0)
+        allocated = np.empty(ends[-1] if len(layout_rows) else 0)
         overhead = np.empty_like(allocated)
         for places in alike.values():
-            found = self._fullest([asked[place] for place in places])
+            peak_nbytes = self._fullest([layout_rows[place] for place in places])
             begin = 0
             for place in places:
-                layout, rows = asked[place]
+                layout, rows = layout_rows[place]
                 end = begin + len(rows.rows)
                 part = slice(ends[place] - len(rows.rows), ends[place])
-                allocated[part] = found[begin:end]
+                allocated[part] = peak_nbytes[begin:end]
                 overhead[part] = overhead_nbytes(layout.parallelism, layout.device)
                 begin = end
         return allocated, overhead
 
-    def _rows(self, layout: RunConfig, agains: tuple[Again, ...]) -> _Rows:
+    def _rows(self, layout: RunConfig, agains: tuple[RecomputeOption, ...]) -> _Rows:
         split = _split_key(layout)
-        # As long as the tuple is kept here no other one has its number.
+        # ``_Rows`` references the tuple, so that its id is not reused.
         key = (split, agains[0]) if len(agains) == 1 else (split, id(agains))
-        found = self._lists.get(key)
-        if found is None:
-            found = self._lists[key] = _Rows(
+        cached_rows = self._lists.get(key)
+        if cached_rows is None:
+            cached_rows = self._lists[key] = _Rows(
                 agains=agains,
-                rows=np.array([self._row(layout, split, again) for again in agains]),
-                whole=np.array([_num_whole(again) for again in agains]),
+                rows=np.array([self._row(layout, split, option) for option in agains]),
+                whole=np.array([_num_whole(option) for option in agains]),
             )
-        return found
+        return cached_rows
 
     def _least_rows(self, layout: RunConfig, modules: frozenset[str]) -> _Rows:
         split = _split_key(layout)
         key = (split, modules)
         if key not in self._lists:
             plain, whole = (
-                self._split(Again(recompute=recompute).of(layout), split)
+                self._split(RecomputeOption(recompute=recompute).of(layout), split)
                 for recompute in (Recompute.NONE, Recompute.FULL)
             )
             least = _least([plain.plain, plain.recomputed(modules)])
             experts = layout.model.experts
             if layout.offload_modules or (experts is not None and experts.stash_factor):
-                # What runs again is not copied, so that these shrink as others grow.
+                # Recomputed tensors are not copied, so that these shrink as others grow.
                 least = replace(least, dense_working=0.0, expert_working=0.0)
-            again = min(float(whole.plain.dense_again), float(whole.plain.expert_again))
-            least_whole = replace(whole.plain, dense_again=again, expert_again=again)
+            recompute_working = min(
+                float(whole.plain.dense_recompute_working),
+                float(whole.plain.expert_recompute_working),
+            )
+            least_whole = replace(
+                whole.plain,
+                dense_recompute_working=recompute_working,
+                expert_recompute_working=recompute_working,
+            )
             self._lists[key] = _Rows(
                 agains=(),
                 rows=np.array([self._added((key, -1), least), self._added((key, 0), least_whole)]),
@@ -139,12 +152,12 @@ class LayoutMemory:
             )
         return self._lists[key]
 
-    def _row(self, layout: RunConfig, split: Hashable, again: Again) -> int:
-        key = (split, again.recompute, again.modules)
+    def _row(self, layout: RunConfig, split: Hashable, option: RecomputeOption) -> int:
+        key = (split, option.recompute, option.modules)
         place = self._places.get(key)
         if place is None:
-            found = self._split(again.of(layout), split).recomputed(again.parts)
-            place = self._added(key, found)
+            modules = self._split(option.of(layout), split).recomputed(option.parts)
+            place = self._added(key, modules)
         return place
 
     def _added(self, key: Hashable, modules: ModuleBytes) -> int:
@@ -160,14 +173,14 @@ class LayoutMemory:
             self._splits[key] = SplitModules.of(sample)
         return self._splits[key]
 
-    def _fullest(self, asked: Sequence[tuple[RunConfig, _Rows]]) -> Floats:
-        """Allocated bytes of the fullest stage, of layouts with the same pipeline."""
-        found = [rows for _, rows in asked]
-        rows = self._table[np.concatenate([one.rows for one in found])]
-        whole = np.concatenate([one.whole for one in found])
+    def _fullest(self, layout_rows: Sequence[tuple[RunConfig, _Rows]]) -> Floats:
+        """Return the allocated bytes of the fullest stage, for layouts with the same pipeline."""
+        row_sets = [rows for _, rows in layout_rows]
+        rows = self._table[np.concatenate([one.rows for one in row_sets])]
+        whole = np.concatenate([one.whole for one in row_sets])
         modules = ModuleBytes(**dict(zip(_MODULES, rows.T, strict=True)))
-        layouts, first = [layout for layout, _ in asked], asked[0][0]
-        numbers = [len(one.rows) for one in found]
+        layouts, first = [layout for layout, _ in layout_rows], layout_rows[0][0]
+        numbers = [len(one.rows) for one in row_sets]
         par = [one.parallelism for one in layouts]
         state = state_bytes(
             first,
@@ -184,9 +197,10 @@ class LayoutMemory:
         return out
 
     def _stages(self, layout: RunConfig) -> list[int]:
-        """The first and the last stage, and of those between the first that holds as many layers.
+        """Return the first and the last stage, and of the middle ones the first with each set of
+        layer counts.
 
-        A stage holds no more passes than the one before it.
+        The others need no more, since a stage has no more passes in flight than the one before it.
         """
         key = _shape_key(layout)
         if key not in self._unlike:
@@ -196,10 +210,10 @@ class LayoutMemory:
     def _chunks_of(
         self, layout: RunConfig, whole: Sequence[int], index: Ints, stage: int
     ) -> list[ChunkLayers]:
-        """Layers of the chunks of a stage, where each layout recomputes one of some numbers."""
-        found = [self._chunks(layout, number, stage) for number in whole]
-        if len(found) == 1:
-            return found[0]
+        """Return the layers of a stage's chunks; entry i recomputes ``whole[index[i]]`` layers."""
+        chunk_lists = [self._chunks(layout, number, stage) for number in whole]
+        if len(chunk_lists) == 1:
+            return chunk_lists[0]
         return [
             ChunkLayers(
                 **{
@@ -207,31 +221,31 @@ class LayoutMemory:
                     for name in _LAYERS
                 }
             )
-            for alike in zip(*found, strict=True)
+            for alike in zip(*chunk_lists, strict=True)
         ]
 
     def _chunks(self, layout: RunConfig, number: int, stage: int) -> list[ChunkLayers]:
         key = (_shape_key(layout), number, stage)
         if key not in self._layers:
             recompute = Recompute.NONE if number < 0 else Recompute.FULL
-            again = Again(recompute=recompute, num_layers=max(number, 0))
-            self._layers[key] = stage_chunks(again.of(layout), stage)
+            option = RecomputeOption(recompute=recompute, num_layers=max(number, 0))
+            self._layers[key] = stage_chunks(option.of(layout), stage)
         return self._layers[key]
 
 
 def _least(many: Sequence[ModuleBytes]) -> ModuleBytes:
-    """Of each field the least."""
+    """Return the minimum of each field."""
     return ModuleBytes(
         **{name: min(float(getattr(one, name)) for one in many) for name in _MODULES}
     )
 
 
-def _num_whole(again: Again) -> int:
-    return again.num_layers if again.recompute is Recompute.FULL else -1
+def _num_whole(option: RecomputeOption) -> int:
+    return option.num_layers if option.recompute is Recompute.FULL else -1
 
 
 def _split_key(layout: RunConfig) -> Hashable:
-    """The degrees that split a layer, and the passes whose output gradients wait."""
+    """Return the degrees that split a layer, and the number of passes with deferred gradients."""
     par = layout.parallelism
     degrees = (par.tp, par.cp, par.ep, par.expert_tp, par.is_sequence_parallel, par.pp > 1)
     return (*degrees, layout.batch.micro_batch_size, layout.num_deferred_heads)
@@ -243,10 +257,10 @@ def _shape_key(layout: RunConfig) -> Hashable:
 
 
 def _pipeline_key(layout: RunConfig) -> Hashable:
-    """What the layers of a stage and the passes that it holds depend on."""
+    """Return the settings that a stage's layers and passes in flight depend on."""
     par = layout.parallelism
     group = par.microbatch_group_size or par.pp
-    # With more micro-batches than this a schedule holds no more: see ``in_flight``.
+    # Beyond this number of micro-batches, passes in flight do not grow: see ``in_flight``.
     enough = (2 * par.pp // (group * par.vp) + 4) * group if par.vp > 1 else 2 * par.pp
     num = min(layout.num_microbatches, enough)
     return (par.pp, par.vp, num, group, par.chunk_layers, par.schedule, *sharding_key(layout))
@@ -254,9 +268,11 @@ def _pipeline_key(layout: RunConfig) -> Hashable:
 
 def _unlike(layout: RunConfig) -> list[int]:
     model, last = layout.model, layout.parallelism.pp - 1
-    found: dict[tuple[tuple[int, int], ...], int] = {}
+    stage_by_counts: dict[tuple[tuple[int, int], ...], int] = {}
     for stage in range(1, last):
-        held = [layout.layers_of(chunk) for chunk in layout.chunks_of(stage)]
-        counts = tuple((len(layers), sum(map(model.has_experts, layers))) for layers in held)
-        found.setdefault(counts, stage)
-    return sorted({0, last, *found.values()})
+        chunk_layers = [layout.layers_of(chunk) for chunk in layout.chunks_of(stage)]
+        counts = tuple(
+            (len(layers), sum(map(model.has_experts, layers))) for layers in chunk_layers
+        )
+        stage_by_counts.setdefault(counts, stage)
+    return sorted({0, last, *stage_by_counts.values()})

@@ -1,10 +1,18 @@
-"""Bytes of the modules of a model, by what is computed again."""
+"""Bytes of a model's modules, for each recompute setting."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..layers import Again, Block, BlockKind, added_kept_nbytes, block, block_numel, norm_module
+from ..layers import (
+    Block,
+    BlockKind,
+    RecomputeOption,
+    added_saved_nbytes,
+    block,
+    block_numel,
+    norm_module,
+)
 from ..workload import Engine, Fp8Recipe, OperatorKind, RunConfig, takes_options
 from .activations import LayerParts, layer_parts, sizes
 from .states import Number
@@ -16,28 +24,28 @@ _MLP_PRODUCTS = frozenset(
     {OperatorKind.LINEAR_FC1, OperatorKind.LINEAR_FC2, OperatorKind.GROUPED_LINEAR}
 )
 CUBLAS_WORKSPACE_NBYTES = 32 * 1024**2
-"""Scratch of each of the libraries that run products (Hopper and later; 4 MiB before)."""
+"""Workspace of each library handle that runs products (Hopper and later; 4 MiB before)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleBytes:
-    """What does not depend on stages, replicas and schedule: bytes of one of each module."""
+    """Bytes of one of each module; independent of stages, replicas and schedule."""
 
     layer_input: Number
-    dense_kept: Number
+    dense_saved: Number
     dense_working: Number
-    dense_again: Number
+    dense_recompute_working: Number
     """Working bytes of a layer that is recomputed as a whole."""
-    expert_kept: Number
+    expert_saved: Number
     expert_working: Number
-    expert_again: Number
-    embedding_kept: Number
+    expert_recompute_working: Number
+    embedding_saved: Number
     embedding_grad: Number
-    """Gradient of the embedding, made whole before it is added to the buffer."""
-    head_kept: Number
-    """Final norm, input of the output product, and all of multi-token prediction."""
+    """Gradient of the embedding, materialised whole before it is added to the buffer."""
+    head_saved: Number
+    """Saved by the final norm, as input of the output product, and by multi-token prediction."""
     loss: Number
-    """Beyond what is kept, from logits to the gradient of the output product."""
+    """Working bytes beyond saved tensors, from logits to the gradient of the output product."""
     layer_numel: Number
     expert_layer_numel: Number
     expert_numel: Number
@@ -47,52 +55,52 @@ class ModuleBytes:
     prediction_numel: Number
     prediction_expert_numel: Number
     dense_weights_extra: Number
-    """Copies of a layer's weights in 8 bits, less what they replace."""
+    """Copies of a layer's weights in 8 bits, less the weights that they replace."""
     expert_weights_extra: Number
     scratch: Number
-    """Placeholders for weight gradients that were added in place, and workspaces."""
+    """Placeholders for weight gradients that are accumulated in place, and workspaces."""
     dense_scratch: Number
     expert_scratch: Number
     head_scratch: Number
 
 
 def module_bytes(config: RunConfig) -> ModuleBytes:
-    """Bytes of each module of a model under the degrees that split a layer."""
-    return SplitModules.of(config).recomputed(Again.own(config).parts)
+    """Return the bytes of each module of a layout, under its own recompute setting."""
+    return SplitModules.of(config).recomputed(RecomputeOption.from_config(config).parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitModules:
-    """The modules of a model under the degrees that split a layer."""
+    """Modules of a model, split by a layout's degrees, for any recomputed modules."""
 
     plain: ModuleBytes
-    """With no module recomputed."""
+    """Bytes if no module is recomputed."""
     dense: LayerParts
     expert: LayerParts
-    """As ``dense`` where there are no experts."""
+    """Same as ``dense`` if the model has no experts."""
 
     @staticmethod
     def of(config: RunConfig) -> SplitModules:
-        """Those of a layout; what it recomputes matters only in that it may be whole layers."""
+        """Return the modules of a layout; of its recompute only full or not matters."""
         has_experts = config.model.experts is not None
         dense = layer_parts(config, has_experts=False)
         expert = layer_parts(config, has_experts=True) if has_experts else dense
         return SplitModules(plain=_plain_modules(config, dense, expert), dense=dense, expert=expert)
 
     def recomputed(self, modules: frozenset[str]) -> ModuleBytes:
-        """The same where some modules run again."""
+        """Return the bytes if these modules are recomputed."""
         if not modules:
             return self.plain
         config = self.dense.config
-        fields = _kept_fields(config, self.dense, self.expert, modules)
+        fields = _recompute_dependent_fields(config, self.dense, self.expert, modules)
         return replace(self.plain, **fields)
 
 
 def _plain_modules(config: RunConfig, dense: LayerParts, expert: LayerParts) -> ModuleBytes:
     model, size = config.model, sizes(config)
-    # Parameters and widths are the same whatever is computed again and however long a micro-batch
-    # is, and so are the blocks that hold them.
-    plain = Again().of(replace(config, batch=replace(config.batch, micro_batch_size=1)))
+    # Parameters and widths do not depend on recompute and micro-batch size, nor do the blocks that
+    # they are read from.
+    plain = RecomputeOption().of(replace(config, batch=replace(config.batch, micro_batch_size=1)))
     layer = block(plain, BlockKind.LAYER)
     expert_layer = block(plain, BlockKind.EXPERT_LAYER) if model.experts is not None else layer
     hidden = size.split_tokens * model.hidden_size
@@ -103,13 +111,13 @@ def _plain_modules(config: RunConfig, dense: LayerParts, expert: LayerParts) -> 
         predicted = block(plain, BlockKind.PREDICTION).numel
         prediction, prediction_expert = predicted.dense - norm, predicted.expert
     return ModuleBytes(
-        **_kept_fields(config, dense, expert, frozenset()),
+        **_recompute_dependent_fields(config, dense, expert, frozenset()),
         dense_weights_extra=_fp8_extra(config, layer),
         expert_weights_extra=_fp8_extra(config, expert_layer),
         dense_scratch=_wgrads(config, layer, _MLP_PRODUCTS),
         expert_scratch=_wgrads(config, expert_layer, _MLP_PRODUCTS),
         layer_input=hidden * size.nbytes,
-        embedding_kept=8 * size.tokens + (hidden if config.hidden_dropout else 0),
+        embedding_saved=8 * size.tokens + (hidden if config.hidden_dropout else 0),
         embedding_grad=_vocabulary_numel(config) * size.nbytes,
         loss=_loss_nbytes(config),
         layer_numel=layer.numel.dense,
@@ -125,57 +133,62 @@ def _plain_modules(config: RunConfig, dense: LayerParts, expert: LayerParts) -> 
     )
 
 
-def _kept_fields(
-    config: RunConfig, dense: LayerParts, expert: LayerParts, again: frozenset[str]
+def _recompute_dependent_fields(
+    config: RunConfig, dense: LayerParts, expert: LayerParts, recomputed_modules: frozenset[str]
 ) -> dict[str, float]:
-    """The fields of ``ModuleBytes`` that depend on which modules run again."""
-    found: dict[str, float] = {}
-    added = added_kept_nbytes(config)
-    of_dense = dense.activations(again)
-    of_expert = of_dense if expert is dense else expert.activations(again)
+    """Return the fields of ``ModuleBytes`` that depend on which modules are recomputed."""
+    field_values: dict[str, float] = {}
+    added = added_saved_nbytes(config)
+    of_dense = dense.activations(recomputed_modules)
+    of_expert = of_dense if expert is dense else expert.activations(recomputed_modules)
     for kind, of_layer in {"dense": of_dense, "expert": of_expert}.items():
-        found[f"{kind}_kept"] = of_layer.kept_nbytes + added
-        found[f"{kind}_working"] = of_layer.working_nbytes
-        found[f"{kind}_again"] = of_layer.recompute_working_nbytes
+        field_values[f"{kind}_saved"] = of_layer.saved_nbytes + added
+        field_values[f"{kind}_working"] = of_layer.working_nbytes
+        field_values[f"{kind}_recompute_working"] = of_layer.recompute_working_nbytes
     last = "expert" if config.model.has_experts(config.model.num_layers - 1) else "dense"
-    return {**found, "head_kept": _head_kept(config, found[f"{last}_kept"] - added)}
+    head_saved = _head_saved_nbytes(config, field_values[f"{last}_saved"] - added)
+    return {**field_values, "head_saved": head_saved}
 
 
-def _head_kept(config: RunConfig, layer: float) -> float:
-    """Input and output of the final norm; each step of prediction has two norms, a product, a layer
-    and a head more, and its logits wait for the loss of the last.  ``layer``: what one keeps."""
+def _head_saved_nbytes(config: RunConfig, layer: float) -> float:
+    """Return the saved bytes of the final norm's input and output, and of the prediction layers.
+
+    Each prediction layer adds two norms, a product, a layer and a head, and its logits are retained
+    until the last loss.  ``layer``: bytes that one transformer layer saves.
+    """
     model, size = config.model, sizes(config)
     hidden = size.split_tokens * model.hidden_size * size.nbytes
-    own = 2 * hidden
+    norm_nbytes = 2 * hidden
     if not model.num_prediction_layers:
-        return own
-    # Two inputs of norms, their outputs joined, the layer, input and output of its final norm.
-    each = 4 * hidden + layer + 2 * hidden + _kept_logits_nbytes(config)
-    return own + model.num_prediction_layers * each
+        return norm_nbytes
+    # Two norm inputs, their concatenated outputs, the layer, input and output of its final norm.
+    each = 4 * hidden + layer + 2 * hidden + _saved_logits_nbytes(config)
+    return norm_nbytes + model.num_prediction_layers * each
 
 
-def _kept_logits_nbytes(config: RunConfig) -> float:
-    """What cross-entropy keeps: fp32 probabilities, or the logits that its kernel overwrites."""
+def _saved_logits_nbytes(config: RunConfig) -> float:
+    """Return the bytes saved by cross-entropy: fp32 probabilities, or the logits that its kernel
+    overwrites."""
     size = sizes(config)
     logits = size.tokens * config.model.vocab_size / config.parallelism.tp
     return logits * (4 if config.keeps_fp32_logits else size.nbytes)
 
 
 def _loss_nbytes(config: RunConfig) -> float:
-    """The fuller of cross-entropy and the backward pass of the output product.
+    """Return the larger peak of cross-entropy and the backward pass of the output product.
 
-    Unfused, and under the fused implementation ``native``, an fp32 copy lives beside the logits, in
-    place of which come first probabilities and then gradients; ``te`` overwrites the logits.  The
-    product gathers its input, and scatters the gradient of it.
+    Unfused, and under the fused implementation ``native``, an fp32 copy exists along with the
+    logits; probabilities and then gradients take its place.  ``te`` overwrites the logits.  The
+    product gathers its input and scatters its gradient.
     """
     model, size = config.model, sizes(config)
     logits = size.tokens * model.vocab_size / config.parallelism.tp
     if _is_torch(config) or not takes_options(config):
-        # ``F.cross_entropy`` keeps the logarithms of the softmax, and makes its gradient out of
-        # that of them: three in fp32.  Logits in 16 bits are gone by then, but the place that they
-        # had is between others and holds none of these.
+        # ``F.cross_entropy`` saves the log-softmax, and computes its gradient from that of the
+        # log-softmax: three fp32 tensors.  The 16-bit logits are freed by then, but their block is
+        # too small for any of these and remains unused.
         return logits * (12 + (size.nbytes if size.nbytes < 4 else 0))
-    in_loss = _kept_logits_nbytes(config)
+    in_loss = _saved_logits_nbytes(config)
     if config.keeps_fp32_logits and size.nbytes < 4:
         in_loss += logits * size.nbytes
     grads = size.tokens * model.hidden_size
@@ -186,17 +199,18 @@ def _loss_nbytes(config: RunConfig) -> float:
 
 
 def _vocabulary_numel(config: RunConfig) -> int:
-    """Elements of the embedding of tokens, or of the output product, on one rank."""
+    """Return the elements of the token embedding, or of the output product, on one rank."""
     return config.model.vocab_size // config.parallelism.tp * config.model.hidden_size
 
 
 def _fp8_extra(config: RunConfig, layer: Block) -> float:
-    """Transformer Engine keeps every weight in 8 bits twice, along rows and along columns.
+    """Return the bytes of a layer's quantized weight copies, less the weights that they replace.
 
-    With ``keeps_fp8_params`` these take the place of the 16-bit weights.
+    Transformer Engine stores every weight twice in 8 bits, along rows and along columns.  With
+    ``keeps_fp8_params`` these replace the 16-bit weights.
     """
     if config.fp8 is Fp8Recipe.NONE or _is_torch(config):
-        # torchao casts a weight as it is used, and lets it go.
+        # torchao casts a weight when it is used, and frees the copy.
         return 0.0
     # The router is no product of Transformer Engine.
     weights = [t for t in layer.tensors if t.is_quantized and not t.name.startswith("router")]
@@ -219,9 +233,10 @@ def _is_torch(config: RunConfig) -> bool:
 
 
 def _wgrads(config: RunConfig, layer: Block, kinds: frozenset[OperatorKind]) -> float:
-    """One placeholder per shape, which autograd gets for a weight gradient that was added in place.
+    """Return the bytes of placeholders, one per shape, that autograd receives for weight gradients
+    accumulated in place.
 
-    ``get_dummy_wgrad`` of Transformer Engine keeps them for the whole run.
+    ``get_dummy_wgrad`` of Transformer Engine retains them for the whole run.
     """
     if not _has_placeholders(config):
         return 0.0
@@ -230,7 +245,7 @@ def _wgrads(config: RunConfig, layer: Block, kinds: frozenset[OperatorKind]) -> 
 
 
 def _workspace(config: RunConfig) -> float:
-    """One workspace, and four where experts run as one grouped product."""
+    """Return the bytes of one workspace, and of four more if experts run as a grouped product."""
     if config.device == "cpu":
         return 0.0
     experts = config.model.experts
@@ -238,8 +253,8 @@ def _workspace(config: RunConfig) -> float:
 
 
 def _head_scratch(config: RunConfig) -> float:
-    """Placeholder of the output product, its gathered input, and the workspace it runs in; of each
-    pass whose weight gradient waits the input and the gradient of the output."""
+    """Return the bytes of the output product's placeholder, gathered input and workspace; and, for
+    each pass with a deferred weight gradient, of its input and output gradient."""
     size, model = sizes(config), config.model
     gathered = size.tokens * model.hidden_size * size.nbytes if size.is_gathered else 0.0
     vocab = model.vocab_size / config.parallelism.tp

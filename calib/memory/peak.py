@@ -1,8 +1,8 @@
-"""Peak device memory of a layout, per stage and part, and whether it fits; what its hosts hold.
+"""Peak device memory of a layout, per stage and part, the verdict on it, and host memory.
 
 Weights and optimizer follow Megatron's ``theoretical_memory_usage.py``; activations are counted
-tensor by tensor (``activations.py``), and per schedule (``in_flight.py``).  A host holds what is
-offloaded to it: optimizer states and activations of its devices.
+tensor by tensor (``activations.py``), and per schedule (``stage_memory.in_flight``).  Host memory
+has the offloaded optimizer states and activations of the host's devices.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ from .stage_memory import ChunkLayers, StageBytes, in_flight, stage_bytes
 from .states import StateBytes, state_bytes
 
 FITS_PROBABILITY = 0.9
-"""From this on a layout is called fitting, and below the half it is refused."""
+"""Least probability at which a layout counts as fitting; below one half it does not fit."""
 _LEAST_PROBABILITY = 0.5
 RESERVE_FRAC = 0.03
-"""Beyond what is allocated, for blocks that the allocator cannot join: a run that had 69 to 70 GB
-allocated had 72 to 73 reserved (Megatron-Bridge's card of GPT-OSS 120B)."""
+"""Reserved beyond allocated bytes, due to fragmentation: a run with 69 to 70 GB allocated had 72 to
+73 GB reserved (Megatron-Bridge's card of GPT-OSS 120B)."""
 SIGMA_FRAC = 0.08
-"""Deviation of the allocated bytes: below 0.80 of the device none of 454 published runs ran out
-(Fujii et al., 2411.06465), so that 0.80 is 2.5 deviations away."""
+"""Standard deviation of allocated bytes: below 0.80 of the device none of 454 published runs ran
+out of memory (Fujii et al., 2411.06465), so that 0.80 is 2.5 deviations away."""
 SIGMA_FRAC_CALIBRATED = 0.03
-"""The same once the estimate is offset by a measured peak: 0.92 takes the place of 0.80."""
+"""Standard deviation once a measured peak offsets the estimate: 0.92 in place of 0.80."""
 _OVERHEAD_SIGMA_FRAC = 0.5
-"""Context 0.3 to 0.5 GB, buffers of a communicator 0.2 to 0.8 GB, by version and channels."""
+"""Standard deviation of the overhead: a context takes 0.3 to 0.5 GB, the buffers of a communicator
+0.2 to 0.8 GB, depending on version and channels."""
 CONTEXT_NBYTES = 400 * 1024**2
-"""An accelerator's context, outside of the allocator: 0.3 to 0.5 GB (okoge, 2025)."""
+"""Context of an accelerator, outside the allocator: 0.3 to 0.5 GB (okoge, 2025)."""
 COMMUNICATOR_NBYTES = 500 * 10**6
-"""Buffers of one NCCL communicator, outside of the allocator as well (okoge, 2025): a prior."""
+"""Buffers of one NCCL communicator, also outside the allocator (okoge, 2025): a prior."""
 _GRAD_NBYTES = 4
-"""Beside each parameter that the host updates (Megatron's ``hybrid_optimizer.py`` pins them)."""
+"""Host bytes of the gradient of a parameter that the host updates (Megatron's
+``hybrid_optimizer.py`` pins them)."""
 
 
 class Verdict(Enum):
-    """Whether a layout fits in memory."""
+    """How well a layout fits in memory."""
 
     FITS = "fits"
     TIGHT = "tight"
@@ -60,19 +62,19 @@ class MemoryEstimate(Encoded):
     optimizer_nbytes: int
     activations_nbytes: int
     logits_nbytes: int
-    """Logits, loss and gradients of the output product; 0 where the peak is elsewhere."""
+    """Logits, loss and gradients of the output product; 0 if the peak is elsewhere."""
     scratch_nbytes: int = 0
     """Placeholders, gather buffers and workspaces that stay for the whole run."""
     overhead_nbytes: int = 0
-    """Context and communicators: on the device, but not in its allocator."""
+    """Context and communicators: on the device, outside the allocator."""
     offset_nbytes: int = 0
-    """What a measured peak had beyond the estimate of its own layout."""
+    """Measured peak of a layout minus its estimate."""
     open_nbytes: int = 0
-    """Deviation that is left where nobody said how wide gradients and states are; no part."""
+    """Deviation due to unstated widths of gradients and states; not a part of the total."""
 
     @property
     def allocated_nbytes(self) -> int:
-        """What the allocator reports (``torch.cuda.max_memory_allocated``)."""
+        """Bytes that the allocator reports (``torch.cuda.max_memory_allocated``)."""
         return (
             self.weights_nbytes
             + self.grads_nbytes
@@ -85,35 +87,37 @@ class MemoryEstimate(Encoded):
 
     @property
     def reserved_nbytes(self) -> int:
-        """Bytes that the allocator has of the device (``torch.cuda.max_memory_reserved``)."""
+        """Bytes that the allocator reserves (``torch.cuda.max_memory_reserved``)."""
         return round((1 + RESERVE_FRAC) * self.allocated_nbytes)
 
     @property
     def device_nbytes(self) -> int:
-        """Bytes in use by the driver (``nvidia-smi``)."""
+        """Bytes in use as the driver reports them (``nvidia-smi``)."""
         return self.reserved_nbytes + self.overhead_nbytes
 
     @property
     def total_nbytes(self) -> int:
-        """All parts together."""
+        """Sum of all parts."""
         return self.allocated_nbytes + self.overhead_nbytes
 
 
 def memory(config: RunConfig, *, offset_nbytes: int = 0) -> MemoryEstimate:
-    """Peak memory of the stage that needs most."""
+    """Return the peak memory of the fullest stage."""
     return max(stage_memories(config, offset_nbytes=offset_nbytes), key=lambda m: m.total_nbytes)
 
 
 def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryEstimate]:
-    """Peak memory of one rank of each stage."""
+    """Return the peak memory of one rank of each stage."""
     par, all_modules = config.parallelism, module_bytes(config)
     state = state_bytes(
         config, shards=num_shards(par), expert_shards=num_shards(par, is_expert=True)
     )
     out = []
     for stage in range(par.pp):
-        found = stage_parts(config, all_modules, state, stage, stage_chunks(config, stage))
-        parts = {f"{f.name}_nbytes": round(float(getattr(found, f.name))) for f in fields(found)}
+        breakdown = stage_parts(config, all_modules, state, stage, stage_chunks(config, stage))
+        parts = {
+            f"{f.name}_nbytes": round(float(getattr(breakdown, f.name))) for f in fields(breakdown)
+        }
         estimate = MemoryEstimate(
             stage=stage,
             **parts,
@@ -125,8 +129,8 @@ def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryE
 
 
 OPEN_GRADS_FRAC, OPEN_STATES_FRAC = 0.35, 0.22
-"""Deviations of gradients and of the optimizer's states from Megatron's defaults where nobody said
-how wide they are: half of NVIDIA's recipes reduce in 2 bytes of 4, a fifth keeps 6 of 12."""
+"""Deviations of gradients and of optimizer states of unstated width from Megatron's defaults: half
+of NVIDIA's recipes reduce in 2 bytes of 4, a fifth stores 6 bytes of 12."""
 
 
 def _opened(estimate: MemoryEstimate) -> MemoryEstimate:
@@ -136,9 +140,9 @@ def _opened(estimate: MemoryEstimate) -> MemoryEstimate:
 
 
 def memory_offset(config: RunConfig, measured_peak_nbytes: int) -> int:
-    """Bytes to add to estimates of other layouts: measured peak minus estimate of this one.
+    """Return the bytes to add to estimates of other layouts: measured peak minus this estimate.
 
-    The peak is that of the allocator, which sees neither context nor communicators.
+    The peak is the allocator's, which includes neither context nor communicators.
     """
     return measured_peak_nbytes - memory(config).allocated_nbytes
 
@@ -146,10 +150,10 @@ def memory_offset(config: RunConfig, measured_peak_nbytes: int) -> int:
 def fit_probability(
     estimate: MemoryEstimate, capacity_nbytes: int, *, is_calibrated: bool = False
 ) -> float:
-    """Probability that the layout runs on a device of that capacity, in 0..1.
+    """Return the probability that the layout runs on a device of that capacity, in 0..1.
 
-    Allocated bytes with the allocator's reserve, and what lies outside of it, each with an error of
-    its own, normal and independent.
+    Allocated bytes with the allocator's reserve, and the overhead outside it, have independent
+    normal errors.
 
     >>> estimate = MemoryEstimate(stage=0, weights_nbytes=80, grads_nbytes=0, optimizer_nbytes=0,
     ...                           activations_nbytes=0, logits_nbytes=0)
@@ -158,21 +162,21 @@ def fit_probability(
     """
     allocated, overhead = estimate.allocated_nbytes, estimate.overhead_nbytes
     spread = SIGMA_FRAC_CALIBRATED if is_calibrated else SIGMA_FRAC
-    # A measured peak has told the widths with all else.
+    # A measured peak already reflects the true widths.
     unsaid = 0 if is_calibrated else estimate.open_nbytes
     sigma = math.hypot(spread * allocated, _OVERHEAD_SIGMA_FRAC * overhead, unsaid)
-    left = capacity_nbytes - (1 + RESERVE_FRAC) * allocated - overhead
+    headroom_nbytes = capacity_nbytes - (1 + RESERVE_FRAC) * allocated - overhead
     if not sigma:
-        return float(left >= 0)
-    return 0.5 * math.erfc(-left / (sigma * math.sqrt(2)))
+        return float(headroom_nbytes >= 0)
+    return 0.5 * math.erfc(-headroom_nbytes / (sigma * math.sqrt(2)))
 
 
 def verdict(
     estimate: MemoryEstimate, capacity_nbytes: int | None, *, is_calibrated: bool = False
 ) -> Verdict:
-    """Whether the estimate fits; ``UNKNOWN`` without a capacity.
+    """Return the verdict on an estimate; ``UNKNOWN`` without a capacity.
 
-    ``FITS`` from a probability of 0.9 on, ``DOES_NOT_FIT`` where it is likelier not to.
+    ``FITS`` from a probability of 0.9 on, ``DOES_NOT_FIT`` below 0.5, ``TIGHT`` between.
     """
     if not capacity_nbytes:
         return Verdict.UNKNOWN
@@ -183,13 +187,14 @@ def verdict(
 
 
 def overhead_nbytes(par: Parallelism, device: str) -> int:
-    """Context and one communicator for each group of more than one rank; none on the CPU."""
+    """Return the bytes of the context and of one communicator per group of more than one rank; 0 on
+    the CPU."""
     if device == "cpu":
         return 0
-    # Megatron makes a communicator for each of these that has more than one rank.
+    # Megatron creates a communicator for each of these that has more than one rank.
     groups = [par.tp, par.pp, par.dp * par.cp, par.cp]
     if (copies := par.num_optimizer_instances) > 1:
-        # Ranks that share a copy, and those that hold the same part of each.
+        # Ranks that share an instance, and those with the same shard of each instance.
         groups += [par.dp * par.cp // copies, copies]
     if par.ep > 1:
         groups += [par.ep * par.expert_tp, par.expert_dp]
@@ -203,7 +208,7 @@ def stage_parts(
     stage: int,
     chunks: list[ChunkLayers],
 ) -> StageBytes:
-    """Bytes of one rank of a stage, for one layout or for several with the same pipeline."""
+    """Return the bytes of one rank of a stage, for one layout or several with the same pipeline."""
     par = config.parallelism
     return stage_bytes(
         all_modules,
@@ -224,35 +229,35 @@ def stage_parts(
 
 
 def stage_chunks(config: RunConfig, stage: int) -> list[ChunkLayers]:
-    """Layers of the chunks of a stage, in model order."""
+    """Return the layers of the chunks of a stage, in model order."""
     return [_chunk_layers(config, chunk) for chunk in config.chunks_of(stage)]
 
 
 def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
     layers, covered = config.layers_of(chunk), recomputed_layers(config, chunk)
-    again = sum(map(config.model.has_experts, layers[:covered]))
+    expert_recomputed = sum(map(config.model.has_experts, layers[:covered]))
     plain = sum(map(config.model.has_experts, layers[covered:]))
     return ChunkLayers(
         dense=len(layers) - covered - plain,
-        dense_again=covered - again,
+        dense_recomputed=covered - expert_recomputed,
         expert=plain,
-        expert_again=again,
+        expert_recomputed=expert_recomputed,
     )
 
 
 def host_nbytes(config: RunConfig) -> int:
-    """Bytes that the ranks of the fullest stage keep on one node; 0 where nothing is offloaded.
+    """Return the host bytes per node of the fullest stage's ranks; 0 if nothing is offloaded.
 
-    These are what their devices have less of than without offloading, and gradients of parameters
-    that hosts update.
+    These are the bytes that offloading saves on the devices, plus gradients of parameters that
+    hosts update.
     """
     if not (config.optimizer_offload_frac or config.offload_modules):
         return 0
     whole = stage_memories(replace(config, optimizer_offload_frac=0.0, offload_modules=()))
     width = config.optimizer_state_nbytes or (8 if config.precision is Precision.FP32 else 12)
     ranks, par = [], config.parallelism
-    for plain, own in zip(whole, stage_memories(config), strict=True):
-        states = plain.optimizer_nbytes - own.optimizer_nbytes
-        away = max(plain.activations_nbytes - own.activations_nbytes, 0)
+    for plain, offloaded in zip(whole, stage_memories(config), strict=True):
+        states = plain.optimizer_nbytes - offloaded.optimizer_nbytes
+        away = max(plain.activations_nbytes - offloaded.activations_nbytes, 0)
         ranks.append(states * (width + _GRAD_NBYTES) // width + away)
     return max(ranks) * min(par.ranks_per_node or par.num_ranks, par.num_ranks)

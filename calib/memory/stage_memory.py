@@ -1,7 +1,7 @@
-"""The peak of a stage, made of the bytes of its modules.
+"""Peak memory of a stage, from the bytes of its modules.
 
-One source for one layout and for many: every quantity is a float, or an array with one entry for
-each layout.
+The same code serves one layout and many: every quantity is a float, or an array with one entry per
+layout.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from .module_memory import ModuleBytes
 from .states import UNITS_IN_FLIGHT, Number, StateBytes
 
 Counts = tuple[int, ...]
-"""Micro-batches held of each chunk of a stage, in model order."""
+"""Micro-batches in flight of each chunk of a stage, in model order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """The largest sets of micro-batches that a stage holds: none contains another."""
+    """Maximal sets of micro-batches in flight on a stage: none contains another."""
 
     peaks: tuple[Counts, ...]
     after_last_chunk: tuple[Counts, ...]
-    """The same among the moments right after a forward pass of the stage's last chunk."""
+    """Maximal sets right after a forward pass of the stage's last chunk."""
 
     @property
     def most(self) -> int:
-        """Most forward passes held at once, over all chunks."""
+        """Most forward passes in flight at once, over all chunks."""
         return max(sum(counts) for counts in self.peaks)
 
 
-# A planner asks for the stages of the same pipelines again and again.
+# A planner requests the stages of the same pipelines repeatedly.
 @lru_cache(maxsize=65536)
 def in_flight(
     *,
@@ -44,9 +44,9 @@ def in_flight(
     schedule: Schedule,
     stage: int,
 ) -> InFlight:
-    """What a stage holds under each schedule.
+    """Return the micro-batches in flight on a stage under a schedule.
 
-    Interleaved chunks are counted in Megatron's own order.
+    Interleaved chunks are counted in Megatron's order.
 
     >>> common = dict(num_microbatches=8, group_size=4, schedule=Schedule.ONE_F_ONE_B)
     >>> [in_flight(num_stages=4, num_virtual_stages=1, stage=s, **common).most for s in range(4)]
@@ -56,38 +56,39 @@ def in_flight(
     """
     if num_virtual_stages > 1:
         return _interleaved(num_stages, num_virtual_stages, num_microbatches, group_size, stage)
-    held = ((SCHEDULES[schedule].most_held(num_stages, stage, num_microbatches),),)
-    return InFlight(peaks=held, after_last_chunk=held)
+    peak_counts = ((SCHEDULES[schedule].max_in_flight(num_stages, stage, num_microbatches),),)
+    return InFlight(peaks=peak_counts, after_last_chunk=peak_counts)
 
 
 def _interleaved(
     num_stages: int, num_chunks: int, num_microbatches: int, group: int, stage: int
 ) -> InFlight:
-    """Counts along ``forward_backward_pipelining_with_interleaving`` of ``megatron.core`` 0.16.1.
+    """Count along ``forward_backward_pipelining_with_interleaving`` of ``megatron.core`` 0.16.1.
 
     Warm-up is 2 (p - stage - 1) + (v - 1) x group passes.  The order repeats with every group, so
-    that the groups of warm-up and two more show every peak.
+    that the warm-up groups and two more include every peak.
     """
     warmup = 2 * (num_stages - stage - 1) + (num_chunks - 1) * group
     num_groups = -(-warmup // (group * num_chunks)) + 2
     num_microbatches = min(num_microbatches, num_groups * group)
     order = _chunk_order(num_chunks, num_microbatches, group)
-    held = [0] * num_chunks
+    live_counts = [0] * num_chunks
     peaks: set[Counts] = set()
     after_last: set[Counts] = set()
     for index, chunk in enumerate(order):
-        held[chunk] += 1
+        live_counts[chunk] += 1
         if index + 1 >= min(warmup, len(order)):
-            peaks.add(tuple(held))
+            peaks.add(tuple(live_counts))
         if chunk == num_chunks - 1:
-            after_last.add(tuple(held))
+            after_last.add(tuple(live_counts))
         if index >= warmup:
-            held[num_chunks - 1 - order[index - warmup]] -= 1
+            live_counts[num_chunks - 1 - order[index - warmup]] -= 1
     return InFlight(peaks=_maximal(peaks), after_last_chunk=_maximal(after_last))
 
 
 def _chunk_order(num_chunks: int, num_microbatches: int, group: int) -> list[int]:
-    """Chunk of each forward pass: a group of micro-batches through every chunk, then the next."""
+    """Return the chunk of each forward pass: each group of micro-batches runs through every chunk
+    before the next group."""
     return [
         chunk
         for begin in range(0, num_microbatches, group)
@@ -96,14 +97,14 @@ def _chunk_order(num_chunks: int, num_microbatches: int, group: int) -> list[int
     ]
 
 
-def _maximal(found: set[Counts]) -> tuple[Counts, ...]:
+def _maximal(candidates: set[Counts]) -> tuple[Counts, ...]:
     return tuple(
         sorted(
             one
-            for one in found
+            for one in candidates
             if not any(
                 other != one and all(a <= b for a, b in zip(one, other, strict=True))
-                for other in found
+                for other in candidates
             )
         )
     )
@@ -111,17 +112,17 @@ def _maximal(found: set[Counts]) -> tuple[Counts, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLayers:
-    """Layers of one chunk by kind; ``again``: recomputed as a whole."""
+    """Layers of one chunk by kind; ``*_recomputed``: recomputed as a whole."""
 
     dense: Number
-    dense_again: Number
+    dense_recomputed: Number
     expert: Number
-    expert_again: Number
+    expert_recomputed: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """The parts of a stage's peak, each a float or an array."""
+    """Parts of a stage's peak, each a float or an array."""
 
     weights: Number
     grads: Number
@@ -132,7 +133,7 @@ class StageBytes:
 
     @property
     def total(self) -> Number:
-        """All parts together."""
+        """Sum of all parts."""
         states = self.weights + self.grads + self.optimizer
         return states + self.activations + self.logits + self.scratch
 
@@ -141,29 +142,29 @@ def stage_bytes(
     modules: ModuleBytes,
     state: StateBytes,
     chunks: list[ChunkLayers],
-    held: InFlight,
+    in_flight_counts: InFlight,
     *,
     is_first: bool,
     is_last: bool,
     is_tied: bool,
 ) -> StageBytes:
-    """Peak of one rank of a stage with these chunks, in model order.
+    """Return the peak of one rank of a stage; ``chunks`` are in model order.
 
-    The fullest of three moments: the backward pass of a layer, the loss on the last stage, and the
-    end of a micro-batch on the first, where the gradient of the embedding is made.
+    It is the largest of three moments: the backward pass of a layer, the loss on the last stage,
+    and the end of a micro-batch on the first, when the gradient of the embedding is materialised.
     """
-    dense = sum(chunk.dense + chunk.dense_again for chunk in chunks)
-    expert = sum(chunk.expert + chunk.expert_again for chunk in chunks)
+    dense = sum(chunk.dense + chunk.dense_recomputed for chunk in chunks)
+    expert = sum(chunk.expert + chunk.expert_recomputed for chunk in chunks)
     layers_numel = dense * modules.layer_numel + expert * modules.expert_layer_numel
     ends = _ends(modules, is_first, is_last, is_tied)
     rest = layers_numel + ends
     split = expert * modules.expert_numel + (modules.prediction_expert_numel if is_last else 0.0)
     units = _units(modules, state, dense, expert, ends, layers_numel + split)
-    layers, logits, units_now = _held(
-        modules, chunks, held, units, is_first=is_first, is_last=is_last
+    layers, logits, units_now = _fullest_moment(
+        modules, chunks, in_flight_counts, units, is_first=is_first, is_last=is_last
     )
     passing = units_now + state.buckets
-    # At the update nothing of the passes is there.
+    # Activations and gathered weights are freed before the update, which may use their memory.
     update = np.minimum(rest * state.update + split * state.expert_update, state.most_update)
     more = np.maximum(update - layers - logits - passing, 0.0)
     return StageBytes(
@@ -179,16 +180,16 @@ def stage_bytes(
 
 
 def _copies(modules: ModuleBytes, state: StateBytes, dense: Number, expert: Number) -> Number:
-    """Returns the bytes of copies of weights in 8 bits, less what they replace."""
+    """Return the bytes of 8-bit copies of weights, less the weights that they replace."""
     if state.keeps_layers_whole:
         return dense * modules.dense_weights_extra + expert * modules.expert_weights_extra
-    # They are made of the layers in flight, and go with them.
+    # Under FSDP only gathered layers have copies, which are freed with them.
     most = np.maximum(modules.dense_weights_extra, modules.expert_weights_extra)
     return UNITS_IN_FLIGHT * np.maximum(most, 0.0)
 
 
 def _scratch(modules: ModuleBytes, dense: Number, expert: Number, is_last: bool) -> Number:
-    """Returns the scratch bytes that stay for the whole run."""
+    """Return the scratch bytes that stay allocated for the whole run."""
     here = modules.scratch + (modules.head_scratch if is_last else 0.0)
     here = here + np.where(dense > 0, modules.dense_scratch, 0.0)
     return here + np.where(expert > 0, modules.expert_scratch, 0.0)
@@ -196,12 +197,12 @@ def _scratch(modules: ModuleBytes, dense: Number, expert: Number, is_last: bool)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Units:
-    """Whole weights and gradients that FSDP holds for a while; 0 without it."""
+    """Bytes of unsharded weights and gradients that FSDP holds temporarily; 0 without it."""
 
     at_work: Number = 0.0
-    """In the backward pass."""
+    """Bytes in the backward pass."""
     at_loss: Number = 0.0
-    """Before it, while there is no gradient."""
+    """Bytes at the loss, before there are gradients."""
 
 
 def _units(
@@ -212,8 +213,8 @@ def _units(
     ends: Number,
     layers_numel: Number,
 ) -> _Units:
-    """Those of the layers in flight, and of embedding and head, which are one unit with the model
-    itself and stay for the whole pass; and what a gather of each writes before it is cut up."""
+    """Return the bytes of FSDP units: the layers in flight, and embedding with head, which belong
+    to the root unit and stay for the whole pass; plus the buffer of each gather."""
     if state.keeps_layers_whole:
         return _Units()
     widest = np.maximum(
@@ -221,45 +222,45 @@ def _units(
         np.where(expert > 0, modules.expert_layer_numel + modules.expert_numel, 0.0),
     )
     ready = UNITS_IN_FLIGHT * state.gathered
-    copies, kept = (widest + ends) * state.copied, layers_numel * state.kept
+    copies, retained_nbytes = (widest + ends) * state.copied, layers_numel * state.retained
     grads = widest * (state.unit - ready)
     if state.live_numel:
-        # Modules are gathered one by one, up to so many parameters, whatever they are of.
+        # ZeRO-3 gathers module by module, up to this number of parameters, across layers.
         live = np.minimum(layers_numel + ends, state.live_numel) * state.gathered
         return _Units(at_work=live + grads, at_loss=live)
-    at_work = np.maximum(widest * ready, kept) + grads + ends * (state.unit / 2)
-    at_loss = np.maximum(widest * state.gathered, kept) + ends * state.gathered
+    at_work = np.maximum(widest * ready, retained_nbytes) + grads + ends * (state.unit / 2)
+    at_loss = np.maximum(widest * state.gathered, retained_nbytes) + ends * state.gathered
     return _Units(at_work=at_work + copies, at_loss=at_loss + copies)
 
 
-def _held(
+def _fullest_moment(
     modules: ModuleBytes,
     chunks: list[ChunkLayers],
-    held: InFlight,
+    in_flight_counts: InFlight,
     units: _Units,
     *,
     is_first: bool,
     is_last: bool,
 ) -> tuple[Number, Number, Number]:
-    """Activations, what the loss adds, and units, at the fullest moment."""
-    kept = [
-        chunk.dense * modules.dense_kept
-        + chunk.expert * modules.expert_kept
-        + (chunk.dense_again + chunk.expert_again) * modules.layer_input
+    """Return activations, the bytes that the loss adds, and units, at the fullest moment."""
+    chunk_nbytes = [
+        chunk.dense * modules.dense_saved
+        + chunk.expert * modules.expert_saved
+        + (chunk.dense_recomputed + chunk.expert_recomputed) * modules.layer_input
         for chunk in chunks
     ]
-    first = kept[0]
+    first = chunk_nbytes[0]
     if is_first:
-        kept[0] = kept[0] + modules.embedding_kept
+        chunk_nbytes[0] = chunk_nbytes[0] + modules.embedding_saved
     if is_last:
-        kept[-1] = kept[-1] + modules.head_kept
-    alive = _most(held.peaks, kept)
+        chunk_nbytes[-1] = chunk_nbytes[-1] + modules.head_saved
+    alive = _most(in_flight_counts.peaks, chunk_nbytes)
     layers = alive + _working(modules, chunks)
     if is_first:
         layers = np.maximum(layers, alive - first + modules.embedding_grad)
     if not is_last:
         return layers, 0.0, units.at_work
-    at_loss = _most(held.after_last_chunk, kept)
+    at_loss = _most(in_flight_counts.after_last_chunk, chunk_nbytes)
     is_loss = at_loss + modules.loss + units.at_loss > layers + units.at_work
     return (
         np.where(is_loss, at_loss, layers),
@@ -269,7 +270,7 @@ def _held(
 
 
 def _ends(modules: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) -> Number:
-    """Parameters of embedding, final norm, output product and multi-token prediction."""
+    """Return the parameters of embedding, final norm, output product and multi-token prediction."""
     numel = modules.embedding_numel if is_first else 0.0
     if not is_last:
         return numel
@@ -286,18 +287,18 @@ def _working(modules: ModuleBytes, chunks: list[ChunkLayers]) -> Number:
     most: Number = 0.0
     for name, needed in (
         ("dense", modules.dense_working),
-        ("dense_again", modules.dense_again),
+        ("dense_recomputed", modules.dense_recompute_working),
         ("expert", modules.expert_working),
-        ("expert_again", modules.expert_again),
+        ("expert_recomputed", modules.expert_recompute_working),
     ):
         count = sum(getattr(chunk, name) for chunk in chunks)
         most = np.maximum(most, np.where(count > 0, needed, 0.0))
     return most
 
 
-def _most(rows: tuple[tuple[int, ...], ...], kept: list[Number]) -> Number:
+def _most(rows: tuple[tuple[int, ...], ...], chunk_nbytes: list[Number]) -> Number:
     most: Number = 0.0
     for row in rows:
-        held = sum(count * nbytes for count, nbytes in zip(row, kept, strict=True))
-        most = np.maximum(most, held)
+        total_nbytes = sum(count * nbytes for count, nbytes in zip(row, chunk_nbytes, strict=True))
+        most = np.maximum(most, total_nbytes)
     return most

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer states: bytes per parameter, and what FSDP gathers meanwhile."""
+"""Weights, gradients and optimizer states: bytes per parameter, and the buffers of FSDP."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Number: TypeAlias = "float | npt.NDArray[np.float64]"
 """A float, or a float array of shape (layouts,)."""
 
 UNITS_IN_FLIGHT = 2
-"""Gathered layers at once: the one at work and the next, which is fetched beside it (Zhao et al.
-2023, section 3.3.2; more are held back by ``limit_all_gathers``)."""
+"""Layers gathered at once: the active one and the next, which is prefetched (Zhao et al. 2023,
+section 3.3.2; ``limit_all_gathers`` prevents more)."""
 
 REDUCE_BUCKET_NUMEL = 500_000_000
-"""DeepSpeed's default of ``reduce_bucket_size``; a bucket is as large whatever the model is."""
+"""DeepSpeed's default of ``reduce_bucket_size``; a bucket has this size for every model."""
 LIVE_NUMEL = 1_000_000_000
-"""Its default of ``stage3_max_live_parameters``."""
+"""DeepSpeed's default of ``stage3_max_live_parameters``."""
 SUB_GROUP_NUMEL = 1_000_000_000
-"""Its default of ``sub_group_size``: what ZeRO-3 updates at once."""
+"""DeepSpeed's default of ``sub_group_size``: parameters that ZeRO-3 updates at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes per parameter, by the kind of it."""
+    """Bytes per parameter, by kind of parameter, unless a field says otherwise."""
 
     weights: Number
     grads: Number
@@ -38,27 +38,28 @@ class StateBytes:
     expert_grads: Number
     expert_optimizer: Number
     unit: float = 0.0
-    """Of the layers in flight under FSDP: their weights, and their gradients on their way."""
-    kept: float = 0.0
-    """Of every layer, where gathered weights stay to the end of the backward pass."""
+    """Weights of the layers in flight under FSDP, and their gradients before they are reduced."""
+    retained: float = 0.0
+    """Weights of every layer, if gathered weights stay to the end of the backward pass."""
     gathered: float = 0.0
     """Gathered weights alone: bytes of a unit before any gradient."""
     copied: float = 0.0
-    """Buffers that a gather writes before it is cut into weights (FSDP2), of a pool of their own:
-    per parameter."""
+    """Buffer that a gather writes before it is split into weights (FSDP2), in a separate memory
+    pool."""
     live_numel: float = 0.0
-    """Parameters that stay gathered between passes (ZeRO-3), where the model has as many."""
+    """Most parameters that stay gathered between passes (ZeRO-3); a number of parameters."""
     buckets: float = 0.0
-    """Bytes, not per parameter: buffers that gradients are reduced from (DeepSpeed)."""
+    """Buffers from which gradients are reduced (DeepSpeed), in bytes, not per parameter."""
     update: Number = 0.0
-    """Working memory of the optimizer beyond its states, once the passes are over."""
+    """Working memory of the optimizer beyond its states, after the passes."""
     expert_update: Number = 0.0
     most_update: float = math.inf
-    """Bytes that this takes at most, where the optimizer goes through groups of parameters."""
+    """Upper limit of the update's working bytes, if the optimizer iterates over groups of
+    parameters."""
 
     @property
     def keeps_layers_whole(self) -> bool:
-        """False where only the layers in flight are there as a whole."""
+        """False if only the layers in flight are unsharded."""
         return not self.unit
 
 
@@ -69,10 +70,11 @@ def state_bytes(
     expert_shards: Number,
     optimizer: Number | None = None,
 ) -> StateBytes:
-    """Bytes per parameter: 2 + 4 + 12 in mixed precision, 4 + 4 + 8 in fp32.
+    """Return the bytes per parameter: 2 + 4 + 12 in mixed precision, 4 + 4 + 8 in fp32.
 
-    The optimizer is of its own shard; with gradients and weights sharded deeper, these are of the
-    shard as well.  ``optimizer`` has its bytes where layouts differ (``optimizer_nbytes``).
+    Optimizer bytes are divided by the shards; under deeper sharding those of gradients and weights
+    are too.  ``optimizer``: its unsharded bytes per parameter, if layouts differ in them
+    (``optimizer_nbytes``).
     """
     if optimizer is None:
         optimizer = optimizer_nbytes(config)
@@ -89,7 +91,7 @@ def state_bytes(
         expert_grads=grads / expert_shards if splits_grads else grads,
         expert_optimizer=optimizer / expert_shards,
         unit=_unit_nbytes(config, weights) if is_deep else 0.0,
-        kept=float(weights) if is_deep and not par.regathers_weights else 0.0,
+        retained=float(weights) if is_deep and not par.regathers_weights else 0.0,
         gathered=float(weights) if is_deep else 0.0,
         live_numel=LIVE_NUMEL if is_deep and par.engine is Engine.DEEPSPEED else 0.0,
         buckets=_buckets_nbytes(config),
@@ -103,15 +105,16 @@ def state_bytes(
 
 
 def optimizer_nbytes(config: RunConfig) -> float:
-    """Bytes per parameter of the optimizer on the device: two moments and, in mixed precision, a
-    copy in fp32, less what the host holds."""
+    """Return the optimizer's bytes per parameter on the device: two moments and, in mixed
+    precision, an fp32 copy, less the share offloaded to the host."""
     whole = config.optimizer_state_nbytes or (8 if config.precision is Precision.FP32 else 12)
     return whole * (1 - config.optimizer_offload_frac)
 
 
 def _buckets_nbytes(config: RunConfig) -> float:
-    """Those of DeepSpeed's ZeRO: one as wide as weights, or two where reduction overlaps, which a
-    pipeline's never does (``setup_buckets`` of its ``stage_1_and_2.py``)."""
+    """Return the bytes of DeepSpeed's ZeRO buckets: one in the width of weights, or two if
+    reduction overlaps, as it never does in a pipeline (``setup_buckets`` of
+    ``stage_1_and_2.py``)."""
     par = config.parallelism
     if par.engine is not Engine.DEEPSPEED or not par.is_optimizer_distributed:
         return 0.0
@@ -121,8 +124,8 @@ def _buckets_nbytes(config: RunConfig) -> float:
 
 
 def _update_nbytes(config: RunConfig) -> float:
-    """Bytes per parameter of a shard: gradients in fp32 that DeepSpeed makes of those in 16 bits,
-    and what the optimizer of PyTorch makes of all parameters at once (its ``foreach``)."""
+    """Return the update's working bytes per parameter of a shard: the fp32 copy that DeepSpeed
+    makes of 16-bit gradients, or the temporaries of PyTorch's ``foreach`` optimizer."""
     engine = config.parallelism.engine
     if engine is Engine.TORCH and config.device != "cpu":
         return 4.0
@@ -131,8 +134,8 @@ def _update_nbytes(config: RunConfig) -> float:
 
 
 def _unit_nbytes(config: RunConfig, weights: int) -> float:
-    """Two layers of weights, one of gradients as they come and one as they are reduced, which
-    DeepSpeed has a bucket for."""
+    """Return the unit bytes per parameter: weights of two layers, one layer of gradients as
+    computed and one as reduced; for the latter DeepSpeed has a bucket instead."""
     par = config.parallelism
     reduced = 0 if par.engine is Engine.DEEPSPEED else config.grad_nbytes
     grads = 0 if par.keeps_grads_whole else weights + reduced
@@ -140,7 +143,7 @@ def _unit_nbytes(config: RunConfig, weights: int) -> float:
 
 
 def sharding_key(config: RunConfig) -> tuple[Hashable, ...]:
-    """What of a layout ``state_bytes`` depends on beside what it is given."""
+    """Return the layout settings that ``state_bytes`` depends on besides its arguments."""
     par = config.parallelism
     return (
         *(par.shards_weights, par.shards_grads, par.regathers_weights, par.keeps_grads_whole),

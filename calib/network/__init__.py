@@ -1,4 +1,4 @@
-"""How long transfers take: curves over bytes, NCCL's own choices, other groups and systems.
+"""Transfer times: curves over bytes, NCCL's own choices, other groups and systems.
 
 In: measured transfers. Out: times of collectives. Imports ``workload`` and ``regressors``.
 """
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         known_network,
         link_figures,
         network_line,
-        on_domains,
         stated_network,
+        with_domains_as_nodes,
     )
     from .collective_times import CollectiveModel, Transfers, fit_collectives, fit_transfers
     from .curves import Law, Samples, fit_law

@@ -1,6 +1,6 @@
-"""Links of a cluster: what is usual for its GPUs, then what its nodes show, then what a user says.
+"""Links of a cluster: the prior of its GPUs, then its detected nodes, then the user's statement.
 
-The one door to the links that transfers are priced on; measurements are fitted around what it says.
+The only entry point to the links that transfers are priced on; measurements are fitted around them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from .topology import CARD_RATE, NODE_RATE, Topology
 
 _GIGA = 1e9
 LINK_SIGMA_LOG = 0.3
-"""Of a host's rate from that of the sheet: hosts with one socket for eight devices, pages that are
-not pinned; 45 to 56 GB/s where the sheet says 64."""
+"""Deviation of a host's rate from the data sheet's: hosts with one socket for eight devices,
+unpinned pages; 45 to 56 GB/s for a stated 64."""
 SLOT_BYTES_PER_S: Mapping[int, float] = {
     generation: 16 * transfers_per_s * 128 / 130 / 8
     for generation, transfers_per_s in ((3, 8e9), (4, 16e9), (5, 32e9))
 }
-"""Sixteen lanes of PCIe 3, 4 and 5 in one direction, by generation: 8, 16 and 32 GT/s, of whose 130
-bits 128 are data (PCI-SIG's base specifications)."""
+"""Bytes/s of sixteen lanes of PCIe 3, 4 and 5 in one direction, by generation: 8, 16 and 32 GT/s,
+with 128 data bits of 130 (PCI-SIG's base specifications)."""
 _WHOLE_PACKET_FRAC = 0.86
-"""Of a slot's rate: headers of packets of 256 bytes, and the answers to them."""
+"""Share of a slot's rate that remains after the headers of 256-byte packets and their
+acknowledgements."""
 _COPY_S = 10e-6
-"""What one copy takes before its first byte."""
+"""Fixed seconds of one copy before its first byte."""
 _C2C = (297 * _GIGA, 375 * _GIGA)
-"""To the host and back over NVLink-C2C of a GH200, of 450 (Schieffer et al. 2024,
+"""Bytes/s to the host and back over NVLink-C2C of a GH200, of 450 (Schieffer et al. 2024,
 arXiv:2407.07850)."""
 _SHARED_C2C = (243 * _GIGA, 243 * _GIGA)
-"""Two devices of a GB200 share a Grace, whose memory gives 486 GB/s (STREAM, the same source)."""
+"""Bytes/s of each of the two devices of a GB200, which share a Grace with 486 GB/s of memory
+bandwidth (STREAM, the same source)."""
 _GEN3, _GEN4, _GEN5 = (
     (_WHOLE_PACKET_FRAC * rate, _WHOLE_PACKET_FRAC * rate) for rate in SLOT_BYTES_PER_S.values()
 )
@@ -41,13 +43,13 @@ _RATES: tuple[tuple[str, tuple[float, float]], ...] = (
     *((name, _GEN5) for name in ("b200", "b300", "h100", "h200", "h800", "h20")),
     *((name, _GEN3) for name in ("v100", "t4", "titan")),
 )
-"""Longer names first; sixteen lanes of the PCIe of their year."""
+"""Host rates by device name, longer names first; sixteen lanes of the PCIe of their year."""
 
 
 def host_rates(device: str) -> tuple[float, float]:
-    """Bytes/s of large copies to the host's memory, and out of it.
+    """Return the bytes/s of large copies to the host's memory, and out of it.
 
-    Devices that are not known have the fourth generation of PCIe.
+    Unknown devices get the fourth generation of PCIe.
 
     >>> [rate / 1e9 for rate in host_rates("NVIDIA GH200 96GB")]
     [297.0, 375.0]
@@ -57,7 +59,8 @@ def host_rates(device: str) -> tuple[float, float]:
 
 
 def host_copy_s(operator: Operator, device: str) -> float:
-    """Seconds of one copy: forwards to the host's memory, backwards out of it.
+    """Return the seconds of one copy: to the host's memory in the forward, out of it in the
+    backward.
 
     >>> from ..workload import OperatorKind
     >>> copy = Operator(kind=OperatorKind.HOST_COPY, phase=Phase.FORWARD, shape=(10**9,),
@@ -69,8 +72,8 @@ def host_copy_s(operator: Operator, device: str) -> float:
 
 
 _SOCKET_BYTES_PER_S = 3 * _GIGA
-"""What NCCL gets through one card over TCP, at most: Perlmutter's nodes, falling back to sockets on
-cards of 25 GB/s, got 1.3 to 3.9 GB/s from one (tables of estimate-train-time)."""
+"""Upper bound of NCCL's rate through one card over TCP: Perlmutter's nodes, falling back to sockets
+on cards of 25 GB/s, got 1.3 to 3.9 GB/s from one (tables of estimate-train-time)."""
 _PCIE_FRAC = 0.63
 """Bus bandwidth of a ring over PCIe over the rate of the slots: 20 GB/s on sixteen lanes of
 generation 4, as on A40 and L40."""
@@ -80,9 +83,9 @@ _SLOT_GENERATIONS: Mapping[Architecture, int] = {
     Architecture.HOPPER: 5,
     Architecture.BLACKWELL: 5,
 }
-"""Of the PCIe that the GPUs of a generation have."""
+"""PCIe generation of the GPUs of an architecture."""
 _PCIE_CHANNELS = 4
-"""As of other GPUs without NVLink (``systems``)."""
+"""Channels over PCIe, as for other GPUs without NVLink (``systems``)."""
 _WAYS: Mapping[str, Algorithm] = {
     "ring": Algorithm.RING,
     "tree": Algorithm.TREE,
@@ -95,30 +98,31 @@ _PROTOCOLS: Mapping[str, Protocol] = {
 
 
 def known_network(device: str, cluster: Cluster) -> NetworkPrior:
-    """Links of a run's nodes; hosts that one NVLink domain joins are one node, as in its layouts.
+    """Return the links of a run's nodes; hosts joined by one NVLink domain are one node, as in its
+    layouts.
 
     >>> rack = known_network("NVIDIA GB200", Cluster()).links.topology
     >>> rack.num_gpus, rack.num_cards, rack.origin("domain").value
     (72, 72, 'prior')
     """
-    return on_domains(nodes_network(device, cluster))
+    return with_domains_as_nodes(nodes_network(device, cluster))
 
 
 def nodes_network(device: str, cluster: Cluster) -> NetworkPrior:
-    """The same with nodes as they are counted by host."""
-    prior = seen_network(cluster.node, network_prior(device))
+    """Return the links of a run's nodes, with nodes counted by host."""
+    prior = detected_network(cluster.node, network_prior(device))
     if prior.links is not None and not cluster.stated.domain:
         topology = prior.links.topology
         domain, origin = cluster.domain(device)
         if origin is Origin.SEEN:
-            own = max(domain, cluster.node.num_local_ranks or topology.num_gpus)
-            topology = topology.told(origin, domain=own)
+            domain_size = max(domain, cluster.node.num_local_ranks or topology.num_gpus)
+            topology = topology.with_figures(origin, domain=domain_size)
         prior = replace(prior, links=replace(prior.links, topology=topology))
     return stated_network(cluster.stated, prior)
 
 
-def on_domains(prior: NetworkPrior) -> NetworkPrior:
-    """The prior with hosts that one NVLink domain joins as one node."""
+def with_domains_as_nodes(prior: NetworkPrior) -> NetworkPrior:
+    """Return the prior with hosts joined by one NVLink domain as one node."""
     if prior.links is None:
         return prior
     topology = prior.links.topology.as_domains()
@@ -126,34 +130,38 @@ def on_domains(prior: NetworkPrior) -> NetworkPrior:
 
 
 def stated_network(stated: StatedNodes, prior: NetworkPrior) -> NetworkPrior:
-    """The prior with what is stated of nodes; no measurement overrules its counts and its joint.
+    """Return the prior with stated figures of nodes; no measurement overrules its counts and joint.
 
-    Rates are where the measured ones start from.
+    Stated rates are the starting values of measured ones.
 
     >>> stated = StatedNodes(num_gpus=4, num_cards=2)
     >>> links = stated_network(stated, network_prior("a100")).links
     >>> links.topology.cards_in_use(4), links.topology.origin("num_cards").value
     (2, 'stated')
     """
-    said = stated.values
-    if prior.links is None or not said:
+    stated_values = stated.values
+    if prior.links is None or not stated_values:
         return prior
     links = prior.links
-    if "joint" in said:
-        links = _joined_by(links, Joint(said["joint"]), Origin.STATED)
-    counts = {name: said[name] for name in ("num_gpus", "num_cards", "domain") if name in said}
-    links = replace(links, topology=links.topology.told(Origin.STATED, **counts))
+    if "joint" in stated_values:
+        links = _joined_by(links, Joint(stated_values["joint"]), Origin.STATED)
+    counts = {
+        name: stated_values[name]
+        for name in ("num_gpus", "num_cards", "domain")
+        if name in stated_values
+    }
+    links = replace(links, topology=links.topology.with_figures(Origin.STATED, **counts))
     for name in (NODE_RATE, CARD_RATE):
-        if name in said:
-            links = _with_rate(links, name, float(str(said[name])), Origin.STATED)
+        if name in stated_values:
+            links = _with_rate(links, name, float(str(stated_values[name])), Origin.STATED)
     return replace(prior, links=links, bus_bytes_per_s=links.node_bytes_per_s)
 
 
-def seen_network(node: SeenNode, prior: NetworkPrior) -> NetworkPrior:
-    """The prior with what a node's own system shows: its cards and slots, and what NCCL was told.
+def detected_network(node: SeenNode, prior: NetworkPrior) -> NetworkPrior:
+    """Return the prior with the detected figures of a node: its cards, slots and NCCL variables.
 
     >>> node = SeenNode(num_gpus=8, num_cards=2, card_bytes_per_s=25e9, wire="infiniband")
-    >>> links = seen_network(node, network_prior("h100")).links
+    >>> links = detected_network(node, network_prior("h100")).links
     >>> links.topology.num_cards, links.network_bytes_per_s / 1e9
     (2, 22.5)
     """
@@ -173,18 +181,21 @@ _JOINTS = frozenset(joint.value for joint in Joint)
 
 
 def _with_cards(links: LinkClass, node: SeenNode) -> LinkClass:
-    """Each GPU uses the cards nearest to it: those that are left over serve something else."""
+    """Return the links with detected cards; each GPU uses the nearest ones, and any surplus serves
+    other purposes."""
     if node.num_gpus:
-        links = replace(links, topology=links.topology.told(Origin.SEEN, num_gpus=node.num_gpus))
+        links = replace(
+            links, topology=links.topology.with_figures(Origin.SEEN, num_gpus=node.num_gpus)
+        )
     if not node.num_cards:
         return links
     num_gpus, num_cards = links.topology.num_gpus, node.num_cards
     if num_cards > num_gpus:
         num_cards -= num_cards % num_gpus
-    links = replace(links, topology=links.topology.told(Origin.SEEN, num_cards=num_cards))
+    links = replace(links, topology=links.topology.with_figures(Origin.SEEN, num_cards=num_cards))
     rates = [rate for rate in (node.card_bytes_per_s, node.card_pcie_bytes_per_s) if rate]
     if node.wire in ("socket", "ethernet"):
-        # What a host's sockets, or a plugin, make of a card is as open as a prior.
+        # The rate that sockets, or a plugin, reach on a card is as uncertain as a prior.
         usual = _SOCKET_BYTES_PER_S if node.wire == "socket" else links.network_bytes_per_s
         reached = min([usual, *(REACHED_FRAC * rate for rate in rates)])
         return replace(links, network_bytes_per_s=reached)
@@ -196,8 +207,8 @@ def _with_cards(links: LinkClass, node: SeenNode) -> LinkClass:
 def _joined_by(
     links: LinkClass, joint: Joint, origin: Origin, *, slot_bytes_per_s: float = 0.0
 ) -> LinkClass:
-    """GPUs of a node joined so; without NVLink by their slots."""
-    links = replace(links, topology=links.topology.told(origin, joint=joint))
+    """Return the links of a node's GPUs under a joint; without NVLink, by their slots."""
+    links = replace(links, topology=links.topology.with_figures(origin, joint=joint))
     if joint is not Joint.PCIE or links.wire is Wire.PCIE:
         return replace(links, may_be_bridged=False) if joint is Joint.SWITCH else links
     slot = slot_bytes_per_s or SLOT_BYTES_PER_S[_SLOT_GENERATIONS[links.generation]]
@@ -211,24 +222,26 @@ def _joined_by(
 
 
 def _with_ways(links: LinkClass, node: SeenNode) -> LinkClass:
-    """What NCCL's variables leave to it: algorithms, protocols, channels."""
+    """Return the links with the algorithms, protocols and channels that NCCL's variables allow."""
     if node.variable("NCCL_NVLS_ENABLE") == "0":
         links = replace(links, nvls_bytes_per_s=0.0)
     without = (
-        *_left_out(node.variable("NCCL_ALGO"), _WAYS),
-        *_left_out(node.variable("NCCL_PROTO"), _PROTOCOLS),
+        *_excluded_ways(node.variable("NCCL_ALGO"), _WAYS),
+        *_excluded_ways(node.variable("NCCL_PROTO"), _PROTOCOLS),
     )
     most = _whole(node.variable("NCCL_MAX_NCHANNELS") or node.variable("NCCL_MAX_CTAS"))
     if 0 < most < links.num_channels:
-        # NCCL's own model: a channel has its share of the links.
+        # NCCL's own model: each channel has an equal share of the links.
         share = most / links.num_channels
         links = replace(links, num_channels=most, node_bytes_per_s=share * links.node_bytes_per_s)
     return replace(links, without=without)
 
 
-def _left_out(text: str, known: Mapping[str, Algorithm | Protocol]) -> list[Algorithm | Protocol]:
-    """Members that a list like ``ring,tree`` or ``^nvls`` leaves out; lists by collective do not
-    say."""
+def _excluded_ways(
+    text: str, known: Mapping[str, Algorithm | Protocol]
+) -> list[Algorithm | Protocol]:
+    """Return the members that a list such as ``ring,tree`` or ``^nvls`` excludes; lists by
+    collective are ignored."""
     words = [word.strip().lower() for word in text.removeprefix("^").split(",") if word.strip()]
     named = {known[word] for word in words if word in known}
     if not named or ":" in text:
@@ -248,14 +261,15 @@ def _with_rate(links: LinkClass, name: str, bytes_per_s: float, origin: Origin) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFigure:
-    """One figure of a cluster's links, and where it comes from."""
+    """One figure of a cluster's links, and its origin."""
 
     value: str | int | float
     origin: str
 
 
 def link_figures(prior: NetworkPrior) -> dict[str, LinkFigure]:
-    """What transfers are priced on, by name; empty where no NCCL carries them."""
+    """Return the figures that transfers are priced on, by name; empty if NCCL does not carry
+    them."""
     if prior.links is None:
         return {}
     links, topology = prior.links, prior.links.topology
@@ -274,7 +288,7 @@ def link_figures(prior: NetworkPrior) -> dict[str, LinkFigure]:
 
 
 def network_line(prior: NetworkPrior) -> str:
-    """The same in one line; empty where there is nothing to say.
+    """Return these figures in one line; empty if there are none.
 
     >>> network_line(network_prior("NVIDIA H100 80GB HBM3"))
     'network: 8 cards of 45 GB/s for 8 GPUs (prior), NVLink domain 8 (prior)'

@@ -1,10 +1,10 @@
-"""One measured curve: time over payload, between the measured payloads and beyond them.
+"""One measured curve: time over payload, between and beyond the measured payloads.
 
-The logarithm of measured time over that of a law ``fixed + bytes * rate`` is interpolated, so that
-bends of protocols and algorithms survive.  Beyond the largest payload the last slope is followed as
-far as bandwidth bounds the transfer there, and what NCCL expects of the machine for the rest.
-Repeats of a payload are joined by their median; where neighbours scatter, a running median is taken
-over as many of them as predict left-out payloads best.
+The log ratio of measured time to a law ``fixed + bytes * rate`` is interpolated, which preserves
+the bends of protocols and algorithms. Beyond the largest payload the last slope is followed to the
+extent that bandwidth bounds the transfer there, and NCCL's own estimate otherwise. Repeats of a
+payload are joined by their median; if neighbours scatter, a running median is used, with the window
+that predicts held-out payloads best.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors import SAMPLE_SIGMA_LOG, first_of_least
+from ..regressors import SAMPLE_SIGMA_LOG, first_minimum
 
 Vector = NDArray[np.float64]
 _ITERATIONS = 40
-"""Most steps of the damped search; it ends before, where steps fall below a billionth."""
+"""Most steps of the damped search, which ends earlier once steps fall below a billionth."""
 _LARGEST_STEP_LOG, _LEAST_STEP_LOG = 1.0, 1e-9
-"""So constants lie within a factor of e**40 of the prior's, and nothing can overflow."""
+"""Step bounds: constants stay within a factor of e**40 of the prior's, so that nothing can
+overflow."""
 _FOLDS = 5
-"""Parts of a curve that are left out in turn, each payload once."""
+"""Number of folds of a curve's payloads, each held out once."""
 _LEAST_HALVED = 8
-"""Payloads from which half of a curve says anything of the other half."""
+"""Payloads from which half of a curve is informative on the other half."""
 _WINDOWS = ((100, (1, 5, 9, 17, 33)), (32, (1, 3, 5, 9)), (16, (1, 3)), (0, (1,)))
-"""Running medians that are tried, by the least number of payloads."""
+"""Windows of running medians that are tried, by the least number of payloads."""
 _FORGET_OCTAVES = 4.0
-"""Doublings after which half of what a latency-bound payload differs from NCCL's figure is gone."""
+"""Doublings over which a latency-bound payload's difference from NCCL's figure halves."""
 _FAR_LOG_NBYTES = 40.0
-"""e**40 bytes: beyond any payload, so that only the rate is left of a law."""
+"""e**40 bytes: beyond any payload, so that only a law's rate matters."""
 _LOG_2 = float(np.log(2.0))
 
 
@@ -55,11 +56,11 @@ class Law:
     byte_s: float
 
     def __call__(self, nbytes: Vector) -> Vector:
-        """Seconds, ``(rows,)``."""
+        """Return seconds, ``(rows,)``."""
         return self.fixed_s + nbytes * self.byte_s
 
     def log_time(self, log_nbytes: Vector) -> Vector:
-        """Log seconds, ``(rows,)``.
+        """Return log seconds, ``(rows,)``.
 
         >>> Law(fixed_s=1.0, byte_s=0.5).log_time(np.log([2.0, 8.0])).round(4).tolist()
         [0.6931, 1.6094]
@@ -68,11 +69,12 @@ class Law:
 
 
 Expected = Callable[[Vector], Vector]
-"""Seconds that NCCL would expect, by payload in bytes."""
+"""Function from payloads in bytes to the seconds that NCCL's model gives."""
 
 
 def bandwidth_share(expected: Expected, nbytes: Vector) -> Vector:
-    """Share of the full bandwidth that payloads reach, ``(rows,)``: 1 where nothing else counts.
+    """Return the share of the full bandwidth that payloads reach, ``(rows,)``; 1 if only bytes
+    count.
 
     >>> bandwidth_share(lambda n: 1e-5 + n / 1e9, np.array([1e4, 1e7])).round(3).tolist()
     [0.5, 0.999]
@@ -83,22 +85,22 @@ def bandwidth_share(expected: Expected, nbytes: Vector) -> Vector:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Curve:
-    """A fitted curve; ``(payloads,)`` unless said."""
+    """A fitted curve; arrays are ``(payloads,)`` unless stated otherwise."""
 
     law: Law
     log_nbytes: Vector
     residual: Vector
     """Log of (smoothed) time over the law's at each payload."""
-    held_out: Vector
-    """Log of predicted over measured time of each sample when its payload was left out,
-    ``(rows,)``, by growing payload; empty where there is but one payload."""
+    held_out_errors: Vector
+    """Log of predicted over measured time of each sample with its payload held out, ``(rows,)``, by
+    increasing payload; empty for a single payload."""
     expected: Expected | None
-    """None where the law alone has to carry larger payloads."""
+    """NCCL's estimate; None if only the law extrapolates to larger payloads."""
     lower_half: Curve | None
-    """The curve that the smaller half of the payloads alone gives, where there are enough."""
+    """The curve of the smaller half of the payloads alone, if there are enough."""
 
     def log_time(self, log_nbytes: Vector) -> Vector:
-        """Log seconds, ``(rows,)``."""
+        """Return log seconds, ``(rows,)``."""
         inside = self.law.log_time(log_nbytes)
         inside += np.interp(log_nbytes, self.log_nbytes, self.residual)
         if self.expected is None:
@@ -111,11 +113,11 @@ class Curve:
         return inside
 
     def log_time_of(self, nbytes: Vector) -> Vector:
-        """The same of payloads in bytes, at least one."""
+        """Return log seconds for payloads in bytes, at least one."""
         return self.log_time(np.log(np.maximum(nbytes, 1.0)))
 
     def octaves_outside(self, log_nbytes: Vector) -> Vector:
-        """Doublings between a payload and the measured ones, ``(rows,)``."""
+        """Return the doublings between a payload and the measured ones, ``(rows,)``."""
         below = np.maximum(self.log_nbytes[0] - log_nbytes, 0.0)
         return (below + np.maximum(log_nbytes - self.log_nbytes[-1], 0.0)) / _LOG_2
 
@@ -125,12 +127,13 @@ class Curve:
         return float(np.exp(np.min(self.law.log_time(self.log_nbytes) + self.residual)))
 
     def top_share(self) -> float:
-        """Share of the full bandwidth that the largest payload reaches."""
+        """Return the share of the full bandwidth that the largest payload reaches."""
         top = np.exp(self.log_nbytes[-1:])
         return float(bandwidth_share(self.expected or self.law, top)[0])
 
     def _before(self, expected: Expected, log_nbytes: Vector, by_law: Vector) -> Vector:
-        """Where bandwidth bounds the smallest payload it tells no latency, and NCCL's counts."""
+        """Extrapolate below the smallest payload: by NCCL's latency if bandwidth bounds it, else by
+        the law."""
         least = np.exp(self.log_nbytes[:1])
         bound = bandwidth_share(expected, least)
         start = self.law.log_time(self.log_nbytes[:1]) + self.residual[0]
@@ -145,8 +148,8 @@ class Curve:
         slope = float(np.clip(slope, 0.0, times[1] / nbytes[1]))
         followed = np.log(times[1] + slope * (np.exp(log_nbytes) - nbytes[1]))
         differs = np.log(times[1]) - np.log(expected(nbytes[1:]))[0]
-        left = 0.5 ** ((log_nbytes - top) / _LOG_2 / _FORGET_OCTAVES)
-        priced = np.log(expected(np.exp(log_nbytes))) + differs * left
+        remaining_frac = 0.5 ** ((log_nbytes - top) / _LOG_2 / _FORGET_OCTAVES)
+        priced = np.log(expected(np.exp(log_nbytes))) + differs * remaining_frac
         bound = self.top_share()
         return bound * followed + (1.0 - bound) * priced
 
@@ -165,10 +168,9 @@ class _Knots:
 def fit_curve(
     samples: Samples, prior: Law, *, sigma_log: float, expected: Expected | None = None
 ) -> Curve:
-    """The curve of a group; ``prior`` counts as one more sample of each of the law's constants.
+    """Fit the curve of a group; ``prior`` counts as one more sample of each of the law's constants.
 
-    ``sigma_log`` is how far these constants may lie from the prior's, as a standard deviation of
-    their logarithm.
+    ``sigma_log`` is the standard deviation of the constants' logarithms from the prior's.
     """
     knots = _knots(samples)
     law = _law_of(knots, np.ones(len(knots.log_nbytes), dtype=np.bool_), prior, sigma_log)
@@ -182,7 +184,7 @@ def fit_curve(
     curve = _smooth_curve(knots, np.ones(number, dtype=np.bool_), law, window, expected)
     return replace(
         curve,
-        held_out=errors,
+        held_out_errors=errors,
         lower_half=lower_half,
     )
 
@@ -190,10 +192,10 @@ def fit_curve(
 def fit_law(
     fixed: Vector, nbytes: Vector, log_time: Vector, weight: Vector, prior: Law, *, sigma_log: float
 ) -> Law:
-    """Constants of ``time = fixed * fixed_s + nbytes * byte_s``, robustly, in log time.
+    """Fit the constants of ``time = fixed * fixed_s + nbytes * byte_s`` robustly, in log time.
 
     Gauss-Newton on the logarithms of both constants with soft-L1 weights; the prior's constants are
-    one more sample each.  All vectors are ``(rows,)``.
+    one more sample each. All vectors are ``(rows,)``.
 
     >>> n = np.array([1.0, 10.0, 100.0, 1e3])
     >>> found = fit_law(np.ones(4), n, np.log(2 + 0.5 * n), np.ones(4),
@@ -205,7 +207,8 @@ def fit_law(
     columns = np.stack([fixed, nbytes])
 
     def errors(theta: Vector) -> tuple[Vector, Vector, float]:
-        """Deviations of the samples, shares of both constants, and the cost to be least."""
+        """Return the deviations of the samples, the shares of both constants, and the cost to
+        minimise."""
         costs = columns * np.exp(theta)[:, None]
         total = costs.sum(axis=0)
         error = (log_time - np.log(total)) / SAMPLE_SIGMA_LOG
@@ -231,7 +234,7 @@ def fit_law(
 
 
 def _solved(matrix: NDArray[np.float64], right: Vector) -> Vector:
-    """Solution of two equations with a positive matrix."""
+    """Solve two equations with a positive definite matrix."""
     share = matrix[1, 0] / matrix[0, 0]
     second = (right[1] - share * right[0]) / (matrix[1, 1] - share * matrix[0, 1])
     return np.array([right[0] / matrix[0, 0] - share * second, second])
@@ -245,7 +248,7 @@ def _smooth_curve(
         law=law,
         log_nbytes=x,
         residual=_running_median(knots.log_time[keep] - law.log_time(x), window),
-        held_out=np.empty(0),
+        held_out_errors=np.empty(0),
         expected=expected,
         lower_half=None,
     )
@@ -283,16 +286,17 @@ def _law_of(knots: _Knots, keep: NDArray[np.bool_], prior: Law, sigma_log: float
 
 
 def _best_window(knots: _Knots, law: Law) -> tuple[int, Vector]:
-    """The running median that predicts left-out payloads best, and its errors, ``(rows,)``."""
+    """Return the running-median window that predicts held-out payloads best, and its errors,
+    ``(rows,)``."""
     if len(knots.log_nbytes) < 2:
         return 1, np.empty(0)
     windows = next(w for least, w in _WINDOWS if len(knots.log_nbytes) >= least)
-    errors = [_left_out(knots, law, window) for window in windows]
-    best = first_of_least([float(np.mean(np.abs(e))) for e in errors])
+    errors = [_held_out_errors(knots, law, window) for window in windows]
+    best = first_minimum([float(np.mean(np.abs(e))) for e in errors])
     return windows[best], errors[best]
 
 
-def _left_out(knots: _Knots, law: Law, window: int) -> Vector:
+def _held_out_errors(knots: _Knots, law: Law, window: int) -> Vector:
     x, predicted = knots.log_nbytes, np.empty(len(knots.log_nbytes))
     residual = knots.log_time - law.log_time(x)
     folds = min(len(x), _FOLDS)
@@ -304,7 +308,7 @@ def _left_out(knots: _Knots, law: Law, window: int) -> Vector:
 
 
 def _running_median(values: Vector, window: int) -> Vector:
-    """Median over ``window`` neighbours (odd); the ends repeat."""
+    """Return the median over ``window`` neighbours (odd); the ends are repeated."""
     if window == 1 or len(values) < window:
         return values
     padded = np.pad(values, window // 2, mode="edge")

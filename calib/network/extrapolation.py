@@ -1,14 +1,14 @@
-"""The time of a group that was not measured, from the measured curve of another.
+"""The time of an unmeasured group, extrapolated from the measured curve of another.
 
-A curve is carried, not a law: bends of protocols come along.  Across nodes rings keep the time of
-a step for its chunk on each card in use; trees keep their shape and grow by hops; an all-to-all
-keeps the time for a peer.  NCCL's own figures stand for what one curve cannot tell (the launch,
-hops inside a node).
+A curve is extrapolated, not a law, which preserves the bends of protocols. Across nodes, rings keep
+the time of a step for its chunk on each card in use; trees keep their shape and grow by hops; an
+all-to-all keeps the time per peer. NCCL's own figures supply the parts that one curve does not
+identify (the launch, hops inside a node).
 
 Between 2, 4 and 8 ranks of A100 and H100 in a node all-gathers, reduce-scatters, all-reduces and
 all-to-alls differ, at every payload, by the latency of their steps and the bytes that they move:
-whatever else a payload costs (launch, change of protocol) it costs in each, so that a difference
-carries over where a ratio does not.
+all other costs of a payload (launch, change of protocol) are common to them, so that differences
+transfer and ratios do not.
 """
 
 from __future__ import annotations
@@ -30,41 +30,43 @@ from .nccl_tuner import (
 )
 from .once_per_node import exchange_time_s
 from .systems import NetworkPrior
-from .topology import CONGESTION_LOG, OWN_CHUNKS
+from .topology import CONGESTION_LOG, LOCAL_COPY_CHUNKS
 
 Vector = NDArray[np.float64]
 _MOST_BASE_FRAC = 0.9
-"""Share of a time that does not grow with the steps, at most."""
+"""Upper bound on the share of a time that does not grow with the steps."""
 _TREE_BASE_S = 6.8e-6
 _TREE_LOCAL_HOP_S = 0.6e-6
-"""Both LL, from NCCL's cost model."""
+"""LL latencies from NCCL's cost model: the base, and a hop inside a node."""
 _HOP_RANGE_S = (0.5e-6, 50e-6)
-"""Shortest times of curves that begin at large payloads say nothing of a hop."""
+"""Bounds of a hop's time: the shortest time of a curve that begins at large payloads does not
+measure one."""
 _NCCL_FRAC = 0.5
-"""Share of NCCL's own latency in that of a collective which another one stands in for (with 0.2 to
-0.8 public tables differ little)."""
+"""Weight of NCCL's own latency for a collective that another one stands in for (0.2 to 0.8 make
+little difference on public tables)."""
 _PAIR_FRAC = 0.8
-"""Of its card's rate what one pair of ranks reaches: sends and all-to-alls of two H100 on two nodes
-move 36 to 41 GB/s, those of more ranks 47 to 49 on each card (nccl-tests)."""
-_OWN_SWAPPED = 0.25
-"""``OWN_CHUNKS`` of an all-to-all, whose own part is copied beside others: 2, 4 and 8 A100 and
-H100."""
+"""Share of its card's rate that one pair of ranks reaches: sends and all-to-alls of two H100 on two
+nodes move 36 to 41 GB/s, those of more ranks 47 to 49 on each card (nccl-tests)."""
+_ALL_TO_ALL_COPY_CHUNKS = 0.25
+"""``LOCAL_COPY_CHUNKS`` for an all-to-all, whose own part is copied concurrently with others: 2, 4
+and 8 A100 and H100."""
 _PEER_FRAC = 0.5
-"""Latency of a peer of an all-to-all over that of a ring's step, in the same tables."""
+"""Latency per peer of an all-to-all over that of a ring's step, in the same tables."""
 
 
 def is_comparable(seen: Group, wanted: Group) -> bool:
-    """Whether a measured group says anything of another: both inside a node, or both across."""
+    """Return True if a measured group is informative on another: both inside a node, or both across
+    nodes."""
     return (seen.num_nodes > 1) == (wanted.num_nodes > 1)
 
 
 def extrapolated_log_time(
     curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior
 ) -> Vector:
-    """Log seconds of ``wanted``, ``(rows,)``, from the curve of ``seen``.
+    """Return the log seconds of ``wanted``, ``(rows,)``, from the curve of ``seen``.
 
-    All-reduce across nodes takes the cheaper of ring and tree.  Of another collective NCCL's own
-    ratio is taken: of rings how often they pass a chunk on, of all others the whole.
+    All-reduce across nodes uses the cheaper of ring and tree. Another collective uses NCCL's own
+    ratio: for rings, of the number of steps per chunk, otherwise of the whole time.
     """
     links = prior.links
     if links is None:
@@ -93,12 +95,13 @@ def extrapolated_log_time(
 
 
 def _drawn_to_nccl(log_time: Vector, wanted: Group, nbytes: Vector, links: LinkClass) -> Vector:
-    """Log seconds of another collective than was measured, ``(rows,)``: bandwidth is the links',
-    but what latency differs by is half that collective's own (its algorithm, protocol, channels).
+    """Shrink the log seconds of another collective than was measured to NCCL's figures,
+    ``(rows,)``.
 
-    A tree of 32 A100 on 8 nodes takes 37 to 46 us in 8 bytes, 40 by NCCL's figures alone, and 96 by
-    their ratio to the gather there, whose ring takes 60 to 250.  Gathers and their reverse go the
-    same ways, and tell all of each other.
+    Bandwidth follows the links, but half of the difference in latency is the collective's own (its
+    algorithm, protocol, channels). A tree of 32 A100 on 8 nodes takes 37 to 46 us in 8 bytes, 40 by
+    NCCL's figures alone, and 96 by their ratio to the gather there, whose ring takes 60 to 250.
+    Gathers and their reverse use the same algorithms and are not shrunk.
     """
     priced = TunedTime(group=wanted, links=links)
     waits = 1.0 - bandwidth_share(priced, nbytes)
@@ -106,13 +109,13 @@ def _drawn_to_nccl(log_time: Vector, wanted: Group, nbytes: Vector, links: LinkC
 
 
 def is_family(seen: Group, wanted: Group) -> bool:
-    """Whether both are rings, or the same collective."""
+    """Return True if both are rings, or the same collective."""
     rings = {seen.collective, wanted.collective} <= RINGS
     return rings or seen.collective is wanted.collective
 
 
 def _against_ring(group: Group, nbytes: Vector, links: LinkClass) -> Vector:
-    """Time that NCCL expects over that of the best ring, ``(rows,)``."""
+    """Return NCCL's expected time over that of the best ring, ``(rows,)``."""
     costs = tuner_costs(group, nbytes, links)
     rings = [cost for (way, _), cost in costs.items() if way is Algorithm.RING]
     if not rings or group.collective is Collective.ALL_TO_ALL:
@@ -122,7 +125,7 @@ def _against_ring(group: Group, nbytes: Vector, links: LinkClass) -> Vector:
 
 
 def chunk_nbytes(group: Group, nbytes: Vector) -> Vector:
-    """Bytes that one ring step moves.
+    """Return the bytes that one ring step moves.
 
     >>> group = Group(collective=Collective.ALL_REDUCE, num_ranks=8)
     >>> chunk_nbytes(group, np.array([64.0])).tolist()
@@ -135,7 +138,8 @@ def chunk_nbytes(group: Group, nbytes: Vector) -> Vector:
 def same_chunk_nbytes(
     seen: Group, wanted: Group, nbytes: Vector, links: LinkClass | None = None
 ) -> Vector:
-    """Payloads of ``seen`` whose ring steps move as much as those of ``wanted`` over each link.
+    """Return payloads of ``seen`` whose ring steps move as much as those of ``wanted`` over each
+    link.
 
     >>> two, eight = (Group(collective=Collective.ALL_GATHER, num_ranks=n) for n in (2, 8))
     >>> same_chunk_nbytes(two, eight, np.array([64.0])).tolist()
@@ -148,9 +152,10 @@ def same_chunk_nbytes(
 
 
 def _ring(curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior) -> Vector:
-    """As many steps of the same chunk as the ring has, beside the launch.
+    """Return the time of the ring's steps of the same chunk, plus the launch.
 
-    Where bandwidth counts each collective also takes the time of its own chunk, once.
+    To the extent that bandwidth bounds it, each collective also takes the time of its own chunk,
+    once.
     """
     source = same_chunk_nbytes(seen, wanted, nbytes, prior.links)
     times = np.exp(curve.log_time_of(source))
@@ -159,8 +164,8 @@ def _ring(curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: Netwo
     growth: float | Vector = steps[1] / steps[0]
     if prior.links is not None:
         share = bandwidth_share(TunedTime(group=seen, links=prior.links), source)
-        own = [own_chunks(group, prior.links) for group in (seen, wanted)]
-        worked = (steps[1] + own[1]) / (steps[0] + own[0])
+        copy_chunks = [local_copy_chunks(group, prior.links) for group in (seen, wanted)]
+        worked = (steps[1] + copy_chunks[1]) / (steps[0] + copy_chunks[0])
         is_wider = seen.ranks_per_node != wanted.ranks_per_node and wanted.num_nodes > 1
         if is_wider and {seen.collective, wanted.collective} <= RINGS:
             growth = _latency_s(wanted, nbytes, prior.links)
@@ -170,7 +175,8 @@ def _ring(curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: Netwo
 
 
 def link_bytes_per_s(group: Group, links: LinkClass) -> float:
-    """Of all rings together; of a send between nodes one card, of one inside a node its links."""
+    """Return the rate of all rings together; for a send, that of one card between nodes, or of its
+    links inside a node."""
     if group.collective not in PAIRS:
         return links.bus_bytes_per_s(group)
     if group.num_nodes > 1:
@@ -179,7 +185,7 @@ def link_bytes_per_s(group: Group, links: LinkClass) -> float:
 
 
 def _latency_s(group: Group, nbytes: Vector, links: LinkClass) -> Vector:
-    """What NCCL expects of the best ring before its first byte, ``(rows,)``."""
+    """Return NCCL's expected latency of the best ring before its first byte, ``(rows,)``."""
     costs = tuner_costs(group, nbytes, links)
     rings = [cost for (way, _), cost in costs.items() if way is Algorithm.RING]
     rings = rings or list(costs.values())
@@ -189,10 +195,10 @@ def _latency_s(group: Group, nbytes: Vector, links: LinkClass) -> Vector:
 
 
 def _tree(curve: Curve, seen: Group, wanted: Group, nbytes: Vector, links: LinkClass) -> Vector:
-    """Hops between nodes are as long as the shortest measured time says.
+    """Return the time of a tree; the shortest measured time gives that of a hop between nodes.
 
-    Unpipelined, all of a time grows as the hops do; pipelined, hops come on top, and bytes grow
-    with the nodes that a card serves.  Payloads lie between: the geometric mean of both.
+    Without pipelining the whole time grows with the hops; with it, hops are added, and bytes grow
+    with the nodes that a card serves. Payloads lie between, so that the geometric mean is used.
     """
     measured_s = curve.least_time_s - _TREE_BASE_S - _local_hops_s(seen)
     hop_s = float(np.clip(measured_s / (2.0 * np.log2(seen.num_nodes)), *_HOP_RANGE_S))
@@ -213,7 +219,8 @@ def _local_hops_s(group: Group) -> float:
 def _all_to_all(
     curve: Curve, seen: Group, wanted: Group, nbytes: Vector, links: LinkClass
 ) -> Vector:
-    """Peers of the own node are served beside far ones, which wait for their turn."""
+    """Return the time of an all-to-all; local peers are served concurrently with far ones, which
+    wait for their turn."""
     far = [_far_peers(g) for g in (seen, wanted)]
     width = links.card_bytes_per_s(wanted) / links.card_bytes_per_s(seen)
     doublings = np.log2(wanted.num_nodes / seen.num_nodes)
@@ -225,8 +232,8 @@ def _all_to_all(
 
 
 def _far_peers(group: Group) -> float:
-    """Peers behind the network; one alone counts for more, since its two channels do not fill a
-    card."""
+    """Return the peers behind the network; a single one counts for more, since its two channels do
+    not fill a card."""
     far = group.num_ranks - group.ranks_per_node
     return far if far > 1.0 else far / _PAIR_FRAC
 
@@ -234,9 +241,9 @@ def _far_peers(group: Group) -> float:
 def _in_node(
     curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior
 ) -> Vector:
-    """Seconds of ``wanted``, ``(rows,)``, from the curve of ``seen``, both in one node.
+    """Return the seconds of ``wanted``, ``(rows,)``, from the curve of ``seen``, both in one node.
 
-    A difference that would have to be taken away is a ratio instead, which leaves something.
+    A negative difference is applied as a ratio instead, which keeps times positive.
     """
     times = np.exp(curve.log_time_of(nbytes))
     before, after = (_in_node_law_s(group, nbytes, prior) for group in (seen, wanted))
@@ -248,13 +255,13 @@ def _in_node(
 
 
 def _in_node_law_s(group: Group, nbytes: Vector, prior: NetworkPrior) -> Vector:
-    """Seconds of steps and bytes without a launch, ``(rows,)``: of the ring, or of the switch where
-    it reduces faster."""
+    """Return the seconds of steps and bytes without a launch, ``(rows,)``: of the ring, or of the
+    switch if it reduces faster."""
     assert prior.links is not None
     links, steps = prior.links, float(ring_steps(group.collective, group.num_ranks))
     if group.collective in PAIRS:
         return prior.step_s + nbytes / link_bytes_per_s(group, links)
-    chunks = steps + own_chunks(group, links)
+    chunks = steps + local_copy_chunks(group, links)
     if group.collective is Collective.ALL_TO_ALL:
         steps *= _PEER_FRAC
     ring = steps * prior.step_s + chunks * nbytes / group.num_ranks / links.bus_bytes_per_s(group)
@@ -262,17 +269,17 @@ def _in_node_law_s(group: Group, nbytes: Vector, prior: NetworkPrior) -> Vector:
     return ring if switch is None else np.minimum(ring, switch.time_s(nbytes))
 
 
-def own_chunks(group: Group, links: LinkClass) -> float:
-    """Chunks beside those of the steps; the copy is as fast as ever where links are slower, so that
-    it counts for less in a mesh and across nodes.
+def local_copy_chunks(group: Group, links: LinkClass) -> float:
+    """Return the chunks that a group copies in addition to its steps; fewer in a mesh and across
+    nodes, whose links are slower but not the copy.
 
     >>> from .systems import network_prior
     >>> two = Group(collective=Collective.ALL_GATHER, num_ranks=2)
-    >>> own_chunks(two, network_prior("h100").links)
+    >>> local_copy_chunks(two, network_prior("h100").links)
     0.4
     """
     if group.collective in PAIRS:
         return 0.0
     share = links.bus_bytes_per_s(group) / links.node_bytes_per_s
     is_swap = group.collective is Collective.ALL_TO_ALL
-    return (_OWN_SWAPPED if is_swap else OWN_CHUNKS) * share
+    return (_ALL_TO_ALL_COPY_CHUNKS if is_swap else LOCAL_COPY_CHUNKS) * share

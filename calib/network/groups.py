@@ -1,4 +1,5 @@
-"""What was measured, which transfers share a curve, and how a ring counts bytes and steps."""
+"""Measurements of one machine, the groups whose transfers share a curve, and a ring's bytes and
+steps."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import numpy as np
 from ..workload import Collective, CollectiveCall, GroupRole
 
 OTHER_OCTAVES = 1.0
-"""Another collective counts as far as one of twice the ranks, and so do another role and another
-machine."""
+"""Distance of another collective, role or machine: that of twice the ranks."""
 _STRANGE_OCTAVES = 8.0
-"""One that is no ring beside one that is: what NCCL's figures alone tell, further than any size."""
+"""Distance between a ring and a collective that is none, which only NCCL's figures relate: farther
+than any size."""
 MOST_HOST_FRAC = 0.5
-"""Share of waiting for the host from which an operator's time says nothing of the device."""
+"""Share of waiting for the host above which an operator's time is not informative on the device."""
 PAIRS = frozenset({Collective.SEND, Collective.RECV})
 """Transfers between two ranks."""
 RINGS = frozenset(
@@ -25,63 +26,62 @@ RINGS = frozenset(
         Collective.BROADCAST,
     }
 )
-"""Collectives that NCCL passes around a ring: any of them tells of the others' links."""
+"""Collectives that NCCL passes around a ring: any of them informs the others' links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A time measured on this run, windows joined."""
+    """A time measured on this run, with windows joined."""
 
     time_s: float
     sigma_log: float
-    """Standard deviation of its logarithm if it were measured again."""
+    """Standard deviation of its logarithm between repeated measurements."""
     weight: float
     num_rows: int
     is_bound: bool = False
-    """Known from above only: the transfer had ended before anybody looked."""
+    """True for an upper bound: the transfer had ended before the first poll."""
     is_probe: bool = False
-    """Measured between steps only."""
+    """True if it was measured only between steps."""
     host_bound_frac: float = 0.0
-    """Share of it in which the device waited for the host: that is none of the device's time."""
+    """Share of it in which the device waited for the host, which is not device time."""
     kernel_s: float = 0.0
-    """Time of its kernels in a traced step, where it was host-bound; 0 where that is not known.
-    """
+    """Seconds of its kernels in a traced step, if it was host-bound; 0 if unknown."""
     host_s: float = 0.0
-    """Seconds that the host of a device takes to launch it; 0 where that is not known."""
+    """Seconds that the host takes to launch it; 0 if unknown."""
     host_sigma_log: float = 0.0
-    """How far that lies from step to step, as a standard deviation of its logarithm."""
+    """Standard deviation of the log of ``host_s`` between steps."""
 
     @property
     def is_host_bound(self) -> bool:
-        """True where most of it was waiting: of the device it is a bound from above alone."""
+        """True if most of it was waiting: it is then only an upper bound on the device's time."""
         return self.host_bound_frac > MOST_HOST_FRAC
 
     @property
     def device_s(self) -> float:
-        """Time that the device itself takes, 0 where that is not known."""
+        """Time of the device itself; 0 if unknown."""
         return min(self.kernel_s, self.time_s) if self.is_host_bound else self.time_s
 
     @property
     def device_weight(self) -> float:
-        """Weight of that time: the less, the more of it was waiting."""
+        """Weight of the device's time, reduced by the share of waiting."""
         return self.weight * (1.0 if self.is_host_bound else 1.0 - self.host_bound_frac)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One collective among so many ranks on so many nodes."""
+    """One collective on a number of ranks and nodes."""
 
     collective: Collective
     num_ranks: int
     num_nodes: int = 1
     role: GroupRole = GroupRole.OTHER
     num_chosen: int = 0
-    """Experts of each token, of an all-to-all that sends a token once to each node; 0 of all others
-    and inside a node."""
+    """Experts of each token, for an all-to-all that sends a token once to each node; 0 for all
+    others and inside a node."""
 
     @property
     def name(self) -> str:
-        """As reports call it.
+        """Name in reports.
 
         >>> Group(collective=Collective.SEND, num_ranks=2, role=GroupRole.PP).name
         'send/pp/2'
@@ -90,20 +90,20 @@ class Group:
 
     @property
     def order(self) -> tuple[str, str, int, int, int]:
-        """By this groups are sorted."""
+        """Sort key of groups."""
         sizes = self.num_ranks, self.num_nodes, self.num_chosen
         return self.collective.value, self.role.value, *sizes
 
     @property
     def ranks_per_node(self) -> float:
-        """Mean over the nodes."""
+        """Mean number of ranks over the nodes."""
         return self.num_ranks / self.num_nodes
 
 
 def num_nodes(span: int, ranks_per_node: int | None) -> int:
-    """Nodes of a group whose ranks reach over ``span`` consecutive ranks of a run.
+    """Return the nodes of a group whose ranks extend over ``span`` consecutive ranks of a run.
 
-    Without knowing how many ranks a node holds, one node is assumed.
+    If the ranks per node are unknown, one node is assumed.
 
     >>> num_nodes(16, 8), num_nodes(9, 8), num_nodes(8, 8), num_nodes(64, None)
     (2, 2, 1, 1)
@@ -112,14 +112,15 @@ def num_nodes(span: int, ranks_per_node: int | None) -> int:
 
 
 def canonical(call: CollectiveCall) -> CollectiveCall:
-    """The call as samples hold it: a receive is the other end of a send between two ranks."""
+    """Return the call as samples have it: a receive is the other end of a send between two
+    ranks."""
     if call.collective in PAIRS:
         return replace(call, collective=Collective.SEND, num_ranks=2)
     return call
 
 
 def group_of(call: CollectiveCall) -> Group:
-    """The group whose samples speak for a canonical call."""
+    """Return the group of a canonical call's samples."""
     return Group(
         collective=call.collective,
         num_ranks=call.num_ranks,
@@ -130,7 +131,7 @@ def group_of(call: CollectiveCall) -> Group:
 
 
 def bus_factor(collective: Collective, num_ranks: int) -> float:
-    """Bytes over the busiest link per byte of payload, as nccl-tests counts it.
+    """Return the bytes over the busiest link per byte of payload, as nccl-tests counts it.
 
     >>> bus_factor(Collective.ALL_REDUCE, 8), bus_factor(Collective.ALL_GATHER, 4)
     (1.75, 0.75)
@@ -148,7 +149,7 @@ def bus_factor(collective: Collective, num_ranks: int) -> float:
 
 
 def ring_steps(collective: Collective, num_ranks: int) -> int:
-    """Latencies in a row of a ring: 2(n-1) for all-reduce, 1 for a send, else n-1.
+    """Return the successive latencies of a ring: 2(n-1) for all-reduce, 1 for a send, else n-1.
 
     >>> ring_steps(Collective.ALL_REDUCE, 4), ring_steps(Collective.BROADCAST, 4)
     (6, 3)
@@ -161,21 +162,21 @@ def ring_steps(collective: Collective, num_ranks: int) -> int:
 
 
 def octaves_between(group: Group, other: Group) -> float:
-    """Distance of a stand-in: doublings of nodes and of ranks on each, one for another role or
-    another ring, more where only one of both is a ring.
+    """Return the distance of a stand-in: doublings of nodes and of ranks per node, one for another
+    role or another ring, more if exactly one of the two is a ring.
 
     >>> gather, reduce, swap = (Group(collective=c, num_ranks=8) for c in (
     ...     Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.ALL_TO_ALL))
     >>> octaves_between(gather, reduce), octaves_between(gather, swap)
     (1.0, 8.0)
     """
-    # Half and twice are exactly as far.
+    # Rounded so that half and twice are exactly equidistant.
     sizes = round(sum(node_and_rank_octaves(group, other)), 9)
     return sizes + _kinds_apart(group, other)
 
 
 def node_and_rank_octaves(group: Group, other: Group) -> tuple[float, float]:
-    """Doublings between the nodes of two groups, and between the ranks on each."""
+    """Return the doublings between the nodes of two groups, and between the ranks per node."""
     nodes = abs(np.log2(group.num_nodes / other.num_nodes))
     return float(nodes), float(abs(np.log2(group.ranks_per_node / other.ranks_per_node)))
 

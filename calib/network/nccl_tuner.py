@@ -1,10 +1,10 @@
-"""What NCCL expects a collective to take: the cost model by which it picks algorithm and protocol.
+"""NCCL's own cost model of a collective, by which it picks algorithm and protocol.
 
-``time = latency + nbytes / bandwidth`` for each pair of algorithm and protocol, and the least of
-them.  Formulae and figures are those of NCCL 2.30's ``src/graph/tuning.cc`` (latencies of a launch
-and of a hop, shares of the bandwidth that a protocol reaches, bends of trees).  NCCL
-prices neither point-to-point nor all-to-all: those two are one Simple hop and the bytes of the
-busier of the two wires.
+The time is the least over pairs of algorithm and protocol of ``latency + nbytes / bandwidth``.
+Formulae and figures are those of NCCL 2.30's ``src/graph/tuning.cc`` (latencies of a launch and of
+a hop, shares of the bandwidth that a protocol reaches, bends of trees). NCCL prices neither
+point-to-point nor all-to-all: those two are one Simple hop and the bytes of the busier of the two
+wires.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _USUAL = Topology()
 
 
 class Architecture(Enum):
-    """Architecture of the GPU: it bounds what one channel carries."""
+    """Architecture of the GPU, which bounds the rate of one channel."""
 
     VOLTA = "volta"
     AMPERE = "ampere"
@@ -37,7 +37,7 @@ class Architecture(Enum):
 
 
 class Wire(Enum):
-    """What joins the ranks of a hop."""
+    """Link that a hop between ranks uses."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
@@ -45,7 +45,7 @@ class Wire(Enum):
 
 
 class Algorithm(Enum):
-    """Ways through the ranks."""
+    """Algorithms: paths through the ranks."""
 
     RING = "ring"
     TREE = "tree"
@@ -53,9 +53,10 @@ class Algorithm(Enum):
 
 
 class Protocol(Enum):
-    """Ways through memory: flags in every 8 bytes, or fences.
+    """Protocols: flags in every 8 bytes (LL), or fences (Simple).
 
-    NCCL's third, flags in every 128 bytes, is not priced: no public table errs the more for it.
+    NCCL's third, flags in every 128 bytes, is not priced: that makes no public table's error
+    larger.
     """
 
     LL = "ll"
@@ -64,7 +65,7 @@ class Protocol(Enum):
 
 Option = tuple[Algorithm, Protocol]
 GATHERS = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
-"""One the reverse of the other, by the same algorithms."""
+"""Collectives that are each other's reverse, with the same algorithms."""
 _BASE_US: Mapping[Option, float] = {
     (Algorithm.TREE, Protocol.LL): 6.8,
     (Algorithm.TREE, Protocol.SIMPLE): 8.4,
@@ -82,43 +83,45 @@ _HOP_US: Mapping[tuple[Wire, Algorithm], tuple[float, float]] = {
     (Wire.NETWORK, Algorithm.TREE): (5.0, 14.0),
     (Wire.NETWORK, Algorithm.RING): (2.7, 14.0),
 }
-"""LL, Simple."""
+"""Microseconds per hop under LL and Simple."""
 _POST_US = 1.0
-"""Posting one transfer to the network card; three times that under Simple."""
+"""Microseconds to post one transfer to the network card; three times that under Simple."""
 _LL_BYTES_PER_S: Mapping[Architecture, float] = {
     Architecture.VOLTA: 39.0 * _GIGA,
     Architecture.AMPERE: 87.7 * _GIGA,
     Architecture.HOPPER: 141.0 * _GIGA,
     Architecture.BLACKWELL: 282.0 * _GIGA,
 }
-"""``llMaxBws`` of NCCL's tuning.cc, one node."""
+"""``llMaxBws`` of NCCL's tuning.cc for one node."""
 _LL_NETWORK_BYTES_PER_S = (39.0 * _GIGA, 20.4 * _GIGA)
-"""Two nodes, more nodes."""
+"""``llMaxBws`` for two nodes, and for more."""
 _TREE_CHANNEL: Mapping[Architecture, tuple[float, float, float]] = {
     Architecture.VOLTA: (26.5 * _GIGA, 18.5 * _GIGA, 10.0 * _GIGA),
     Architecture.AMPERE: (24.0 * _GIGA, 23.6 * _GIGA, 17.8 * _GIGA),
     Architecture.HOPPER: (38.7 * _GIGA, 41.4 * _GIGA, 36.0 * _GIGA),
     Architecture.BLACKWELL: (70.0 * _GIGA, 42.8 * _GIGA, 24.0 * _GIGA),
 }
-"""One node, two nodes, more."""
+"""Bandwidth of a tree's channel on one node, two nodes, and more."""
 _TREE_TENTHS: Mapping[Protocol, str] = {
     Protocol.LL: "10 10 10 10 9 8 7 7 7 7 6 5 4 4 5 6 7 8 9 10 10 10 10",
     Protocol.SIMPLE: "9 9 9 9 9 9 9 8 7 6 6 5 5 5 5 6 7 8 7 7 8 9 9",
 }
 """Tenths of its bandwidth that a tree reaches at 64 B, 128 B, ... 256 MiB."""
 _NVLS_FILL_US = 30.0
-"""What the switch takes beyond NCCL's own figure: eight H100 in two public tables, 32 to 512 MiB,
+"""Latency of the switch beyond NCCL's own figure: eight H100 in two public tables, 32 to 512 MiB,
 take 50 to 60 us more than their bandwidth explains."""
 _NVLS_LEAST_RANKS = 5
-"""From here on NVLS is picked inside a node (H200; 6 on B200): measured, ml-engineering."""
+"""Ranks from which NVLS is picked inside a node (H200; 6 on B200): measured, ml-engineering."""
 
 
 _SEND_CHANNELS, _CHANNEL_SENDS = 2, 4
-"""Channels of a peer behind the network, and operations that share one before there are fewer."""
+"""Channels per peer behind the network, and operations that may share a channel before NCCL uses
+fewer."""
 _CARD_CHANNELS = 4
 """Channels of one card: two rings there and back."""
 _ONE_CHANNEL_FRAC = 0.6
-"""Of a card of 400 Gb/s: one queue moves 25 GB/s of what two move, 41 (nccl-tests on H100)."""
+"""Share of a 400 Gb/s card that one queue reaches: 25 GB/s of the 41 that two move (nccl-tests on
+H100)."""
 _OTHER_JOINTS: Mapping[Architecture, tuple[Joint, ...]] = {
     Architecture.VOLTA: (Joint.CUBE,),
     Architecture.AMPERE: (Joint.MESH,),
@@ -127,7 +130,7 @@ _OTHER_JOINTS: Mapping[Architecture, tuple[Joint, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkClass:
-    """What joins the ranks of a machine, inside a node and between nodes."""
+    """Links between the ranks of a machine, inside a node and between nodes."""
 
     wire: Wire
     generation: Architecture
@@ -140,31 +143,32 @@ class LinkClass:
     """Bus bandwidth of an all-reduce in the switch; 0 without such a switch."""
     topology: Topology = _USUAL
     may_be_bridged: bool = True
-    """Whether two GPUs of a node may have a link that the others have not."""
+    """True if two GPUs of a node may have a link that the others lack."""
     without: tuple[Algorithm | Protocol, ...] = ()
-    """What NCCL was told not to use."""
+    """Algorithms and protocols that NCCL is configured not to use."""
 
     @property
     def other_joints(self) -> tuple[Joint, ...]:
-        """How else nodes of this GPU are built; all since Hopper have a switch."""
+        """Other joints of nodes with this GPU; all since Hopper have a switch."""
         if self.wire is not Wire.NVLINK:
             return ()
         return _OTHER_JOINTS.get(self.generation, ())
 
     def bus_bytes_per_s(self, group: Group) -> float:
-        """Bandwidth of the narrowest link of a ring; across nodes of all cards in use together."""
+        """Return the bandwidth of the narrowest link of a ring; across nodes, that of all cards in
+        use together."""
         if group.num_nodes == 1:
             return self.node_bytes_per_s * self.topology.node_share(group.num_ranks)
         return min(self.node_bytes_per_s, self.card_bytes_per_s(group) * group.ranks_per_node)
 
     def card_bytes_per_s(self, group: Group) -> float:
-        """What the cards of a node give each of its ranks in a group."""
+        """Return each rank's share of the rate of its node's cards, in a group."""
         return self.network_bytes_per_s * self._cards(group) / group.ranks_per_node
 
     def send_bytes_per_s(self, group: Group) -> float:
-        """Bandwidth between two ranks on two nodes of a group.
+        """Return the bandwidth between two ranks on two nodes of a group.
 
-        NCCL gives each peer two channels, and one where more than four operations would share one
+        NCCL gives each peer two channels, or one if more than four operations would share a channel
         (``ncclTopoGetNchannels``).
         """
         channels = min(self.num_channels, _CARD_CHANNELS * self._cards(group))
@@ -177,30 +181,30 @@ class LinkClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedCost:
-    """``latency_s`` and, per payload, the bandwidth: ``(rows,)`` or one for all."""
+    """Latency and bandwidth of an algorithm and protocol, ``(rows,)`` by payload or one for all."""
 
     latency_s: float | Vector
     bytes_per_s: float | Vector
 
     def time_s(self, nbytes: Vector) -> Vector:
-        """Seconds, ``(rows,)``."""
+        """Return seconds, ``(rows,)``."""
         return self.latency_s + nbytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedTime:
-    """Seconds that NCCL's own tuner expects of a group."""
+    """Function from payloads to the seconds of a group by NCCL's own tuner."""
 
     group: Group
     links: LinkClass
 
     def __call__(self, nbytes: Vector) -> Vector:
-        """By payload in bytes, ``(rows,)``."""
+        """Return seconds by payload in bytes, ``(rows,)``."""
         return tuner_time_s(self.group, nbytes, self.links)
 
 
 def tuner_time_s(group: Group, nbytes: Vector, link: LinkClass) -> Vector:
-    """Seconds of the cheapest algorithm and protocol, ``(rows,)``; 0 for one rank alone.
+    """Return the seconds of the cheapest algorithm and protocol, ``(rows,)``; 0 for a single rank.
 
     >>> link = LinkClass(wire=Wire.NVLINK, generation=Architecture.AMPERE, num_channels=24,
     ...                  node_bytes_per_s=230e9, network_bytes_per_s=25e9)
@@ -215,7 +219,7 @@ def tuner_time_s(group: Group, nbytes: Vector, link: LinkClass) -> Vector:
 
 
 def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, TunedCost]:
-    """Cost of each pair that NCCL may pick for this collective and group."""
+    """Return the cost of each pair that NCCL may pick for this collective and group."""
     collective = group.collective
     simple = (Algorithm.RING, Protocol.SIMPLE)
     if collective in (Collective.SEND, Collective.RECV):
@@ -227,12 +231,13 @@ def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, T
         costs |= {(Algorithm.TREE, p): _tree(group, link, p, nbytes) for p in Protocol}
     if switch := switch_cost(group, link):
         costs[Algorithm.NVLS, Protocol.SIMPLE] = switch
-    # NCCL goes back to what it has where its variables leave nothing.
+    # NCCL ignores its variables if they leave no option.
     return {o: cost for o, cost in costs.items() if not set(link.without) & set(o)} or costs
 
 
 def switch_cost(group: Group, link: LinkClass) -> TunedCost | None:
-    """Cost of an all-reduce in the switch of a node; None of what it does not reduce."""
+    """Return the cost of an all-reduce in the switch of a node; None if the switch does not reduce
+    it."""
     is_reduced = group.collective is Collective.ALL_REDUCE and group.num_nodes == 1
     is_reduced = is_reduced and group.num_ranks >= _NVLS_LEAST_RANKS
     if not is_reduced or Algorithm.NVLS in link.without or not link.nvls_bytes_per_s:
@@ -264,7 +269,7 @@ def _ring(group: Group, link: LinkClass, protocol: Protocol) -> TunedCost:
     if protocol is Protocol.LL:
         bus = min(_ll_bytes_per_s(group, link), 0.5 * bus)
     local_us = _hop_us(link.wire, Algorithm.RING, protocol)
-    # With one rank in each node nothing hides the latency of the network: the tree's is used.
+    # With one rank per node nothing hides the network's latency: the tree's is used.
     way = Algorithm.TREE if group.ranks_per_node == 1 else Algorithm.RING
     far = 0
     if group.num_nodes > 1:
@@ -304,7 +309,8 @@ def _send(group: Group, link: LinkClass) -> TunedCost:
 
 
 def _all_to_all(group: Group, link: LinkClass) -> TunedCost:
-    """Peers inside the node are served at once, those behind the network one post after another."""
+    """Return the cost of an all-to-all: peers inside the node are served at once, those behind the
+    network one post after another."""
     num_far = group.num_ranks - group.ranks_per_node
     local_s = (group.ranks_per_node - 1) / group.num_ranks / link.node_bytes_per_s
     far_s = num_far / group.num_ranks / link.card_bytes_per_s(group)
@@ -313,8 +319,8 @@ def _all_to_all(group: Group, link: LinkClass) -> TunedCost:
 
 
 def all_to_all_base_s(num_nodes: int) -> float:
-    """Seconds of an all-to-all that do not grow with its peers: a launch, and a hop if it leaves
-    the node.
+    """Return the seconds of an all-to-all that do not grow with its peers: a launch, and a hop if
+    it leaves the node.
 
     >>> round(all_to_all_base_s(2) * 1e6, 1)
     22.4

@@ -1,8 +1,8 @@
-"""The exchange of experts that sends a token once to each node, where it is passed on.
+"""The expert exchange that sends a token once to each node, where it is forwarded to ranks.
 
-Two things bound it: the cards, which carry a token once for each other node that holds one of its
-experts, and the multiprocessors that copy it for each rank.  Few of these, and a wider network
-changes nothing (DeepEP on H100: 4 to 24 of 132 are set aside for it).
+It is bound by the cards, which carry a token once for each other node with one of its experts, or
+by the multiprocessors that copy it for each rank. With few of these, a faster network changes
+nothing (DeepEP on H100: 4 to 24 of 132 are set aside for it).
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from .nccl_tuner import LinkClass
 
 Vector = NDArray[np.float64]
 _EXPERTS_PER_RANK = 8
-"""Between the 2 and 32 of public models; nodes for each rank reached differ by less than 2 %."""
+"""Assumed experts per rank, within the 2 to 32 of public models; nodes per rank reached differ by
+less than 2 %."""
 _LATENCY_GROWTH = 0.4
-"""What latency grows by from two nodes to four, and with each doubling after: ranks learn how much
-each other sends before any token leaves.  DeepEP on 2, 4, 8 nodes of H100: 57, 90, 125 us and 84,
-125, 142 us."""
+"""Relative growth of latency from two nodes to four, and with each doubling after: ranks exchange
+the sizes of their messages before any token leaves. DeepEP on 2, 4, 8 nodes of H100: 57, 90, 125 us
+and 84, 125, 142 us."""
 _CROWDED_LOG = 0.15
-"""What cards lose in it for each doubling of nodes, mean of four: 0.05 and 0.65 to four and eight
+"""Log loss of the cards' rate per doubling of nodes, mean of four: 0.05 and 0.65 to four and eight
 nodes of one cluster (DeepEP of SGLang 0.5.0 on H100), 0 to four (EPv2) and 0 to eight (V1 on H800)
 in DeepEP's own figures, far bytes alone."""
 
 
 def copies_to_ranks(group: Group) -> float:
-    """Ranks that a token goes to in the mean of even routing.
+    """Return the mean number of ranks that a token goes to under even routing.
 
     >>> from ..workload import Collective
     >>> group = Group(
@@ -45,26 +46,27 @@ def copies_to_ranks(group: Group) -> float:
 
 
 def copies_to_nodes(group: Group) -> float:
-    """Nodes that a token goes to in the mean of even routing, its own among them."""
-    held = round(_EXPERTS_PER_RANK * group.ranks_per_node)
+    """Return the mean number of nodes that a token goes to under even routing, its own included."""
+    experts_per_node = round(_EXPERTS_PER_RANK * group.ranks_per_node)
     return expected_distinct(
-        num_groups=group.num_nodes, num_chosen=group.num_chosen, group_size=held
+        num_groups=group.num_nodes, num_chosen=group.num_chosen, group_size=experts_per_node
     )
 
 
 def copies_to_far_nodes(group: Group) -> float:
-    """Nodes other than its own that a token goes to in the mean of even routing."""
+    """Return the mean number of nodes other than its own that a token goes to under even
+    routing."""
     return copies_to_nodes(group) * (1.0 - 1.0 / group.num_nodes)
 
 
 def as_all_to_all(group: Group) -> tuple[Group, float]:
-    """The exchange as an all-to-all of one rank of each node, and its payload over the exchange's:
-    what is left to say of one where none was measured.
+    """Return an equivalent all-to-all of one rank per node and the ratio of its payload to the
+    exchange's, for machines without a measured exchange.
 
-    A token goes once to each node, to the rank there that has the sender's place, and is passed on
-    inside while the next ones come in: all places of a node have a card, and send at once.
-    DeepEP's own table has kernels between nodes at the rate of the card (43 to 58 GB/s of 50)
-    whatever NVLink carries.
+    A token goes once to each node, to the rank there with the sender's local rank, and is forwarded
+    inside while the next ones arrive: each local rank has a card, and all send at once. DeepEP's
+    own table has kernels between nodes at the rate of the card (43 to 58 GB/s of 50) whatever
+    NVLink carries.
 
     >>> from ..workload import Collective
     >>> plain, share = as_all_to_all(
@@ -79,10 +81,10 @@ def as_all_to_all(group: Group) -> tuple[Group, float]:
 def exchange_time_s(
     curve: Curve, seen: Group, wanted: Group, nbytes: Vector, links: LinkClass
 ) -> Vector:
-    """Seconds of ``wanted``, ``(rows,)``, from the curve of ``seen`` for as many tokens.
+    """Return the seconds of ``wanted``, ``(rows,)``, from the curve of ``seen`` for as many tokens.
 
-    Of the measured time the cards take what their rate says, at most all; the copies take it all.
-    Which of both is longer in ``wanted`` is what it takes, beside latency.
+    The cards account for the part of the measured time that their rate implies, at most all; the
+    copies account for all of it. The longer of both in ``wanted``, plus latency, is its time.
     """
     copies = [copies_to_ranks(group) for group in (seen, wanted)]
     source = nbytes * copies[0] / copies[1]

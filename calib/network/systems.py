@@ -1,7 +1,7 @@
-"""What is assumed of the links between ranks before a transfer was measured, by device name.
+"""Priors of the links between ranks before a transfer was measured, by device name.
 
-Bus bandwidths inside a node are those that nccl-tests prints for rings; between nodes, a network
-card for each rank at 90 % of its rate (100, 200 and 400 Gb/s with Volta, Ampere and later).
+Bus bandwidths inside a node are those that nccl-tests prints for rings; between nodes, each rank
+has a network card at 90 % of its rate (100, 200 and 400 Gb/s with Volta, Ampere and later).
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from .topology import Topology
 
 _GIGA = 1e9
 REACHED_FRAC = 0.9
-"""Of a network card's rate, what a ring's bus bandwidth has of it."""
+"""Share of a network card's rate that a ring's bus bandwidth reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPrior:
-    """One ring step's latency and the bandwidth of the busiest link."""
+    """Latency of one ring step and bandwidth of the busiest link."""
 
     step_s: float
     bus_bytes_per_s: float
     base_s: float = 0.0
-    """What a collective costs before its first hop."""
+    """Seconds of a collective before its first hop."""
     links: LinkClass | None = None
-    """What NCCL prices transfers by; None where another library carries them."""
+    """The links that NCCL prices transfers by; None if another library carries them."""
 
 
 def network_prior(device: str) -> NetworkPrior:
-    """The prior of a device by its driver's name; a machine of Hopper's year where it is unknown.
+    """Return the prior of a device by its driver's name; Hopper's if it is unknown.
 
     >>> network_prior("NVIDIA A100-SXM4-40GB").bus_bytes_per_s / 1e9
     230.0
@@ -48,7 +48,7 @@ def network_prior(device: str) -> NetworkPrior:
         return prior
     if any(name in low for name in _CARDS):
         bridged = replace(links.topology, joint=Joint.BRIDGE)
-        # What a switch reduces they have not; what a bridge leaves out is the joint's to say.
+        # They have no switch to reduce in; the joint accounts for the links that a bridge lacks.
         links = replace(links, topology=bridged, nvls_bytes_per_s=0.0, may_be_bridged=False)
         return replace(prior, links=links)
     if any(name in low for name in _SWITCHED):
@@ -78,7 +78,7 @@ def _nccl(
         # All-gathers and all-reduces of 2, 4 and 8 in the same tables: 1.0 and 0.7 to 0.8 us.
         step_s=(1e-6 if is_old else 0.75e-6) if wire is Wire.NVLINK else 3e-6,
         bus_bytes_per_s=links.node_bytes_per_s,
-        # Small gathers of 2, 4 and 8 GPUs in aiconfigurator's tables, drawn back to no hop at all.
+        # Small gathers of 2, 4 and 8 GPUs in aiconfigurator's tables, extrapolated to zero hops.
         base_s=8.1e-6 if is_old else 4.5e-6,
         links=links,
     )
@@ -104,13 +104,13 @@ _CUT_HOPPER = _nvlink(
 _BLACKWELL = _nvlink(
     Architecture.BLACKWELL, num_channels=32, bus_giga=650, network_giga=45, nvls_giga=637
 )
-# Seven links of each card, 64 and 76.8 GB/s by AMD's data sheets, at three quarters of it.
+# Seven links of each card, 64 and 76.8 GB/s by AMD's data sheets, at three quarters of that.
 _CDNA3 = _nvlink(Architecture.HOPPER, num_channels=16, bus_giga=336, network_giga=45)
 _CDNA4 = _nvlink(Architecture.HOPPER, num_channels=16, bus_giga=403, network_giga=45)
 _FASTER_CARDS = 90 * _GIGA
 """ConnectX-8 of 800 Gb/s in DGX B300 and GB300 NVL72 (NVIDIA's data sheets), at 90 %."""
 _RACK = Topology(num_gpus=4, num_cards=4, domain=NVL72)
-"""Hosts of a rack of GB200 or GB300: four GPUs with a card each (the data sheets of the same)."""
+"""Hosts of a rack of GB200 or GB300: four GPUs with a card each (the same data sheets)."""
 
 
 def _on(prior: NetworkPrior, **changed: object) -> NetworkPrior:
@@ -120,10 +120,10 @@ def _on(prior: NetworkPrior, **changed: object) -> NetworkPrior:
 
 _UNKNOWN = _HOPPER
 _SWITCHED = ("sxm", "hbm3", "h200", "h800", "h20", "b200", "b300")
-"""In names of GPUs that sit on a board with all of their node, not in pairs with a bridge."""
+"""Parts of names of GPUs on a board with all GPUs of their node, not in bridged pairs."""
 _CARDS = ("pcie", "h100-nvl")
-"""In names of those that do not, and of which a bridge links two at most."""
-# Longer names first: "gh200" holds "h200".
+"""Parts of names of GPUs on separate cards, of which a bridge links at most two."""
+# Longer names first: "gh200" contains "h200".
 _PRIORS: Mapping[str, NetworkPrior] = {
     "gb200": _on(_BLACKWELL, topology=_RACK),
     "gb300": _on(_BLACKWELL, topology=_RACK, network_bytes_per_s=_FASTER_CARDS),
@@ -145,7 +145,7 @@ _PRIORS: Mapping[str, NetworkPrior] = {
     "rtx-pro-6000": _pcie(Architecture.BLACKWELL, 40),
     "rtx": _pcie(Architecture.AMPERE, 10),
     "titan": _pcie(Architecture.VOLTA, 8),
-    # Gloo in a training step: the threads that transfer have to be woken on busy cores.  Two ranks
-    # on two cores, 2026-11: all-reduce of 4 B 1.0 ms, of 128 KiB 1.3 ms, send 0.8 ms.
+    # Gloo in a training step: its threads have to be woken on busy cores. Two ranks on two cores,
+    # 2026-11: all-reduce of 4 B 1.0 ms, of 128 KiB 1.3 ms, send 0.8 ms.
     "cpu": NetworkPrior(step_s=500e-6, bus_bytes_per_s=1.5 * _GIGA),
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         PRIVATE,
         Tail,
         append_line,
-        open_own,
+        open_owned,
         read_json,
         read_lines,
         read_package_json,
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
         TIME,
         Launch,
         Unsent,
-        hours_left,
+        hours_remaining,
         progress,
     )
     from .step_rows import SkippedRow, StepKind, StepPredictions, StepRow, StepTable, Trait

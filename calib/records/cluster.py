@@ -87,8 +87,8 @@ class SeenNode:
         'Ring'
         """
         start = f"{name}="
-        found = (text[len(start) :] for text in self.variables if text.startswith(start))
-        return next(found, "")
+        values = (text[len(start) :] for text in self.variables if text.startswith(start))
+        return next(values, "")
 
     @property
     def text(self) -> str:
@@ -133,8 +133,8 @@ class StatedNodes:
     @property
     def values(self) -> dict[str, object]:
         """All that is said, by name."""
-        found = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        all_values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return {name: value for name, value in all_values.items() if value is not None}
 
 
 _COUNTS = ("num_gpus", "num_cards", "domain")
@@ -191,11 +191,11 @@ class Cluster:
         node = self.node
         if usual and node.variable("NCCL_MNNVL_ENABLE") == _SWITCHED_OFF:
             return 0, Origin.SEEN
-        told = [seen for seen in self.seen if seen.fabric]
-        if told and all(seen.fabric == _NO_DOMAIN for seen in told):
+        fabric_nodes = [seen for seen in self.seen if seen.fabric]
+        if fabric_nodes and all(seen.fabric == _NO_DOMAIN for seen in fabric_nodes):
             return 0, Origin.SEEN
-        cliques = Counter(seen.fabric for seen in told if seen.fabric != _NO_DOMAIN)
-        is_whole = node.num_local_ranks * len(told) >= node.num_ranks > 0
+        cliques = Counter(seen.fabric for seen in fabric_nodes if seen.fabric != _NO_DOMAIN)
+        is_whole = node.num_local_ranks * len(fabric_nodes) >= node.num_ranks > 0
         if cliques and is_whole and (len(cliques) > 1 or not usual):
             return max(cliques.values()) * node.num_local_ranks, Origin.SEEN
         return usual, Origin.SEEN if cliques else Origin.PRIOR
@@ -213,8 +213,8 @@ class Cluster:
         domain, origin = self.domain(device)
         if not domain:
             # A run may describe a layout that it does not have itself: what it saw is not of that.
-            told = parallelism.ranks_per_node or self.stated.num_gpus or 0
-            return replace(parallelism, ranks_per_node=told)
+            ranks_per_node = parallelism.ranks_per_node or self.stated.num_gpus or 0
+            return replace(parallelism, ranks_per_node=ranks_per_node)
         num_ranks = parallelism.num_ranks
         is_cut = origin is not Origin.STATED and domain == NVL72
         if is_cut and num_ranks > domain and num_ranks % _SEGMENT == 0:
@@ -234,21 +234,21 @@ class Cluster:
         if not isinstance(value, Mapping):
             return Cluster()
         seen: list[SeenNode] = []
-        listed, said = value.get("seen"), value.get("stated")
+        listed, stated_json = value.get("seen"), value.get("stated")
         for node in listed if isinstance(listed, list) else []:
             with suppress(ConfigError):
                 seen.append(decode(SeenNode, node))
         stated = StatedNodes()
         with suppress(ConfigError):
-            stated = stated_nodes(said if isinstance(said, Mapping) else {})
+            stated = stated_nodes(stated_json if isinstance(stated_json, Mapping) else {})
         return Cluster(seen=tuple(seen), stated=stated)
 
 
 def joined_clusters(parts: Iterable[Cluster]) -> Cluster:
     """Of all ranks that tell: every node, and what the first says that states anything."""
-    found = list(parts)
-    stated = next((part.stated for part in found if part.stated.values), StatedNodes())
-    return Cluster(seen=tuple(node for part in found for node in part.seen), stated=stated)
+    clusters = list(parts)
+    stated = next((part.stated for part in clusters if part.stated.values), StatedNodes())
+    return Cluster(seen=tuple(node for part in clusters for node in part.seen), stated=stated)
 
 
 def _counted(number: int, what: str) -> str:

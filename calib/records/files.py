@@ -64,7 +64,7 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
         raise
 
 
-def open_own(path: Path, *, mode: int = OPEN) -> BufferedRandom:
+def open_owned(path: Path, *, mode: int = OPEN) -> BufferedRandom:
     """A file of our own to read and to add to; its folder and it are made where they are missing.
 
     Raises ``OSError`` at once, and touches nothing, where a link, a pipe, a folder or another
@@ -81,14 +81,14 @@ def open_own(path: Path, *, mode: int = OPEN) -> BufferedRandom:
         is_ours = stat.S_ISREG(path.lstat().st_mode)
     if is_ours:
         handle = os.open(path, flags)
-        if _is_own(os.fstat(handle), path.parent):
+        if _is_owned(os.fstat(handle), path.parent):
             return os.fdopen(handle, "ab+")
         os.close(handle)
     why = "a link, a pipe, a folder or another user's file is in its place: remove it"
     raise OSError(errno.EEXIST, why, str(path))
 
 
-def _is_own(status: os.stat_result, folder: Path) -> bool:
+def _is_owned(status: os.stat_result, folder: Path) -> bool:
     """True for a regular file of ours, or of the owner of what we make in its folder: a mount may
     say another."""
     if not stat.S_ISREG(status.st_mode) or status.st_uid == os.geteuid():
@@ -184,7 +184,7 @@ def append_line(path: Path, value: object) -> None:
     """
     line = json.dumps(value, allow_nan=False) + "\n"
     try:
-        with open_own(path) as file:
+        with open_owned(path) as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else "\n" + line

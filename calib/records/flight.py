@@ -136,7 +136,7 @@ def not_called(
     all_entries = sorted(entries, key=lambda entry: entry.number)
     if not all_entries or _forgets(all_entries[0], span):
         return []
-    left = [
+    unmatched = [
         entry
         for entry in all_entries
         if span.begin_ns <= entry.created_unix_ns < span.end_ns
@@ -148,13 +148,13 @@ def not_called(
     for call in called:
         if call.nbytes == 0 or call.collective in _PAIRS:
             continue
-        fitting = [e for e in left if (e.group, e.nbytes) == (call.group, call.nbytes)]
+        fitting = [e for e in unmatched if (e.group, e.nbytes) == (call.group, call.nbytes)]
         if not fitting:
             unclear.add(call.group)
             continue
         alike = (e for e in fitting if e.collective is call.collective)
-        left.remove(next(alike, fitting[0]))
-    return [entry for entry in left if entry.group not in unclear]
+        unmatched.remove(next(alike, fitting[0]))
+    return [entry for entry in unmatched if entry.group not in unclear]
 
 
 def _forgets(first: FlightEntry, span: HostSpan) -> bool:
@@ -170,12 +170,14 @@ def with_durations(
     in order, and only where both sides saw equally many: a ring buffer forgets its oldest entries.
     """
     durations = _durations(entries, spans)
-    for step, found in groupby(records, key=_step_of_transfer):
+    for step, step_records in groupby(records, key=_step_of_transfer):
         if step is None:
-            yield from found
+            yield from step_records
         else:
-            held = [record for record in found if isinstance(record, CollectiveRecord)]
-            yield from _matched(held, durations)
+            collectives = [
+                record for record in step_records if isinstance(record, CollectiveRecord)
+            ]
+            yield from _matched(collectives, durations)
 
 
 def _step_of_transfer(record: Record) -> int | None:
@@ -188,20 +190,20 @@ _Key = tuple[int, str, Collective, int]
 def _durations(
     entries: Iterable[FlightEntry], spans: Mapping[int, HostSpan]
 ) -> dict[_Key, list[int | None]]:
-    found: dict[_Key, list[int | None]] = {}
+    durations_by_key: dict[_Key, list[int | None]] = {}
     for entry in entries:
         for step, span in spans.items():
             if span.begin_ns <= entry.created_unix_ns < span.end_ns:
                 key = (step, entry.group, entry.collective, entry.peer)
-                found.setdefault(key, []).append(entry.duration_ns)
-    return found
+                durations_by_key.setdefault(key, []).append(entry.duration_ns)
+    return durations_by_key
 
 
 def _matched(
-    held: list[CollectiveRecord], durations: Mapping[_Key, list[int | None]]
+    collectives: list[CollectiveRecord], durations: Mapping[_Key, list[int | None]]
 ) -> Iterator[CollectiveRecord]:
-    counts = Counter(_key(record) for record in held)
-    for record in held:
+    counts = Counter(_key(record) for record in collectives)
+    for record in collectives:
         key = _key(record)
         seen = durations.get(key, [])
         is_matched = len(seen) == counts[key] and record.sequence < len(seen)

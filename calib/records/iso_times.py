@@ -22,12 +22,12 @@ def with_iso_times(value: Mapping[str, object]) -> dict[str, object]:
     {'end_unix_s': 1700000000.4, 'end_iso': '2023-11-14T22:13:20Z',
      'left': {'unix_s': 0, 'iso': '1970-01-01T00:00:00Z'}, 'now_unix_s': None}
     """
-    found: dict[str, object] = {}
-    for name, held in value.items():
-        found[name] = _with_iso(held)
-        if (name == _UNIX or name.endswith(f"_{_UNIX}")) and (told := _told(held)):
-            found.setdefault(name.removesuffix(_UNIX) + _ISO, told)
-    return found
+    with_times: dict[str, object] = {}
+    for name, item in value.items():
+        with_times[name] = _with_iso(item)
+        if (name == _UNIX or name.endswith(f"_{_UNIX}")) and (iso := _to_iso(item)):
+            with_times.setdefault(name.removesuffix(_UNIX) + _ISO, iso)
+    return with_times
 
 
 def stamped(value: Mapping[str, object]) -> dict[str, object]:
@@ -44,10 +44,10 @@ def iso_time(unix_s: object) -> str:
     if isinstance(unix_s, bool) or not isinstance(unix_s, (int, float)):
         return ""
     try:
-        found = datetime.fromtimestamp(unix_s, timezone.utc)
+        moment = datetime.fromtimestamp(unix_s, timezone.utc)
     except (ValueError, OverflowError, OSError):
         return ""
-    return f"{found:%Y-%m-%dT%H:%M:%SZ}"
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _with_iso(value: Any) -> Any:
@@ -58,13 +58,13 @@ def _with_iso(value: Any) -> Any:
     return value
 
 
-def _told(value: Any) -> Any:
+def _to_iso(value: Any) -> Any:
     """One time, the ends of an interval, or intervals by name; empty where it is no time."""
     if isinstance(value, Mapping):
-        return {name: told for name, held in value.items() if (told := _told(held))}
+        return {name: iso for name, item in value.items() if (iso := _to_iso(item))}
     if isinstance(value, (list, tuple)):
-        told = [iso_time(one) for one in value]
-        return told if all(told) else []
+        iso = [iso_time(one) for one in value]
+        return iso if all(iso) else []
     return iso_time(value)
 
 

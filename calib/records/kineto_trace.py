@@ -164,11 +164,11 @@ def kernel_collective(name: str) -> Collective | None:
         return Collective.ALL_TO_ALL
     if not _TRANSFER_KERNEL.search(name):
         return None
-    told = _IN_KERNEL.search(name)
-    if told is None:
+    name_match = _IN_KERNEL.search(name)
+    if name_match is None:
         named = (kind for pattern, kind in _USERBUFFERS if pattern.search(name))
         return next(named, Collective.OTHER)
-    return collective_named(told[1]) if told[1] else Collective.ALL_REDUCE
+    return collective_named(name_match[1]) if name_match[1] else Collective.ALL_REDUCE
 
 
 def work_of(events: Sequence[TraceEvent], paced: Paced = iter) -> list[TracedWork]:
@@ -294,7 +294,7 @@ def device_work(
         elif event.category in RUNTIME and event.correlation:
             launches[event.correlation] = event
     nesting: Nesting | None = None
-    found = []
+    traced_work = []
     for event in paced(done):
         launch = launches.get(event.correlation)
         call = operations.get(event.link) or operations.get(launch.link if launch else 0)
@@ -303,7 +303,7 @@ def device_work(
             call = nesting.event_around(launch)
         if call is None and launch is None:
             continue
-        found.append(
+        traced_work.append(
             TracedWork(
                 name=event.name,
                 start_ns=event.start_ns,
@@ -317,7 +317,7 @@ def device_work(
                 message=_message(event, call),
             )
         )
-    return found
+    return traced_work
 
 
 def _launch_ns(launch: TraceEvent | None, call: TraceEvent | None) -> int:
@@ -355,19 +355,19 @@ def _message(event: TraceEvent, call: TraceEvent | None) -> TracedCollective | N
             collective=collective_named(str(details["Collective name"])),
             group=f"{description}#{details.get('Process Group Name', '')}",
         )
-    told = kernel_collective(event.name) if event.category == KERNEL else None
-    return None if told is None else TracedCollective(collective=told, group="")
+    collective = kernel_collective(event.name) if event.category == KERNEL else None
+    return None if collective is None else TracedCollective(collective=collective, group="")
 
 
 def _host_work(events: Sequence[TraceEvent], paced: Paced) -> list[TracedWork]:
     """The outermost operations of the framework on each thread: they do not overlap."""
     ends: dict[int, int] = {}
-    found = []
+    traced_work = []
     for event in paced(sorted(_operations(paced(events)), key=_outer_first)):
         if event.start_ns < ends.get(event.thread, event.start_ns):
             continue
         ends[event.thread] = event.end_ns
-        found.append(
+        traced_work.append(
             TracedWork(
                 name=event.name,
                 start_ns=event.start_ns,
@@ -378,7 +378,7 @@ def _host_work(events: Sequence[TraceEvent], paced: Paced) -> list[TracedWork]:
                 inner=_inner(event),
             )
         )
-    return found
+    return traced_work
 
 
 def _operations(events: Iterable[TraceEvent]) -> Iterable[TraceEvent]:

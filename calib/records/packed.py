@@ -41,18 +41,18 @@ class Packer:
         self._zip = zlib.compressobj()
         self._parts: list[bytes] = []
         # In base64 three bytes become four; the stream's end takes some more.
-        self.num_left = (limit_nbytes - len(_HEAD) - len(_TAIL)) * 3 // 4 - 16
+        self.remaining_nbytes = (limit_nbytes - len(_HEAD) - len(_TAIL)) * 3 // 4 - 16
         """Compressed bytes that still fit."""
 
     def add(self, lines: Iterable[str]) -> bool:
         """True where the batch is in; each line ends in a newline."""
         trial = self._zip.copy()
         part = trial.compress("".join(lines).encode()) + trial.flush(zlib.Z_SYNC_FLUSH)
-        if len(part) > self.num_left:
+        if len(part) > self.remaining_nbytes:
             return False
         self._zip = trial
         self._parts.append(part)
-        self.num_left -= len(part)
+        self.remaining_nbytes -= len(part)
         return True
 
     def line(self) -> str:
@@ -62,7 +62,7 @@ class Packer:
 
     @staticmethod
     def compressed_nbytes(lines: Iterable[str]) -> int:
-        """Bytes of ``num_left`` that the lines would take by themselves."""
+        """Bytes of ``remaining_nbytes`` that the lines would take by themselves."""
         return len(zlib.compress("".join(lines).encode()))
 
 
@@ -79,14 +79,14 @@ def unpacked(lines: Iterable[str]) -> Iterator[str]:
     >>> list(unpacked(["a\n", pack(["b\n", "c\n"])]))
     ['a\n', 'b\n', 'c\n']
     """
-    num_left = MAX_TOTAL_NBYTES
+    remaining_nbytes = MAX_TOTAL_NBYTES
     for line in lines:
         inside = [line]
         if line.startswith(_HEAD):
             with suppress(RecordError):
                 inside = _inside(line)
-        num_left -= sum(max(_LEAST, len(one)) for one in inside)
-        if num_left < 0:
+        remaining_nbytes -= sum(max(_LEAST, len(one)) for one in inside)
+        if remaining_nbytes < 0:
             yield UNREAD
             return
         yield from inside

@@ -32,8 +32,8 @@ class StepSums:
         """Count a record of the step; other types than phases and collectives are ignored."""
         if isinstance(record, PhaseRecord):
             if record.name in _PHASES:
-                own_ns = record.duration_ns - record.wait_ns - record.hook_ns
-                self.phase_ns[record.name] += max(0, own_ns)
+                self_time_ns = record.duration_ns - record.wait_ns - record.hook_ns
+                self.phase_ns[record.name] += max(0, self_time_ns)
         elif isinstance(record, OperatorRecord):
             self._add_routed(record)
         elif isinstance(record, CollectiveRecord) and len(record.ranks) > 1:
@@ -85,5 +85,5 @@ def summarise(
 
 
 def _median(values: Iterable[float]) -> int:
-    found = list(values)
-    return round(median(found)) if found else 0
+    samples = list(values)
+    return round(median(samples)) if samples else 0

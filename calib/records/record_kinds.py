@@ -315,9 +315,11 @@ def from_dict(value: Mapping[str, Json]) -> Record:
     except (TypeError, ValueError) as err:
         raise RecordError(f"{value['type']} record is damaged: {err}") from err
     for name, of in specs:
-        held = getattr(record, name)
-        if not (of == "int" and type(held) is int and 0 <= held <= _MOST):  # nearly all are
-            _check_value(name, of, held)
+        field_value = getattr(record, name)
+        if not (
+            of == "int" and type(field_value) is int and 0 <= field_value <= _MOST
+        ):  # nearly all are
+            _check_value(name, of, field_value)
     return record
 
 

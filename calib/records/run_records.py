@@ -131,7 +131,7 @@ class RankFile(_Lines):
                 self.is_over = self.header is None
         self.records = tuple(records)
 
-    def told(self) -> list[str]:
+    def reported_problems(self) -> list[str]:
         """The problems; that there is nothing, where the file is empty."""
         if self.header is None and not self.problems:
             return [f"{self.name}:1: file is empty; its rank recorded nothing"]
@@ -163,7 +163,7 @@ class SummaryFile(_Lines):
 
     def take(self, lines: Iterable[str]) -> None:
         """Parse these lines, which follow those taken before."""
-        found: dict[int, tuple[RankRecord, ...]] = {}
+        rank_summaries: dict[int, tuple[RankRecord, ...]] = {}
         for line in unpacked(lines):
             self.num_lines += 1
             try:
@@ -172,10 +172,10 @@ class SummaryFile(_Lines):
                 rank = value.get("rank")
                 if not isinstance(record, RankRecord) or type(rank) is not int:
                     raise RecordError("line is not a summary of a rank; skipped")
-                found[rank] = (*found.get(rank, ()), record)
+                rank_summaries[rank] = (*rank_summaries.get(rank, ()), record)
             except _DAMAGED as err:
                 self._note(str(err))
-        self.summaries = found
+        self.summaries = rank_summaries
 
 
 def join_ranks(
@@ -183,7 +183,7 @@ def join_ranks(
 ) -> RunRecords:
     """Put the files of a run together; a foreign file is named and skipped."""
     ordered = sorted(files, key=lambda file: file.name)
-    problems = [problem for file in ordered for problem in file.told()]
+    problems = [problem for file in ordered for problem in file.reported_problems()]
     world_size = _usual_world_size(run_id, ordered)
     headers: dict[int, Header] = {}
     configs: dict[int, RunConfig] = {}
@@ -203,10 +203,13 @@ def join_ranks(
         if file.loop is not None:
             loops[rank] = file.loop
     known = {
-        rank: tuple(r for r in found if type(r) is RankRecord) for rank, found in records.items()
+        rank: tuple(r for r in rank_records if type(r) is RankRecord)
+        for rank, rank_records in records.items()
     }
     if summaries is not None:
-        known |= {r: found for r, found in summaries.summaries.items() if r not in known}
+        known |= {
+            r: rank_records for r, rank_records in summaries.summaries.items() if r not in known
+        }
         problems += summaries.problems
     run = RunRecords(
         run_id=run_id,

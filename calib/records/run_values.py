@@ -116,9 +116,9 @@ class Unsent:
 
     def of(self, values: Mapping[str, float]) -> dict[str, float]:
         """Values of a step without what has been sent before."""
-        found = {name: value for name, value in values.items() if self._is_news(name, value)}
-        self._sent |= {name: found[name] for name in found if _is_constant(name)}
-        return found
+        new_values = {name: value for name, value in values.items() if self._is_news(name, value)}
+        self._sent |= {name: new_values[name] for name in new_values if _is_constant(name)}
+        return new_values
 
     def _is_news(self, name: str, value: float) -> bool:
         return math.isfinite(value) and self._sent.get(name) != value
@@ -140,10 +140,10 @@ def progress(iteration: int, num_steps: int) -> dict[str, float]:
     return {"num_steps": float(num_steps), "progress_frac": min(1.0, iteration / num_steps)}
 
 
-def hours_left(finish_unix_s: float, now_unix_s: float) -> float:
+def hours_remaining(finish_unix_s: float, now_unix_s: float) -> float:
     """Hours from a moment to the end, 0 where that has passed.
 
-    >>> hours_left(9000.0, 1800.0)
+    >>> hours_remaining(9000.0, 1800.0)
     2.0
     """
     return max(0.0, finish_unix_s - now_unix_s) / 3600.0
@@ -193,9 +193,9 @@ class Launch(Encoded):
         ('t.py', '--lr', '1')
         """
         try:
-            found = decode(Launch, value)
+            launch = decode(Launch, value)
         except ConfigError as err:
             raise RecordError(f"{NAME} cannot be read ({err}); delete it") from err
-        if not all(map(is_word, (*found.argv, *found.launcher, found.folder))):
+        if not all(map(is_word, (*launch.argv, *launch.launcher, launch.folder))):
             raise RecordError(f"{NAME} has words that no process was given; delete it")
-        return found
+        return launch

@@ -1,6 +1,6 @@
-"""Regressors that know nothing of training: Gaussian process, forest, trees, robust fits.
+"""Regressors without knowledge of training: Gaussian process, forest, trees, robust fits.
 
-In and out: numpy arrays. Imports nothing of ours but errors.
+In and out: numpy arrays. Imports no other package of this project but errors.
 """
 
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
         STUDENT_90,
         UNMEASURED_SIGMA_LOG,
         Z_90,
+        clip_residuals,
         drawn_sigma_log,
-        first_of_least,
+        first_minimum,
         robust_minimum,
         robust_sigma,
         shrunk_sigma_log,
-        without_wild,
     )
     from .trees import Forest, Line, Trees, fit_forest, fit_line, fit_trees
 

@@ -1,12 +1,12 @@
-"""Trees over shapes: what many samples say, kinks and preferred sizes included.
+"""Trees over shapes, for many samples: they learn kinks and preferred sizes.
 
-Few samples: extremely randomised trees (Geurts et al., 2006), a second opinion beside the Gaussian
-process.  Where that is smooth they are not, and the mean of both in log time is better than either.
+For few samples, extremely randomised trees (Geurts et al., 2006) complement the Gaussian process,
+which is smooth where they are not; the mean of both in log time is better than either.
 
-Many samples: boosted trees of XGBoost where it is installed, else that forest of scikit-learn.
-One model of all samples predicts.  Two lesser ones, each trained on one half of the shapes, tell
-how far it may be wrong: every sample's residual comes from the one that did not see its shape.
-Beyond the largest sample, where trees are flat, half of what they say is that of a line through the
+For many samples, boosted trees of XGBoost if it is installed, else that forest of scikit-learn. One
+model of all samples predicts. Two smaller ones, each trained on one half of the shapes, estimate
+its error: every sample's residual comes from the one that was not trained on its shape. Beyond the
+largest sample, where trees are constant, half of the prediction is that of a line through the
 larger half of samples: trees end in the mean of a few samples at the edge, and which these are
 changes with every draw.
 """
@@ -26,44 +26,45 @@ from .robust import on_grid
 
 Vector = NDArray[np.float64]
 _SEED = 0
-"""Any: the same rows give the same trees."""
+"""Arbitrary fixed seed, for reproducibility."""
 _NUM_TREES = 40
-"""20 or 80 move errors by 0.1 points at most, and each tree costs a walk per answer
-(benchmarks/sensitivity.py)."""
+"""Number of trees. 20 or 80 change errors by 0.1 points at most, and each tree costs time per
+prediction (benchmarks/sensitivity.py)."""
 _LEAF = -1
 _NUM_FOLDS = 2
-"""Halves: each shape is left out once, at the price of two more fits."""
+"""Number of folds: each shape is held out once, at the price of two more fits."""
 _MANY = 1000
-"""Samples from which more and slower steps are worth their time."""
+"""Samples from which more and smaller boosting steps are worth their time."""
 _ROUNDING = 1e-9
-"""Relative; a threshold lies on neither side of a value by rounding."""
+"""Relative tolerance, so that rounding does not decide on which side of a threshold a value is."""
 
 _RIDGE = 30.0
-"""Samples that the prior of no slope counts for, in each direction: a tenth of what pools of trees
-have at least in their larger half."""
+"""Samples that the prior of zero slope is worth, in each direction: a tenth of the least number in
+the larger half of a pool with trees."""
 _FRAC = 0.5
-"""Of what is said beyond the samples: from small to large products of A100 and H100 trees alone are
-off by 8.6 %, both together by 7.7, the line alone by more than either."""
+"""Weight of the line beyond the samples: from small to large products of A100 and H100, trees alone
+are off by 8.6 %, both together by 7.7, the line alone by more than either."""
 _LEAST_DEVIATION = 1e-9
-"""Of a feature; one that does not vary has no slope."""
+"""Lower bound of a feature's deviation; a constant feature has no slope."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forest:
-    """Trees of one pool, their nodes one after the other."""
+    """Trees of one pool, with their nodes concatenated."""
 
     roots: NDArray[np.int64]
     lower: NDArray[np.int64]
-    """The node where the feature is at most the threshold; -1 at a leaf."""
+    """Node for features of at most the threshold; -1 at a leaf."""
     upper: NDArray[np.int64]
     feature: NDArray[np.int64]
     threshold: NDArray[np.float64]
     value: NDArray[np.float64]
     fitted: Sequence[_Tree] = field(default=(), metadata={"is_kept": False})
-    """The same trees as scikit-learn walks them, faster where many are asked; not in a file."""
+    """The trees as scikit-learn evaluates them, faster for many rows; not serialised."""
 
     def predict(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Mean over the trees, ``(rows,)``; without the checks that cost more than the trees."""
+        """Return the mean over the trees, ``(rows,)``, without scikit-learn's checks, which cost
+        more than the trees."""
         rows = features.astype(np.float32)
         total = np.zeros(len(rows))
         for tree in self.fitted:
@@ -74,18 +75,20 @@ class Forest:
         return total / len(self.roots)
 
     def _walked(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The leaf's value of each row, ``(trees, rows)``."""
+        """Return the leaf's value of each row, ``(trees, rows)``."""
         nodes = np.repeat(self.roots[:, np.newaxis], len(rows), axis=1)
         every = np.arange(len(rows))
         while (inner := self.lower[nodes] != _LEAF).any():
-            asked = rows[every, self.feature[nodes]]
-            below = np.where(asked <= self.threshold[nodes], self.lower[nodes], self.upper[nodes])
+            feature_values = rows[every, self.feature[nodes]]
+            below = np.where(
+                feature_values <= self.threshold[nodes], self.lower[nodes], self.upper[nodes]
+            )
             nodes = np.where(inner, below, nodes)
         return self.value[nodes]
 
 
 class _Tree(Protocol):
-    """What of scikit-learn's trees is used."""
+    """The interface of scikit-learn's trees that is used."""
 
     def predict(self, rows: NDArray[np.float32], /) -> NDArray[np.float64]: ...
 
@@ -95,10 +98,10 @@ def fit_forest(
 ) -> Forest:
     """Fit all trees on all samples.
 
-    Splits into the same halves are exactly as good as each other, since values are taken to a
-    millionth: the order of features decides between them, not the last digits.
+    Values are rounded to a millionth, so that splits into the same halves score exactly equal: the
+    order of features decides between them, not the last digits.
     """
-    from sklearn.ensemble import ExtraTreesRegressor  # dearer than an answer of a fit that was kept
+    from sklearn.ensemble import ExtraTreesRegressor  # slow to import
 
     model = ExtraTreesRegressor(n_estimators=_NUM_TREES, random_state=_SEED, n_jobs=1)
     model.fit(features, on_grid(values), sample_weight=weight.astype(np.float32))
@@ -132,11 +135,11 @@ class Trees:
     name: str
     """``xgboost`` or ``forest``."""
     model: _Model
-    left_out: NDArray[np.float64]
-    """Residual of each sample from a model that did not see its shape."""
+    held_out_residuals: NDArray[np.float64]
+    """Residual of each sample from a model that was not trained on its shape."""
 
     def predict(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values, ``(rows,)``."""
+        """Return predicted values, ``(rows,)``."""
         return np.asarray(self.model.predict(features), dtype=np.float64)
 
 
@@ -146,40 +149,40 @@ def fit_trees(
     weight: NDArray[np.float64],
     shape: NDArray[np.int64],
 ) -> Trees:
-    """Fit so that a few slow repeats of a shape do not move the model.
+    """Fit trees robustly to a few slow repeats of a shape.
 
-    ``shape`` numbers the distinct shapes: repeats of one stay on one side of a fold.  Values are
-    taken to a millionth, so that last digits decide on no split.
+    ``shape`` numbers the distinct shapes: repeats of one stay in one fold. Values are rounded to a
+    millionth, so that last digits decide no split.
     """
     values = on_grid(values)
     steps = (150, 0.1) if len(values) >= _MANY else (60, 0.2)
     check = (80, 0.15) if len(values) >= _MANY else (40, 0.25)
     order = np.random.default_rng(_SEED).permutation(int(shape.max()) + 1)
     fold = order[shape] % _NUM_FOLDS
-    left_out = np.empty(len(values))
+    held_out_residuals = np.empty(len(values))
     for k in range(_NUM_FOLDS):
         out = fold == k
         model = _fit(features[~out], values[~out], weight[~out], shape[~out], check)
-        left_out[out] = values[out] - model.predict(features[out])
+        held_out_residuals[out] = values[out] - model.predict(features[out])
     model = _fit(features, values, weight, shape, steps)
-    return Trees(name=tree_model(), model=model, left_out=left_out)
+    return Trees(name=tree_model(), model=model, held_out_residuals=held_out_residuals)
 
 
 def tree_model() -> str:
-    """Which model learns many shapes here: ``xgboost``, or ``forest`` where that cannot be used."""
+    """Return the model used for many shapes: ``xgboost``, or ``forest`` if that cannot be used."""
     return "forest" if xgboost() is None else "xgboost"
 
 
 @cache
 def xgboost() -> Any:
-    """The library; None where it cannot be used.  Imported where many shapes are first met."""
+    """Return the library, imported on first use; None if it cannot be used."""
     try:
         import xgboost as library
     except Exception as err:
-        # Absent, or what it links to is; a library that is gone raises an error of its own, which
-        # cannot be imported to be named here.
-        is_its_own = type(err).__module__.partition(".")[0] == "xgboost"
-        if not (is_its_own or isinstance(err, (ImportError, OSError))):
+        # It is missing, or a library that it links to is; XGBoost then raises an error of its own,
+        # whose class cannot be imported here.
+        is_xgboost_error = type(err).__module__.partition(".")[0] == "xgboost"
+        if not (is_xgboost_error or isinstance(err, (ImportError, OSError))):
             raise
         return None
     return library
@@ -190,12 +193,12 @@ class Boosted:
     """Boosted trees of XGBoost."""
 
     raw: NDArray[np.uint8]
-    """As the library writes them."""
+    """Bytes as the library serialises them."""
     fitted: Any = field(default=None, metadata={"is_kept": False})
-    """The library's own object; not in a file."""
+    """The library's own object; not serialised."""
 
     def predict(self, features: NDArray[np.float64], /) -> NDArray[np.floating]:
-        """Values, ``(rows,)``; ``CalibrationError`` where the library is gone."""
+        """Return values, ``(rows,)``; raise ``CalibrationError`` if the library is missing."""
         booster = self.fitted
         if booster is None:
             library = xgboost()
@@ -240,7 +243,7 @@ def _fit(
 def _medians(
     values: NDArray[np.float64], weight: NDArray[np.float64], shape: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """For each sample the median of its shape by weight, ``(rows,)``.
+    """Return the weighted median of each sample's shape, ``(rows,)``.
 
     >>> _medians(np.array([1.0, 2.0, 9.0, 4.0]), np.ones(4), np.array([0, 0, 0, 1])).tolist()
     [2.0, 2.0, 2.0, 4.0]
@@ -251,45 +254,47 @@ def _medians(
     summed = np.cumsum(weight[order])
     below = (summed - weight[order])[first]
     share = (summed - below[group]) / np.add.reduceat(weight[order], first)[group]
-    # Where the weights below and above a gap are equal, its middle.
+    # If the weights below and above a gap are equal, use its middle.
     low, high = (
         values[order][first + np.add.reduceat(share < half, first)]
         for half in (0.5 - _ROUNDING, 0.5 + _ROUNDING)
     )
-    found = np.empty(len(values))
-    found[order] = ((low + high) / 2)[group]
-    return found
+    medians = np.empty(len(values))
+    medians[order] = ((low + high) / 2)[group]
+    return medians
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Line:
-    """Values by features, ``(features,)`` each, held at the ends of the samples' range."""
+    """A line of values over features, ``(features,)`` each, constant outside the samples' range."""
 
     intercept: float
     slopes: Vector
-    """Change of the value with one feature's deviation."""
+    """Change of the value per deviation of a feature."""
     middle: Vector
     deviation: Vector
     lowest: Vector
     highest: Vector
 
     def predict(self, features: NDArray[np.float64]) -> Vector:
-        """Values, ``(rows,)``."""
+        """Return values, ``(rows,)``."""
         inside = np.clip(features, self.lowest, self.highest)
         return self.intercept + (inside - self.middle) / self.deviation @ self.slopes
 
     def joined(self, features: NDArray[np.float64], by_trees: Vector) -> Vector:
-        """What trees say, ``(rows,)``, and from a doubling beyond their samples half of it this."""
+        """Return the trees' values, ``(rows,)``, averaged with the line's from a doubling beyond
+        their samples."""
         frac = _FRAC * np.minimum(self.octaves_beyond(features), 1.0)
         return by_trees + frac * (self.predict(features) - by_trees)
 
     def octaves_beyond(self, features: NDArray[np.float64]) -> Vector:
-        """Doublings beyond the largest sample in the first feature, a natural log, ``(rows,)``."""
+        """Return the doublings beyond the largest sample in the first feature, a natural log,
+        ``(rows,)``."""
         return np.maximum(features[:, 0] - self.highest[0], 0.0) / np.log(2.0)
 
 
 def fit_line(features: NDArray[np.float64], values: Vector) -> Line:
-    """The ridge line of the samples that are above the median in the first feature.
+    """Fit the ridge line of the samples above the median in the first feature.
 
     >>> x = np.column_stack([np.arange(100.0), np.zeros(100)])
     >>> line = fit_line(x, 0.5 * np.maximum(x[:, 0], 50.0))

@@ -1,4 +1,4 @@
-"""The sample table: one row per operator or transfer, with the ranks' clocks set right.
+"""The sample table: one row per operator or transfer, with the ranks' clocks aligned.
 
 In: runs of ``records``. Out: a ``SampleTable`` of pandas frames, stored as Parquet.
 """
@@ -9,7 +9,7 @@ from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .columns import FRAMES, normalise, parse_shape, shape_text
-    from .neighbours import with_neighbours
+    from .neighbours import smooth_over_neighbours
     from .operator_rows import weight_fracs
     from .rank_compute import RankCompute, newest_rank_compute
     from .recent import RecentWindows

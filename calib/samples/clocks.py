@@ -1,11 +1,11 @@
-"""How far each rank's clock is ahead of a reference rank's, from collectives alone.
+"""Offset of each rank's clock from a reference rank's, from collectives alone.
 
-Nobody leaves a synchronising collective before the last has arrived, and no message is received
-before it is sent (Lamport 1978, clock condition).  So a rank's end minus another one's start
-bounds the difference of their clocks, from both sides as a request and its answer do (Cristian
-1989).  Bounds chain over ranks that share groups: difference constraints, solved moment by moment
-as shortest paths.  A line through the moments' intervals is offset and drift (Moon, Skelly and
-Towsley 1999), with what bounds either.
+No rank leaves a synchronising collective before the last has arrived, and no message is received
+before it is sent (Lamport 1978, clock condition). A rank's end minus another one's start therefore
+bounds the difference of their clocks, from both sides, as a request and its response do (Cristian
+1989). Bounds chain over ranks that share groups: difference constraints, solved as shortest paths
+for each moment. A line through the moments' intervals gives offset and drift (Moon, Skelly and
+Towsley 1999), with bounds on both.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ SYNCHRONISING = frozenset(
         Collective.ALL_TO_ALL,
     )
 )
-"""Every rank's result depends on every rank's input; a root of a broadcast may leave early."""
+"""Collectives in which every rank's result depends on every rank's input; a root of a broadcast may
+leave early."""
 MOMENT_S = 0.2
-"""Clocks are taken to run alike for so long: 100 ppm are then 20 us."""
-# A line has two unknowns: eight intervals a step tell them, and more cost time beside training.
+"""Length of a moment, within which clocks are assumed to run alike: 100 ppm are then 20 us."""
+# A line has two unknowns: eight intervals per step determine it, and more cost time during
+# training.
 _MOST_MOMENTS = 8
-# Of two intervals that contradict each other nobody can say which lies.
+# With two contradicting intervals, either may be wrong.
 _LEAST_VOTES = 3
 _COLUMNS = [
     *("window", "rank", "reference", "offset_s", "low_s", "high_s", "drift_frac"),
@@ -46,17 +48,17 @@ _COLUMNS = [
 ]
 MAX_DRIFT_FRAC = 500e-6
 """Largest error of frequency that NTP corrects (RFC 5905, section 11.1)."""
-# Pairs grow with the square: 24 moments are 276 lines, spread over the window.
+# Pairs grow quadratically: 24 moments give 276 lines, spread over the window.
 _MOST_TRIED = 24
 # Clocks count whole nanoseconds.
 _SLACK_S = 1e-9
-# Zero needs a majority: half of the moments may be bounded by records that lie.
+# Zero needs a majority: half of the moments may be bounded by false records.
 _LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bounds:
-    """One group's transfers in a moment: readings of its ranks, shape (transfers, ranks).
+    """One group's transfers in a moment: clock readings of its ranks, shape (transfers, ranks).
 
     A missing start is minus infinity and a missing end infinity: they bound nothing.
     """
@@ -67,22 +69,25 @@ class _Bounds:
 
 
 def clock_rows(matched: pd.DataFrame) -> pd.DataFrame:
-    """One row per window and rank: offset from the lowest rank's clock in mid-window, seconds.
+    """Return one row per window and rank: the offset from the lowest rank's clock in mid-window,
+    seconds.
 
-    ``matched`` is what ``match_ranks`` returns.  The true offset lies between ``low_s`` and
-    ``high_s``, ``offset_s`` is the middle; ``drift_frac`` is its change per second.  Where every
-    bound of a rank admits an offset of zero, it is taken to share the clock (``is_shared``).
-    ``num_dropped`` counts the moments and transfers whose bounds contradict most others: a record
-    lies.  A rank that nothing ties to the reference has ``is_reached`` False and no offset.
+    ``matched`` is the result of ``match_ranks``. The true offset lies between ``low_s`` and
+    ``high_s``, ``offset_s`` is the middle; ``drift_frac`` is its change per second. If as many
+    moments of a rank admit an offset of zero as agree on any line, and at least half of them, it is
+    taken to share the clock (``is_shared``). ``num_dropped`` counts the moments and transfers whose
+    bounds contradict most others, so that a record must be false. A rank that no transfers connect
+    to the reference has ``is_reached`` False and no offset.
     """
     parts = [_window_rows(part) for _, part in matched.groupby("window", sort=True)]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=_COLUMNS)
 
 
 def aligned_start_s(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
-    """When each rank arrived, seconds after the window's first arrival, on the reference's clock.
+    """Return the arrival of each rank, seconds after the window's first arrival, on the reference's
+    clock.
 
-    NaN for ranks whose clock is not known.
+    Ranks whose clock is unknown have NaN.
     """
     rows = matched[["window", "rank", "issue_ns"]].merge(clocks, on=["window", "rank"], how="left")
     rows.index = matched.index
@@ -97,7 +102,7 @@ def aligned_start_s(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
 
 
 def _middle_s(matched: pd.DataFrame) -> pd.Series:
-    """Half of the window's length as each rank saw it."""
+    """Return half of the window's length, as measured by each rank."""
     spans = matched.groupby(["window", "rank"])["issue_ns"]
     return (spans.transform("max") - spans.transform("min")) / NS_PER_S / 2
 
@@ -122,7 +127,7 @@ def _window_rows(events: pd.DataFrame) -> pd.DataFrame:
         ]
     ).rename(columns={"is_zero": "is_shared"})
     is_apart = lines["is_reached"] & ~lines["is_shared"]
-    # Within a moment the clocks move apart by this much.
+    # Upper bound on the clocks' relative drift within a moment.
     slack_s = lines["drift_frac"].abs().max() * MOMENT_S / 2
     rows = lines.assign(
         window=int(events["window"].iloc[0]),
@@ -138,7 +143,8 @@ def _window_rows(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _moments(events: pd.DataFrame) -> pd.Series:
-    """The moment of each event, an interval of its step; -1 where a long step has enough others."""
+    """Return the moment of each event, an interval of its step; -1 for moments that a long step
+    skips."""
     start_s = events.groupby("transfer", sort=False)["start_s"].transform("min")
     before_s = start_s.groupby(events["step"]).transform("max") - start_s
     number = (before_s // MOMENT_S).astype("int64")
@@ -148,23 +154,24 @@ def _moments(events: pd.DataFrame) -> pd.Series:
 
 
 def _intervals(events: pd.DataFrame, num_ranks: int) -> tuple[Moments, int]:
-    """Where each rank's offset lies in each moment, and how many transfers were dropped."""
+    """Return the bounds of each rank's offset in each moment, and the number of dropped
+    transfers."""
     at, lows, highs, num_dropped = [], [], [], 0
     events = events.assign(moment=_moments(events))
     for _, part in events[events["moment"] >= 0].groupby(["step", "moment"], sort=True):
         groups = _groups(part)
-        found = _solve(groups, num_ranks)
-        if found is None:
-            kept = [_without_liars(group) for group in groups]
-            num_dropped += _num_transfers(groups) - _num_transfers(kept)
-            found = _solve(kept, num_ranks)
-            groups = kept
-        if found is None:
+        offset_bounds = _solve(groups, num_ranks)
+        if offset_bounds is None:
+            consistent_groups = [_without_falsetickers(group) for group in groups]
+            num_dropped += _num_transfers(groups) - _num_transfers(consistent_groups)
+            offset_bounds = _solve(consistent_groups, num_ranks)
+            groups = consistent_groups
+        if offset_bounds is None:
             num_dropped += _num_transfers(groups)
             continue
         at.append(float(part["start_s"].median()))
-        lows.append(found[0])
-        highs.append(found[1])
+        lows.append(offset_bounds[0])
+        highs.append(offset_bounds[1])
     shape = (len(at), num_ranks)
     low_s, high_s = np.reshape(lows, shape), np.reshape(highs, shape)
     return Moments(at_s=np.array(at), low_s=low_s, high_s=high_s), num_dropped
@@ -175,21 +182,22 @@ def _num_transfers(groups: list[_Bounds]) -> int:
 
 
 def _groups(events: pd.DataFrame) -> list[_Bounds]:
-    """The transfers of a moment that bound clocks, by the ranks that took part."""
+    """Return the transfers of a moment that bound clocks, by the ranks that took part."""
     out = []
     joint = events[events["collective"].isin(SYNCHRONISING)]
     for _, part in joint.groupby("ranks", sort=True):
         out.append(_readings(part))
     pairs = events[(events["collective"] == Collective.SEND.value) & (events["source"] >= 0)]
     for _, part in pairs.groupby(["source", "target"], sort=True):
-        found = _readings(part)
-        is_source = found.places == part.loc[part["rank"] == part["source"], "place"].min()
-        # Only the sender's start and the receiver's end: a message may be sent and left behind.
+        readings = _readings(part)
+        is_source = readings.places == part.loc[part["rank"] == part["source"], "place"].min()
+        # Use only the sender's start and the receiver's end: a send may return before it is
+        # received.
         out.append(
             _Bounds(
-                places=found.places,
-                starts=np.where(is_source, found.starts, -np.inf),
-                ends=np.where(is_source, np.inf, found.ends),
+                places=readings.places,
+                starts=np.where(is_source, readings.starts, -np.inf),
+                ends=np.where(is_source, np.inf, readings.ends),
             )
         )
     return out
@@ -205,20 +213,20 @@ def _readings(events: pd.DataFrame) -> _Bounds:
     return _Bounds(places=places.astype(np.int64), starts=starts, ends=ends)
 
 
-def _most(group: _Bounds) -> Floats:
-    """By how much clock i is ahead of clock j at most, shape (ranks, ranks)."""
+def _max_clock_lead(group: _Bounds) -> Floats:
+    """Return upper bounds on the offset of clock i from clock j, shape (ranks, ranks)."""
     if not len(group.starts):
         return np.full((len(group.places),) * 2, np.inf)
     return np.array([np.min(end[:, None] - group.starts, axis=0) for end in group.ends.T])
 
 
 def _solve(groups: list[_Bounds], num_ranks: int) -> tuple[Floats, Floats] | None:
-    """Lower and upper offset of each rank from the first; None where the bounds contradict."""
+    """Return lower and upper offsets of each rank from the first; None if the bounds contradict."""
     most = np.full((num_ranks, num_ranks), np.inf)
     for group in groups:
         here = np.ix_(group.places, group.places)
-        most[here] = np.minimum(most[here], _most(group))
-    # A record whose end lies before its own start would bound a clock by itself.
+        most[here] = np.minimum(most[here], _max_clock_lead(group))
+    # A record that ends before its own start would bound a clock by itself.
     if (np.diagonal(most) < 0).any():
         return None
     upper, lower = _shortest(most), _shortest(most.T)
@@ -228,19 +236,20 @@ def _solve(groups: list[_Bounds], num_ranks: int) -> tuple[Floats, Floats] | Non
 
 
 def _shortest(most: Floats) -> Floats | None:
-    """Bellman and Ford's distances from the first rank; None where a cycle is negative."""
-    found = np.full(len(most), np.inf)
-    found[0] = 0.0
+    """Return Bellman-Ford distances from the first rank; None if a cycle is negative."""
+    distances = np.full(len(most), np.inf)
+    distances[0] = 0.0
     for _ in range(len(most) + 1):
-        step = np.minimum(found, np.min(most + found[None, :], axis=1))
-        if np.array_equal(step, found):
-            return found
-        found = step
+        step = np.minimum(distances, np.min(most + distances[None, :], axis=1))
+        if np.array_equal(step, distances):
+            return distances
+        distances = step
     return None
 
 
-def _without_liars(group: _Bounds) -> _Bounds:
-    """The transfers whose bounds the most others admit (Marzullo and Owicki 1983), per pair."""
+def _without_falsetickers(group: _Bounds) -> _Bounds:
+    """Return the transfers whose bounds agree with most others, pair by pair (Marzullo and Owicki
+    1983)."""
     if len(group.starts) < _LEAST_VOTES:
         return group
     keep = np.ones(len(group.starts), dtype=bool)
@@ -253,13 +262,15 @@ def _without_liars(group: _Bounds) -> _Bounds:
 
 
 def _agreeing(low: Floats, high: Floats) -> NDArray[np.bool_]:
-    """The intervals that hold the point which most of them hold."""
+    """Return a mask of the intervals that contain the most-covered point (Marzullo)."""
     points = np.concatenate([low, high])
     points = points[np.isfinite(points)]
     if not len(points):
         return np.ones(len(low), dtype=bool)
-    held = np.sum((low[None, :] <= points[:, None]) & (points[:, None] <= high[None, :]), axis=1)
-    best = points[int(np.argmax(held))]
+    num_covering = np.sum(
+        (low[None, :] <= points[:, None]) & (points[:, None] <= high[None, :]), axis=1
+    )
+    best = points[int(np.argmax(num_covering))]
     return (low <= best) & (best <= high)
 
 
@@ -272,17 +283,18 @@ class Moments:
     high_s: Floats
 
     def of(self, place: int) -> Moments:
-        """Those of one rank in the moments that bound it from both sides."""
+        """Return the bounds of one rank in the moments that bound it from both sides."""
         low, high = self.low_s[:, place], self.high_s[:, place]
         known = np.isfinite(low) & np.isfinite(high)
         return Moments(at_s=self.at_s[known], low_s=low[known], high_s=high[known])
 
     def only(self, keep: NDArray[np.bool_]) -> Moments:
-        """A choice of the moments of one rank."""
+        """Return a selection of the moments of one rank."""
         return Moments(at_s=self.at_s[keep], low_s=self.low_s[keep], high_s=self.high_s[keep])
 
     def admits(self, offset_s: Floats | float) -> NDArray[np.bool_]:
-        """Where an offset, one for all moments or one each, lies within the bounds."""
+        """Return a mask of the moments whose bounds admit an offset, one for all moments or one
+        each."""
         return (self.low_s - _SLACK_S <= offset_s) & (offset_s <= self.high_s + _SLACK_S)
 
 
@@ -298,31 +310,32 @@ class Line:
     num_dropped: int = 0
     is_reached: bool = False
     is_zero: bool = False
-    """Most moments admit the offset ``zero_s``, and without drift."""
+    """True if most moments admit the constant offset ``zero_s``, without drift."""
 
 
 def fit_line(moments: Moments, middle_s: float, *, zero_s: float = 0.0) -> Line:
-    """The middle of all lines that the moments admit; moments that contradict most are dropped."""
+    """Return the middle of all lines that the moments admit; moments that contradict most are
+    dropped."""
     if not len(moments.at_s):
         return Line()
-    kept = moments
-    ranges = _ranges(kept, middle_s)
+    remaining = moments
+    ranges = _ranges(remaining, middle_s)
     if ranges is None:
-        kept = moments.only(_most_agreed(moments))
-        ranges = _ranges(kept, middle_s)
+        remaining = moments.only(_most_agreed(moments))
+        ranges = _ranges(remaining, middle_s)
     if ranges is None:
         return Line(num_dropped=len(moments.at_s))
     (low, high), (slow, fast) = ranges
     num_zero = int(moments.admits(zero_s).sum())
-    is_zero = num_zero >= max(len(kept.at_s), _LEAST_SHARE * len(moments.at_s))
-    kept_now = num_zero if is_zero else len(kept.at_s)
+    is_zero = num_zero >= max(len(remaining.at_s), _LEAST_SHARE * len(moments.at_s))
+    num_remaining = num_zero if is_zero else len(remaining.at_s)
     return Line(
         offset_s=(low + high) / 2,
         low_s=min(low, zero_s) if is_zero else low,
         high_s=max(high, zero_s) if is_zero else high,
-        drift_frac=(slow + fast) / 2 if len(kept.at_s) > 1 else 0.0,
-        num_moments=kept_now,
-        num_dropped=len(moments.at_s) - kept_now,
+        drift_frac=(slow + fast) / 2 if len(remaining.at_s) > 1 else 0.0,
+        num_moments=num_remaining,
+        num_dropped=len(moments.at_s) - num_remaining,
         is_reached=True,
         is_zero=is_zero,
     )
@@ -331,7 +344,7 @@ def fit_line(moments: Moments, middle_s: float, *, zero_s: float = 0.0) -> Line:
 def _ranges(
     moments: Moments, middle_s: float
 ) -> tuple[tuple[float, float], tuple[float, float]] | None:
-    """Least and greatest offset at the middle, and drift; None where no line fits."""
+    """Return the least and greatest offset at the middle, and drift; None if no line fits."""
     from scipy.optimize import linprog  # slow to import, and only clocks need it
 
     # Centred and scaled: the solver's tolerance is absolute.
@@ -350,19 +363,19 @@ def _ranges(
         for sign in (1.0, -1.0):
             goal = np.zeros(2)
             goal[column] = sign
-            found = linprog(
+            solution = linprog(
                 goal, A_ub=sides, b_ub=limits, bounds=[(None, None), (-steepest, steepest)]
             )
-            if found.status != 0:
+            if solution.status != 0:
                 return None
-            ends.append(float(found.x[column]) * unit)
+            ends.append(float(solution.x[column]) * unit)
         out.append((ends[0], ends[1]))
     (first, last), drift = out
     return (first + center, last + center), drift
 
 
 def _most_agreed(moments: Moments) -> NDArray[np.bool_]:
-    """The moments that the best line admits, of all lines through the middles of two moments."""
+    """Return a mask of the moments admitted by the best line through the middles of two moments."""
     middle = (moments.low_s + moments.high_s) / 2
     tried = np.unique(np.linspace(0, len(middle) - 1, min(len(middle), _MOST_TRIED)).astype(int))
     best = np.zeros(len(middle), dtype=bool)
@@ -384,11 +397,12 @@ _LINK = ["window", "collective", "role", "num_ranks", "num_nodes", "nbytes", "ra
 
 
 def arrival_rows(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
-    """How late each rank comes to the synchronising collectives of each role, all ranks seen.
+    """Return the lateness of each rank at the synchronising collectives of each role that all ranks
+    recorded.
 
-    ``num_last`` of its ``num_events`` it was the last at, by more than the clocks' uncertainty;
-    ``late_s`` is how much later than the one before it, per step: what the group waited for it
-    alone.  Clocks must be known.
+    ``num_last`` counts those of its ``num_events`` at which it arrived last, by more than the
+    clocks' uncertainty; ``late_s`` is its delay after the previous arrival, per step: the time that
+    the group waited for this rank alone. Clocks must be known.
     """
     events = matched[matched["collective"].isin(SYNCHRONISING)]
     if events.empty:
@@ -416,10 +430,10 @@ def arrival_rows(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
 
 
 def link_rows(matched: pd.DataFrame) -> pd.DataFrame:
-    """Transfer time of each group by itself, one row per collective and payload.
+    """Return the transfer time of each group, one row per collective and payload.
 
-    ``exposed_s`` is how long its last rank stood still for it, the least over the group; only
-    transfers that all ranks of a group recorded, with a known end.
+    ``exposed_s`` is the time that its last rank stood still for it, the least over the group. Only
+    transfers with a known end that all ranks of a group recorded are included.
     """
     exact = matched[~matched["is_bound"]]
     stood = np.minimum(exact["exposed_s"], exact["transfer_s"])
@@ -434,6 +448,6 @@ def link_rows(matched: pd.DataFrame) -> pd.DataFrame:
 
 
 def _uncertainty(clocks: pd.DataFrame) -> pd.DataFrame:
-    """Half of the interval of each clock; none where it is the reference's own."""
+    """Return half of the interval of each clock; 0 for ranks that share the reference's."""
     half = np.where(clocks["is_shared"], 0.0, (clocks["high_s"] - clocks["low_s"]) / 2)
     return clocks[["window", "rank"]].assign(unsure_s=half)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-# Raised where a reader of the old files would misread the new ones.
+# Increased if a reader of the old files would misread the new ones.
 TABLE_SCHEMA = 1
 
 TEXTS = frozenset(("run_id", "row", "kind", "phase", "shape", "role", "ranks", "flags", "name"))
@@ -48,11 +48,12 @@ _COLUMNS = {
         cluster loop
     """,
 }
-"""Columns of each frame; those with a star are its key."""
+"""Columns of each frame; those of its key have a star."""
 
 
 def _type(column: str) -> str:
-    """Names say the type: units are floats, questions booleans, and all but the texts counts."""
+    """Return the type of a column by its name: units are floats, predicates booleans, and all but
+    the texts counts."""
     if column in TEXTS:
         return "str"
     if column.endswith(("_s", "_log", "_frac")):
@@ -70,16 +71,15 @@ FRAMES: Mapping[str, Mapping[str, str]] = {
 (``row`` is ``collective``, ``kind`` its name): ``time_s`` is the median over steps of the mean
 within a step, ``spread_log`` the scaled median deviation of its logarithm over steps, ``count`` the
 events, ``num_steps`` the steps, ``num_seen`` the ranks that recorded it, ``span`` the ranks from
-the group's first to its last, ``num_nodes`` the nodes that it touches, 0 where not known.
+the group's first to its last, ``num_nodes`` the nodes that it touches, 0 if unknown.
 ``host_bound_frac`` is the share of an operator's time in which a device waited for the host,
-``host_s`` what its host took to launch it where nothing held it up, and ``host_spread_log`` the
-deviation of that over steps, by the median within a step; 0 where it is not known, as on a CPU.
-``wait_s`` and ``transfer_s`` in ``skew`` add up to how long a rank stands still per step.
-``skew.py`` documents ``arrivals`` and ``links``, ``clocks.py`` ``clocks``, ``operator_rows.py``
-``traced``, ``routing.py`` ``routing`` and ``loads``; ``ranks`` is the small
-summary that every rank sends, per step.
-``is_probe`` rows were measured between steps: their ``num_steps`` are repeats, and the error that
-follows from their ``spread_log`` is also that of carrying them over (``controls.py``).
+``host_s`` the host's time to launch it if nothing blocked it, and ``host_spread_log`` the deviation
+of that over steps, by the median within a step; 0 if unknown, as on a CPU.
+``wait_s`` and ``transfer_s`` in ``skew`` add up to the time that a rank stands still per step.
+``clocks.py`` documents ``clocks``, ``arrivals`` and ``links``, ``operator_rows.py`` ``traced``,
+``routing.py`` ``routing`` and ``loads``; ``ranks`` is the small summary that every rank sends, per
+step.  ``is_probe`` rows were measured between steps: their ``num_steps`` are repeats, and their
+``spread_log`` includes the error of correcting them by controls (``operator_rows.py``).
 """
 
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -91,9 +91,10 @@ _EMPTY = {"str": "", "int64": 0, "float64": 0.0, "bool": False}
 
 
 def normalise(name: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with exactly the columns and types of ``name``, one row per key, in key order.
+    """Return the frame with exactly the columns and types of ``name``, one row per key, in key
+    order.
 
-    Of rows with equal keys the last stays; a missing column takes its empty value.
+    The last of rows with equal keys is kept; a missing column gets its empty value.
     """
     types = FRAMES[name]
     columns = {}
@@ -109,7 +110,7 @@ def normalise(name: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as it stands in the table.
+    """Return a shape as text, as it is written to the table.
 
     >>> shape_text((256, 768)), shape_text(())
     ('256x768', '')
@@ -118,7 +119,7 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """The shape that ``shape_text`` wrote.
+    """Return the shape that ``shape_text`` wrote.
 
     >>> parse_shape("256x768"), parse_shape("")
     ((256, 768), ())

@@ -1,9 +1,9 @@
-"""Operator samples, the host's share beyond them, and what probes and traces add.
+"""Operator samples, the host's time beyond them, and additional samples from probes and traces.
 
-How far the run's own work lies from its probes, and how sure that is of other shapes.
+The ratio of the run's own work to its probes is estimated with its uncertainty for other shapes.
 
-A probe on an accelerator runs kernels of ours: not those of the model, whose products may hold a
-norm and whose attention is another library's.  A control is a shape that both have timed.
+A probe on an accelerator runs kernels of ours: not those of the model, whose products may include a
+norm and whose attention may be another library's.  A control is a shape that both have timed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..workload import OperatorKind, Phase
 from .reduce import median_error_log, median_over_steps, spread_of_error
 
 _MOST_RATIO = 4.0
-"""Beyond this a control has met something else, and corrects nothing."""
+"""Largest plausible ratio: a control beyond it was disturbed, and corrects nothing."""
 _PRIOR_LOG = math.log(_MOST_RATIO) / 3.0
-"""Deviation before any control is known: what is refused lies three of them away."""
+"""Prior deviation before any control is known: the rejection bound is three of them."""
 _PRIOR_WEIGHT = 1.0
-"""The prior counts for one control."""
+"""Number of controls that the prior is worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controls:
-    """Log of the run's time over the probe's: by key, and how far that differs."""
+    """Log ratios of the run's time to the probe's by key, and their deviations."""
 
     log_ratios: Mapping[Hashable, float]
     """Median over the controls of a key."""
@@ -42,14 +42,15 @@ class Controls:
     def corrected(
         self, rows: pd.DataFrame, keys: list[str], corrected_s: pd.Series, bare_s: pd.Series
     ) -> pd.DataFrame:
-        """The rows with their times in the run, ``corrected_s`` by the ratio where there is one and
-        ``bare_s`` elsewhere, and with the error of that in ``spread_log``."""
+        """Return the rows with estimated times in the run, ``corrected_s`` times the ratio if there
+        is one and ``bare_s`` otherwise, and with the error of that in ``spread_log``."""
         names = list(rows[keys].itertuples(index=False, name=None))
         logs = np.array([self.log_ratios.get(name, np.nan) for name in names])
         number = np.array([self.numbers.get(name, 0) for name in names])
         width = np.where(
             number > 0,
-            # A shape about its key, whose own place so many controls tell.
+            # Deviation of a shape from its key, plus that of the key's median over so many
+            # controls.
             self.of_shapes_log * np.sqrt(1.0 + 1.0 / np.maximum(number, 1)),
             self.of_keys_log,
         )
@@ -59,10 +60,10 @@ class Controls:
 
 
 def controls_of(pairs: pd.DataFrame, keys: list[str]) -> Controls:
-    """The controls of pairs of ``live_s`` and ``control_s``, one row for each shape.
+    """Estimate controls from pairs of ``live_s`` and ``control_s``, one row for each shape.
 
-    Shapes of a key are taken to differ as much as keys do until several controls of keys say how
-    much it is.  What repeats differ by is not in it.
+    Shapes of a key are assumed to differ as much as keys do until keys with several controls
+    determine it. The scatter of repeats is not included.
     """
     known = pairs.assign(log=np.log(pairs["live_s"] / pairs["control_s"]))
     known = known[known["log"].abs() <= math.log(_MOST_RATIO)]
@@ -82,7 +83,8 @@ def controls_of(pairs: pd.DataFrame, keys: list[str]) -> Controls:
 
 
 def _deviation(values: NDArray[np.float64], prior: float, freedom: int) -> float:
-    """Root of the mean square about 0 with so many degrees of freedom, drawn to the prior."""
+    """Return the root of the mean square about 0 with ``freedom`` degrees of freedom, shrunk to the
+    prior."""
     square = float(np.sum(values**2)) + _PRIOR_WEIGHT * prior**2
     return math.sqrt(square / (freedom + _PRIOR_WEIGHT))
 
@@ -91,7 +93,7 @@ _SHAPE = ["kind", "phase", "shape", "element_nbytes"]
 _KEYS = ["window", *_SHAPE, "stage"]
 _COMPUTE = {"forward-compute": Phase.FORWARD.value, "backward-compute": Phase.BACKWARD.value}
 _MOST_HOST_FRAC = 0.5
-"""A shape that waits for the host in most of its time is no control of the device's."""
+"""Share of waiting for the host above which a shape is no control of the device's time."""
 _STEP = ["window", "stage", "rank", "step"]
 _GRADIENTS = (Phase.INPUT_GRADIENT.value, Phase.WEIGHT_GRADIENT.value)
 _FINISH = (
@@ -103,7 +105,7 @@ _FINISH = (
 
 
 def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
-    """One row per window, operator and stage, from the events of clean steps."""
+    """Return one row per window, operator and stage, from the events of clean steps."""
     rows = median_over_steps(operators, _KEYS)
     sums = operators.groupby(_KEYS, sort=True)[["host_bound_s", "time_s"]].sum()
     share = (sums["host_bound_s"] / sums["time_s"]).fillna(0.0)
@@ -115,9 +117,10 @@ def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
 
 
 def _host_times(operators: pd.DataFrame) -> pd.DataFrame:
-    """The host's seconds for each operator, by its keys, of the events that know it.
+    """Return the host's seconds for each operator, by its keys, from the events that recorded them.
 
-    Those are the first of a pass, where a host is slower for a layer or two: a step has the median.
+    Those are the first of a pass, in which a host is slower for a layer or two: each step
+    contributes its median.
     """
     known = operators[operators["host_s"] > 0.0]
     steps = known.groupby([*_KEYS, "rank", "step"], sort=True)["host_s"].median()
@@ -127,15 +130,15 @@ def _host_times(operators: pd.DataFrame) -> pd.DataFrame:
 def probed_operator_rows(
     probes: pd.DataFrame, live: pd.DataFrame, *, is_host: bool
 ) -> pd.DataFrame:
-    """One row per window, operator and stage; ``live`` are the run's own operator rows.
+    """Return one row per window, operator and stage; ``live`` are the run's own operator rows.
 
     A probe is work of another layout, measured between the steps of this one: alone, on data of its
-    own, and so not quite as inside training.  Each kind has a control, a shape that the run itself
-    has; how far the run's time is from the control's is carried over to the kind's other shapes.
-    On a CPU, where the module's own code around the kernels is part of an operator, that is a
-    difference; on an accelerator, whose clock sees kernels alone, a ratio, and as sure as controls
-    differ (``Controls``).  A shape that waited for the host in training is no control: its time
-    there is not of the device.  Without a run there is nothing to carry over.
+    own, and so not quite as inside training. Each kind has a control, a shape that the run itself
+    has; the difference of the run's time from the control's is applied to the kind's other shapes.
+    On a CPU, whose operator times include the module's own code around the kernels, it is additive;
+    on an accelerator, whose clock times kernels alone, it is a ratio, with the deviation of the
+    controls (``Controls``). A shape that waited for the host in training is no control: its time
+    there is not the device's. Without a run no correction is made.
 
     Events carry ``microbatch`` as the number of the repeat.
     """
@@ -146,31 +149,33 @@ def probed_operator_rows(
     if not is_host:
         if live.empty:
             return rows
-        found = controls_of(pairs, ["kind", "phase"])
-        return found.corrected(rows, ["kind", "phase"], rows["time_s"], rows["time_s"])
+        controls = controls_of(pairs, ["kind", "phase"])
+        return controls.corrected(rows, ["kind", "phase"], rows["time_s"], rows["time_s"])
     known = pairs.groupby(["kind", "phase"])[["control_s", "live_s"]].median().reset_index()
     known = rows.merge(known, on=["kind", "phase"], how="left")
     probe_s, live_s = known["control_s"].fillna(1.0), known["live_s"].fillna(1.0)
-    # A difference below zero could take all of a short time: then it is a ratio as well.
+    # A negative difference could exceed a short time: use a ratio instead.
     times = known["time_s"] * np.minimum(live_s / probe_s, 1.0) + np.maximum(live_s - probe_s, 0.0)
     return rows.assign(time_s=times.to_numpy())
 
 
 def _controls(rows: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
-    """By shape and phase: ``live_s`` inside the run and ``control_s`` of its probe."""
+    """Return the controls by shape and phase: ``live_s`` inside the run and ``control_s`` of its
+    probe."""
     if not live.empty:
         live = live[live["host_bound_frac"] <= _MOST_HOST_FRAC]
     if live.empty:
         return rows[_SHAPE].head(0).assign(control_s=0.0, live_s=0.0)
     inside = live.groupby(_SHAPE)["time_s"].median().rename("live_s").reset_index()
-    found = rows.groupby(_SHAPE)["time_s"].median().rename("control_s").reset_index()
-    return found.merge(inside, on=_SHAPE)
+    controls = rows.groupby(_SHAPE)["time_s"].median().rename("control_s").reset_index()
+    return controls.merge(inside, on=_SHAPE)
 
 
 def traced_rows(traces: pd.DataFrame) -> pd.DataFrame:
-    """One row per operator of the traced steps: median time, and the most kernels of a run of it.
+    """Return one row per operator of the traced steps: its median time, and the most kernels of a
+    single execution.
 
-    ``time_s`` is what its kernels took without the gaps between them; on a CPU, its calls.
+    ``time_s`` is the time of its kernels without the gaps between them; on a CPU, of its calls.
     """
     groups = traces.groupby(_KEYS, sort=True)
     return groups.agg(
@@ -181,9 +186,9 @@ def traced_rows(traces: pd.DataFrame) -> pd.DataFrame:
 
 
 def weight_fracs(traced: pd.DataFrame) -> Mapping[OperatorKind, float]:
-    """Share of the weight's gradient in the backward time of each kind of linear, 0 to 1.
+    """Return the share of the weight gradient in the backward time of each kind of linear, 0 to 1.
 
-    Zero-bubble schedules put that part off.  Kinds whose two parts the trace does not separate are
+    Zero-bubble schedules postpone that part. Kinds whose two parts the trace does not separate are
     left out.
     """
     split = traced[traced["phase"].isin(_GRADIENTS)]
@@ -194,10 +199,11 @@ def weight_fracs(traced: pd.DataFrame) -> Mapping[OperatorKind, float]:
 
 
 def host_microbatch_rows(operators: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
-    """Rest of one forward or backward of a stage: neither an operator, nor waiting, nor our hooks.
+    """Return the rest of one forward or backward of a stage: neither an operator, nor waiting, nor
+    our hooks.
 
-    What the schedule does between the passes is counted with the forward ones.  A pass without any
-    operator gives none: its operators were not recorded.
+    Time of the schedule between passes is counted with the forward ones. A pass without any
+    operator is left out: its operators were not recorded.
     """
     compute = phases[phases["is_hooked"] & phases["name"].isin(list(_COMPUTE))]
     hooked = _with_rest(operators, compute)
@@ -213,13 +219,13 @@ def host_microbatch_rows(operators: pd.DataFrame, phases: pd.DataFrame) -> pd.Da
 
 
 def host_step_rows(phases: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Rest of one step beyond its passes and the optimizer, our own hooks left out.
+    """Return the rest of one step beyond its passes and the optimizer, without our own hooks.
 
-    The part of the gradients' finish that waits for no collective belongs to it.
+    It includes the part of the gradients' finalisation that waits for no collective.
     """
     whole = _sums(phases, ["forward-backward"], "duration_s")
     update = _sums(phases, ["optimizer"], "duration_s")
-    finish = _own(phases, _FINISH)
+    finish = _self_time_s(phases, _FINISH)
     rest = steps.set_index(_STEP)[["time_s", "hook_s"]].loc[lambda f: f.index.isin(whole.index)]
     if rest.empty:
         return pd.DataFrame()
@@ -231,15 +237,16 @@ def host_step_rows(phases: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _between_passes(phases: pd.DataFrame) -> pd.Series:
-    """Own time of forward-backward outside its passes and finish, per forward pass, by step."""
-    whole = _own(phases, ["forward-backward"])
-    inside = _own(phases, [*_COMPUTE, *_FINISH]).reindex(whole.index).fillna(0.0)
+    """Return the self time of forward-backward outside its passes and finalisation, per forward
+    pass, by step."""
+    whole = _self_time_s(phases, ["forward-backward"])
+    inside = _self_time_s(phases, [*_COMPUTE, *_FINISH]).reindex(whole.index).fillna(0.0)
     passes = phases[phases["name"] == "forward-compute"].groupby(_STEP)["name"].size()
     return (whole - inside).clip(lower=0.0) / passes.reindex(whole.index)
 
 
-def _own(phases: pd.DataFrame, names: Iterable[str]) -> pd.Series:
-    """Time of the phases by step, without waiting and without our hooks."""
+def _self_time_s(phases: pd.DataFrame, names: Iterable[str]) -> pd.Series:
+    """Return the time of the phases by step, without waiting and without our hooks."""
     return (
         _sums(phases, names, "duration_s")
         - _sums(phases, names, "wait_s")
@@ -252,7 +259,7 @@ def _sums(phases: pd.DataFrame, names: Iterable[str], column: str) -> pd.Series:
 
 
 def _with_rest(operators: pd.DataFrame, compute: pd.DataFrame) -> pd.DataFrame:
-    """Compute phases with the operators inside them; ``time_s`` is what is left."""
+    """Return the compute phases that contain operators; ``time_s`` is the time outside them."""
     parts = []
     for rank, phases in compute.groupby("rank", sort=True):
         phases = phases.sort_values(["start_ns", "duration_ns"], kind="stable")

@@ -1,4 +1,4 @@
-"""What each rank does by itself in a step, without the waiting for others."""
+"""Compute time of each rank in a step, without waiting for others."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ _ENDS = ("optimizer",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCompute:
-    """Own time of ranks, seconds, each of shape (samples, ranks), the newest sample last.
+    """Compute time of ranks, seconds, each of shape (samples, ranks), the newest sample last.
 
-    A sample is a step, or a window where summaries are all there is.
+    A sample is a step, or a window if there are only summaries.
 
-    ``passes_s`` has all forward and backward passes of the step and what it takes to get their
-    data, ``serial_s`` what comes once: optimizer, and the time between steps.
+    ``passes_s`` is the time of all forward and backward passes of the step including their data,
+    ``serial_s`` that of work done once: the optimizer, and the time between steps.
     """
 
     ranks: NDArray[np.int64]
     passes_s: Floats
     serial_s: Floats
     data_s: Floats
-    """Part of the passes in which batches are made ready."""
+    """Part of the passes in which batches are prepared."""
     between_s: Floats
     """Part of ``serial_s`` between two steps."""
     num_newest: int
-    """Samples of the newest window."""
+    """Number of samples in the newest window."""
 
     @property
     def work_s(self) -> Floats:
-        """All of it, shape (samples, ranks)."""
+        """All compute time, shape (samples, ranks)."""
         return self.passes_s + self.serial_s
 
 
 def newest_rank_compute(table: SampleTable, *, num_windows: int = 1) -> RankCompute | None:
-    """Own time of the ranks in the newest run, in its newest ``num_windows`` windows.
+    """Return the compute time of the ranks in the newest run, in its newest ``num_windows``
+    windows.
 
-    From the phases of each hooked step, or, where that covers more ranks, from the summaries that
-    every rank sends, one sample per window of the whole run.  None where there is neither.
+    It is from the phases of each hooked step, or, if that covers more ranks, from the summaries
+    that every rank sends, one sample per window of the whole run. None if there is neither.
     """
     steps, windows = _of_steps(table, num_windows), _of_windows(table)
     if steps is None or (windows is not None and len(windows.ranks) > len(steps.ranks)):
@@ -67,13 +68,15 @@ def _of_steps(table: SampleTable, num_windows: int) -> RankCompute | None:
     newest = np.sort(passes["window"].unique())[-num_windows:]
     keys, phases = ["rank", "window", "step"], phases[phases["window"].isin(newest)]
 
-    def own(names: tuple[str, ...]) -> pd.Series:
+    def self_time_s(names: tuple[str, ...]) -> pd.Series:
         return phases[phases["name"].isin(names)].groupby(keys)["own_s"].sum()
 
     between = phases.drop_duplicates(subset=keys).set_index(keys)["gap_s"]
-    sums = pd.DataFrame({"passes": own(_PASSES), "data": own((_DATA,)), "ends": own(_ENDS)})
+    sums = pd.DataFrame(
+        {"passes": self_time_s(_PASSES), "data": self_time_s((_DATA,)), "ends": self_time_s(_ENDS)}
+    )
     sums = sums.assign(between=between).dropna(subset=["passes"]).fillna(0.0)
-    # A step that one rank lacks compares nothing.
+    # A step that a rank lacks does not allow a comparison.
     seen = sums.groupby(level=["window", "step"])["passes"].transform("size")
     is_last = sums.index.get_level_values("window") == newest[-1]
     both = sums[seen >= seen[is_last].max()].unstack("rank")
@@ -94,8 +97,8 @@ def _of_windows(table: SampleTable) -> RankCompute | None:
     wide = {name: rows.pivot(index="window", columns="rank", values=name) for name in names}
     newest = wide["passes"].iloc[-1].dropna().index
     full = wide["passes"][newest].dropna().index
-    kept = {name: frame.loc[full, newest] for name, frame in wide.items()}
-    return _rank_compute(kept, num_newest=1)
+    complete = {name: frame.loc[full, newest] for name, frame in wide.items()}
+    return _rank_compute(complete, num_newest=1)
 
 
 def _rank_compute(wide: Mapping[str, pd.DataFrame], *, num_newest: int) -> RankCompute:

@@ -1,8 +1,8 @@
-"""The samples of a run that goes on for long: the same work and room for every window.
+"""The samples of a long run, with bounded work and memory per window.
 
-The newest windows are kept whole; of older ones the first, from which the cost of a calibration is
-taken, and of every operator and collective the newest row, so that nothing that was once measured
-is unknown later.  What is left out is in the files of the ranks.
+The newest windows are retained whole, as is the first, which determines the cost of a calibration.
+Of the others, the newest row of every operator and collective is retained, so that no measured
+shape is forgotten. Evicted rows are still in the files of the ranks.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .store import NewRecords
 from .table import SampleTable, build_live_table, run_rows, with_probes
 
 NUM_WINDOWS = 8
-"""Newest windows that are kept whole.
+"""Number of newest windows that are retained whole.
 
-A row counts 0.7 times as much as one a window younger: all that is older than these has 6 % of the
-weight together.
+A row has 0.7 times the weight of one a window younger: all older rows together have 6 % of the
+weight.
 """
 NUM_AS_RECORDS = 2
-"""Newest windows whose records are kept, for what comes after a window's end: other ranks', probes.
-"""
-# Of all ranks together: 96 probes of seven runs each, on 149 ranks.
+"""Number of newest windows whose records are retained, for records that arrive after a window's
+end: those of other ranks, and probes."""
+# For all ranks together: 96 probes of seven repeats each, on 149 ranks.
 _MOST_PROBES = 100_000
-# Only the newest windows are asked about.
+# Only the newest windows are queried.
 _NUM_CLOSED = 64
 
 
 class RecentWindows:
-    """Takes the records of one run as they are read; gives its sample table.
+    """Builds the sample table of one run from its records, as they are read.
 
     With at most ``NUM_WINDOWS`` windows the table is that of ``build_table`` on all records.
     """
@@ -42,7 +42,7 @@ class RecentWindows:
         self._forget()
 
     def add(self, new: NewRecords) -> None:
-        """Take what has been read; all that is known is replaced where the files were."""
+        """Add new records; if the files were replaced, they replace everything known."""
         if new.is_whole:
             self._forget()
         had_records = set(self._records)
@@ -58,10 +58,10 @@ class RecentWindows:
             is_first_time = window not in self._tables
             self._build(window, has_all_records=is_first_time or window in had_records)
         self._changed.clear()
-        self._thin()
+        self._evict_old_windows()
 
     def is_complete(self, window: int) -> bool:
-        """True when every rank that records has closed this window."""
+        """Return True if every recording rank has closed this window."""
         closed = self._closed.get(window, set())
         return self._run is not None and closed.issuperset(self._run.recording_plan.recorders)
 
@@ -71,14 +71,14 @@ class RecentWindows:
         return self._with(sorted(self._records))
 
     def table(self) -> SampleTable:
-        """Every row that is kept."""
+        """Return the table of all retained rows."""
         run = self.newest
         parts = [self._tables[window] for window in sorted(self._tables)]
         whole = SampleTable.concat(parts) if parts else build_live_table(run)
         if self._older is not None:
             joined = pd.concat([self._older, whole.samples])
             whole = replace(whole, samples=normalise("samples", joined))
-        probes = {rank: tuple(found) for rank, found in sorted(self._probes.items())}
+        probes = {rank: tuple(records) for rank, records in sorted(self._probes.items())}
         return with_probes(replace(whole, runs=run_rows(run)), replace(run, records=probes))
 
     def _forget(self) -> None:
@@ -120,16 +120,16 @@ class RecentWindows:
         records: dict[int, tuple[Record, ...]] = {rank: () for rank in run.headers}
         summaries: dict[int, tuple[RankRecord, ...]] = {}
         for window in windows:
-            for rank, found in sorted(self._records.get(window, {}).items()):
-                records[rank] = (*records.get(rank, ()), *found)
+            for rank, window_records in sorted(self._records.get(window, {}).items()):
+                records[rank] = (*records.get(rank, ()), *window_records)
             for rank, sent in sorted(self._summaries.get(window, {}).items()):
                 summaries[rank] = (*summaries.get(rank, ()), *sent)
         return replace(run, records=records, summaries=summaries)
 
-    def _thin(self) -> None:
-        for held in (self._records, self._summaries):
-            for window in sorted(held)[:-NUM_AS_RECORDS]:
-                del held[window]
+    def _evict_old_windows(self) -> None:
+        for by_window in (self._records, self._summaries):
+            for window in sorted(by_window)[:-NUM_AS_RECORDS]:
+                del by_window[window]
         for window in sorted(self._closed)[:-_NUM_CLOSED]:
             del self._closed[window]
         for window in sorted(self._tables)[1:-NUM_WINDOWS]:

@@ -1,4 +1,4 @@
-"""From events to one time per key, robust against single slow steps."""
+"""Reduction of events to one time per key, robust against single slow steps."""
 
 from __future__ import annotations
 
@@ -8,36 +8,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    import pandas as pd  # regressors need the constants alone, and it is slow to import
+    import pandas as pd  # regressors only need the constants, and it is slow to import
 
 MAD_TO_SIGMA = 1.4826
-"""Median absolute deviation to standard deviation of a normal distribution."""
+"""Factor from a median absolute deviation to the standard deviation of a normal distribution."""
 MEDIAN_OVER_MEAN = 1.2533
 """Standard error of a median over that of a mean, of normal values: sqrt(pi / 2)."""
 MAD_EFFICIENCY = 0.37
-"""Of the median deviation on normal data: so many of its values count as degrees of freedom."""
-# Logarithms need times above zero; one tick of the clocks that records are written by.
+"""Efficiency of the median deviation on normal data: this share of its values counts as degrees of
+freedom."""
+# Logarithms need positive times; this is one tick of the recording clocks.
 _LEAST_TIME_S = 1e-9
 
 
 def mad_sigma(values: NDArray[np.float64]) -> float:
-    """Standard deviation of the values by their median deviation, which outliers hardly move."""
+    """Return the standard deviation of the values from their median deviation, which is robust to
+    outliers."""
     return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
 
 
 def median_error_log(rows: pd.DataFrame) -> pd.Series:
-    """Standard error of the logarithm of each row's ``time_s``, from the spread over its steps."""
+    """Return the standard error of the logarithm of each row's ``time_s``, from the spread over its
+    steps."""
     return MEDIAN_OVER_MEAN * rows["spread_log"] / np.sqrt(rows["num_steps"].clip(lower=1))
 
 
 def spread_of_error(rows: pd.DataFrame, error_log: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The ``spread_log`` out of which such a standard error is computed."""
+    """Return the ``spread_log`` that yields such a standard error."""
     num_steps = rows["num_steps"].clip(lower=1).to_numpy(dtype=np.float64)
     return error_log / MEDIAN_OVER_MEAN * np.sqrt(num_steps)
 
 
 def median_of_others(rows: pd.DataFrame, column: str, keys: list[str]) -> pd.Series:
-    """For each row the median of the column over the other rows with the same keys."""
+    """Return, for each row, the median of the column over the other rows with the same keys."""
 
     def others(values: pd.Series) -> NDArray[np.float64]:
         known = values.to_numpy(dtype=np.float64)
@@ -47,13 +50,13 @@ def median_of_others(rows: pd.DataFrame, column: str, keys: list[str]) -> pd.Ser
 
 
 def median_over_steps(events: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """``time_s``, ``count``, ``num_steps``, ``num_seen`` and ``spread_log`` per key.
+    """Return ``time_s``, ``count``, ``num_steps``, ``num_seen`` and ``spread_log`` per key.
 
-    ``events`` has ``rank``, ``step`` and ``time_s`` besides the keys.  Within a step the mean is
-    taken, since a step pays for the sum; over the steps of a rank the median, and over ranks the
-    median again.
+    ``events`` has ``rank``, ``step`` and ``time_s`` besides the keys. The mean is taken within a
+    step, which includes the sum, then the median over the steps of a rank, and the median over
+    ranks.
     """
-    # Sums of floats depend on their order: sorted, the same events give the same digits.
+    # Sums of floats depend on their order: after sorting, the same events give the same digits.
     events = events.sort_values([*keys, "rank", "step", "time_s"], kind="stable")
     by_step = events.groupby([*keys, "rank", "step"], sort=True)["time_s"]
     steps = by_step.agg(["mean", "size"]).reset_index()

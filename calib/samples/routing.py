@@ -1,8 +1,9 @@
-"""Tokens that arrive at the experts of each rank: how far from even, and for how long.
+"""Tokens that arrive at the experts of each rank: their imbalance, and its persistence.
 
 In each layer the ranks of an expert-parallel group wait for the one with the most tokens, in the
-grouped products and in both exchanges.  So what counts is the busiest rank of each pass over the
-mean, not that of the whole window: a rank that is busiest by turns costs as much.
+grouped products and in both exchanges. The relevant figure is therefore the ratio of each pass's
+busiest rank to the mean, not that of the whole window: it costs as much if ranks are busiest by
+turns.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ Ints = NDArray[np.int64]
 def routing_rows(
     operators: pd.DataFrame, transfers: pd.DataFrame, config: RunConfig | None
 ) -> pd.DataFrame:
-    """One row per window, rank and layer with experts: rows that arrived, over all recorded passes.
+    """Return one row per window, rank and layer with experts: rows that arrived, over all recorded
+    passes.
 
-    ``num_most`` sums, pass by pass, those of the busiest rank of the group.  From the events of
-    clean steps; passes that a rank of the group has not recorded are left out.  Empty without
-    expert parallelism.
+    ``num_most`` sums, pass by pass, those of the busiest rank of the group. Rows are from the
+    events of clean steps; passes that a rank of the group has not recorded are left out. Empty
+    without expert parallelism.
     """
     groups = exchange_groups(transfers)
     arrived = arrived_rows(operators, config)
@@ -51,8 +53,8 @@ def routing_rows(
 
 
 def exchange_groups(transfers: pd.DataFrame) -> dict[int, str]:
-    """Ranks among which the tokens of a rank are exchanged, as text; the transfers are those of
-    groups of several ranks."""
+    """Return, for each rank, the ranks that it exchanges tokens with, as text; the transfers are
+    those of groups of several ranks."""
     for role in _ROLES:
         seen = transfers[transfers["role"] == role]
         if not seen.empty:
@@ -61,9 +63,10 @@ def exchange_groups(transfers: pd.DataFrame) -> dict[int, str]:
 
 
 def arrived_rows(operators: pd.DataFrame, config: RunConfig | None) -> pd.DataFrame:
-    """Rows that arrived by rank, pass and expert of the rank, which run one after the other.
+    """Return rows that arrived by rank, pass and expert of the rank; experts run in sequence.
 
-    Of a grouped product whose host did not know more, only the sum is: then ``expert`` is 0.
+    If the host of a grouped product did not know the counts of its experts, only their sum is
+    returned, with ``expert`` 0.
     """
     forward = operators[operators["phase"] == Phase.FORWARD.value]
     routed = forward[forward["kind"] == OperatorKind.ROUTER.value]
@@ -86,7 +89,7 @@ def arrived_rows(operators: pd.DataFrame, config: RunConfig | None) -> pd.DataFr
 
 
 def _counted(events: pd.DataFrame, place: int) -> pd.DataFrame:
-    """In the order in which they ran, where that is on record."""
+    """Number the events' rows in the order in which they ran, if that is on record."""
     if "start_ns" in events:
         events = events.sort_values("start_ns", kind="stable")
     return _numbered(events.assign(num_rows=[parse_shape(s)[place] for s in events["shape"]]))
@@ -94,16 +97,17 @@ def _counted(events: pd.DataFrame, place: int) -> pd.DataFrame:
 
 def _numbered(events: pd.DataFrame) -> pd.DataFrame:
     keys = ["rank", *_PASS]
-    found = events.assign(
+    rows = events.assign(
         num_rows=events["num_rows"].astype("int64"),
         expert=events.groupby(keys, sort=False).cumcount(),
         stage=events.get("stage", 0),
     )
-    return found[[*keys, "stage", "expert", "num_rows"]].reset_index(drop=True)
+    return rows[[*keys, "stage", "expert", "num_rows"]].reset_index(drop=True)
 
 
 def _shared_width(config: RunConfig | None) -> int:
-    """Width of the first product of shared experts, which take every token; 0 without any."""
+    """Return the width of the first product of shared experts, which take every token; 0 without
+    any."""
     experts = config.model.experts if config is not None else None
     if config is None or experts is None or not experts.shared_ffn_hidden_size:
         return 0
@@ -114,16 +118,16 @@ def _shared_width(config: RunConfig | None) -> int:
 def load_rows(
     operators: pd.DataFrame, transfers: pd.DataFrame, config: RunConfig | None
 ) -> pd.DataFrame:
-    """One row per window, stage and number of ranks that the experts could be spread over.
+    """Return one row per window, stage and number of ranks that the experts could be spread over.
 
-    Counted by adding up: experts lie on ranks in order, so that half as many ranks hold those of
+    Counts are sums: experts are placed on ranks in order, so that half as many ranks have those of
     two neighbours each, and twice as many half of one's, as far as the rows of single experts are
-    on record.  Ranks that would share their tokens then are added up as well.  A router sends a
-    token to the same experts wherever these are.
+    on record. Ranks that would then share their tokens are added up as well. A router sends a token
+    to the same experts on any rank.
 
     ``num_rows`` are all rows that arrived, ``num_most`` pass by pass those of the busiest rank,
     ``num_fullest`` the most of one micro-batch of a rank through all its layers, of
-    ``num_microbatches``.  From passes that a whole group has recorded; empty without experts.
+    ``num_microbatches``. Only passes that a whole group has recorded count; empty without experts.
     """
     groups = exchange_groups(transfers)
     arrived = arrived_rows(operators, config)
@@ -134,19 +138,19 @@ def load_rows(
             return pd.DataFrame()
         groups = {rank: str(rank) for rank in arrived["rank"].unique().tolist()}
     arrived["ranks"] = arrived["rank"].map(groups)
-    found = []
+    records = []
     for (window, stage), rows in arrived.dropna(subset=["ranks"]).groupby(["window", "stage"]):
         passes, loads = _matrix(rows, config.parallelism.ep)
-        found += [
+        records += [
             {"window": window, "stage": stage, **row} for row in _sums_of(passes, loads, config)
         ]
-    return pd.DataFrame(found)
+    return pd.DataFrame(records)
 
 
 def _matrix(rows: pd.DataFrame, ep: int) -> tuple[pd.DataFrame, Ints]:
-    """Passes of whole groups, and rows by pass and share of the experts, in their order.
+    """Return the passes of whole groups, and rows by pass and share of the experts, in their order.
 
-    A share is one expert, or all of a rank where only their sum is on record.
+    A share is one expert, or all of a rank if only their sum is on record.
     """
     places = {text: _members(text, ep) for text in rows["ranks"].unique().tolist()}
     keys = list(zip(rows["ranks"], rows["rank"], strict=True))
@@ -155,14 +159,15 @@ def _matrix(rows: pd.DataFrame, ep: int) -> tuple[pd.DataFrame, Ints]:
         share=[places[text].get(rank, -1) for text, rank in keys],
     )
     rows = rows[rows["share"] >= 0]
-    held = int(rows["expert"].max()) + 1
-    rows = rows.assign(share=rows["share"] * held + rows["expert"])
+    experts_per_rank = int(rows["expert"].max()) + 1
+    rows = rows.assign(share=rows["share"] * experts_per_rank + rows["expert"])
     whole = rows.set_index(["group", *_WITHIN, "share"])["num_rows"].unstack("share").dropna()
     return whole.index.to_frame(index=False), whole.to_numpy().astype(np.int64)
 
 
 def _members(text: str, ep: int) -> dict[int, int]:
-    """Places in a group by rank; of ranks that split each expert between them one tells of all."""
+    """Return indices in a group by rank; of ranks that split each expert between them, only the
+    first is included."""
     ranks = [int(rank) for rank in text.split(",")]
     return {rank: place for place, rank in enumerate(ranks[:: max(1, len(ranks) // ep)])}
 
@@ -185,7 +190,8 @@ def _sums_of(passes: pd.DataFrame, loads: Ints, config: RunConfig) -> Iterator[d
 
 
 def _joined(passes: pd.DataFrame, loads: Ints, number: int) -> tuple[pd.DataFrame, Ints]:
-    """The passes with the tokens of ``number`` neighbouring groups each, as far as there are."""
+    """Return the passes with the tokens of ``number`` neighbouring groups added up, as far as there
+    are."""
     groups = np.sort(passes["group"].unique())
     if number < 2 or len(groups) < 2:
         return passes, loads

@@ -1,9 +1,8 @@
-"""File I/O of the core beside ``records``: records in, tables in and out.
+"""File I/O of the core, apart from ``records``: records in, tables in and out.
 
-A sample table is one Parquet file with a ``table`` column that names the frame a row belongs to:
-one file is replaced at once, so that a reader never meets frames of two different writes.  A run
-that is still being written is read on from where the last reading ended: what is known already is
-not read again.
+A sample table is one Parquet file with a ``table`` column that names the frame a row belongs to: a
+single file is replaced atomically, so that a reader never gets frames of two different writes. A
+run that is still being written is read incrementally, from the end of the last reading.
 """
 
 from __future__ import annotations
@@ -35,48 +34,48 @@ from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable
 
 _F = TypeVar("_F", RankFile, SummaryFile)
-# Larger tables are refused before they fill the memory.
+# Larger tables are refused before they exhaust memory.
 MAX_TABLE_ROWS = 5_000_000
 MAX_TABLE_NBYTES = 2 << 30
-"""Of all columns, unpacked."""
+"""Upper bound on the size of all columns, uncompressed."""
 _SCHEMA_KEY = b"forerun_schema"
 _CREATED_KEY = b"forerun_created_by"
 SUMMARIES = "summaries.jsonl"
-"""The summaries of ranks without a file, in a run's folder."""
+"""File with the summaries of ranks without a file of their own, in a run's folder."""
 _TEXTS = sorted(TEXTS | {"table"})
-"""Read as one text and its places, so that a long one that is repeated is held once."""
+"""Columns read with a dictionary, so that a long repeated text is in memory once."""
 
 
 def run_ids(directory: Path) -> tuple[str, ...]:
-    """The runs recorded under ``directory``, oldest first; empty where there is none."""
+    """Return the runs recorded under ``directory``, oldest first; empty if there are none."""
     home = directory / "records"
     folders = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
     starts = [(_started_unix_s(folder), folder.name) for folder in folders]
-    return tuple(name for _, name in sorted(found for found in starts if found[0] is not None))
+    return tuple(name for _, name in sorted(start for start in starts if start[0] is not None))
 
 
 def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
-    """The records of a run, by default the one that started last.
+    """Return the records of a run, by default the one that started last.
 
-    Damaged lines and foreign files are named in ``problems`` and skipped.  ``RecordError`` where
-    nothing can be read.
+    Damaged lines and foreign files are listed in ``problems`` and skipped. Raises ``RecordError``
+    if nothing can be read.
     """
     home = directory / "records"
     if run_id is None:
-        found = run_ids(directory)
-        if not found:
+        known_ids = run_ids(directory)
+        if not known_ids:
             raise RecordError(
                 f"no records under {home}; start the training run with --calibrate, "
                 f"or name its directory with --calibrate-dir"
             )
-        run_id = found[-1]
+        run_id = known_ids[-1]
     paths = rank_paths(home / run_id)
     if not paths:
-        raise no_run(directory, run_id)
+        raise missing_run_error(directory, run_id)
     files = [_read_into(path, rank_file(path)) for path in paths]
     sent = home / run_id / SUMMARIES
     summaries = _read_into(sent, SummaryFile(SUMMARIES)) if sent.exists() else None
-    return readable(join_ranks(run_id, files, summaries))
+    return check_readable(join_ranks(run_id, files, summaries))
 
 
 def write_table(path: Path, table: SampleTable, *, created_by: str = "forerun") -> None:
@@ -94,9 +93,9 @@ def write_table(path: Path, table: SampleTable, *, created_by: str = "forerun") 
 
 
 def check_parquet(path: Path) -> None:
-    """``ValueError`` where a Parquet file would take more memory than a table of ours has.
+    """Raise ``ValueError`` if a Parquet file would take more memory than any table of ours.
 
-    Its types are not unpickled either, which old versions of PyArrow do.
+    Also prevent old versions of PyArrow from unpickling its types.
     """
     with suppress(KeyError, pa.ArrowException):
         pa.unregister_extension_type("arrow.py_extension_type")
@@ -109,7 +108,8 @@ def check_parquet(path: Path) -> None:
 
 
 def read_table(path: Path) -> SampleTable:
-    """The table that ``write_table`` wrote; ``RecordError`` where it is missing or newer."""
+    """Return the table that ``write_table`` wrote; raise ``RecordError`` if it is missing or
+    newer."""
     try:
         check_parquet(path)
         whole = pq.read_table(path, read_dictionary=_TEXTS)
@@ -145,7 +145,7 @@ def _read_frame(whole: pa.Table, name: str) -> pd.DataFrame:
 
 
 def _started_unix_s(folder: Path) -> float | None:
-    """Start of the earliest readable rank, None where no file of the folder can be read."""
+    """Return the start of the earliest readable rank; None if no file of the folder can be read."""
     starts = []
     for path in rank_paths(folder):
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -158,35 +158,35 @@ def _started_unix_s(folder: Path) -> float | None:
     return min(starts, default=None)
 
 
-def no_run(directory: Path, run_id: str) -> RecordError:
-    """That there is nothing of a run, with the runs that there are."""
+def missing_run_error(directory: Path, run_id: str) -> RecordError:
+    """Return the error that a run has no records, which lists the runs that there are."""
     return RecordError(
         f"no records of run {run_id!r} under {directory / 'records'}; "
         f"runs there: {', '.join(run_ids(directory)) or 'none'}"
     )
 
 
-def readable(run: RunRecords) -> RunRecords:
-    """The run; ``RecordError`` where no rank of it can be read."""
+def check_readable(run: RunRecords) -> RunRecords:
+    """Return the run; raise ``RecordError`` if no rank of it can be read."""
     if not run.headers:
         raise RecordError(f"run {run.run_id!r} cannot be read: {'; '.join(run.problems)}")
     return run
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file; one that is too long comes in parts, each of them damaged."""
+    """Yield the lines of a file; one that is too long comes in parts, each of them damaged."""
     return iter(lambda: file.readline(MAX_LINE_NBYTES), "")
 
 
 def rank_paths(folder: Path) -> list[Path]:
-    """A rank's own file where it is here, else what was received of it."""
-    own = {path.name.removeprefix("rank-"): path for path in folder.glob("rank-*.jsonl")}
+    """Return the path of each rank's own file if it is local, else of the received copy."""
+    local_paths = {path.name.removeprefix("rank-"): path for path in folder.glob("rank-*.jsonl")}
     sent = {path.name.removeprefix("received-"): path for path in folder.glob("received-*.jsonl")}
-    return [path for _, path in sorted((sent | own).items())]
+    return [path for _, path in sorted((sent | local_paths).items())]
 
 
 def rank_file(path: Path) -> RankFile:
-    """A rank's file before it is read; reports name it with its run."""
+    """Return a rank's file before it is read; reports name it with its run."""
     return RankFile(f"{path.parent.name}/{path.name}")
 
 
@@ -201,36 +201,37 @@ def _read_into(path: Path, file: _F) -> _F:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRecords:
-    """Headers, configs and problems of the whole run; records and summaries that are new."""
+    """Newly read records and summaries; headers, configs and problems of the whole run."""
 
     run: RunRecords
     is_whole: bool
-    """All there are: at first, and where a file was replaced or has shrunk."""
+    """True if these are all records: on the first reading, and if a file was replaced or has
+    shrunk."""
 
 
 class RunReader:
-    """Reads a run that is being written: each file from where the last reading ended."""
+    """Reads a run incrementally while it is being written."""
 
     def __init__(self, directory: Path, run_id: str) -> None:
         self._directory, self._run_id = directory, run_id
         self._forget()
 
     def read(self) -> NewRecords:
-        """What has come since the last reading; all of these together are what ``read_run`` gives.
+        """Return the records since the last reading; all readings together equal ``read_run``.
 
-        A last line without its end waits for it.  ``RecordError`` where nothing can be read.
+        An incomplete last line is deferred. Raises ``RecordError`` if nothing can be read.
         """
         folder = self._directory / "records" / self._run_id
         paths = rank_paths(folder)
         if not paths:
-            raise no_run(self._directory, self._run_id)
+            raise missing_run_error(self._directory, self._run_id)
         is_whole = not self._tails or any(tail.is_other() for tail in self._tails.values())
         if is_whole or not self._ranks.keys() <= set(paths):
             self._forget()
             is_whole = True
         files = [self._read_rank(path) for path in paths]
         run = join_ranks(self._run_id, files, self._read_summaries(folder / SUMMARIES))
-        return NewRecords(run=readable(run), is_whole=is_whole)
+        return NewRecords(run=check_readable(run), is_whole=is_whole)
 
     def _forget(self) -> None:
         self._tails: dict[Path, Tail] = {}
@@ -249,25 +250,26 @@ class RunReader:
         file.take(_lines(whole))
         if not torn:
             return file
-        # For good it is damage: said, and forgotten when the rest of it comes.
+        # If it is never completed it is damage: report it, but keep no trace in case the rest
+        # arrives.
         trial = replace(file, problems=[*file.problems])
         trial.take([torn.decode(errors="replace")])
         return replace(file, header=trial.header, problems=trial.problems)
 
     def _read_summaries(self, path: Path) -> SummaryFile | None:
-        found = self._summaries or SummaryFile(path.name)
+        summary_file = self._summaries or SummaryFile(path.name)
         try:
             whole, _ = self._new_bytes(path)
         except FileNotFoundError:
             return self._summaries
         except OSError as err:
-            return found.unread(err)
-        found.take(_lines(whole))
-        self._summaries = found
-        return found
+            return summary_file.unread(err)
+        summary_file.take(_lines(whole))
+        self._summaries = summary_file
+        return summary_file
 
 
 def _lines(data: bytes) -> list[str]:
-    """As an open text file gives them."""
+    """Return the lines as an open text file yields them."""
     text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace")
     return list(bounded_lines(text))

@@ -1,6 +1,6 @@
-"""The sample table: what models are fitted on, and what later commands read of a run.
+"""The sample table, the input of model fits and of later commands on a run.
 
-Also which windows of a run it holds, and the rows of some of them.
+It also lists the windows of a run, and selects the rows of some of them.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ from .routing import load_rows, routing_rows
 from .transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
 
 _READINGS = ("start_ns", "issue_ns")
-"""Of a clock: as floats of seconds they would lose their last digits."""
+"""Clock readings, which would lose their last digits as floats of seconds."""
 _OF_HOSTS = ("host_bound_frac", "host_s", "host_spread_log")
 """Columns about the host of a device; older tables lack them."""
 _OF_RUNS = ("runs", "traced")
-"""Frames that stay whole: headers have no window, and only one window of a run is traced."""
+"""Frames that are not split by window: headers have none, and only one window of a run is
+traced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +79,7 @@ class SampleTable:
 
     @staticmethod
     def concat(tables: Sequence[SampleTable]) -> SampleTable:
-        """All rows of the tables; where keys are equal the later table wins."""
+        """Return all rows of the tables; for equal keys the later table wins."""
         if not tables:
             raise CalibrationError("no sample tables to join; give at least one")
         return SampleTable(
@@ -89,19 +90,19 @@ class SampleTable:
         )
 
     def newest(self, name: str) -> pd.DataFrame:
-        """The rows of the newest run in one of the frames."""
+        """Return the rows of the newest run in one of the frames."""
         frame: pd.DataFrame = getattr(self, name)
         return frame[frame["run_id"] == self.run_id]
 
     def equals(self, other: SampleTable) -> bool:
-        """True where all frames hold the same rows."""
+        """Return True if all frames have the same rows."""
         return all(getattr(self, f.name).equals(getattr(other, f.name)) for f in fields(self))
 
     @property
     def sha256(self) -> str:
         """Hash of the samples that models are fitted on."""
         rows = self.samples
-        # As tables were written before there were such columns.
+        # Leave out empty columns, so that tables from before these columns have the same hash.
         empty = [name for name in _OF_HOSTS if not rows[name].any()]
         rows = rows.drop(columns=empty)
         text = rows.to_csv(index=False, float_format="%.17g")
@@ -126,7 +127,7 @@ class SampleTable:
         return str(newest["run_id"].iloc[-1])
 
     def ranks_per_node(self) -> int:
-        """Ranks of the newest run that share a node; 0 where the run does not say."""
+        """Return the ranks per node of the newest run; 0 if the run does not state it."""
         try:
             return self.config().parallelism.ranks_per_node
         except CalibrationError:
@@ -134,20 +135,20 @@ class SampleTable:
 
     @property
     def is_described(self) -> bool:
-        """True where the layout of the newest run is known."""
+        """True if the layout of the newest run is known."""
         return bool((self.newest("runs")["config"] != "").any())
 
     def config(self) -> RunConfig:
-        """The layout of the newest run, as its first rank saw it."""
+        """Return the layout of the newest run, as recorded by its first rank."""
         runs = self.newest("runs")
-        found = runs.loc[runs["config"] != "", "config"]
-        if found.empty:
+        texts = runs.loc[runs["config"] != "", "config"]
+        if texts.empty:
             raise CalibrationError(
                 f"run {self.run_id!r} has no description of its layout; give config to "
                 "forerun.attach and record it again"
             )
         try:
-            described: Any = parse_json(str(found.iloc[0]))
+            described: Any = parse_json(str(texts.iloc[0]))
         except ValueError as err:
             raise RecordError(
                 f"run {self.run_id!r} has a damaged description ({err}); record again"
@@ -155,7 +156,7 @@ class SampleTable:
         return RunConfig.from_json(described)
 
     def loop(self) -> LoopRecord:
-        """What the loop of the newest run showed of itself, as its first rank saw it."""
+        """Return the recorded properties of the newest run's loop, from its first rank."""
         texts = self.newest("runs")["loop"]
         first = next((str(text) for text in texts if text), "")
         try:
@@ -166,32 +167,32 @@ class SampleTable:
             ) from err
 
     def cluster(self) -> Cluster:
-        """What is known of the nodes of the newest run."""
+        """Return the known properties of the nodes of the newest run."""
         texts = self.newest("runs")["cluster"]
         return joined_clusters(_cluster(str(text)) for text in texts if text)
 
     def with_stated(self, stated: StatedNodes) -> SampleTable:
-        """The table with what is now said of the nodes of its newest run.
+        """Return the table with new statements about the nodes of its newest run.
 
-        Where that changes the NVLink domain, nodes of groups follow from their ranks again.
+        If they change the NVLink domain, nodes of groups are derived from their ranks anew.
         """
         known = replace(self.cluster(), stated=stated)
-        own = self.config()
-        layout = known.joined(own.parallelism, own.device)
+        current_config = self.config()
+        layout = known.joined(current_config.parallelism, current_config.device)
         is_first = self.runs["run_id"] == self.run_id
-        is_told = is_first & (self.runs["config"] != "")
-        config = replace(own, parallelism=layout)
+        has_config = is_first & (self.runs["config"] != "")
+        config = replace(current_config, parallelism=layout)
         runs = self.runs.assign(cluster=self.runs["cluster"].mask(is_first, ""))
         first = int(np.flatnonzero(is_first)[0])
         runs.loc[first, "cluster"] = json.dumps(known.to_json(), sort_keys=True)
-        runs.loc[is_told, "config"] = json.dumps(config.to_json(), sort_keys=True)
+        runs.loc[has_config, "config"] = json.dumps(config.to_json(), sort_keys=True)
         samples = self.samples
-        if layout != own.parallelism:
+        if layout != current_config.parallelism:
             samples = samples.assign(num_nodes=0)
         return replace(self, runs=runs, samples=samples)
 
     def step_times_s(self, *, is_hooked: bool | None = None) -> NDArray[np.float64]:
-        """Time of each clean step of the newest run in step order, median over ranks."""
+        """Return the time of each clean step of the newest run in step order, median over ranks."""
         steps = self.newest("steps")
         keep = steps["is_clean"]
         if is_hooked is not None:
@@ -199,26 +200,29 @@ class SampleTable:
         return steps[keep].groupby("step", sort=True)["time_s"].median().to_numpy(dtype=np.float64)
 
     def bare_step_numbers(self) -> tuple[int, ...]:
-        """Iterations, from 1, of the newest run's clean bare steps; in the order of their times."""
+        """Return the iterations, from 1, of the newest run's clean bare steps, in the order of
+        their times."""
         steps = self.newest("steps")
         bare = steps[steps["is_clean"] & ~steps["is_hooked"]]
         return tuple(int(step) + 1 for step in sorted(bare["step"].unique()))
 
     def skew_s(self) -> dict[int, float]:
-        """Mean waiting per step of each rank for later ranks, newest window of the newest run."""
+        """Return each rank's mean waiting per step for later ranks, in the newest window of the
+        newest run."""
         skew = self.newest("skew")
         skew = skew[skew["window"] == skew["window"].max()]
         waits = skew.groupby("rank", sort=True)["wait_s"].sum()
         return dict(zip(waits.index.tolist(), waits.tolist(), strict=True))
 
     def memory_peak_nbytes(self) -> dict[int, int]:
-        """Largest memory peak of each rank of the newest run; ranks that know none are left out."""
+        """Return the largest memory peak of each rank of the newest run; ranks without one are left
+        out."""
         rows = self.newest("windows")
         peaks = rows[rows["memory_peak_nbytes"] > 0].groupby("rank")["memory_peak_nbytes"].max()
         return dict(zip(peaks.index.tolist(), peaks.tolist(), strict=True))
 
     def device_memory_nbytes(self) -> int | None:
-        """Memory of the smallest device of the newest run; None where it is not known."""
+        """Return the memory of the smallest device of the newest run; None if unknown."""
         rows = self.newest("windows")
         known = rows.loc[rows["device_memory_nbytes"] > 0, "device_memory_nbytes"]
         return None if known.empty else int(known.min())
@@ -232,32 +236,33 @@ def _cluster(text: str) -> Cluster:
 
 
 def build_table(run: RunRecords) -> SampleTable:
-    """The sample table of one run; steps that any rank flagged give no samples."""
+    """Build the sample table of one run; steps that any rank flagged contribute no samples."""
     return with_probes(build_live_table(run), run)
 
 
 def with_probes(table: SampleTable, run: RunRecords) -> SampleTable:
-    """The table with the samples of the run's probes, whose controls are in the table."""
+    """Add the samples of the run's probes to the table, which has their controls."""
     probed = _timed(run, OperatorRecord, is_probe=True)
     transfers = _collective_frame(run, is_probe=True)
     if probed.empty and transfers.empty:
         return table
     is_host = _is_host(run)
     live = table.operators
-    own = live[(live["run_id"] == run.run_id) & ~live["is_probe"]]
+    run_operators = live[(live["run_id"] == run.run_id) & ~live["is_probe"]]
     moved = table.collectives
     inside = moved[(moved["run_id"] == run.run_id) & ~moved["is_probe"]]
     layout = next((config.parallelism for config in run.configs.values()), None)
-    found = [
-        probed_operator_rows(probed, own, is_host=is_host).assign(row="operator"),
+    probe_frames = [
+        probed_operator_rows(probed, run_operators, is_host=is_host).assign(row="operator"),
         probed_collective_rows(transfers, inside, layout, is_host=is_host).assign(row="collective"),
     ]
-    samples = pd.concat([table.samples, _stacked(run, found)])
+    samples = pd.concat([table.samples, _stacked(run, probe_frames)])
     return replace(table, samples=normalise("samples", samples))
 
 
 def build_live_table(run: RunRecords) -> SampleTable:
-    """The same without probes: each of its rows comes from the records of one window alone."""
+    """Build the table without probes: each of its rows comes from the records of one window
+    alone."""
     steps = _step_frame(run)
     marks = steps[["window", "rank", "step", "is_hooked", "is_clean"]]
     operators = _clean(_timed(run, OperatorRecord), marks)
@@ -298,7 +303,7 @@ def build_live_table(run: RunRecords) -> SampleTable:
 
 
 def _is_host(run: RunRecords) -> bool:
-    """True where it ran on CPUs alone, whose transfers may run side by side."""
+    """Return True if the run was on CPUs alone, whose transfers may run concurrently."""
     return all(header.device == "cpu" for header in run.headers.values())
 
 
@@ -307,21 +312,21 @@ def _stacked(run: RunRecords, parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _frame(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFrame:
-    """One row per record of a type, with its rank and stage; without any, columns alone.
+    """Return one row per record of a type, with its rank and stage; without any, only the columns.
 
-    Enums stand by their values, tuples as text, and lengths of time also in seconds.
+    Enums are given by their values, tuples as text, and durations also in seconds.
     """
     names = [spec.name for spec in fields(kind)]
     columns: dict[str, list[object]] = {name: [] for name in ["rank", *names]}
     for rank, records in run.records.items():
-        found = [
+        selected = [
             record
             for record in records
             if type(record) is kind and getattr(record, "is_probe", False) == is_probe
         ]
-        columns["rank"] += [rank] * len(found)
+        columns["rank"] += [rank] * len(selected)
         for name in names:
-            columns[name] += map(attrgetter(name), found)
+            columns[name] += map(attrgetter(name), selected)
     frame = pd.DataFrame({name: _cells(name, values) for name, values in columns.items()})
     for name in names:
         if name.endswith("_ns") and name not in _READINGS:
@@ -333,7 +338,7 @@ def _frame(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFra
 
 
 def _cells(name: str, values: list[Any]) -> list[Any]:
-    """Values of a column, all of one type, as they stand in the table."""
+    """Return the values of a column, all of one type, as they are in the table."""
     if values and isinstance(values[0], Enum):
         return [value.value for value in values]
     if not values or not isinstance(values[0], tuple):
@@ -361,7 +366,7 @@ def _timed(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFra
 def _with_traced(
     matched: pd.DataFrame, steps: pd.DataFrame, transfers: pd.DataFrame, layout: Parallelism | None
 ) -> pd.DataFrame:
-    """The transfers, and those of the traced steps, which have their kernels' times."""
+    """Add the transfers of the traced steps, which have their kernels' times."""
     marks = steps[steps["flags"] == StepFlag.TRACED.value].assign(is_clean=True)
     marks = marks[["window", "rank", "step", "is_hooked", "is_clean"]]
     traced = _clean(transfers, marks)
@@ -369,13 +374,13 @@ def _with_traced(
 
 
 def _collective_frame(run: RunRecords, *, is_probe: bool = False) -> pd.DataFrame:
-    """Transfers between ranks: a group of one has none."""
+    """Return transfers between ranks: a group of one has none."""
     frame = _timed(run, CollectiveRecord, is_probe=is_probe)
     return frame[np.array(["," in ranks for ranks in frame["ranks"]], dtype=bool)].copy()
 
 
 def _clean(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
-    """The events of steps that ended and that no rank flagged, with the step's marks."""
+    """Return the events of steps that ended and that no rank flagged, with the step's marks."""
     keys = ["window", "rank", "step"]
     known = marks[marks["is_clean"]].drop_duplicates(subset=keys, keep="last")
     if events.empty:
@@ -395,21 +400,21 @@ def _phase_totals(phases: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_rows(run: RunRecords) -> pd.DataFrame:
-    """The frame ``runs``: headers and run descriptions by rank."""
+    """Return the frame ``runs``: headers and run descriptions by rank."""
     rows = []
     for rank, header in run.headers.items():
         config = run.configs.get(rank)
         text = json.dumps(config.to_json(), sort_keys=True) if config else ""
-        told = {f.name: getattr(header, f.name) for f in fields(header)}
+        header_values = {f.name: getattr(header, f.name) for f in fields(header)}
         seen = json.dumps(header.cluster, sort_keys=True) if header.cluster else ""
         loop = run.loops.get(rank)
         shown = json.dumps(encode_fields(loop), sort_keys=True) if loop else ""
-        rows.append({**told, "config": text, "cluster": seen, "loop": shown})
+        rows.append({**header_values, "config": text, "cluster": seen, "loop": shown})
     return normalise("runs", pd.DataFrame(rows).assign(run_id=run.run_id))
 
 
 def windows_of(table: SampleTable) -> list[int]:
-    """Windows of the newest run that have a clean step, oldest first."""
+    """Return the windows of the newest run that have a clean step, oldest first."""
     steps = table.newest("steps")
     windows = sorted(int(w) for w in steps[steps["is_clean"]]["window"].unique())
     if not windows:
@@ -418,7 +423,7 @@ def windows_of(table: SampleTable) -> list[int]:
 
 
 def only_windows(table: SampleTable, windows: Sequence[int]) -> SampleTable:
-    """The newest run's rows of these windows."""
+    """Return the newest run's rows of these windows."""
     run_id = table.run_id
     frames = {name: getattr(table, name) for name in FRAMES if name not in _OF_RUNS}
     return replace(

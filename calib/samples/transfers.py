@@ -1,4 +1,4 @@
-"""Transfer times of collectives, and the waiting for late ranks, from what each rank saw."""
+"""Transfer times of collectives, and the waiting for late ranks, from the records of each rank."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from .operator_rows import controls_of
 from .reduce import median_over_steps
 
 EVENT_KEYS = ["window", "step", "collective", "group", "ranks", "source", "target", "sequence"]
-"""What tells a transfer from all others; ``match_ranks`` makes the last three of a message."""
+"""Identity of a transfer; ``match_ranks`` sets the last three for a message."""
 _KEYS = ["window", "collective", "role", "num_ranks", "span", "num_nodes", "nbytes"]
-# Megatron sends over the group of all ranks for one direction of a pipeline of two stages.
+# Megatron sends over the group of all ranks in one direction of a pipeline of two stages.
 _UNSPECIFIC = (GroupRole.WORLD.value, GroupRole.OTHER.value)
 
 
 def match_ranks(
     events: pd.DataFrame, layout: Parallelism | None = None, *, is_queued: bool = False
 ) -> pd.DataFrame:
-    """Each record with its transfer's time: the minimum over the ranks of the group.
+    """Add to each record its transfer's time: the minimum over the ranks of the group.
 
-    The last rank to arrive waits least, so its duration is the transfer.  ``wait_s`` is how much
-    longer a rank stood still.  ``is_bound`` marks transfers known from above only: no rank has an
-    exact end, or a rank of the group is missing.  ``num_nodes`` is 0 where the layout does not say
-    how many ranks share a node.  Messages between neighbouring stages belong to the pipeline,
-    whatever group they are sent over: Megatron takes that of all ranks for one direction of two.
+    The last rank to arrive waits least, so its duration is the transfer. ``wait_s`` is the
+    additional time that a rank stood still. ``is_bound`` marks transfers with only an upper bound:
+    no rank has an exact end, or a rank of the group is missing. ``num_nodes`` is 0 if the layout
+    does not state the ranks per node. Messages between neighbouring stages belong to the pipeline,
+    whatever group they are sent over: Megatron uses that of all ranks for one direction of two.
 
-    ``is_queued``: a group's collectives run one after the other, as on a device they do.  One that
-    was called while another ran, as overlapped gradients are, then takes the time from that one's
-    end on, where it is known; ``is_unsure`` where no rank knows it.  ``time_s`` stays as it was
-    recorded, from the call on.
+    ``is_queued``: a group's collectives run in sequence, as on a device. One that was called while
+    another ran, such as overlapped gradients, is timed from that one's end if it is known;
+    ``is_unsure`` is True if no rank knows it. ``time_s`` is unchanged, measured from the call.
     """
     events = _with_ends(events, layout)
     queued_s, is_unsure = _queued(events, is_queued=is_queued)
@@ -56,11 +55,11 @@ def match_ranks(
 def _queued(
     events: pd.DataFrame, *, is_queued: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """How long each collective stood behind earlier ones of its rank and group, in seconds.
+    """Return the seconds that each collective was queued behind earlier ones of its rank and group.
 
-    Only for asynchronous ones with a known end, behind known ends that came before it: what ended
-    otherwise was not one queue.  True in the second array where it may have stood behind one whose
-    end is not known.
+    Only asynchronous ones with a known end count, behind known earlier ends: otherwise they were
+    not in one queue. The second array is True if it may have been queued behind one whose end is
+    unknown.
     """
     queued_s, is_unsure = np.zeros(len(events)), np.zeros(len(events), dtype=bool)
     if events.empty or not is_queued:
@@ -84,9 +83,9 @@ def _queued(
 
 
 def collective_rows(matched: pd.DataFrame) -> pd.DataFrame:
-    """One row per window, collective, role, size, span, number of nodes and payload.
+    """Return one row per window, collective, role, size, span, number of nodes and payload.
 
-    Exact ends win over bounds, and of those the ones that are known to have begun at once.
+    Exact ends take precedence over bounds, and among them those known to have begun at once.
     """
     seen = matched.groupby(_KEYS, sort=True)["rank"].nunique().rename("num_seen")
     events = matched.drop_duplicates(subset=EVENT_KEYS).drop(columns="time_s")
@@ -103,13 +102,13 @@ def collective_rows(matched: pd.DataFrame) -> pd.DataFrame:
 def probed_collective_rows(
     probes: pd.DataFrame, live: pd.DataFrame, layout: Parallelism | None, *, is_host: bool
 ) -> pd.DataFrame:
-    """The same of probes, which ran between steps: their repeats stand for steps.
+    """Return ``collective_rows`` of probes, which ran between steps: their repeats count as steps.
 
-    ``live`` are the run's own rows.  A probe runs by itself, so what disturbs a repeat only adds to
-    it: where a control says how far the run's transfers are from that, the least of the repeats is
-    taken, and the rest carried over as for operators.  On a CPU, where threads have to be woken on
-    busy cores whatever is sent, that is the difference, also of kinds without a control of their
-    own; on an accelerator the ratio within a kind, as sure as controls differ (``Controls``).
+    ``live`` are the run's own rows. A probe runs by itself, so that disturbances only add to a
+    repeat: if a control relates the run's transfers to that, the least of the repeats is used, and
+    the correction applied as for operators. On a CPU, where threads have to be woken on busy cores
+    for any transfer, the correction is additive, also for kinds without a control of their own; on
+    an accelerator it is a ratio within a kind, with the deviation of the controls (``Controls``).
     """
     if probes.empty:
         return pd.DataFrame()
@@ -124,22 +123,23 @@ def probed_collective_rows(
     if live.empty or (is_host and pairs.empty):
         return rows
     if not is_host:
-        found = controls_of(pairs.rename(columns={"least_s": "control_s"}), ["kind"])
-        return found.corrected(rows, ["kind"], least_s, rows["time_s"])
+        controls = controls_of(pairs.rename(columns={"least_s": "control_s"}), ["kind"])
+        return controls.corrected(rows, ["kind"], least_s, rows["time_s"])
     more_s = float((pairs["live_s"] - pairs["least_s"]).median())
     ratios = (pairs["live_s"] / pairs["least_s"]).groupby(pairs["kind"]).median()
-    # A difference below zero could take all of a short time: then it is a ratio.
+    # A negative difference could exceed a short time: use a ratio instead.
     overall = rows["kind"].map(ratios).fillna(float(ratios.median()))
     times = least_s * np.minimum(overall, 1.0) + max(more_s, 0.0)
     return rows.assign(time_s=times.to_numpy())
 
 
 _SAME = ["kind", "num_ranks", "num_nodes", "nbytes"]
-"""Of transfers that cost the same, whatever they are for."""
+"""Key of transfers that cost the same, whatever their role."""
 
 
 def _controls(rows: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
-    """Probes of what the run itself transfers: ``least_s``, and ``live_s`` in the window before."""
+    """Return probes of the run's own transfers: ``least_s``, and ``live_s`` in the window
+    before."""
     if live.empty:
         return rows.head(0).assign(live_s=0.0)
     exact = live[~live["is_bound"].astype(bool) & live["window"].isin(rows["window"])]
@@ -148,9 +148,10 @@ def _controls(rows: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
 
 
 def skew_rows(matched: pd.DataFrame) -> pd.DataFrame:
-    """Mean waiting and transfer per step of each rank, by role and collective, in seconds.
+    """Return the mean waiting and transfer per step of each rank, by role and collective, in
+    seconds.
 
-    Together they are how long it stood still.
+    Together they are the time that it stood still.
     """
     keys = ["window", "rank", "role", "collective"]
     matched = matched.sort_values([*keys, "step", "wait_s"], kind="stable")
@@ -168,7 +169,8 @@ def skew_rows(matched: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_ends(events: pd.DataFrame, layout: Parallelism | None) -> pd.DataFrame:
-    """Group size, span and nodes; both ends of a send become one transfer of source and target."""
+    """Add group size, span and nodes; both ends of a send become one transfer of source and
+    target."""
     is_send = events["collective"] == Collective.SEND.value
     is_recv = events["collective"] == Collective.RECV.value
     is_pair = is_send | is_recv
@@ -191,7 +193,7 @@ def _with_ends(events: pd.DataFrame, layout: Parallelism | None) -> pd.DataFrame
 
 
 def _groups(texts: Iterable[str], per_node: int) -> pd.DataFrame:
-    """Ranks, span and nodes of groups by the text of their ranks; nodes are 0 where not known."""
+    """Return ranks, span and nodes of groups by the text of their ranks; nodes are 0 if unknown."""
     rows = {}
     for text in texts:
         ranks = [int(rank) for rank in text.split(",")]
@@ -204,7 +206,8 @@ def _groups(texts: Iterable[str], per_node: int) -> pd.DataFrame:
 def _crosses_stages(
     role: pd.Series, source: pd.Series, target: pd.Series, layout: Parallelism | None
 ) -> pd.Series:
-    """Messages over a group that is for anything, between one stage and the next or the first."""
+    """Return a mask of messages over an unspecific group between one stage and the next or the
+    first."""
     is_open = role.isin(_UNSPECIFIC) & (source >= 0) & (target >= 0)
     if layout is None or layout.pp == 1 or not is_open.any():
         return is_open & False

@@ -200,7 +200,13 @@ _OF_EXPERTS = (
     *("prediction_numel", "prediction_expert_numel"),
 )
 """What depends on how experts are split, and on nothing else of a cell but tp."""
-_FREED = ("dense_working", "dense_again", "expert_working", "expert_again", "expert_scratch")
+_FREED = (
+    "dense_working",
+    "dense_recompute_working",
+    "expert_working",
+    "expert_recompute_working",
+    "expert_scratch",
+)
 """What a variant may do without at the fullest moment, as far as a bound need know, and what hangs
 on how experts are split."""
 _MIDDLE = 2
@@ -262,7 +268,7 @@ class _Least:
         for name in _FREED:
             table[name] = np.zeros(len(self._cells))
         for kind in ("dense", "expert"):
-            table[f"{kind}_kept"] = table["layer_input"]
+            table[f"{kind}_saved"] = table["layer_input"]
         return table
 
     def _fields(self, *keys: NDArray[np.int64 | np.bool_]) -> tuple[dict[str, Floats], Ints]:

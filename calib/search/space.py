@@ -10,7 +10,7 @@ from typing import Any
 
 from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, untaken
 from ..errors import ConfigError
-from ..layers import CORE_ATTENTION, WITHIN_MOE, Again, BlockKind
+from ..layers import CORE_ATTENTION, WITHIN_MOE, BlockKind, RecomputeOption
 from ..workload import (
     Batch,
     Collective,
@@ -258,22 +258,22 @@ def block_kinds(config: RunConfig) -> tuple[BlockKind, ...]:
 _FULL = ("--recompute-method", "--recompute-num-layers")
 
 
-def lightest(recompute_options: Iterable[Again]) -> list[Again]:
+def lightest(recompute_options: Iterable[RecomputeOption]) -> list[RecomputeOption]:
     """Those that no other one is within.
 
     >>> names = (("moe",), ("moe_act", "shared_experts"), ("mlp",), ("mlp", "moe_act"))
-    >>> selective = [Again(recompute=Recompute.SELECTIVE, modules=one) for one in names]
+    >>> selective = [RecomputeOption(recompute=Recompute.SELECTIVE, modules=one) for one in names]
     >>> [one.modules for one in lightest(selective)]
     [('mlp',), ('moe_act', 'shared_experts')]
     """
-    result: list[Again] = []
+    result: list[RecomputeOption] = []
     for recompute in sorted(recompute_options, key=lambda one: one.weight):
         if not any(one.is_within(recompute) for one in result):
             result.append(recompute)
     return result
 
 
-def recomputes(config: RunConfig) -> tuple[Again, ...]:
+def recomputes(config: RunConfig) -> tuple[RecomputeOption, ...]:
     """Everything that the host of a run can compute again, nothing first, then sets of modules by
     their number, then layers.
 
@@ -290,7 +290,11 @@ def recomputes(config: RunConfig) -> tuple[Again, ...]:
     """
     if not takes_options(config):
         # Gradient checkpointing of these is that of whole layers.
-        known = (Again(), Again.own(config), Again(recompute=Recompute.FULL))
+        known = (
+            RecomputeOption(),
+            RecomputeOption.from_config(config),
+            RecomputeOption(recompute=Recompute.FULL),
+        )
         return tuple(dict.fromkeys(known))
     has_whole = not any(option in config.absent for option in _FULL)
     return _all(modules_of(config), min(config.chunk_layers) if has_whole else None)
@@ -298,13 +302,16 @@ def recomputes(config: RunConfig) -> tuple[Again, ...]:
 
 # Thousands of layouts share few of these.
 @cache
-def _all(modules: tuple[str, ...], num_layers: int | None) -> tuple[Again, ...]:
-    options = [Again()]
+def _all(modules: tuple[str, ...], num_layers: int | None) -> tuple[RecomputeOption, ...]:
+    options = [RecomputeOption()]
     for chosen in _sets(modules):
         named = () if chosen == CORE_ATTENTION else chosen
-        options.append(Again(recompute=Recompute.SELECTIVE, modules=named))
+        options.append(RecomputeOption(recompute=Recompute.SELECTIVE, modules=named))
     numbers = () if num_layers is None else (*range(1, num_layers), 0)
-    return (*options, *(Again(recompute=Recompute.FULL, num_layers=one) for one in numbers))
+    return (
+        *options,
+        *(RecomputeOption(recompute=Recompute.FULL, num_layers=one) for one in numbers),
+    )
 
 
 def _sets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..arguments import Keep
-from ..layers import Again
+from ..layers import RecomputeOption
 from ..memory import LayoutMemory
 from ..steps import FittedSteps, same_layout
 from ..workload import RunConfig, Sharding
@@ -52,7 +52,7 @@ class Study:
             tally.add(one.tally)
         return Outcome(
             best=tuple(ranked for one in variants for ranked in one.best()),
-            lacking=tuple(found for one in variants for found in one.lacking()),
+            lacking=tuple(ranked for one in variants for ranked in one.lacking()),
             tally=tally,
         )
 
@@ -75,41 +75,41 @@ class Study:
         )
         return Outcome(best=best, tally=Tally())
 
-    def _fit(self, requests: Sequence[tuple[_StateGroup, tuple[Again, ...]]]) -> None:
+    def _fit(self, requests: Sequence[tuple[_StateGroup, tuple[RecomputeOption, ...]]]) -> None:
         """Whether ways to keep states fit with what is computed again."""
         allocated, overhead = self.memory.recomputed_nbytes(
             [(group.config, agains) for group, agains in requests]
         )
         holds = iter(self.budget.holds(allocated, overhead).tolist())
         needed = iter((allocated + overhead).tolist())
-        for kept, agains in requests:
+        for group, agains in requests:
             for recompute in agains:
-                kept.fits[recompute], kept.needs[recompute] = next(holds), next(needed)
+                group.fits[recompute], group.needs[recompute] = next(holds), next(needed)
 
     def _hopeful(
-        self, requests: Sequence[tuple[_StateGroup, tuple[Again, ...]]]
-    ) -> list[tuple[_StateGroup, tuple[Again, ...]]]:
+        self, requests: Sequence[tuple[_StateGroup, tuple[RecomputeOption, ...]]]
+    ) -> list[tuple[_StateGroup, tuple[RecomputeOption, ...]]]:
         """What is left to ask where what is least of all does not fit: how far it is from that."""
         if not requests:
             return []
         modules = frozenset(name for recompute in requests[0][1] for name in recompute.parts)
         least = self.memory.least_nbytes([group.config for group, _ in requests], modules)
         promising = []
-        for (kept, recompute_options), fits in zip(
+        for (group, recompute_options), fits in zip(
             requests, self.budget.holds(*least).tolist(), strict=True
         ):
             if fits:
-                promising.append((kept, recompute_options))
+                promising.append((group, recompute_options))
             else:
-                kept.fits |= dict.fromkeys(recompute_options, False)
-                promising.append((kept, recompute_options[-1:]))
+                group.fits |= dict.fromkeys(recompute_options, False)
+                promising.append((group, recompute_options[-1:]))
         return promising
 
-    def _bound(self, pairs: Sequence[tuple[_Variants, Again]]) -> None:
+    def _bound(self, pairs: Sequence[tuple[_Variants, RecomputeOption]]) -> None:
         """The least time of cells with what is computed again, however their states are kept."""
         least_s = self.steps.least_times([recompute.of(one.layout) for one, recompute in pairs])
-        for (one, again), bound_s in zip(pairs, least_s.tolist(), strict=True):
-            one.least_s[again] = bound_s
+        for (one, recompute), bound_s in zip(pairs, least_s.tolist(), strict=True):
+            one.least_s[recompute] = bound_s
 
     def _time(self, batches: Sequence[Sequence[_Variant]]) -> None:
         """Exact medians of all, at once."""
@@ -126,8 +126,8 @@ class _StateGroup:
     """Ways to keep states that take the same memory."""
 
     config: RunConfig
-    fits: dict[Again, bool] = field(default_factory=dict)
-    needs: dict[Again, float] = field(default_factory=dict)
+    fits: dict[RecomputeOption, bool] = field(default_factory=dict)
+    needs: dict[RecomputeOption, float] = field(default_factory=dict)
     """Bytes of those that were looked at."""
 
 
@@ -138,7 +138,7 @@ class _State:
     config: RunConfig
     order: int
     group: _StateGroup
-    light: list[Again] = field(default_factory=list)
+    light: list[RecomputeOption] = field(default_factory=list)
     """What may be computed again: the lightest that fit."""
 
 
@@ -155,7 +155,7 @@ class _Variants:
     def __init__(self, study: Study, place: int) -> None:
         self._study, self._place, self._keep = study, place, study.keep
         self.tally = Tally()
-        self.least_s: dict[Again, float] = {}
+        self.least_s: dict[RecomputeOption, float] = {}
         self.layout = study.cells.layout(place)
         self._recompute_options = recomputes(self.layout)
         self._timed: list[_Variant] = []
@@ -173,11 +173,11 @@ class _Variants:
             result.append(_State(config=config, order=number, group=group))
         return result
 
-    def lightest(self) -> list[tuple[_StateGroup, tuple[Again, ...]]]:
+    def lightest(self) -> list[tuple[_StateGroup, tuple[RecomputeOption, ...]]]:
         """What has to be known of memory first."""
         return [(group, self._recompute_options[:1]) for group in self._open]
 
-    def heavier(self) -> list[tuple[_StateGroup, tuple[Again, ...]]]:
+    def heavier(self) -> list[tuple[_StateGroup, tuple[RecomputeOption, ...]]]:
         """What has to be known beyond: where the lightest does not fit, or may not be taken."""
         lightest = self._recompute_options[0]
         return [
@@ -186,13 +186,13 @@ class _Variants:
             if not (group.fits[lightest] and self._is_requested(group, lightest))
         ]
 
-    def passes(self) -> list[tuple[_Variants, Again]]:
+    def passes(self) -> list[tuple[_Variants, RecomputeOption]]:
         """The lightest that fit with any states.  What computes more again of the same kind takes
         at least as long."""
         for state in self._states:
             known = state.group.fits
             fitting = [recompute for recompute, fits in known.items() if fits]
-            allowed = [again for again in fitting if self._is_requested(state, again)]
+            allowed = [recompute for recompute in fitting if self._is_requested(state, recompute)]
             state.light = lightest(allowed)
             self.tally.over_memory += len(known) - len(fitting)
             self.tally.not_asked += len(fitting) - len(allowed)
@@ -200,8 +200,8 @@ class _Variants:
                 len(self._recompute_options) - len(known) + len(allowed) - len(state.light)
             )
             self.tally.dominated += num_dominated
-        candidates = dict.fromkeys(again for state in self._states for again in state.light)
-        return [(self, again) for again in candidates]
+        candidates = dict.fromkeys(recompute for state in self._states for recompute in state.light)
+        return [(self, recompute) for recompute in candidates]
 
     def likeliest(self, limit_s: float) -> list[_Variant]:
         """Of each way to keep states the variant of the least bound, where that is below the
@@ -225,13 +225,13 @@ class _Variants:
             below_s = row_s.get(state.config.parallelism.sharded, limit_s)
             able = [recompute for recompute in state.light if self.least_s[recompute] < below_s]
             self.tally.bounded += len(state.light) - len(able)
-            chosen += [self._variant(state, again) for again in able]
+            chosen += [self._variant(state, recompute) for recompute in able]
         return chosen
 
-    def _is_requested(self, one: _State | _StateGroup, recompute: Again) -> bool:
+    def _is_requested(self, one: _State | _StateGroup, recompute: RecomputeOption) -> bool:
         return not self._keep.axes or self._keep.allows(recompute.of(one.config))
 
-    def _variant(self, state: _State, recompute: Again) -> _Variant:
+    def _variant(self, state: _State, recompute: RecomputeOption) -> _Variant:
         order = state.order + 1000 * self._recompute_options.index(recompute)
         variant = _Variant(config=recompute.of(state.config), order=order)
         self._timed.append(variant)
@@ -252,12 +252,12 @@ class _Variants:
         if any(fits for group in self._open for fits in group.fits.values()):
             return []
         needs = [
-            (nbytes, kept, recompute)
-            for kept in self._open
-            for recompute, nbytes in kept.needs.items()
+            (nbytes, group, recompute)
+            for group in self._open
+            for recompute, nbytes in group.needs.items()
         ]
-        for nbytes, kept, again in sorted(needs, key=lambda one: one[0]):
-            config = again.of(kept.config)
+        for nbytes, group, recompute in sorted(needs, key=lambda one: one[0]):
+            config = recompute.of(group.config)
             if self._keep.allows(config):
                 return [Lacking(config=config, needed_nbytes=nbytes)]
         return []

@@ -1,4 +1,4 @@
-"""The step model: the one answer to how long a step takes, in any layout.
+"""The step model, the only source of step times, in any layout.
 
 In: base times (calibration, tables or priors) and known steps. Out: ``FittedSteps``, which
 estimates any layout with its interval.
@@ -11,10 +11,10 @@ from ...faces import lazy_getattr
 if TYPE_CHECKING:
     from .base_times import BaseTimes, prior_times
     from .estimate import Contribution, StepEstimate, StepTerms, error_ratio, paired_sigma_log
-    from .known import (
+    from .known_steps import (
         MEASURED_SIGMA_LOG,
         KnownStep,
-        alike,
+        degree_correlations,
         degrees_of,
         degrees_of_columns,
         same_layout,

@@ -1,9 +1,9 @@
-"""What each operator and collective takes before any step was measured: tables, else priors.
+"""Base times of operators and collectives before any step was measured: tables, else priors.
 
-What a modern stack pays for operators that no table times follows from the bytes that fused kernels
-move, counted from what each kernel reads and writes.  Rate and fixed cost of a kernel are those
-that SimuMax publishes with its system tables (v1.2, ``configs/system``): two thirds of the data
-sheet on B200, and 30 us (B200) to 40 us (A100) a kernel.  No constant was fitted here.
+On a stack with fused kernels, operators that no table times are priced by the bytes that each
+kernel reads and writes. Rate and fixed cost of a kernel are those that SimuMax publishes with its
+system tables (v1.2, ``configs/system``): two thirds of the data sheet on B200, and 30 us (B200) to
+40 us (A100) a kernel. No constant was fitted here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .operator_tables import OperatorTables
 
 _FASTEST_S = 1e-7
-"""Keeps logarithms finite; no kernel is as short."""
-# B200's, for all devices.
+"""Keeps logarithms finite; no kernel is this short."""
+# The values for B200, used for all devices.
 _KERNEL_S = 30e-6
 _RATE_FRAC = 0.666
 _FP32_NBYTES = 4
@@ -38,46 +38,47 @@ Kernels = tuple[int, int]
 _COUNTED: dict[OperatorKind, tuple[Passes, Kernels]] = {
     # Read the input, write the output; backward reads input and gradient, writes a gradient.
     OperatorKind.NORM: ((2.0, 3.0), (1, 1)),
-    # Queries, keys and values become tensors of their own, then queries and keys are rotated.
+    # Queries, keys and values are copied to separate tensors, then queries and keys are rotated.
     OperatorKind.POSITION: ((4.0, 4.0), (2, 2)),
     # Two sums of a branch and the stream; backward two sums of their gradients.
     OperatorKind.RESIDUAL: ((6.0, 6.0), (2, 2)),
-    # 40 bytes for each two-byte logit: an fp32 copy, its largest value, exponentials and their
-    # sum; backward the gradient and its two-byte copy.
+    # 40 bytes per two-byte logit: an fp32 copy, its maximum, exponentials and their sum; backward
+    # the gradient and its two-byte copy.
     OperatorKind.LOSS: ((13.0, 7.0), (4, 2)),
 }
-_OWN = frozenset({OperatorKind.EMBEDDING, OperatorKind.ACTIVATION, OperatorKind.PERMUTE})
+_FORMULA_KINDS = frozenset({OperatorKind.EMBEDDING, OperatorKind.ACTIVATION, OperatorKind.PERMUTE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Under which operators and transfers were timed, and what is known of a step model by that."""
+    """Conditions under which operators and transfers were timed, and what they imply for a step
+    model."""
 
     is_attention_fused: bool
-    """Attention is one kernel, as is most else of the stack."""
+    """Attention is one kernel, and most other operators are fused too."""
     bytes_per_s: float
     """Rate of the device's memory."""
     is_in_situ: bool = False
-    """Sampled in training itself, launches and neighbours included, so that constants of the
-    machine move only what was not sampled; tables time each operator alone."""
+    """Sampled in training itself, including launches and neighbouring work, so that the machine's
+    constants mainly affect items that were not sampled; tables time each operator alone."""
     launched_frac: float = 1.0
-    """Share of the host's launches that no time of an operator holds, 0 to 1."""
+    """Share of the host's launches that is not part of any operator's time, 0 to 1."""
     fp8: Fp8Recipe = Fp8Recipe.NONE
     """The recipe under which products were timed."""
     has_norms_inside: bool = False
-    """Products were timed with the norms that run inside them."""
+    """Products were timed together with the norms that run inside them."""
     weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
-    """What a traced step told of linears' backward phases."""
+    """Share of the weight gradient in linears' backward phases, from a traced step."""
     log_centers: Mapping[str, float] = field(default_factory=dict)
-    """Logs of the constants of a step model, by name, that these times know better than its priors
-    do."""
+    """Log centres of the step model's constants, by name, for which these times are better than the
+    priors."""
     log_sigmas: Mapping[str, float] = field(default_factory=dict)
     """Deviations of such constants, by name, that differ from the priors'."""
     network: NetworkPrior | None = None
-    """The links that transfers were priced on, as far as they are known."""
+    """The links that transfers were priced on, as far as known."""
     generic_attention: tuple[float, float] = (0.0, 0.0)
-    """Log ratio of fused attention in 16 bits in a kernel that is not made for the device to these
-    times, and its deviation where nobody states the kernel."""
+    """Log ratio of 16-bit fused attention in a kernel not made for the device to these times, and
+    its deviation if the kernel is not stated."""
     has_tf32: bool = False
     """Products in fp32 were not timed on this machine and may run in TF32."""
 
@@ -87,20 +88,20 @@ class BaseTimes(Protocol):
 
     @property
     def conditions(self) -> Conditions:
-        """What they were timed under."""
+        """Conditions under which they were timed."""
         ...
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
-        """Whether operators of a kind were timed under that very name."""
+        """Return True if operators of a kind were timed under that very name."""
         ...
 
     def estimates(self, items: Sequence[Item]) -> Estimates:
-        """Medians with deviation and provenance, one for each item.
+        """Return medians with deviation and provenance, one for each item.
 
-        Where no host was measured, what it does in a step counts as 1 and in a pass as 0.5: the
-        share of the constant.
+        If the host was not measured, its work in a step counts as 1 and in a pass as 0.5: shares of
+        the constant.
 
-        A deviation is of what is not among the constants of a step model.
+        Deviations exclude the errors that the constants of a step model represent.
         """
         ...
 
@@ -113,14 +114,15 @@ class FittedTimes:
     transfers: CollectiveModel
     conditions: Conditions
     has_fused_kernels: bool = False
-    """What no table has moves the bytes of fused kernels; otherwise those of the device's prior."""
+    """Operators without a table are priced by the bytes of fused kernels; otherwise by the device's
+    prior."""
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
-        """Whether any table times it."""
+        """Return True if any table times the operator."""
         return self.operators.has(kind, phase)
 
     def estimates(self, items: Sequence[Item]) -> Estimates:
-        """See ``BaseTimes``; errors of tables and priors are the constants' to hold."""
+        """See ``BaseTimes``; errors of tables and priors are represented by the constants."""
         return Estimates(
             time_s=self.times_s(items),
             sigma_log=np.zeros(len(items)),
@@ -136,7 +138,8 @@ class FittedTimes:
         return Source.FITTED if is_known else Source.PRIOR
 
     def times_s(self, items: Sequence[Item]) -> Floats:
-        """Median seconds of each item, shape (items,); shares of a constant for the host."""
+        """Return the median seconds of each item, shape (items,); shares of a constant for the
+        host."""
         out = np.array(
             [_HOST.get(item.kind, 0.0) if isinstance(item, Operator) else 0.0 for item in items]
         )
@@ -158,12 +161,13 @@ class FittedTimes:
         return np.maximum(out, _FASTEST_S)
 
     def _decomposed(self, operator: Operator) -> Iterable[Operator]:
-        """The operators of the tables that one of a layout consists of."""
+        """Yield the operators of the tables that an operator of a layout consists of."""
         for part in decomposed(operator, is_fused=self.conditions.is_attention_fused):
             yield from self._known(part)
 
     def _known(self, operator: Operator) -> Iterable[Operator]:
-        """As the tables have it: by role or as any product, backward in one or in two."""
+        """Return an operator as the tables have it: by role or as any product, its backward whole
+        or as two gradients."""
         kinds = [operator.kind]
         if operator.kind.is_linear and operator.kind is not OperatorKind.LINEAR:
             kinds.append(OperatorKind.LINEAR)
@@ -171,9 +175,11 @@ class FittedTimes:
             phases: list[tuple[Phase, ...]] = [(operator.phase,)]
             if operator.phase is Phase.BACKWARD:
                 phases.append((Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
-            for found in phases:
-                if all(self.operators.has(kind, phase) for phase in found):
-                    parts = tuple(replace(operator, kind=kind, phase=phase) for phase in found)
+            for phase_parts in phases:
+                if all(self.operators.has(kind, phase) for phase in phase_parts):
+                    parts = tuple(
+                        replace(operator, kind=kind, phase=phase) for phase in phase_parts
+                    )
                     # Tables time one addition; a layer has two.
                     return parts * (2 if kind is OperatorKind.RESIDUAL else 1)
         return (operator,)
@@ -204,7 +210,8 @@ def prior_times(
     network: NetworkPrior | None = None,
     without: tuple[str, ...] = (),
 ) -> FittedTimes:
-    """Times by public tables and data sheets of a device, and by tables of transfers as they are.
+    """Build times from a device's public tables and data sheets, and from the given tables of
+    transfers.
 
     Priors leave out the public tables that ``without`` names.
     """
@@ -217,7 +224,7 @@ def prior_times(
     transfers = transfer_tables(collectives, device=device, network=network)
     known = _alone(operators, is_attention_fused, without)
     products = rates_prior(device, OperatorKind.LINEAR, Phase.FORWARD, 2, without=without)
-    # A generation without a table is as open as another source of its products would be.
+    # A generation without a table is as uncertain as another source of its products.
     is_far = products is not None and products.steps > 0
     far = {"compute": products.flop_sigma_log} if products is not None and is_far else {}
     return FittedTimes(
@@ -225,7 +232,7 @@ def prior_times(
         transfers=transfers,
         conditions=replace(
             known,
-            network=transfers.carrying,
+            network=transfers.fitted_prior,
             log_sigmas=known.log_sigmas or far,
             has_tf32=generation(operators.machine.prior.name).has_tf32,
         ),
@@ -235,8 +242,8 @@ def prior_times(
 _FLASH_2_FRAC = 0.35
 _AFTER_FLASH_2 = frozenset({"hopper", "blackwell"})
 """FlashAttention-2, which PyTorch and most libraries run in 16 bits, reaches 35 % of an H100's peak
-(Shah et al. 2024, "FlashAttention-3", abstract); what public tables time on these devices is made
-for them."""
+(Shah et al. 2024, "FlashAttention-3", abstract); the kernels that public tables time on these
+devices are made for them."""
 
 
 def table_times(
@@ -249,10 +256,10 @@ def table_times(
     is_flagged_used: bool = False,
     without: tuple[str, ...] = (),
 ) -> FittedTimes:
-    """What canonical tables of operators and collectives say of a device.
+    """Build times of a device from canonical tables of operators and collectives.
 
-    What they lack is the prior of the device, and on a stack with fused attention the bytes of
-    fused kernels over the bandwidth of the memory.
+    Items without a table use the device's prior, or with fused attention the bytes of fused kernels
+    over the memory bandwidth.
     """
     from .operator_tables import operator_tables, transfer_tables
 
@@ -261,7 +268,7 @@ def table_times(
         **(_OPERATOR_SIGMAS if operators else {}),
         **(_TRANSFER_SIGMAS if collectives else {}),
     }
-    found = _alone(tables, is_attention_fused, without)
+    known = _alone(tables, is_attention_fused, without)
     transfers = transfer_tables(
         collectives, device=device, network=network, is_flagged_used=is_flagged_used
     )
@@ -269,10 +276,10 @@ def table_times(
         operators=tables,
         transfers=transfers,
         conditions=replace(
-            found,
-            network=transfers.carrying,
-            log_centers={**found.log_centers, **(_MEASURED_TRANSFERS if collectives else {})},
-            log_sigmas=found.log_sigmas or sigmas,
+            known,
+            network=transfers.fitted_prior,
+            log_centers={**known.log_centers, **(_MEASURED_TRANSFERS if collectives else {})},
+            log_sigmas=known.log_sigmas or sigmas,
         ),
         has_fused_kernels=is_attention_fused,
     )
@@ -281,8 +288,8 @@ def table_times(
 def _alone(
     operators: OperatorTables, is_attention_fused: bool, without: tuple[str, ...]
 ) -> Conditions:
-    """Those of operators timed one by one; the device's prior says how open all work is where
-    nobody knows the device and no table times it."""
+    """Return the conditions of operators timed one by one; the device's prior gives the deviation
+    of all work if the device is unknown and no table times it."""
     prior = operators.machine.prior
     is_unknown = prior.name == UNKNOWN_DEVICE and not operators.names
     return Conditions(
@@ -295,14 +302,15 @@ def _alone(
 
 
 def _misaligned(device: str) -> Mapping[str, float]:
-    """The centre of what rows cost that are no multiple of 16 bytes, where they cannot run in the
-    newest instructions."""
+    """Return the centre of the misalignment cost, for devices whose newest instructions need rows
+    of a multiple of 16 bytes."""
     is_new = generation(device).name in _AFTER_FLASH_2
     return {MISALIGNED: MISALIGNED_LOG - math.log(_MMA_FRAC)} if is_new else {}
 
 
 def _generic_attention(device: str, without: tuple[str, ...]) -> tuple[float, float]:
-    """See ``Conditions``: as far off as another source of the rates would be."""
+    """Return ``Conditions.generic_attention``, with the deviation of another source of the
+    rates."""
     attention = rates_prior(device, OperatorKind.FLASH_ATTENTION, Phase.FORWARD, 2, without=without)
     if attention is None or generation(device).name not in _AFTER_FLASH_2:
         return 0.0, 0.0
@@ -311,28 +319,29 @@ def _generic_attention(device: str, without: tuple[str, ...]) -> tuple[float, fl
 
 MISALIGNED = "misaligned"
 MISALIGNED_LOG = 0.5
-"""Log of how much longer a product of odd rows takes.  It was chosen; that nanoGPT's step gained a
-quarter on A100 by padding 50,257 tokens to 50,304 agrees, at a head of a third of the step."""
+"""Log factor on the time of a product with odd rows. It was chosen by judgement, and agrees with
+nanoGPT's step, which gained a quarter on A100 by padding 50,257 tokens to 50,304, at a head of a
+third of the step."""
 _MMA_FRAC = 0.629
 """Share of the peak that Hopper's older instructions reach (Luo et al. 2024, arXiv:2402.13499);
-those for groups of warps want operands at multiples of 16 bytes (NVIDIA's guide of cuBLASDx)."""
+warp-group instructions require operands at multiples of 16 bytes (NVIDIA's guide of cuBLASDx)."""
 _MEASURED_TRANSFERS: Mapping[str, float] = dict.fromkeys(("tp", "dp", "pp", "network"), 0.0)
-"""Collectives of the cluster itself need no allowance for what data sheets promise."""
+"""Centres for the cluster's own collectives, which need no correction of data sheets."""
 _TRANSFER_SIGMAS: Mapping[str, float] = {"tp": 0.1, "dp": 0.1, "pp": 0.3, "network": 0.1}
-"""What is left open once the cluster's own collectives are known; messages between stages are in no
-table, so three times as much."""
+"""Remaining deviations once the cluster's own collectives are known; messages between stages are in
+no table, so three times as much."""
 _OPERATOR_SIGMAS: Mapping[str, float] = {
     "compute": 0.055,
     "backward": 0.04,
     "attention": 0.1,
     "head": 0.1,
 }
-"""Half of what priors leave open: what is left is how an operator alone differs from one between
-others."""
+"""Half of the priors' deviations: the rest is the difference between an operator timed alone and
+one among others."""
 
 
 def decomposed(operator: Operator, *, is_fused: bool) -> Iterable[Operator]:
-    """The operators of public tables that one of a layout consists of.
+    """Return the operators of public tables that an operator of a layout consists of.
 
     Recomputation is a forward pass; attention is one fused kernel, or two batched products with a
     softmax between them.
@@ -355,23 +364,24 @@ def decomposed(operator: Operator, *, is_fused: bool) -> Iterable[Operator]:
 
 
 _HOST = {OperatorKind.HOST_MICROBATCH: 0.5, OperatorKind.HOST_STEP: 1.0}
-"""A pass has half of a micro-batch's host time, forward or backward."""
+"""Share of the host's constant; a pass, forward or backward, takes half of a micro-batch's host
+time."""
 
 
 def is_law(kind: OperatorKind) -> bool:
-    """Whether the bytes of an operator are known here."""
-    return kind in _COUNTED or kind in _OWN
+    """Return True if the bytes of an operator are counted here."""
+    return kind in _COUNTED or kind in _FORMULA_KINDS
 
 
 def law_time_s(operator: Operator, prior: DevicePrior) -> float:
-    """Seconds of one operator on a device."""
+    """Return the seconds of one operator on a device."""
     rate = _RATE_FRAC * prior.peaks_for(operator.element_nbytes).bytes_per_s
     _, kernels = _COUNTED.get(operator.kind, ((), (1, 1)))
     return kernels[operator.phase is Phase.BACKWARD] * _KERNEL_S + fused_nbytes(operator) / rate
 
 
 def fused_nbytes(operator: Operator) -> float:
-    """Bytes read and written by one operator.
+    """Return the bytes read and written by one operator.
 
     >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(8, 4), element_nbytes=2)
     >>> fused_nbytes(norm)
@@ -382,7 +392,7 @@ def fused_nbytes(operator: Operator) -> float:
     match operator.kind:
         case OperatorKind.EMBEDDING:
             tokens, hidden, vocab = shape
-            # Backward writes a dense gradient and adds that into the fp32 buffer.
+            # The backward writes a dense gradient and adds it into the fp32 buffer.
             table = (2.0 * width + 2 * _FP32_NBYTES) * vocab * hidden
             return 2.0 * tokens * hidden * width + (table if is_backward else 0.0)
         case OperatorKind.ACTIVATION:

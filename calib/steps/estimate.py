@@ -1,4 +1,5 @@
-"""The step of a layout: its time with an interval, where the time goes, and what it rests on."""
+"""The step of a layout: its time with an interval, its breakdown, and the provenance of each
+part."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from ..workload import (
     Phase,
     RunConfig,
 )
-from .known import same_layout, similarity
+from .known_steps import same_layout, similarity
 from .slices import Place, Slice
 
 _ROUNDING = 1e-12
-"""Relative; sums in another order differ by this at most."""
+"""Relative tolerance for sums in a different order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate(Encoded):
-    """Median step time, its 90 % interval, and the parts of the critical stage."""
+    """Median step time, its 90 % interval, and the breakdown of the critical stage."""
 
     JSON: ClassVar[str] = "time_s low_s high_s critical_stage parts_s source_frac"
 
@@ -50,47 +51,50 @@ class StepEstimate(Encoded):
     low_s: float
     high_s: float
     sigma_log: float
-    """A 90 % interval is ``Z_90`` of it to either side, in logs."""
+    """Deviation of log step time: a 90 % interval is ``Z_90`` times it to either side, in logs."""
     error_log: Mapping[str, float]
-    """Change of log step time when one thing that is not known is off by one deviation; the same
-    name is the same thing in every estimate of one model."""
-    own_sigma_log: float
-    """Deviation of this layout alone."""
+    """Change of log step time when one unknown is off by one deviation; the same name is the same
+    unknown in every estimate of one model."""
+    unshared_sigma_log: float
+    """Deviation specific to this layout."""
     critical_stage: int
     parts_s: Mapping[Part, float]
     """Seconds of the critical stage; they add up to ``time_s``."""
     contributions: tuple[Contribution, ...]
     source_frac: Mapping[Source, float]
-    """Share of the work of the critical stage by where its time comes from."""
+    """Share of the critical stage's work by provenance."""
     spans: tuple[Span, ...] = ()
-    """For a trace, of one layout that was asked for alone; the last ends after ``time_s``."""
+    """Spans for a trace, if a single layout was requested; the last ends after ``time_s``."""
     slices: Mapping[Place, tuple[Slice, ...]] = field(default_factory=dict, repr=False)
-    """What the spans are made of, by place; empty where there are no spans."""
+    """Slices of the spans, by place; empty if there are no spans."""
 
     def drawn(self, spans: Iterable[Span], slices: Mapping[Place, Iterable[Slice]]) -> StepEstimate:
-        """With spans, and what they are made of, whose time is scaled to that of the step."""
-        held = tuple(spans)
-        factor = self.time_s / max(span.end_s for span in held)
+        """Return the estimate with spans and their slices, scaled to its step time."""
+        drawn_spans = tuple(spans)
+        factor = self.time_s / max(span.end_s for span in drawn_spans)
         return replace(
             self,
-            spans=tuple(span.scaled(factor) for span in held),
-            slices={at: tuple(one.scaled(factor) for one in own) for at, own in slices.items()},
+            spans=tuple(span.scaled(factor) for span in drawn_spans),
+            slices={
+                at: tuple(one.scaled(factor) for one in place_slices)
+                for at, place_slices in slices.items()
+            },
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTerms:
-    """The step of a layout as a sum: one answer with its ``StepEstimate``."""
+    """The step of a layout as a sum of terms, consistent with its ``StepEstimate``."""
 
     estimate: StepEstimate
     terms_s: Mapping[Term, float]
     """Seconds of the critical stage; they add up to the step."""
     error_s: Mapping[Term, Mapping[str, float]]
-    """Change of each when one thing that is not known is off by one deviation, by the names of the
-    estimate's ``error_log``; over all terms they add up to its change of the step.  What this
-    layout has alone, ``own_sigma_log``, is of ``UNEXPLAINED`` and not among them."""
+    """Change of each term when one unknown is off by one deviation, by the names of the estimate's
+    ``error_log``; over all terms they add up to its change of the step. The layout's own
+    ``unshared_sigma_log`` belongs to ``UNEXPLAINED`` and is not among them."""
     source_frac: Mapping[Term, Mapping[Source, float]]
-    """Shares of each term by where its time comes from."""
+    """Shares of each term by provenance."""
 
 
 def step_terms(
@@ -101,80 +105,84 @@ def step_terms(
     is_measured: bool,
     is_fitted: bool,
 ) -> StepTerms:
-    """The terms with what is beside them: all that the step has more, or less, than they say.
+    """Complete the terms with ``UNEXPLAINED``: the step time minus their sum, which may be
+    negative.
 
-    ``is_measured``: the step itself was; ``is_fitted``: any step.
+    ``is_measured``: this step was measured; ``is_fitted``: the model was fitted to at least one
+    step.
     """
     errors: dict[str, float] = {n: estimate.time_s * e for n, e in estimate.error_log.items()}
-    for own in error_s.values():
-        for name, error in own.items():
+    for term_error_s in error_s.values():
+        for name, error in term_error_s.items():
             errors[name] = errors.get(name, 0.0) - error
-    beside_s = estimate.time_s - sum(terms_s.values())
-    if abs(beside_s) < _ROUNDING * estimate.time_s:
-        beside_s = 0.0
+    unexplained_s = estimate.time_s - sum(terms_s.values())
+    if abs(unexplained_s) < _ROUNDING * estimate.time_s:
+        unexplained_s = 0.0
     sources = _term_sources(estimate)
-    told = Source.FITTED if is_fitted else Source.PRIOR
-    sources[Term.NODES] = {told: 1.0}
-    sources[Term.UNEXPLAINED] = {Source.MEASURED if is_measured else told: 1.0}
+    model_source = Source.FITTED if is_fitted else Source.PRIOR
+    sources[Term.NODES] = {model_source: 1.0}
+    sources[Term.UNEXPLAINED] = {Source.MEASURED if is_measured else model_source: 1.0}
     return StepTerms(
         estimate=estimate,
-        terms_s={**terms_s, Term.UNEXPLAINED: beside_s},
+        terms_s={**terms_s, Term.UNEXPLAINED: unexplained_s},
         error_s={**error_s, Term.UNEXPLAINED: errors},
         source_frac={term: sources.get(term, {}) for term in Term},
     )
 
 
 def _term_sources(estimate: StepEstimate) -> dict[Term, dict[Source, float]]:
-    """By term; a stage waits for passes, so the bubble rests on what they rest on."""
+    """Return shares by term; a stage waits for passes, so the bubble has their provenance."""
     parts: dict[Term, list[Contribution]] = {}
-    for found in estimate.contributions:
-        role = found.name.partition(":")[2]
+    for contribution in estimate.contributions:
+        role = contribution.name.partition(":")[2]
         if role:
             term = term_of_role(GroupRole(role))
         else:
-            term = term_of(OperatorKind(found.name), Phase(found.phase))
-        parts.setdefault(term, []).append(found)
-        if found.phase != Phase.STEP.value and term is not Term.DP:
-            parts.setdefault(Term.BUBBLE, []).append(found)
+            term = term_of(OperatorKind(contribution.name), Phase(contribution.phase))
+        parts.setdefault(term, []).append(contribution)
+        if contribution.phase != Phase.STEP.value and term is not Term.DP:
+            parts.setdefault(Term.BUBBLE, []).append(contribution)
     parts[Term.LAUNCHES] = parts.get(Term.HOST, [])
-    return {term: _shares(found) for term, found in parts.items()}
+    return {term: _shares(contribution) for term, contribution in parts.items()}
 
 
 def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
-    """Standard deviation of the log ratio of two steps of one model; 0 for the same layout.
+    """Return the standard deviation of the log ratio of two steps of one model; 0 for the same
+    layout.
 
-    An error that lengthens both alike cancels: errors of one name are subtracted before they are
-    squared, and what the constants leave is shared as far as the layouts are alike.
+    An error that lengthens both equally cancels: errors of one name are subtracted before they are
+    squared, and the residuals from the constants are correlated by the similarity of the layouts.
     """
     if same_layout(one.config) == same_layout(other.config):
         return 0.0
     squares = sum(log**2 for log in error_ratio(one, other).values())
-    ours, theirs = one.own_sigma_log, other.own_sigma_log
+    ours, theirs = one.unshared_sigma_log, other.unshared_sigma_log
     alike = float(similarity([one.config], [other.config])[0, 0])
     return math.sqrt(squares + ours**2 + theirs**2 - 2 * alike * ours * theirs)
 
 
 def error_ratio(one: StepEstimate, other: StepEstimate) -> dict[str, float]:
-    """Change of the log ratio of two steps by what is not known."""
+    """Return the change of the log ratio of two steps, by unknown."""
     names = {*one.error_log, *other.error_log}
     return {n: one.error_log.get(n, 0.0) - other.error_log.get(n, 0.0) for n in sorted(names)}
 
 
 def step_estimate(
     config: RunConfig,
-    found: GroupTimes,
+    group_times: GroupTimes,
     row: int,
     *,
     items_s: Mapping[Item, float],
     sources: Mapping[Item, Source],
     scale: float,
     error_log: Mapping[str, float],
-    own_sigma_log: float,
+    unshared_sigma_log: float,
 ) -> StepEstimate:
-    """The estimate of one layout of a group; ``scale`` is what is known of this layout alone."""
-    time_s = scale * float(found.total_s[row, 0])
-    sigma = math.sqrt(sum(log**2 for log in error_log.values()) + own_sigma_log**2)
-    critical = found.critical_stage(row)
+    """Build the estimate of one layout of a group; ``scale`` is the factor specific to this
+    layout."""
+    time_s = scale * float(group_times.total_s[row, 0])
+    sigma = math.sqrt(sum(log**2 for log in error_log.values()) + unshared_sigma_log**2)
+    critical = group_times.critical_stage(row)
     contributions = _contributions(config, critical, items_s, sources)
     return StepEstimate(
         config=config,
@@ -183,9 +191,9 @@ def step_estimate(
         high_s=time_s * math.exp(Z_90 * sigma),
         sigma_log=sigma,
         error_log=error_log,
-        own_sigma_log=own_sigma_log,
+        unshared_sigma_log=unshared_sigma_log,
         critical_stage=critical,
-        parts_s={part: scale * value for part, value in found.parts_s(row).items()},
+        parts_s={part: scale * value for part, value in group_times.parts_s(row).items()},
         contributions=contributions,
         source_frac=_shares(contributions),
     )
@@ -217,7 +225,7 @@ def _contributions(
 
 
 def _as_send(item: Item) -> Item:
-    """The other end of a message, which is the one that is timed."""
+    """Return the sending end of a message, which is the one that is timed."""
     is_call = isinstance(item, CollectiveCall)
     return replace(item, collective=Collective.SEND) if is_call else item
 

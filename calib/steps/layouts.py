@@ -1,4 +1,4 @@
-"""Step times of layouts as a function of the constants and of what each cell of layers adds."""
+"""Step times of layouts as a function of the constants and of the effects on layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fit import Source
-from ..layers import BlockKind, again_frac, launched_frac, replayed_frac
+from ..layers import BlockKind, launched_frac, recomputed_launch_frac, replayed_frac
 from ..timeline import (
     BlockTimes,
     Compiled,
@@ -45,35 +45,36 @@ from .scales import (
 )
 
 _SHARPNESS = 8.0
-"""Power of the smooth maximum of launches and work; chosen on public step times, as ``_CALL_S``."""
+"""Power of the smooth maximum of launches and work; chosen on public step times, like
+``_CALL_S``."""
 _RUN = partial(simulate_long, start=4, period=4)
-"""Pipelines longer than eight groups of micro-batches continue at their pace."""
+"""Pipelines longer than eight groups of micro-batches are extrapolated at their pace."""
 _LEAST_S = 1e-12
-"""Keeps shares finite; no pass is as short."""
+"""Keeps shares finite; no pass is this short."""
 _CALL_S = 40e-6
-"""What the host takes to launch one collective."""
+"""Host time to launch one collective."""
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
 _TABLED_FRAC = 0.5
-"""The same for operators that tables of the device time alone."""
+"""Share of the effects that remains for operators that device tables time alone."""
 Simulate = Callable[[Sequence[Run]], list[Simulation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TermSlopes:
-    """The terms of one layout's step."""
+    """The terms of one layout's step, with their derivatives."""
 
     terms: tuple[Term, ...]
     time_s: Floats
     """Shape (terms,)."""
     slopes_s: Floats
-    """Seconds for each unit of a constant, shape (terms, constants)."""
+    """Seconds per unit of a constant, shape (terms, constants)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layouts:
     """Layouts ready to be timed with any constants.
 
-    Constants are logs, counted from their centres: the machine's scales, one for each family of
+    Constants are logs relative to their centres: the machine's scales, one for each family of
     models whose estimates have a deviation, and the effects on layers.
     """
 
@@ -81,30 +82,30 @@ class Layouts:
     priced: PricedItems
     effects: tuple[Effect, ...]
     block_effects: Floats
-    """How far each effect moves all that a block takes, shape (blocks, effects)."""
+    """Power of each effect in the time of each block, shape (blocks, effects)."""
     has_effect: Floats
-    """Which effects each layout has, shape (layouts, effects)."""
+    """1 for the effects that each layout has, shape (layouts, effects)."""
     calls_s: Mapping[Placement, Floats]
-    """What the host takes to launch the collectives of each block, shape (blocks, 1)."""
+    """Host seconds to launch the collectives of each block, by pass, shape (blocks, 1)."""
     launched_frac: Floats
     """Share of a layer's kernels that the host launches for each block, shape (blocks, 1)."""
-    again_frac: Floats
-    """Share of them that recomputation repeats, shape (blocks, 1)."""
+    recomputed_frac: Floats
+    """Share of those kernels that recompute repeats, shape (blocks, 1)."""
     checkpoints: Floats
-    """Modules that are started again, shape (blocks, 1)."""
+    """Number of checkpointed modules that are restarted, shape (blocks, 1)."""
     has_experts: NDArray[np.bool_]
-    """Which blocks launch the kernels of experts, shape (blocks, 1)."""
+    """True for blocks that launch the kernels of experts, shape (blocks, 1)."""
     releases: tuple[Release, ...]
     has_release: Floats
-    """Which releases each layout is of, shape (layouts, releases)."""
+    """1 for the releases that each layout runs on, shape (layouts, releases)."""
     doublings: Floats
-    """Of the nodes, from one on, shape (layouts, 1)."""
+    """Doublings of the number of nodes from one, shape (layouts, 1)."""
     idle_frac: Floats
     """Share of the step that a stage waits in the bubble, shape (layouts, 1)."""
 
     @property
     def constants(self) -> tuple[Constant, ...]:
-        """Names, in the order of all vectors of constants."""
+        """Names of the constants, in the order of all vectors of constants."""
         return (*self.priced.constants, *self.effects, *self.releases)
 
     @property
@@ -120,38 +121,39 @@ class Layouts:
         )
 
     def log_time(self, theta: Floats) -> Floats:
-        """Log step time, shape (layouts, columns), of constants of shape (constants, columns)."""
-        found = np.log(step_times(self.compiled, self.timed(theta)))
-        return found + self.growth_log(theta)
+        """Return log step times, shape (layouts, columns), for constants of shape (constants,
+        columns)."""
+        log_times = np.log(step_times(self.compiled, self.timed(theta)))
+        return log_times + self.growth_log(theta)
 
     def growth_log(self, theta: Floats) -> Floats:
-        """What nodes and a release add to each log step time, and waiting takes off, shape
-        (layouts, columns)."""
+        """Return the sum that nodes and a release add to each log step time and waiting subtracts,
+        shape (layouts, columns)."""
         growth = self.doublings * self._named(theta, GROWTH)
         growth = growth + self.has_release @ theta[self._num_global + len(self.effects) :]
         return growth - self.idle_frac * self._named(theta, BOOST)
 
     def timed(self, theta: Floats, run: Simulate = _RUN) -> list[GroupTimes]:
-        """The steps of all groups of layouts."""
+        """Return the steps of all groups of layouts."""
         return self._timed(theta, self.block_effects @ self._effects(theta), run)
 
     def slopes(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
-        """The steps at ``theta``, first alternative, and the slopes of their logs.
+        """Return the steps at ``theta``, first alternative, and the derivatives of their logs.
 
-        Shape (layouts, constants).  Effects on the same layers have one slope between them.
+        The derivatives have shape (layouts, constants). Effects on the same layers share one.
         """
-        found, columns = self._moved(theta, step)
-        logs = np.log(step_times(self.compiled, found)) + self.growth_log(columns)
+        groups, columns = self._moved(theta, step)
+        logs = np.log(step_times(self.compiled, groups)) + self.growth_log(columns)
         slopes = self._by_constant(logs, step, self.has_effect)
-        return found, np.hstack([slopes, self.has_release])
+        return groups, np.hstack([slopes, self.has_release])
 
     def term_slopes(self, theta: Floats, step: float) -> list[TermSlopes]:
-        """Each layout's step by terms, with their slopes: the step is that of ``slopes``, and so is
-        the sum of the slopes."""
-        found, columns = self._moved(theta, step)
+        """Return each layout's step by terms with their derivatives; steps and the sums of
+        derivatives equal those of ``slopes``."""
+        groups, columns = self._moved(theta, step)
         growth, items_s = np.exp(self.growth_log(columns)), self.priced.time_s(columns)
         out: dict[int, TermSlopes] = {}
-        for group in found:
+        for group in groups:
             for row, place in enumerate(group.group.members.tolist()):
                 times_s = term_times(self.compiled, group, items_s, row)
                 times_s[Term.NODES] = group.total_s[row] * (growth[place] - 1.0)
@@ -167,7 +169,8 @@ class Layouts:
         return [out[place] for place in range(len(out))]
 
     def _moved(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
-        """The steps at ``theta``, with each constant and with all effects moved; the constants."""
+        """Return the steps at ``theta``, with each constant and with all effects moved, and the
+        constants."""
         number = self._num_global
         columns = np.repeat(theta[:, np.newaxis], number + 2, axis=1)
         columns[:number, 1:-1] += step * np.eye(number)
@@ -176,13 +179,13 @@ class Layouts:
         return self._timed(columns, work, _RUN), columns
 
     def _by_constant(self, values: Floats, step: float, has_effect: Floats) -> Floats:
-        """Slopes by all constants but the releases, shape (rows, constants), of values with each
-        constant moved, shape (rows, alternatives)."""
+        """Return the derivatives by all constants but the releases, shape (rows, constants), of
+        values with each constant moved, shape (rows, alternatives)."""
         slopes = (values[:, 1:] - values[:, :1]) / step
         return np.hstack([slopes[:, :-1], slopes[:, -1:] * has_effect])
 
     def items_s(self, theta: Floats) -> Floats:
-        """Seconds of each item, shape (items,), of one vector of constants."""
+        """Return the seconds of each item, shape (items,), for one vector of constants."""
         return self.priced.time_s(theta[:, np.newaxis])[:, 0]
 
     @property
@@ -201,16 +204,19 @@ class Layouts:
         floor_s = self.launched_frac * (self._named(theta, FLOOR) + of_experts_s)
         forward_s = floor_s + self.calls_s[Placement.FORWARD]
         backward_s = floor_s * self._named(theta, FLOOR_RATIO) + self.calls_s[Placement.BACKWARD]
-        # Each module that is started again takes the host as long as a dense layer: states of
-        # random numbers are put back and kept, and autograd is entered once more.
+        # Each restarted module takes the host as long as a dense layer: random-number states are
+        # saved and restored, and autograd is entered once more.
         restarts_s = self.checkpoints * self._named(theta, FLOOR)
-        again_s = self.again_frac * floor_s + restarts_s + self.calls_s[Placement.RECOMPUTE]
+        recompute_s = (
+            self.recomputed_frac * floor_s + restarts_s + self.calls_s[Placement.RECOMPUTE]
+        )
 
         def adjust(blocks: BlockTimes) -> BlockTimes:
-            # Recomputation and backward launch into one queue: what one waits, the other works.
+            # Recompute and backward launch into one queue, so that one's work hides the other's
+            # launches.
             both_s = blocks.backward_s + blocks.recompute_s
-            slower = larger(both_s, backward_s + again_s) / np.maximum(both_s, _LEAST_S)
-            passed_s = larger(blocks.forward_s, forward_s)
+            slower = smooth_maximum(both_s, backward_s + recompute_s) / np.maximum(both_s, _LEAST_S)
+            passed_s = smooth_maximum(blocks.forward_s, forward_s)
             return replace(
                 blocks,
                 waits_s=work * (passed_s - blocks.forward_s + (slower - 1.0) * both_s),
@@ -227,13 +233,13 @@ class Layouts:
 def layouts_of(
     configs: Sequence[RunConfig], base: BaseTimes, *, passes_only: bool = False
 ) -> Layouts:
-    """The layouts over base times, with the effects that they have."""
+    """Build the layouts over base times, with the effects that they have."""
     known = base.conditions
     compiled = compile_layouts(configs, known.weight_fracs, passes_only=passes_only)
     of_all = [effects_of(config) for config in configs]
-    effects = tuple(dict.fromkeys(effect for own in of_all for effect in own))
+    effects = tuple(dict.fromkeys(effect for layout_effects in of_all for effect in layout_effects))
     priced = priced_items(compiled, base)
-    told_frac = np.array([_told_frac(source, known.is_in_situ) for source in priced.sources])
+    sampled_frac = np.array([_sampled_frac(source, known.is_in_situ) for source in priced.sources])
     releases, has_release = _releases(configs)
     launched = np.array([[launched_frac(c, b.kind)] for b, c in compiled.block_pairs])
     is_called = np.array([[replayed_frac(c, b.kind) < 1.0] for b, c in compiled.block_pairs])
@@ -242,13 +248,13 @@ def layouts_of(
         compiled=compiled,
         priced=priced,
         effects=effects,
-        block_effects=_block_effects(compiled, effects, priced.base_s, told_frac),
+        block_effects=_block_effects(compiled, effects, priced.base_s, sampled_frac),
         has_effect=_has_effect(of_all, effects),
-        # Samples of training hold its launches as far as it waited for them; a graph that
-        # is replayed has none, with its collectives where it is whole.
+        # Samples of training include its launches as far as it waited for them; a replayed graph
+        # has none, nor those of its collectives if the whole layer is captured.
         calls_s={p: _calls_s(compiled, p) * open_frac * is_called for p in _PASSES},
         launched_frac=open_frac * launched,
-        again_frac=np.array([[again_frac(b)] for b in compiled.blocks]),
+        recomputed_frac=np.array([[recomputed_launch_frac(b)] for b in compiled.blocks]),
         checkpoints=open_frac * np.array([[float(b.num_checkpoints)] for b in compiled.blocks]),
         releases=releases,
         has_release=has_release,
@@ -258,10 +264,10 @@ def layouts_of(
     )
 
 
-def larger(one: Floats, other: Floats) -> Floats:
-    """Smooth maximum, at most 9 % above the larger.
+def smooth_maximum(one: Floats, other: Floats) -> Floats:
+    """Return a smooth maximum, at most 9 % above the larger.
 
-    >>> larger(np.array([1.0, 1.0]), np.array([0.0, 1.0])).round(3).tolist()
+    >>> smooth_maximum(np.array([1.0, 1.0]), np.array([0.0, 1.0])).round(3).tolist()
     [1.0, 1.091]
     """
     scale = np.maximum(np.maximum(one, other), 1e-12)
@@ -269,15 +275,20 @@ def larger(one: Floats, other: Floats) -> Floats:
 
 
 def _releases(configs: Sequence[RunConfig]) -> tuple[tuple[Release, ...], Floats]:
-    """The releases of layouts, and which each has, shape (layouts, releases)."""
+    """Return the releases of layouts, and a 0/1 matrix of which each has, shape (layouts,
+    releases)."""
     of_all = [releases_of(config) for config in configs]
-    releases = tuple(dict.fromkeys(release for own in of_all for release in own))
-    found = np.array([[float(r in own) for r in releases] for own in of_all])
-    return releases, found.reshape(len(configs), len(releases))
+    releases = tuple(
+        dict.fromkeys(release for layout_releases in of_all for release in layout_releases)
+    )
+    has_release = np.array(
+        [[float(r in layout_releases) for r in releases] for layout_releases in of_all]
+    )
+    return releases, has_release.reshape(len(configs), len(releases))
 
 
 def doublings(config: RunConfig) -> float:
-    """Of nodes, from one on; 0 where nobody knows how many ranks share one."""
+    """Return the doublings of nodes from one; 0 if the ranks per node are unknown."""
     par = config.parallelism
     if not par.ranks_per_node or config.device == "cpu":
         return 0.0
@@ -285,29 +296,32 @@ def doublings(config: RunConfig) -> float:
 
 
 def _idle_frac(compiled: Compiled) -> Floats:
-    """Shape (layouts, 1); processors of a host have no clocks of their own to raise."""
+    """Return the share of the step in the bubble, shape (layouts, 1); 0 on CPUs, whose clocks do
+    not rise while they wait."""
     bubbles = np.array([[config.bubble_frac] for config in compiled.configs])
     return (not compiled.is_host_only) * bubbles / (1.0 + bubbles)
 
 
-def _told_frac(source: Source, is_in_situ: bool) -> float:
-    """How much of what layers may differ by is told by the samples of an operator."""
+def _sampled_frac(source: Source, is_in_situ: bool) -> float:
+    """Return the share of the effects on layers that an operator's samples already include."""
     if is_in_situ:
         return 1.0 - KNOWN_FRAC if source in (Source.MEASURED, Source.PROBED) else 0.0
     return 0.0 if source is Source.PRIOR else 1.0 - _TABLED_FRAC
 
 
 def _block_effects(
-    compiled: Compiled, effects: Sequence[Effect], base_s: Floats, told_frac: Floats
+    compiled: Compiled, effects: Sequence[Effect], base_s: Floats, sampled_frac: Floats
 ) -> Floats:
-    """Powers of the effects in the work of each block, shape (blocks, effects).
+    """Return the powers of the effects in the work of each block, shape (blocks, effects).
 
-    Work that was sampled leaves them less to say: ``told_frac`` of them for each item.
+    Effects are reduced for sampled work, by ``sampled_frac`` for each item.
     """
-    times_s = np.stack([base_s * told_frac, base_s], axis=1)
+    times_s = np.stack([base_s * sampled_frac, base_s], axis=1)
     sums = compiled.sums
-    told_s, all_s = (sums.forward @ times_s + sums.backward @ times_s + sums.recompute @ times_s).T
-    open_frac = 1.0 - told_s / np.maximum(all_s, 1e-12)
+    sampled_s, all_s = (
+        sums.forward @ times_s + sums.backward @ times_s + sums.recompute @ times_s
+    ).T
+    open_frac = 1.0 - sampled_s / np.maximum(all_s, 1e-12)
     of_blocks = [
         effects_of(config) if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) else ()
         for block, config in compiled.block_pairs
@@ -318,8 +332,8 @@ def _block_effects(
 def _has_effect(of_all: Sequence[Sequence[Effect]], effects: Sequence[Effect]) -> Floats:
     places = {effect: place for place, effect in enumerate(effects)}
     out = np.zeros((len(of_all), len(effects)))
-    rows = np.repeat(np.arange(len(of_all)), [len(own) for own in of_all])
-    out[rows, [places[effect] for own in of_all for effect in own]] = 1.0
+    rows = np.repeat(np.arange(len(of_all)), [len(row_effects) for row_effects in of_all])
+    out[rows, [places[effect] for row_effects in of_all for effect in row_effects]] = 1.0
     return out
 
 

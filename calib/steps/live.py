@@ -17,7 +17,8 @@ from .scales import FLOOR, FLOOR_RATIO, floor_s
 IN_SITU: Mapping[str, float] = dict.fromkeys(
     ("misaligned", "tp", "dp", "pp", "network", "host_microbatch", "host_step"), 0.0
 )
-"""Centres of what samples of training hold already: transfers as they ran during other work."""
+"""Centres of constants whose effect samples of training already include: transfers as they ran
+during other work."""
 
 
 _Constants = Mapping[str, float]
@@ -29,37 +30,38 @@ class _Launch:
 
     layer_s: float
     sigma_log: float
-    """Steps of one run lie as far apart, and operators that were not timed may take anything."""
+    """Deviation of log time: the scatter of one run's steps, and the share of operators that were
+    not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTimes:
-    """What an estimator that was fitted on a run's own samples says, with its deviations."""
+    """Estimates with their deviations of an estimator that was fitted on the run's own samples."""
 
     estimator: Estimator
     conditions: Conditions
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
-        """Hooks time operators as a layout has them: nothing is known under another name."""
+        """Return False: hooks time operators as a layout has them, never under another name."""
         return False
 
     def estimates(self, items: Sequence[Item]) -> Estimates:
         """See ``BaseTimes``."""
         operators = [i for i, item in enumerate(items) if isinstance(item, Operator)]
         calls = [i for i, item in enumerate(items) if isinstance(item, CollectiveCall)]
-        asked = self.estimator
+        estimator = self.estimator
         return Estimates.of_parts(
             len(items),
             (
-                (operators, asked.operators([items[i] for i in operators])),  # type: ignore[misc]
-                (calls, asked.collectives([items[i] for i in calls])),  # type: ignore[misc]
+                (operators, estimator.operators([items[i] for i in operators])),  # type: ignore[misc]
+                (calls, estimator.collectives([items[i] for i in calls])),  # type: ignore[misc]
             ),
         )
 
 
 def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
-    """Those of the run that trained in this layout."""
-    # On a device that had work to do the samples say nothing of what its host takes.
+    """Return the base times of the run that trained in this layout."""
+    # Samples from a device that never waited contain no information on the host's launch time.
     open_frac = 0.0 if config.device == "cpu" else 1.0 - calibration.waiting_frac
     centers, sigmas = _launches(calibration, config) if open_frac else ({}, {})
     return LiveTimes(
@@ -74,18 +76,18 @@ def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
             weight_fracs=calibration.weight_fracs,
             log_centers={**IN_SITU, **centers},
             log_sigmas=sigmas,
-            network=calibration.transfers.carrying,
+            network=calibration.transfers.fitted_prior,
         ),
     )
 
 
 def _launches(calibration: Calibration, config: RunConfig) -> tuple[_Constants, _Constants]:
-    """Centres and deviations of what the host takes to launch a layer, in logs, where its time for
-    operators was measured; else the bound that a busy device gives."""
+    """Return log centres and deviations of the host's launch constants, if its time for operators
+    was measured; else the bound that a busy device gives."""
     forward = _launch(calibration, config, Phase.FORWARD)
     if forward is None:
         return _floor(calibration, config), {}
-    # The floor is that of an x86 host, and layouts on another have a factor of it.
+    # The floor refers to an x86 host; layouts on another host have a factor on it.
     center = math.log(forward.layer_s / launched_frac(config, BlockKind.LAYER))
     centers, sigmas = {FLOOR: center}, {FLOOR: forward.sigma_log}
     backward = _launch(calibration, config, Phase.BACKWARD)
@@ -96,21 +98,25 @@ def _launches(calibration: Calibration, config: RunConfig) -> tuple[_Constants, 
 
 
 def _launch(calibration: Calibration, config: RunConfig, phase: Phase) -> _Launch | None:
-    """One pass of a layer without experts; None where no operator of it was timed, or where a graph
-    replays part of it, whose launches have no marks."""
+    """Return one pass of a layer without experts; None if no operator of it was timed, or if a
+    graph, whose launches have no marks, replays part of it."""
     if config.uses_cuda_graphs or config.model.experts is not None:
         return None
     layer = block(config, BlockKind.LAYER)
-    found = [
+    measured_counts = [
         (calibration.measured[operator], count)
         for operator, count in (layer.forward if phase is Phase.FORWARD else layer.backward)
         if operator in calibration.measured
     ]
-    known_s = sum(one.host_s * count for one, count in found)
+    known_s = sum(one.host_s * count for one, count in measured_counts)
     if not known_s:
         return None
-    spread_log = sum(one.host_s * count * one.host_sigma_log for one, count in found) / known_s
-    known_frac = sum(count for one, count in found if one.host_s) / sum(count for _, count in found)
+    spread_log = (
+        sum(one.host_s * count * one.host_sigma_log for one, count in measured_counts) / known_s
+    )
+    known_frac = sum(count for one, count in measured_counts if one.host_s) / sum(
+        count for _, count in measured_counts
+    )
     return _Launch(
         layer_s=known_s / known_frac,
         sigma_log=math.hypot(spread_log, HOST_SCATTER_LOG, 1.0 - known_frac),
@@ -118,8 +124,8 @@ def _launch(calibration: Calibration, config: RunConfig, phase: Phase) -> _Launc
 
 
 def _floor(calibration: Calibration, config: RunConfig) -> _Constants:
-    """The launch floor where a layer that did not wait shows that it lies lower, log of seconds:
-    half of the layer's forward pass, since the host took any part of that."""
+    """Return a lower launch floor, log of seconds, if a layer that did not wait implies one: half
+    of the layer's forward pass, since the host may have taken any part of that."""
     usual_s = floor_s(is_attention_fused=config.is_attention_fused)
     counts = [(o, n) for o, n in stage_operators(config, 0).forward if o in calibration.measured]
     if not counts:
@@ -131,8 +137,10 @@ def _floor(calibration: Calibration, config: RunConfig) -> _Constants:
 
 
 def _has_live_products(calibration: Calibration) -> bool:
-    """True where training itself timed products: probes run them without the norms inside."""
+    """Return True if training itself timed products: probes run them without the norms inside."""
     return any(
-        operator.kind.is_linear and operator.kind is not OperatorKind.LOGITS and not found.is_probe
-        for operator, found in calibration.measured.items()
+        operator.kind.is_linear
+        and operator.kind is not OperatorKind.LOGITS
+        and not measured.is_probe
+        for operator, measured in calibration.measured.items()
     )

@@ -1,7 +1,8 @@
-"""The step model: base times, constants of the machine, and what steps of any layouts say of them.
+"""The step model: base times, constants of the machine, and their posterior given measured steps of
+any layouts.
 
-Everything that says how long a step takes asks ``FittedSteps``: the forecast of a run, a plan, the
-answer to ``forerun predict``, and the tables of published steps that it is validated on.
+Every step time comes from ``FittedSteps``: the forecast of a run, a plan, the output of
+``forerun predict``, and the tables of published steps that it is validated on.
 """
 
 from __future__ import annotations
@@ -27,13 +28,7 @@ from ..timeline import (
 from ..workload import RunConfig
 from .base_times import BaseTimes
 from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
-from .known import (
-    SPANNED,
-    KnownStep,
-    same_but_for_batch,
-    same_layout,
-    unseen_across,
-)
+from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, unseen_across
 from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
@@ -41,57 +36,59 @@ from .scales import BOOST, FLOOR, GROWTH, UNMODELLED, effects_of, releases_of
 from .slices import layout_slices
 
 ERROR_INFLATION = 1.8124611228 / Z_90
-"""Of a deviation, for 90 % of Student's distribution with 10 degrees to lie within ``Z_90`` of
-them."""
+"""Factor on a deviation that puts 90 % of Student's distribution with 10 degrees of freedom within
+``Z_90`` deviations."""
 
 _ROUNDING = 1e-9
 _PASSING = "level of the machine, from one hour to the next"
 MISFIT = "misfit of the running layout"
-LEFT_OUT = "left out by the model"
+OMISSION = "left out by the model"
 UNSEEN_SIGMA_LOG = {name: 1.5 if name == "pp" else 0.7 for name in SPANNED}
-"""Of a kind of transfer between nodes that no known layout has.  Messages of stages take one path
-between two ranks, and went at 1 GB/s on one public cluster, of 45 that its cards promise, and twice
-as fast as told on another; other groups use all cards, and lie within a factor of 2 (ranks per node
-and nodes left out of public tables: 5 to 30 %, with sockets 2 to 3 times)."""
+"""Deviation of a kind of transfer between nodes that no known layout has. Messages between stages
+take one path between two ranks: on one public cluster they ran at 1 GB/s of the 45 that its cards
+promise, on another at twice the stated rate. Other groups use all cards, and lie within a factor of
+2 (ranks per node and nodes omitted from public tables: 5 to 30 %, with sockets 2 to 3 times)."""
 
 HOST_SCATTER_LOG = 0.19
-"""How far apart steps lie that wait for the host, between launches of one and the same command:
-0.054, 0.068 and 0.078 s (``benchmarks/RESULTS.md``, "Choice among measured layouts")."""
+"""Scatter of host-bound steps between launches of one command: 0.054, 0.068 and 0.078 s
+(``benchmarks/RESULTS.md``, "Choice among measured layouts")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedSteps:
-    """The steps of any layout on one machine."""
+    """Step times of any layout on one machine."""
 
     base: BaseTimes
     known: tuple[KnownStep, ...] = ()
     posterior: LayoutPosterior | None = field(default=None, repr=False)
     passing_sigma_log: float = 0.0
-    """How far the level of all steps moves from one hour to the next; ratios do not."""
+    """Deviation of the level of all steps from one hour to the next; ratios are not affected."""
     misfit_log: float = 0.0
-    """Measured over modelled step of the running layout, log, where that lies outside what the
-    model says of it unseen; 0 inside.  Layouts that were not measured may be off by as much."""
-    left_out_log: float = 0.0
-    """The log by which what a description leaves out may move a run's steps, with 90 %; 0:
-    nothing is left out, or measured steps hold it."""
+    """Log of measured over modelled step of the running layout, if that is outside the model's
+    interval without the measurement; 0 inside. Layouts that were not measured may be off by as
+    much."""
+    omission_log: float = 0.0
+    """Half width of the 90 % interval, in log, by which unmodelled settings may move a run's steps;
+    0 if there are none, or if measured steps include them."""
     unrun_log: float = 0.0
-    """The same for layouts that were not measured, where the measured ones hold it."""
+    """The corresponding half width for unmeasured layouts if the measured ones include those
+    settings."""
 
     def estimate(self, config: RunConfig) -> StepEstimate:
-        """The step of one layout, with spans and slices for a trace."""
+        """Return the step of one layout, with spans and slices for a trace."""
         layouts, theta = self._layouts([config])
         (estimate,) = self._estimates(layouts, theta)
-        (found,) = layouts.timed(theta[:, np.newaxis], simulate_each)
+        (group_times,) = layouts.timed(theta[:, np.newaxis], simulate_each)
         items_s, sources = layouts.items_s(theta), layouts.priced.sources
         return estimate.drawn(
-            (*spans(found.costs, found.group.pipeline), *found.edge_spans(0)),
-            layout_slices(layouts.compiled, found, 0, items_s, sources),
+            (*spans(group_times.costs, group_times.group.pipeline), *group_times.edge_spans(0)),
+            layout_slices(layouts.compiled, group_times, 0, items_s, sources),
         )
 
     def estimates(self, configs: Sequence[RunConfig]) -> list[StepEstimate]:
-        """The steps of many layouts, in their order."""
+        """Return the steps of many layouts, in their order."""
         estimates: dict[int, StepEstimate] = {}
-        # Layouts share operators, and an operator of attention or a product has one time in them.
+        # Layouts share operators, and an attention or product has a single time among them.
         kernels = [(c.is_attention_fused, c.is_without_tensor_cores, c.fp8) for c in configs]
         for kernel in dict.fromkeys(kernels):
             places = [place for place, one in enumerate(kernels) if one == kernel]
@@ -100,44 +97,45 @@ class FittedSteps:
         return [estimates[place] for place in range(len(configs))]
 
     def predict(self, configs: Sequence[RunConfig]) -> StepPredictions:
-        """Medians and 90 % intervals."""
-        found = self.estimates(configs)
+        """Return medians and 90 % intervals."""
+        estimates = self.estimates(configs)
         return StepPredictions(
-            time_s=np.array([one.time_s for one in found]),
-            low_s=np.array([one.low_s for one in found]),
-            high_s=np.array([one.high_s for one in found]),
+            time_s=np.array([one.time_s for one in estimates]),
+            low_s=np.array([one.low_s for one in estimates]),
+            high_s=np.array([one.high_s for one in estimates]),
         )
 
     def median_times(self, configs: Sequence[RunConfig]) -> Floats:
-        """Median step time of each layout, shape (layouts,): what a ranking of thousands needs."""
+        """Return the median step time of each layout, shape (layouts,), fast enough to rank
+        thousands."""
         if not configs:
             return np.empty(0)
         return self._at_means(configs, simulate_long) * np.exp(self._discrepancy(configs)[0])
 
     def least_times(self, configs: Sequence[RunConfig]) -> Floats:
-        """Seconds below which the median of no layout comes that does these passes, shape
-        (layouts,), however its states are kept: without what a stage does once in a step, and with
-        stages that wait for no other but the first time and the last.
+        """Return lower bounds in seconds on the median of any layout with these passes, shape
+        (layouts,), however its states are stored: without per-step work of a stage, and with stages
+        that only wait at the start and the end.
 
-        Layouts whose step is known may be faster than that.
+        Layouts with a measured step may be faster.
         """
         if not configs:
             return np.empty(0)
-        found = self._at_means(configs, simulate_least, passes_only=True)
-        return found * np.exp(self._discrepancy(configs)[0]) * (1 - _ROUNDING)
+        times_s = self._at_means(configs, simulate_least, passes_only=True)
+        return times_s * np.exp(self._discrepancy(configs)[0]) * (1 - _ROUNDING)
 
     def _at_means(
         self, configs: Sequence[RunConfig], run: Simulate, *, passes_only: bool = False
     ) -> Floats:
-        """Step times before what layouts alike leave, shape (layouts,)."""
+        """Return step times before the shared residual of similar layouts, shape (layouts,)."""
         layouts = layouts_of(configs, self.base, passes_only=passes_only)
         theta = self._means(layouts.constants)[:, np.newaxis]
         times_s = step_times(layouts.compiled, layouts.timed(theta, run))
         return (times_s * np.exp(layouts.growth_log(theta)))[:, 0]
 
     def priced(self, compiled: Compiled) -> tuple[Floats, PricedItems, Floats]:
-        """Seconds of the items of compiled parts, shape (items, 1), the items, and the constants at
-        which they are taken."""
+        """Return the seconds of the items of compiled parts, shape (items, 1), the items, and the
+        constants that they are evaluated at."""
         priced = priced_items(compiled, self.base)
         theta = self._means(priced.constants)[:, np.newaxis]
         return priced.time_s(theta), priced, theta
@@ -145,56 +143,61 @@ class FittedSteps:
     def growth(
         self, config: RunConfig, priced: PricedItems, theta: Floats
     ) -> Callable[[Floats], Floats]:
-        """What nodes and release add to a log step time and waiting takes off, as a function of the
-        share of the step that a stage waits; for layouts on the ranks of this one."""
+        """Return a function from a stage's share of waiting to the change of log step time by
+        nodes, release and waiting, for layouts on this one's ranks."""
         of_nodes = doublings(config) * float(priced.named(theta, GROWTH)[0])
         of_release = float(self._means(releases_of(config)).sum())
         boost = float(priced.named(theta, BOOST)[0]) * (config.device != "cpu")
         return lambda idle_frac: of_nodes + of_release - boost * idle_frac
 
     def least_effect_log(self, config: RunConfig) -> float:
-        """The least that the effects on layers of a layout may add to the log of their work."""
+        """Return the least change of log work by the effects on a layout's layers."""
         return min(0.0, float(self._means(effects_of(config)).sum()))
 
     def level_log(self, degrees: Floats) -> Floats:
-        """What layouts that are alike leave of each log step time, shape (layouts,)."""
+        """Return the expected residual of each log step time, given similar layouts, shape
+        (layouts,)."""
         if self.posterior is None:
             return np.zeros(len(degrees))
         return self.posterior.discrepancy(degrees)[0]
 
     def measured_s(self, config: RunConfig) -> float | None:
-        """The measured step of a layout; None where there is none."""
+        """Return the measured step of a layout; None if there is none."""
         wanted = same_layout(config)
         here = [one for one in self.known if not one.site]
-        found = [one.time_s for one in here if same_layout(one.config) == wanted]
-        return float(np.median(found)) if found else None
+        times_s = [one.time_s for one in here if same_layout(one.config) == wanted]
+        return float(np.median(times_s)) if times_s else None
 
     def by_term(self, configs: Sequence[RunConfig]) -> list[StepTerms]:
-        """The steps of many layouts with what they are made of, in their order."""
+        """Return the steps of many layouts by terms, in their order."""
         if not configs:
             return []
         layouts, theta = self._layouts(configs)
         estimates = self._estimates(layouts, theta)
         of_all = layouts.term_slopes(theta, SLOPE_STEP)
         return [
-            self._by_term(layouts, estimate, own)
-            for estimate, own in zip(estimates, of_all, strict=True)
+            self._by_term(layouts, estimate, term_slopes)
+            for estimate, term_slopes in zip(estimates, of_all, strict=True)
         ]
 
-    def _by_term(self, layouts: Layouts, estimate: StepEstimate, own: TermSlopes) -> StepTerms:
-        pull = np.zeros((len(own.terms), len(self.posterior.constants) if self.posterior else 0))
-        errors = self._along(layouts, own.slopes_s, pull)
+    def _by_term(
+        self, layouts: Layouts, estimate: StepEstimate, term_slopes: TermSlopes
+    ) -> StepTerms:
+        pull = np.zeros(
+            (len(term_slopes.terms), len(self.posterior.constants) if self.posterior else 0)
+        )
+        errors = self._slope_errors(layouts, term_slopes.slopes_s, pull)
         error_s: dict[Term, dict[str, float]] = {
-            term: errors.of(place, self._inflation) for place, term in enumerate(own.terms)
+            term: errors.of(place, self._inflation) for place, term in enumerate(term_slopes.terms)
         }
         for name in SPANNED:
             unseen_log = estimate.error_log.get(_unseen(name), 0.0)
-            slopes_s = own.slopes_s[:, layouts.constants.index((SCALE, name))]
+            slopes_s = term_slopes.slopes_s[:, layouts.constants.index((SCALE, name))]
             if unseen_log and slopes_s.sum() > 0:
                 shares = estimate.time_s * unseen_log * slopes_s / slopes_s.sum()
-                for term, error in zip(own.terms, shares.tolist(), strict=True):
+                for term, error in zip(term_slopes.terms, shares.tolist(), strict=True):
                     error_s[term][_unseen(name)] = error
-        terms_s = dict(zip(own.terms, own.time_s.tolist(), strict=True))
+        terms_s = dict(zip(term_slopes.terms, term_slopes.time_s.tolist(), strict=True))
         return step_terms(
             estimate,
             terms_s,
@@ -204,15 +207,15 @@ class FittedSteps:
         )
 
     def _estimates(self, layouts: Layouts, theta: Floats) -> list[StepEstimate]:
-        found, slopes = layouts.slopes(theta, SLOPE_STEP)
-        left_log, own_sigma, pull = self._discrepancy(layouts.compiled.configs)
+        groups, slopes = layouts.slopes(theta, SLOPE_STEP)
+        discrepancy_log, discrepancy_sigma, pull = self._discrepancy(layouts.compiled.configs)
         errors, wider = self._errors(layouts, slopes, pull), self._inflation
         items_s = dict(zip(layouts.compiled.items, layouts.items_s(theta).tolist(), strict=True))
         sources = dict(zip(layouts.compiled.items, layouts.priced.sources, strict=True))
         growth = layouts.growth_log(theta[:, np.newaxis])[:, 0]
         of_host = self._host_scatter(layouts, slopes)
         out: dict[int, StepEstimate] = {}
-        for group in found:
+        for group in groups:
             for row, place in enumerate(group.group.members.tolist()):
                 out[place] = step_estimate(
                     layouts.compiled.configs[place],
@@ -220,15 +223,15 @@ class FittedSteps:
                     row,
                     items_s=items_s,
                     sources=sources,
-                    scale=float(np.exp(left_log[place] + growth[place])),
+                    scale=float(np.exp(discrepancy_log[place] + growth[place])),
                     error_log=errors.of(place, wider),
-                    own_sigma_log=wider * math.hypot(own_sigma[place], of_host[place]),
+                    unshared_sigma_log=wider * math.hypot(discrepancy_sigma[place], of_host[place]),
                 )
         return [out[place] for place in range(len(out))]
 
     def _host_scatter(self, layouts: Layouts, slopes: Floats) -> Floats:
-        """Deviation of each log step that was not measured, by how much of it waits for the host,
-        shape (layouts,); less where the known steps lie closer to the model than is usual."""
+        """Return the deviation of each unmeasured log step, by its share of host waits, shape
+        (layouts,); less if the known steps lie closer to the model than usual."""
         waits_frac = np.maximum(slopes[:, layouts.constants.index((SCALE, FLOOR))], 0.0)
         is_blind = [
             self.posterior is None or not self.posterior.places(config)
@@ -244,7 +247,7 @@ class FittedSteps:
         return ERROR_INFLATION * (self.posterior.spread_factor if self.posterior else 1.0)
 
     def _layouts(self, configs: Sequence[RunConfig]) -> tuple[Layouts, Floats]:
-        """The layouts with the constants' means: those of the priors where nothing is known."""
+        """Return the layouts and the means of their constants: the priors' if nothing is known."""
         layouts = layouts_of(configs, self.base)
         return layouts, self._means(layouts.constants)
 
@@ -260,58 +263,60 @@ class FittedSteps:
         return self.posterior.discrepancy_of(configs)
 
     def _errors(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
-        """Independent errors of log step times, one deviation each."""
-        along = self._along(layouts, slopes, pull)
+        """Return independent errors of log step times, one deviation each."""
+        along = self._slope_errors(layouts, slopes, pull)
         configs = layouts.compiled.configs
         is_open = bool(self.misfit_log or self.unrun_log)
         is_unrun = np.array([is_open and not self._has_run(one) for one in configs], float)
-        left_out = np.maximum(self.left_out_log, self.unrun_log * is_unrun) / Z_90
-        found = _Errors(
-            names=(*along.names, LEFT_OUT), logs=np.column_stack([along.logs, left_out])
+        omission = np.maximum(self.omission_log, self.unrun_log * is_unrun) / Z_90
+        errors = _Errors(
+            names=(*along.names, OMISSION), logs=np.column_stack([along.logs, omission])
         )
         if self.posterior is None:
-            return found
-        passing = np.full(len(found.logs), self.passing_sigma_log)
+            return errors
+        passing = np.full(len(errors.logs), self.passing_sigma_log)
         misfit = self.misfit_log * is_unrun
         return _Errors(
-            names=(*found.names, *(_unseen(name) for name in SPANNED), _PASSING, MISFIT),
-            logs=np.column_stack([found.logs, self._unseen(layouts, slopes), passing, misfit]),
+            names=(*errors.names, *(_unseen(name) for name in SPANNED), _PASSING, MISFIT),
+            logs=np.column_stack([errors.logs, self._unseen(layouts, slopes), passing, misfit]),
         )
 
     def _has_run(self, config: RunConfig) -> bool:
-        """True where a step of this layout was measured here, at any global batch: a ramp has
+        """Return True if a step of this layout was measured here, at any global batch: a ramp has
         several."""
         return any(same_but_for_batch(one.config, config) for one in self.known if not one.site)
 
-    def _along(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
-        """Errors of what has these slopes by the constants, shape (rows, constants).
+    def _slope_errors(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
+        """Return the errors of values with these derivatives by the constants, shape (rows,
+        constants).
 
-        Of constants that steps have told something of, the columns of their covariance's root; of
-        all others the deviations of their priors.  So errors of one name are the same error in
-        every answer of this model.
+        Constants that steps inform contribute the columns of their covariance's root, all others
+        their prior deviations. Errors of one name are thus the same error in every estimate of this
+        model.
         """
         names, logs = [], []
         known = self.posterior.constants if self.posterior is not None else ()
         places = {name: place for place, name in enumerate(layouts.constants)}
         if self.posterior is not None:
-            held = [(row, places[name]) for row, name in enumerate(known) if name in places]
-            rows, columns = (list(pair) for pair in zip(*held, strict=True))
+            known_places = [(row, places[name]) for row, name in enumerate(known) if name in places]
+            rows, columns = (list(pair) for pair in zip(*known_places, strict=True))
             moved = -pull
             moved[:, rows] += slopes[:, columns]
             logs.append(moved @ self.posterior.root)
             names += [_label(name) for name in known]
-        told = set(known)
+        learned = set(known)
         if self.posterior is None:
             # The priors are those of some release, whichever it is.
-            told |= {one for one in layouts.releases if one[0] != UNMODELLED}
-        fresh = [place for name, place in places.items() if name not in told]
+            learned |= {one for one in layouts.releases if one[0] != UNMODELLED}
+        fresh = [place for name, place in places.items() if name not in learned]
         logs.append(slopes[:, fresh] * layouts.sigma_log[fresh])
         names += [_label(layouts.constants[place]) for place in fresh]
         return _Errors(names=tuple(names), logs=np.hstack(logs))
 
     def _unseen(self, layouts: Layouts, slopes: Floats) -> Floats:
-        """Log change of each step where transfers between nodes that no known layout had take
-        ``UNSEEN_SIGMA_LOG`` more, shape (layouts, kinds); what is hidden at first comes out."""
+        """Return the log change of each step if transfers between nodes that no known layout has
+        take ``UNSEEN_SIGMA_LOG`` more, shape (layouts, kinds); hidden transfers may become
+        exposed."""
         known = [one.config for one in self.known]
         places = [layouts.constants.index((SCALE, name)) for name in SPANNED]
         share = np.maximum(slopes[:, places], 0.0)
@@ -325,11 +330,11 @@ def fit_steps(
     *,
     passing_sigma_log: float | None = None,
 ) -> FittedSteps:
-    """Constants at the greatest posterior; without known steps the priors.
+    """Fit the constants of largest posterior; without known steps the priors.
 
-    The same steps in any order give the same model.  With ``passing_sigma_log`` the steps of all
-    layouts are off by one factor, which tells nothing of one against another; it is the deviation
-    of that factor's log from one hour to the next.
+    The same steps in any order give the same model. With ``passing_sigma_log`` the steps of all
+    layouts share one unknown factor, which does not affect their ratios; it is the deviation of
+    that factor's log from one hour to the next.
     """
     if not known:
         return FittedSteps(base=base)
@@ -350,7 +355,7 @@ class _Errors:
     """Shape (rows, names)."""
 
     def of(self, place: int, factor: float) -> dict[str, float]:
-        """Those of one row that are not 0, times a factor."""
+        """Return the nonzero errors of one row, times a factor."""
         pairs = zip(self.names, self.logs[place].tolist(), strict=True)
         return {name: factor * log for name, log in pairs if log}
 

@@ -1,4 +1,4 @@
-"""Times of operators from published tables: what was measured as it is, all else by a fit."""
+"""Times of operators from published tables: measured shapes as they are, all others by a fit."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ..network import (
     Samples,
     fit_transfers,
     network_prior,
-    on_domains,
     stated_network,
+    with_domains_as_nodes,
 )
 from ..records import StatedNodes
-from ..regressors import first_of_least
+from ..regressors import first_minimum
 from ..timeline import Floats
 from ..workload import Collective, Operator, OperatorKind, Phase
 
 _MAX_ROWS = 150
-"""Rows of an operator that the fit is given; more make it slow and no better."""
+"""Rows of an operator that the fit uses; more make it slow and no better."""
 _FP32_ACCUMULATION = "fp32"
-"""Found in the name of groups whose weight gradients are added into an fp32 buffer."""
+"""Marker in the name of groups whose weight gradients are added into an fp32 buffer."""
 Key = tuple[OperatorKind, Phase]
 Shape = tuple[int, ...]
 
@@ -46,57 +46,57 @@ class OperatorTables:
     shapes: Mapping[str, Floats]
     """Logs of the measured sizes of each group."""
     measured_s: Mapping[tuple[str, Shape, int], float]
-    """Median by group, shape and element size."""
+    """Median seconds by group, shape and element size."""
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
-        """Whether any table times it."""
+        """Return True if any table times the operator."""
         return (kind, phase) in self.names
 
     def times_s(self, operators: Sequence[Operator]) -> Floats:
-        """Seconds of operators of kinds that the tables have, shape (operators,)."""
+        """Return the seconds of operators of kinds that the tables have, shape (operators,)."""
         out = np.empty(len(operators))
-        asked: defaultdict[str, list[int]] = defaultdict(list)
+        unmeasured: defaultdict[str, list[int]] = defaultdict(list)
         for place, operator in enumerate(operators):
             name = self._nearest(operator)
-            found = self.measured_s.get((name, operator.shape, operator.element_nbytes))
-            if found is None:
-                asked[name].append(place)
+            time_s = self.measured_s.get((name, operator.shape, operator.element_nbytes))
+            if time_s is None:
+                unmeasured[name].append(place)
             else:
-                out[place] = found
-        for name, places in asked.items():
+                out[place] = time_s
+        for name, places in unmeasured.items():
             batch = batch_of([operators[place] for place in places])
             out[places] = np.exp(self.machine.predict(name, batch).log_time)
         return out
 
     def _nearest(self, operator: Operator) -> str:
-        """Of several groups of one kind, such as the two products of attention, the one that was
-        measured at the most similar sizes."""
+        """Return the group that was measured at the most similar sizes, if a kind has several, such
+        as the two products of attention."""
         names = self.names[operator.kind, operator.phase]
         if len(names) == 1:
             return names[0]
         sizes = np.log(operator.shape)
         apart = [float(np.abs(self.shapes[n] - sizes).sum(axis=1).min()) for n in names]
-        return names[first_of_least(apart)]
+        return names[first_minimum(apart)]
 
 
 def operator_tables(
     frames: Sequence[pd.DataFrame], *, device: str, without: tuple[str, ...] = ()
 ) -> OperatorTables:
-    """The fit of all canonical tables on the rows of one device.
+    """Fit all canonical tables on the rows of one device.
 
-    Flagged rows are left out, and those of devices with another data sheet; of devices with the
-    same one only where the device itself has none.  Where weight gradients were timed with and
-    without accumulation in fp32, those with are taken: Megatron adds them into an fp32 buffer.
-    Priors leave out the public tables that ``without`` names.
+    Flagged rows are left out, as are those of devices with another data sheet; rows of other
+    devices with the same data sheet are used only if the device itself has none. If weight
+    gradients were timed with and without accumulation in fp32, those with it are used: Megatron
+    adds them into an fp32 buffer. Priors leave out the public tables that ``without`` names.
     """
     filled = [frame[_COLUMNS] for frame in frames if len(frame)]
     rows = _usable(pd.concat(filled or [pd.DataFrame(columns=_COLUMNS)]), device)
     groups: dict[str, Timed] = {}
     names: defaultdict[Key, list[str]] = defaultdict(list)
     measured: dict[tuple[str, Shape, int], float] = {}
-    for (kind, phase), found in rows.groupby(["kind", "phase"], sort=True):
+    for (kind, phase), phase_rows in rows.groupby(["kind", "phase"], sort=True):
         key = OperatorKind(kind), Phase(phase)
-        parts = list(_accumulated(found, key[1]).groupby("group"))
+        parts = list(_accumulated(phase_rows, key[1]).groupby("group"))
         for group, part in parts:
             name = f"{kind}/{phase}" + (f"/{group}" if len(parts) > 1 else "")
             names[key].append(name)
@@ -109,7 +109,7 @@ def operator_tables(
             use_prior=True,
             without=without,
         ),
-        names={key: tuple(found) for key, found in names.items()},
+        names={key: tuple(phase_rows) for key, phase_rows in names.items()},
         shapes={name: np.log(timed.batch.sizes) for name, timed in groups.items()},
         measured_s=measured,
     )
@@ -123,7 +123,7 @@ def _usable(rows: pd.DataFrame, device: str) -> pd.DataFrame:
 
 
 def _accumulated(rows: pd.DataFrame, phase: Phase) -> pd.DataFrame:
-    """The rows that were added into an fp32 buffer, where a weight gradient has such."""
+    """Return the rows accumulated into an fp32 buffer, if a weight gradient has such; else all."""
     if phase is not Phase.WEIGHT_GRADIENT:
         return rows
     is_into_fp32 = rows["group"].str.contains(_FP32_ACCUMULATION)
@@ -134,7 +134,7 @@ _COLUMNS = ["device", "group", "kind", "phase", "shape", "element_nbytes", "time
 
 
 def timed_rows(rows: pd.DataFrame) -> Timed:
-    """Rows of a canonical table, of one kind and phase, as regressors learn from them."""
+    """Convert rows of a canonical table, of one kind and phase, to samples for a fit."""
     batch = ShapeBatch(
         kind=OperatorKind(rows["kind"].iloc[0]),
         phase=Phase(rows["phase"].iloc[0]),
@@ -146,16 +146,16 @@ def timed_rows(rows: pd.DataFrame) -> Timed:
 
 
 def _medians(name: str, rows: pd.DataFrame) -> dict[tuple[str, Shape, int], float]:
-    found = rows.groupby(["shape", "element_nbytes"])["time_s"].median()
-    sizes = shape_sizes(pd.Series([shape for shape, _ in found.index]))
+    medians = rows.groupby(["shape", "element_nbytes"])["time_s"].median()
+    sizes = shape_sizes(pd.Series([shape for shape, _ in medians.index]))
     return {
         (name, tuple(map(round, size)), int(nbytes)): float(time_s)
-        for size, (_, nbytes), time_s in zip(sizes.tolist(), found.index, found, strict=True)
+        for size, (_, nbytes), time_s in zip(sizes.tolist(), medians.index, medians, strict=True)
     }
 
 
 def _thinned(timed: Timed) -> Timed:
-    """Every k-th row by size, where there are very many."""
+    """Return evenly spaced rows in the order of sizes, if there are too many."""
     if len(timed) <= _MAX_ROWS:
         return timed
     order = np.lexsort(timed.batch.sizes.T[::-1])
@@ -163,7 +163,7 @@ def _thinned(timed: Timed) -> Timed:
 
 
 _MAX_TRANSFER_ROWS = 400
-"""Payloads of a group that its curve is drawn through; more are averaged."""
+"""Payloads of a group that its curve passes through; more are averaged."""
 
 
 _GIGA = 1e9
@@ -176,17 +176,17 @@ _CARDS: tuple[tuple[str, float], ...] = (
     ("hdr", 25 * _GIGA),
     ("edr", 12.5 * _GIGA),
 )
-"""Rates of one network card by the name of its generation."""
+"""Bytes/s of one network card by the name of its generation."""
 
 
 def network_of(place: str, device: str, stated: StatedNodes | None = None) -> NetworkPrior:
-    """Links of a cluster: those usual for the device, with the network that its name tells, and
-    what is stated of its nodes.
+    """Return the links of a cluster: the device's usual ones, the network that its name contains,
+    and the stated nodes.
 
     >>> network_of("Alps (4xGH200, Slingshot-11)", "GH200").links.network_bytes_per_s
     22500000000.0
     """
-    return on_domains(stated_network(stated or StatedNodes(), _named(place, device)))
+    return with_domains_as_nodes(stated_network(stated or StatedNodes(), _named(place, device)))
 
 
 def _named(place: str, device: str) -> NetworkPrior:
@@ -206,10 +206,10 @@ def transfer_tables(
     network: NetworkPrior | None = None,
     is_flagged_used: bool = False,
 ) -> CollectiveModel:
-    """Curves through all canonical tables of one device; without rows what its ``network`` says.
+    """Fit curves through all canonical tables of one device; without rows, use its ``network``.
 
-    A table of several fabrics (clusters, or versions of the library) counts with the one that has
-    most rows.  Flagged rows are left out unless asked for.
+    Of a table of several fabrics (clusters, or versions of the library), the one with most rows is
+    used. Flagged rows are left out unless requested.
     """
     prior = network or device_prior(device).network
     wanted = device_prior(device).name
@@ -226,12 +226,12 @@ def transfer_tables(
 
 
 def groups_of(rows: pd.DataFrame) -> Iterator[tuple[Group, pd.DataFrame]]:
-    """The rows of each group of a canonical table; inside a node no token is sent to another node
-    once."""
+    """Yield the rows of each group of a canonical table; within a node, deduplicated sends to other
+    nodes (``CHOSEN``) do not apply."""
     chosen = rows[CHOSEN].fillna(0) if CHOSEN in rows.columns else 0
     rows = rows.assign(**{CHOSEN: np.where(rows["num_nodes"] > 1, chosen, 0)})
-    for _, found in rows.groupby(["collective", "num_ranks", "num_nodes", CHOSEN]):
-        first = found.iloc[0]
+    for _, group_rows in rows.groupby(["collective", "num_ranks", "num_nodes", CHOSEN]):
+        first = group_rows.iloc[0]
         group = Group(
             collective=Collective(str(first["collective"])),
             num_ranks=int(first["num_ranks"]),
@@ -239,14 +239,14 @@ def groups_of(rows: pd.DataFrame) -> Iterator[tuple[Group, pd.DataFrame]]:
             num_chosen=int(first[CHOSEN]),
         )
         if group.collective is not Collective.OTHER:
-            yield group, found
+            yield group, group_rows
 
 
 def _samples(rows: pd.DataFrame) -> dict[Group, Samples]:
     out = {}
-    for group, found in groups_of(rows):
-        # A step adds up hundreds of equal transfers: their mean counts, not one that was lucky.
-        ordered = found[["nbytes", "time_s"]].to_numpy(dtype=np.float64)
+    for group, group_rows in groups_of(rows):
+        # A step adds up hundreds of equal transfers: their mean counts, not the fastest.
+        ordered = group_rows[["nbytes", "time_s"]].to_numpy(dtype=np.float64)
         ordered = ordered[np.argsort(ordered[:, 0], kind="stable")]
         means = pd.DataFrame(ordered, columns=["nbytes", "time_s"]).groupby("nbytes").mean()
         parts = np.array_split(means.reset_index().to_numpy(), min(len(means), _MAX_TRANSFER_ROWS))

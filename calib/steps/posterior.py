@@ -1,9 +1,9 @@
-"""What measured steps say of the constants, and what the constants leave of them.
+"""Posterior of the constants given measured steps, and the residuals that they do not explain.
 
-What they leave is much the same for layouts that are alike: a Gaussian process over layouts beside
-the constants (Kennedy & O'Hagan 2001, "Bayesian calibration of computer models", section 4, the
-discrepancy of a model).  Its correlation falls with the distance, so a layout that is far from all
-that was measured is known less well.
+Similar layouts have similar residuals: a Gaussian process over layouts in addition to the constants
+(Kennedy & O'Hagan 2001, "Bayesian calibration of computer models", section 4, the discrepancy of a
+model). Its correlation falls with the distance, so a layout far from all measured ones has a wider
+interval.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from ..regressors import robust_minimum
 from ..timeline import Floats, step_times
 from ..workload import RunConfig
-from .known import (
+from .known_steps import (
     SHARED_FRAC,
     KnownStep,
-    alike,
     correlations,
+    degree_correlations,
     degrees_of,
     measured_places,
     same_layout,
@@ -30,88 +30,91 @@ from .layouts import Layouts
 from .priced_items import Constant
 
 MODEL_SIGMA_LOG = 0.055
-"""How far a layout lies from what the constants say of it, before any step is known."""
+"""Deviation of a layout from the constants' prediction, before any step is known."""
 SITE_SIGMA_LOG = 0.08
-"""How far apart the levels of two clusters, releases or days of one kind of machine lie."""
+"""Deviation between the levels of two clusters, releases or days of one kind of machine."""
 LEVEL_SIGMA_LOG = 10.0
-"""Deviation of the level that all layouts of a run share: so wide that it takes all that they have
-in common, and leaves them as far apart as the model says."""
+"""Deviation of the level that all layouts of a run share: so wide that it absorbs everything that
+they have in common, and leaves their ratios to the model."""
 SLOPE_STEP = 1e-4
-"""Change of a constant from which slopes are taken."""
+"""Change of a constant for finite differences."""
 _DISCREPANCY_SPREADS_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = (0.3, 1.0), 4, 53
-"""Prior deviation of the log of that distance below and above what is usual, how many of them it
-may be off, and how many values of it are weighed.  That layouts miss by much is evidence; that the
-few which are known fit well may be chance, with as many constants to fit them."""
+"""Prior deviations of the discrepancy's log below and above its usual value, the number of
+deviations on the grid, and the number of grid values. Large misses are evidence; a good fit of few
+layouts may be chance, with as many constants to fit them."""
 _WEIGHT = 5.0
-"""Residuals that the prior of a deviation counts for."""
+"""Residuals that the prior of a deviation is worth."""
 _WILD_FRAC, _WILD_TIMES = 0.02, 4.0
-"""Share of steps that are off for reasons of their own (a bad node, another setting, a slip), and
-how many times as far they scatter: 1 to 10 % of routine measurements are gross errors (Hampel et
-al. 1986, "Robust Statistics", section 1.2c), and of steps that somebody publishes or keeps rather
-few."""
+"""Share of steps that are outliers for reasons of their own (a bad node, another setting, a slip),
+and the factor on their scatter: 1 to 10 % of routine measurements are gross errors (Hampel et al.
+1986, "Robust Statistics", section 1.2c), and of published steps rather few."""
 _FEWEST_TO_DOUBT, _WILD_ROUNDS = 3, 8
-"""Of two steps that disagree nobody can say which is off."""
+"""Steps needed to detect outliers (of two that disagree either may be wrong), and iterations of the
+weights."""
 LEVEL: Constant = ("level", "of the run")
 At = Callable[[Floats], tuple[Floats, Floats]]
-"""Log times of the measured layouts and their slopes, at constants."""
+"""Function from constants to log times of the measured layouts and their derivatives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutPosterior:
-    """What measured steps say of the constants."""
+    """Posterior of the constants given measured steps."""
 
     constants: tuple[Constant, ...]
     theta: Floats
-    """Logs, from the centres of their priors."""
+    """Logs of the constants, relative to the centres of their priors."""
     root: Floats
     """Lower triangular root of their covariance."""
     known: tuple[RunConfig, ...]
     """Layouts of the measured steps."""
     weights: Floats
-    """Inverse of the covariance of what the constants leave, shape (steps, steps)."""
+    """Inverse of the covariance of the residuals from the constants, shape (steps, steps)."""
     residuals: Floats
-    """Measured over modelled steps, logs."""
+    """Logs of measured over modelled steps."""
     slopes: Floats
-    """Of the measured steps by the constants."""
+    """Derivatives of the measured steps by the constants."""
     sigma_log: float
-    """How far a layout lies from what the constants say of it."""
+    """Deviation of a layout from the constants' prediction."""
     spread_factor: float
-    """How much wider errors of left-out layouts are than the posterior says."""
+    """Factor by which errors of held-out layouts exceed the posterior's."""
     measured: Mapping[RunConfig, tuple[int, ...]]
-    """Places of the steps of each layout that was measured here."""
+    """Indices of the steps of each layout that was measured here."""
 
     def discrepancy_of(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
-        """The same of layouts, of which those that were measured are their own measurement."""
+        """Return the ``discrepancy`` of layouts; that of a measured layout includes its own
+        measurement."""
         correlation = similarity(configs, self.known)
         degrees = {_degrees(config) for config in self.known}
         for row, config in enumerate(configs):
-            if _degrees(config) in degrees:  # few are, and looking each up costs more
-                held = self.places(config)
-                correlation[row, list(held)] += (1.0 - SHARED_FRAC) / max(1, len(held))
+            if _degrees(config) in degrees:  # few are, and looking up each costs more
+                places = self.places(config)
+                correlation[row, list(places)] += (1.0 - SHARED_FRAC) / max(1, len(places))
         return self._discrepancy(correlation)
 
     def places(self, config: RunConfig) -> tuple[int, ...]:
-        """The places of the steps of a layout that were measured here."""
+        """Return the indices of the steps of a layout that were measured here."""
         return self.measured.get(same_layout(config), ())
 
     def discrepancy(self, degrees: Floats) -> tuple[Floats, Floats, Floats]:
-        """What layouts alike leave for these: logs, deviations, and pull on each constant."""
-        return self._discrepancy(alike(degrees, degrees_of(self.known)))
+        """Return the expected residuals of layouts with these degrees: logs, deviations, and pull
+        on each constant."""
+        return self._discrepancy(degree_correlations(degrees, degrees_of(self.known)))
 
     def _discrepancy(self, correlation: Floats) -> tuple[Floats, Floats, Floats]:
-        """The level, where the run has one, is among the logs and in the pull."""
+        """Return logs, deviations and pull; the run's free level, if any, is included in the logs
+        and the pull."""
         shared = self.sigma_log**2 * correlation
         weighed = shared @ self.weights
-        left = self.sigma_log**2 - np.einsum("ck,ck->c", weighed, shared)
+        variance = self.sigma_log**2 - np.einsum("ck,ck->c", weighed, shared)
         logs, pull = weighed @ self.residuals, weighed @ self.slopes
         if LEVEL in self.constants:
             place = self.constants.index(LEVEL)
             logs, pull[:, place] = logs + self.theta[place], pull[:, place] - 1.0
-        return logs, np.sqrt(np.maximum(left, 0.0)), pull
+        return logs, np.sqrt(np.maximum(variance, 0.0)), pull
 
 
 def _degrees(config: RunConfig) -> tuple[int, ...]:
-    """Equal for layouts that ``same_layout`` finds equal."""
+    """Return a key that is equal for layouts that ``same_layout`` maps to one."""
     par = config.parallelism
     return (par.tp, par.pp, par.dp, par.cp, par.ep, config.batch.micro_batch_size)
 
@@ -119,42 +122,42 @@ def _degrees(config: RunConfig) -> tuple[int, ...]:
 def posterior_of(
     layouts: Layouts, known: Sequence[KnownStep], *, is_level_free: bool = False
 ) -> LayoutPosterior:
-    """The greatest posterior of the constants, given steps that were measured.
+    """Fit the maximum posterior of the constants, given measured steps.
 
-    ``layouts`` are those of ``known``, one for one and in their order.  With ``is_level_free``
-    the steps of all layouts are off by a factor that nothing is known of beforehand.
+    ``layouts`` are those of ``known``, one for one and in their order. With ``is_level_free`` the
+    steps of all layouts share an unknown factor with a flat prior.
     """
     evidence = _Evidence.of(layouts, known, is_level_free=is_level_free)
-    at = evidence.remembered()
+    at = evidence.memoized_at()
     centre = np.zeros(len(evidence.constants))
-    found = _mode(evidence, at, centre, evidence.covariance(MODEL_SIGMA_LOG))
-    sigma = _discrepancy_sigma(evidence, found)
-    _, beside = _wild(*_marginal(evidence, found, sigma))
-    noise = evidence.covariance(sigma) + np.diag(beside)
-    found = _mode(evidence, at, found.theta, noise)
+    mode = _mode(evidence, at, centre, evidence.covariance(MODEL_SIGMA_LOG))
+    sigma = _discrepancy_sigma(evidence, mode)
+    _, extra_variance = _outlier_weights(*_marginal(evidence, mode, sigma))
+    noise = evidence.covariance(sigma) + np.diag(extra_variance)
+    mode = _mode(evidence, at, mode.theta, noise)
     return LayoutPosterior(
         constants=evidence.constants,
-        theta=found.theta,
-        root=np.linalg.cholesky(found.covariance).astype(np.float64),
+        theta=mode.theta,
+        root=np.linalg.cholesky(mode.covariance).astype(np.float64),
         known=tuple(one.config for one in known),
         weights=np.linalg.inv(noise).astype(np.float64),
-        residuals=found.residuals,
-        slopes=found.slopes,
+        residuals=mode.residuals,
+        slopes=mode.slopes,
         sigma_log=sigma,
-        spread_factor=_spread_factor(evidence, found, sigma),
+        spread_factor=_spread_factor(evidence, mode, sigma),
         measured=measured_places(known),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Mode:
-    """The greatest posterior and its neighbourhood."""
+    """The maximum posterior and its neighbourhood."""
 
     theta: Floats
     residuals: Floats
-    """Measured minus found log times, shape (rows,)."""
+    """Measured minus modelled log times, shape (rows,)."""
     slopes: Floats
-    """Of log times by the constants, shape (rows, constants)."""
+    """Derivatives of log times by the constants, shape (rows, constants)."""
     covariance: Floats
 
 
@@ -165,13 +168,13 @@ class _Evidence:
     layouts: Layouts
     measured_log: Floats
     levels: tuple[tuple[Constant, float], ...]
-    """Constants of each site, and of all steps where these have one, with their deviations."""
+    """Constants of each site, and of the run's level if it is free, with their deviations."""
     is_at: Floats
-    """Which levels each step has, shape (rows, levels)."""
-    own_sigma: Floats
-    """How well each step was measured."""
+    """1 for the levels that each step has, shape (rows, levels)."""
+    measurement_sigma: Floats
+    """Deviation of each step's measurement."""
     alike: Floats
-    """Correlations of what the constants leave, shape (rows, rows)."""
+    """Correlations of the residuals from the constants, shape (rows, rows)."""
 
     @staticmethod
     def of(layouts: Layouts, known: Sequence[KnownStep], *, is_level_free: bool) -> _Evidence:
@@ -187,7 +190,7 @@ class _Evidence:
             measured_log=np.log([one.time_s for one in known]),
             levels=tuple(levels),
             is_at=is_at,
-            own_sigma=np.array([one.sigma_log for one in known]),
+            measurement_sigma=np.array([one.sigma_log for one in known]),
             alike=correlations([one.config for one in known]),
         )
 
@@ -200,19 +203,19 @@ class _Evidence:
         return np.concatenate([self.layouts.sigma_log, [sigma for _, sigma in self.levels]])
 
     def covariance(self, sigma: float) -> Floats:
-        """Of the steps where the constants are known, shape (rows, rows)."""
-        return sigma**2 * self.alike + np.diag(self.own_sigma**2)
+        """Return the covariance of the steps given the constants, shape (rows, rows)."""
+        return sigma**2 * self.alike + np.diag(self.measurement_sigma**2)
 
     def at(self, theta: Floats) -> tuple[Floats, Floats]:
-        """Log times and their slopes: both cost hardly more than either."""
+        """Return log times and their derivatives: both cost hardly more than either."""
         number = len(self.layouts.constants)
-        found, slopes = self.layouts.slopes(theta[:number], SLOPE_STEP)
-        logs = np.log(step_times(self.layouts.compiled, found)[:, 0])
+        groups, slopes = self.layouts.slopes(theta[:number], SLOPE_STEP)
+        logs = np.log(step_times(self.layouts.compiled, groups)[:, 0])
         logs += self.layouts.growth_log(theta[:number, np.newaxis])[:, 0]
         return logs + self.is_at @ theta[number:], np.hstack([slopes, self.is_at])
 
-    def remembered(self) -> At:
-        """``at``, which answers for the last point again without working it out."""
+    def memoized_at(self) -> At:
+        """Return ``at`` with the result of the last point cached."""
         newest: dict[bytes, tuple[Floats, Floats]] = {}
 
         def at(theta: Floats) -> tuple[Floats, Floats]:
@@ -255,18 +258,19 @@ def _mode(evidence: _Evidence, at: At, start: Floats, noise: Floats) -> _Mode:
     )
 
 
-def _marginal(evidence: _Evidence, found: _Mode, sigma: float) -> tuple[Floats, Floats]:
-    """Covariance of the measured steps before any is known, linearised, and what they were off."""
-    wide = found.slopes * evidence.sigma_log
-    return evidence.covariance(sigma) + wide @ wide.T, found.residuals + found.slopes @ found.theta
+def _marginal(evidence: _Evidence, mode: _Mode, sigma: float) -> tuple[Floats, Floats]:
+    """Return the linearised prior covariance of the measured steps, and their deviations from the
+    prior."""
+    wide = mode.slopes * evidence.sigma_log
+    return evidence.covariance(sigma) + wide @ wide.T, mode.residuals + mode.slopes @ mode.theta
 
 
-def _discrepancy_sigma(evidence: _Evidence, found: _Mode) -> float:
-    """How far layouts lie from what the constants say: the likeliest (MacKay 1992, section 4, with
-    a prior of two half normals of the log).
+def _discrepancy_sigma(evidence: _Evidence, mode: _Mode) -> float:
+    """Return the likeliest deviation of layouts from the constants (MacKay 1992, section 4, with a
+    prior of two half normals of the log).
 
-    At each value some steps may be wild, which costs their odds: one that is far off is cheaper
-    wild than all others wider, and all that are off are cheaper wider.
+    At each value some steps may be outliers, at the cost of their odds: a single distant step is
+    more likely an outlier, many distant steps more likely a wider deviation.
     """
     lower, upper = _DISCREPANCY_SPREADS_LOG
     apart = _MOST_SPREADS * np.linspace(-lower, upper, _NUM_DISCREPANCIES)
@@ -274,9 +278,9 @@ def _discrepancy_sigma(evidence: _Evidence, found: _Mode) -> float:
     priors = (apart / np.where(apart < 0, lower, upper)) ** 2
     scores = []
     for log, prior in zip(logs, priors, strict=True):
-        covariance, off = _marginal(evidence, found, float(np.exp(log)))
-        is_wild, beside = _wild(covariance, off)
-        root = np.linalg.cholesky(covariance + np.diag(beside))
+        covariance, off = _marginal(evidence, mode, float(np.exp(log)))
+        is_wild, extra_variance = _outlier_weights(covariance, off)
+        root = np.linalg.cholesky(covariance + np.diag(extra_variance))
         white = np.linalg.solve(root, off)
         odds = is_wild.sum() * np.log(_WILD_FRAC / (1.0 - _WILD_FRAC))
         scores.append(odds - 0.5 * (white @ white + prior) - np.sum(np.log(np.diag(root))))
@@ -284,7 +288,8 @@ def _discrepancy_sigma(evidence: _Evidence, found: _Mode) -> float:
 
 
 def _peak(places: Floats, scores: Floats) -> float:
-    """The greatest of a curve, by the parabola through the three highest neighbours."""
+    """Return the maximum of a curve, by the parabola through its highest point and both
+    neighbours."""
     best = int(np.clip(np.argmax(scores), 1, len(scores) - 2))
     near = slice(best - 1, best + 2)
     curve, slope, _ = np.polyfit(places[near] - places[best], scores[near], 2)
@@ -292,36 +297,37 @@ def _peak(places: Floats, scores: Floats) -> float:
     return float(places[best] + np.clip(step, *(places[near] - places[best])[[0, 2]]))
 
 
-def _wild(covariance: Floats, off: Floats) -> tuple[Floats, Floats]:
-    """Which steps lie far from what all others say of them, as probabilities, and what such a step
-    scatters beside, shape (rows,) each.
+def _outlier_weights(covariance: Floats, off: Floats) -> tuple[Floats, Floats]:
+    """Return each step's probability of being an outlier among the others, and its additional
+    variance, shape (rows,) each.
 
     Steps scatter as a mixture of two normals (Tukey 1960, "A survey of sampling from contaminated
-    distributions"), whose weights follow from left-out residuals, round by round.
+    distributions"), whose weights follow iteratively from held-out residuals.
     """
-    is_wild, beside = np.zeros(len(off)), np.zeros(len(off))
+    is_wild, extra_variance = np.zeros(len(off)), np.zeros(len(off))
     for _ in range(_WILD_ROUNDS if len(off) >= _FEWEST_TO_DOUBT else 0):
-        inverse = np.linalg.inv(covariance + np.diag(beside))
+        inverse = np.linalg.inv(covariance + np.diag(extra_variance))
         variance = 1.0 / np.diag(inverse)
-        usual = variance - beside
+        usual = variance - extra_variance
         squares = (inverse @ off * variance) ** 2 / usual
         odds_log = 0.5 * squares * (1.0 - _WILD_TIMES**-2)
         odds_log += np.log(_WILD_FRAC / (1.0 - _WILD_FRAC) / _WILD_TIMES)
         is_wild = 1.0 / (1.0 + np.exp(-np.minimum(odds_log, 500.0)))
-        beside = usual * (1.0 / (1.0 - is_wild * (1.0 - _WILD_TIMES**-2)) - 1.0)
-    if is_wild.sum() > 0.5 * len(off):  # then it is the model that is off
+        extra_variance = usual * (1.0 / (1.0 - is_wild * (1.0 - _WILD_TIMES**-2)) - 1.0)
+    if is_wild.sum() > 0.5 * len(off):  # then the model is off, not the steps
         return np.zeros(len(off)), np.zeros(len(off))
-    return is_wild, beside
+    return is_wild, extra_variance
 
 
-def _spread_factor(evidence: _Evidence, found: _Mode, sigma: float) -> float:
-    """Deviation of standardised leave-one-out residuals, drawn to 1 as by so many residuals.
+def _spread_factor(evidence: _Evidence, mode: _Mode, sigma: float) -> float:
+    """Return the deviation of standardised leave-one-out residuals, shrunk to 1 as by ``_WEIGHT``
+    residuals.
 
-    Without row i its error is [C^-1 d]_i / [C^-1]_ii with the variance 1 / [C^-1]_ii, d what all
-    steps were off before any was known (Rasmussen & Williams 2006, section 5.4.2).
+    With row i held out, its error is [C^-1 d]_i / [C^-1]_ii with the variance 1 / [C^-1]_ii, where
+    d are the steps' deviations from the prior (Rasmussen & Williams 2006, section 5.4.2).
     """
-    covariance, off = _marginal(evidence, found, sigma)
+    covariance, off = _marginal(evidence, mode, sigma)
     inverse = np.linalg.inv(covariance)
     squares = (inverse @ off) ** 2 / np.diag(inverse)
-    number = len(squares) - (LEVEL in evidence.constants)  # a free level takes one of them whole
+    number = len(squares) - (LEVEL in evidence.constants)  # a free level uses up one of them
     return float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + number)))

@@ -1,4 +1,4 @@
-"""Seconds of items: base times as a layout's stack runs them, and the constants on top of them."""
+"""Seconds of items: base times adapted to a layout's stack, and the constants applied to them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from .scales import OPTIMIZERS, Scale, optimizer_s, scales, weights
 
 Kind = OperatorKind
 _FASTEST_S = 1e-7
-"""Keeps logarithms finite; no kernel is as short."""
+"""Keeps logarithms finite; no kernel is this short."""
 _INSIDE_S = 1e-9
-"""The same of what other operators hold, which adds nothing."""
+"""Time of operators that are included in others: keeps logarithms finite and adds nothing."""
 _FP4_FRAC = 0.6
-"""Peak ratio 0.5, and kernels that reach less of it."""
+"""Time of 4-bit over 8-bit products: a peak ratio of 0.5, and kernels that reach less of it."""
 KNOWN_FRAC = 0.15
-"""How much of a constant's deviation is left for what was sampled in training itself."""
+"""Share of a constant's deviation that remains for items sampled in training itself."""
 SCALE, FAMILY = "scale", "family"
 Constant = tuple[object, ...]
-"""A name that says what a constant is of: equal names are the same constant."""
+"""Identity of a constant: equal names are the same constant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class PricedItems:
     base_s: Floats
     """Seconds of each item with all constants at their centres."""
     sources: tuple[Source, ...]
-    """Where the time of each item comes from."""
+    """Provenance of the time of each item."""
     weights: Floats
     """Power of each scale and family in each item, shape (items, scales + families)."""
     scales: tuple[Scale, ...]
@@ -58,40 +58,41 @@ class PricedItems:
         return (*named, *((FAMILY, name) for name in self.families))
 
     def time_s(self, theta: Floats) -> Floats:
-        """Seconds, shape (items, columns), of constants of shape (constants, columns)."""
+        """Return seconds, shape (items, columns), for constants of shape (constants, columns)."""
         return self.base_s[:, np.newaxis] * np.exp(self.weights @ theta[: len(self.constants)])
 
     def named(self, theta: Floats, name: str) -> Floats:
-        """Value of a constant that is a time or a ratio of its own, shape (columns,)."""
+        """Return the value of a constant that is a time or a ratio of its own, shape (columns,)."""
         place = next(i for i, scale in enumerate(self.scales) if scale.name == name)
         return np.exp(self.scales[place].log_center + theta[place])
 
 
 def priced_items(compiled: Compiled, base: BaseTimes) -> PricedItems:
-    """The items of compiled layouts, or of parts of them, over base times."""
+    """Price the items of compiled layouts, or of parts of them, over base times."""
     known = base.conditions
     chosen = scales(known)
-    found = base_estimates(compiled, base)
-    is_prior = np.array([source is Source.PRIOR for source in found.sources], dtype=bool)
+    estimates = base_estimates(compiled, base)
+    is_prior = np.array([source is Source.PRIOR for source in estimates.sources], dtype=bool)
     is_new = is_prior | (not known.is_in_situ)
     powers = weights(compiled.items, chosen)
     centers = np.array([scale.log_center for scale in chosen])
-    families, spreads = _families(compiled.items, found.sigma_log)
-    powers_left = powers * np.where(is_new, 1.0, KNOWN_FRAC)[:, np.newaxis]
+    families, spreads = _families(compiled.items, estimates.sigma_log)
+    remaining_powers = powers * np.where(is_new, 1.0, KNOWN_FRAC)[:, np.newaxis]
     return PricedItems(
-        base_s=found.time_s * np.exp(np.where(is_new, powers @ centers, 0.0)),
-        sources=found.sources,
-        weights=np.hstack([powers_left, spreads]),
+        base_s=estimates.time_s * np.exp(np.where(is_new, powers @ centers, 0.0)),
+        sources=estimates.sources,
+        weights=np.hstack([remaining_powers, spreads]),
         scales=chosen,
         families=families,
     )
 
 
 def _families(items: Sequence[Item], sigma_log: Floats) -> tuple[tuple[str, ...], Floats]:
-    """Families of models with a deviation, and the deviation of each item, (items, families).
+    """Return the families of models with a deviation, and the deviation of each item, (items,
+    families).
 
-    The errors of one operator kind or kind of transfer are taken as one: they add up linearly over
-    the step, and in quadrature across kinds.
+    The errors of one operator kind or kind of transfer are fully correlated: they add up linearly
+    over the step, and in quadrature across kinds.
     """
     names = [family(item) for item in items]
     families = sorted({name for name, sigma in zip(names, sigma_log, strict=True) if sigma > 0})
@@ -100,54 +101,54 @@ def _families(items: Sequence[Item], sigma_log: Floats) -> tuple[tuple[str, ...]
 
 
 def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
-    """Each item with median, deviation and provenance, shape (items,).
+    """Return each item's median, deviation and provenance, shape (items,).
 
-    Unless measured, an optimizer has no launches of its own, which a step's host constant holds;
-    and what stands between the product of queries, keys and values and attention costs no more than
-    a copy in models that rotate nothing there.  A norm inside a product costs what any norm does
-    where products were timed without, and nothing more where they were timed with it.
+    Unless measured, an optimizer has no launches of its own, since a step's host constant includes
+    them, and the operators between the query-key-value product and attention cost no more than a
+    copy in models without rotary embeddings. A norm inside a product costs as much as any norm if
+    products were timed without it, and nothing more if they were timed with it.
     """
-    found = _as_run(compiled, base)
-    out, bytes_per_s = found.time_s.copy(), base.conditions.bytes_per_s
-    sigma_log = found.sigma_log.copy()
+    estimates = _as_run(compiled, base)
+    out, bytes_per_s = estimates.time_s.copy(), base.conditions.bytes_per_s
+    sigma_log = estimates.sigma_log.copy()
     splits, device = _splits(compiled), compiled.configs[0].device
     for place, item in enumerate(compiled.items):
-        if not isinstance(item, Operator) or found.sources[place] is not Source.PRIOR:
+        if not isinstance(item, Operator) or estimates.sources[place] is not Source.PRIOR:
             continue
         if item.kind is Kind.HOST_COPY:
             out[place] = host_copy_s(item, device)
             sigma_log[place] = LINK_SIGMA_LOG
         elif item.kind in OPTIMIZERS:
-            found_s = optimizer_s(item, device=device, bytes_per_s=bytes_per_s)
-            out[place] = max(_FASTEST_S, found_s)
+            update_s = optimizer_s(item, device=device, bytes_per_s=bytes_per_s)
+            out[place] = max(_FASTEST_S, update_s)
         elif item in splits:
-            # Forwards they are views; backwards one copy joins the three gradients.
+            # In the forward they are views; in the backward one copy joins the three gradients.
             is_copied = item.phase is Phase.BACKWARD
             nbytes = 2 * is_copied * math.prod(item.shape) * item.element_nbytes
             out[place] = max(_FASTEST_S, nbytes / bytes_per_s)
     shift, sigma = base.conditions.generic_attention
     for place, is_stated in _generic_attention(compiled).items() if sigma else ():
-        if found.sources[place] is Source.PRIOR:
+        if estimates.sources[place] is Source.PRIOR:
             out[place] *= math.exp(shift)
             sigma_log[place] = sigma_log[place] if is_stated else sigma
     if base.conditions.has_norms_inside:
-        # Their products hold them.
+        # The products' times include them.
         inside = [place for place, item in enumerate(compiled.items) if _is_fused_norm(item)]
         out[inside], sigma_log[inside] = _INSIDE_S, 0.0
     for place in _emulated(compiled):
-        if found.sources[place] is Source.PRIOR:
+        if estimates.sources[place] is Source.PRIOR:
             wide = replace(cast(Operator, compiled.items[place]), element_nbytes=4)
             out[place] = base.estimates([wide]).time_s[0]
     for places, factor in _quantized(compiled, base.conditions.fp8):
         narrow = [replace(cast(Operator, compiled.items[p]), element_nbytes=1) for p in places]
         casts = np.array([_cast_nbytes(operator) for operator in narrow]) / bytes_per_s
         out[places] = factor * base.estimates(narrow).time_s + casts
-    return replace(found, time_s=out, sigma_log=sigma_log)
+    return replace(estimates, time_s=out, sigma_log=sigma_log)
 
 
 def _generic_attention(compiled: Compiled) -> dict[int, bool]:
-    """Places of attention that need not run in a kernel made for the device, and whether the kernel
-    is stated."""
+    """Return the indices of attention that may run in a kernel not made for the device, and True
+    for those whose kernel is stated."""
     index = {item: place for place, item in enumerate(compiled.items)}
     return {
         index[operator]: not config.is_attention_unstated
@@ -163,29 +164,30 @@ def _is_fused_norm(item: Item) -> bool:
 
 
 def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
-    """With operators under the names that tables have for the stack of each layout."""
+    """Estimate items with operators under the names that tables have for the stack of each
+    layout."""
     parts: list[tuple[Item, ...]] = [(item,) for item in compiled.items]
     index = {item: place for place, item in enumerate(compiled.items)}
     for block, config in zip(compiled.blocks, compiled.block_configs, strict=True):
         for operator, _ in block.operators:
             if operator.kind in _RENAMED:
                 parts[index[operator]] = _stack_operators(operator, config, base)
-    found = base.estimates([part for one in parts for part in one])
+    estimates = base.estimates([part for one in parts for part in one])
     numbers = np.array([len(one) for one in parts])
     if (numbers == 1).all():
-        return found
+        return estimates
     first = np.concatenate([[0], np.cumsum(numbers)[:-1]])
     return Estimates(
-        time_s=np.add.reduceat(found.time_s, first),
-        sigma_log=np.maximum.reduceat(found.sigma_log, first),
-        sources=tuple(found.sources[place] for place in first.tolist()),
+        time_s=np.add.reduceat(estimates.time_s, first),
+        sigma_log=np.maximum.reduceat(estimates.sigma_log, first),
+        sources=tuple(estimates.sources[place] for place in first.tolist()),
     )
 
 
 def _stack_operators(
     operator: Operator, config: RunConfig, base: BaseTimes
 ) -> tuple[Operator, ...]:
-    """What was timed in place of an operator of a layout; itself where nothing else was.
+    """Return the operators timed in place of a layout's operator, or the operator itself.
 
     Eager stacks run RMSNorm and rotation as chains of calls.
     """
@@ -201,7 +203,7 @@ def _stack_operators(
         heads, micro = model.num_attention_heads, config.batch.micro_batch_size
         shape = (model.seq_length, micro, heads // config.parallelism.tp, model.kv_channels)
         return (replace(operator, kind=Kind.ROTARY, phase=phase, shape=shape),)
-    # A base knows attention as the layouts have it that it was made for, a run's own as it ran.
+    # Base times have attention as in the layouts that they are made for; a run's own, as it ran.
     known = base.conditions
     is_other = known.is_attention_fused is not config.is_attention_fused and not known.is_in_situ
     if operator.kind is Kind.CORE_ATTENTION and config.is_attention_fused:
@@ -218,7 +220,7 @@ _RENAMED = (Kind.NORM, Kind.FUSED_NORM, Kind.POSITION, Kind.CORE_ATTENTION)
 
 
 def _emulated(compiled: Compiled) -> set[int]:
-    """Places of products in 16 bits for which the device has no tensor cores."""
+    """Return the indices of 16-bit products for which the device has no tensor cores."""
     index = {item: place for place, item in enumerate(compiled.items)}
     return {
         index[operator]
@@ -230,34 +232,39 @@ def _emulated(compiled: Compiled) -> set[int]:
 
 
 def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], float]]:
-    """Products that run in 8 or 4 bits, by place, with their time over that in 8 bits.
+    """Return indices of products that run in 8 or 4 bits, with the ratio of their time to that in 8
+    bits.
 
-    Products of 4 bits have twice the peak of those of 8.  What was ``timed`` under a recipe has its
-    times already.
+    Products of 4 bits have twice the peak of those of 8. Items ``timed`` under a recipe already
+    have its times.
     """
     index = {item: place for place, item in enumerate(compiled.items)}
-    found: dict[float, dict[int, None]] = {}
+    places_by_factor: dict[float, dict[int, None]] = {}
     for block, config in zip(compiled.blocks, compiled.block_configs, strict=True):
         if config.fp8 in (Fp8Recipe.NONE, timed):
             continue
-        places = found.setdefault(_FP4_FRAC if config.fp8 is Fp8Recipe.NVFP4 else 1.0, {})
+        places = places_by_factor.setdefault(
+            _FP4_FRAC if config.fp8 is Fp8Recipe.NVFP4 else 1.0, {}
+        )
         for operator, _ in block.operators:
             if operator.kind.is_quantized and not operator.is_wide:
                 places[index[operator]] = None
-    return [(list(places), factor) for factor, places in found.items()]
+    return [(list(places), factor) for factor, places in places_by_factor.items()]
 
 
 def _cast_nbytes(operator: Operator) -> float:
-    """Traffic of quantising what a product reads: 2 bytes in, the values and their transpose out.
+    """Return the traffic of quantising a product's input: 2 bytes in, the values and their
+    transpose out.
 
-    Forwards that is the input, backwards the gradient of the output; weights are kept.
+    That is the input in the forward, and the gradient of the output in the backward; quantised
+    weights are cached.
     """
     tokens, num_in, num_out = operator.shape[-3:]
     return 4.0 * tokens * (num_out if operator.phase is Phase.BACKWARD else num_in)
 
 
 def _splits(compiled: Compiled) -> set[Operator]:
-    """Operators before attention in models without rotary embeddings."""
+    """Return the operators before attention in models without rotary embeddings."""
     return {
         operator
         for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)

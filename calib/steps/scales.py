@@ -1,8 +1,8 @@
-"""The few global constants of a machine that step times alone can tell, with what is known of each.
+"""The few global constants of a machine that only step times identify, with their priors.
 
-A scale multiplies the times of all items that it covers; a constant is a time of its own.  Both are
-held as logarithms with a normal prior.  Effects are what layers of some layouts have in common
-beyond these constants.
+A scale multiplies the times of all items that it covers; a constant is a time of its own. Both are
+logarithms with a normal prior. Effects are deviations from these constants that layers of some
+layouts have in common.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ OPTIMIZERS = frozenset(
     {OperatorKind.OPTIMIZER, OperatorKind.SHARDED_OPTIMIZER, OperatorKind.STATED_OPTIMIZER}
 )
 OPTIMIZER_NBYTES = 40.0
-"""Traffic of fused mixed-precision Adam for one parameter: fp32 weight and two moments read and
+"""Bytes that fused mixed-precision Adam moves per parameter: fp32 weight and two moments read and
 written (24), gradient read for the norm and for the update and zeroed (12), half-precision copy
 written, and half of them read back (4)."""
 ADAM_NBYTES = 28.0
-"""Of Adam on the host: weight, gradient and two moments in fp32 read, all but the gradient
-written."""
+"""Bytes that Adam moves per parameter on the host: weight, gradient and two moments in fp32 read,
+all but the gradient written."""
 COPIED_NBYTES = 4.0
-"""Each way over the link, for one parameter: gradients arrive in buffers of the host's fp32 copy
+"""Bytes each way over the link per parameter: gradients arrive in buffers of the host's fp32 copy
 and weights leave it as they are (``HybridDeviceOptimizer`` of megatron.core 0.16.1)."""
 HOST_FRAC = 0.5
-"""Of the sheet's memory rate that Adam reaches on all cores: a billion parameters in 0.22 s on two
-Xeon 8168 of 256 GB/s (Ren et al. 2021, "ZeRO-Offload", table 4)."""
+"""Share of the data sheet's memory rate that Adam reaches on all cores: a billion parameters in
+0.22 s on two Xeon 8168 of 256 GB/s (Ren et al. 2021, "ZeRO-Offload", table 4)."""
 _SERVERS: Mapping[str, float] = {
     # Two Xeon 8168 (6 channels of DDR4-2666 each) for 8 GPUs.
     "volta": 256e9 / 8,
@@ -56,23 +56,25 @@ _SERVERS: Mapping[str, float] = {
     # Two EPYC 9654 (12 channels of DDR5-4800) for 8.
     "cdna3": 921.6e9 / 8,
 }
-"""Bytes/s of the host's memory by the data sheets of a generation's usual server, for one GPU."""
-# Grace (LPDDR5X, 500 GB/s) beside one Hopper, or beside two Blackwell.
+"""Bytes/s of host memory per GPU, by the data sheet of the generation's usual server."""
+# Grace (LPDDR5X, 500 GB/s) with one Hopper, or shared by two Blackwell.
 _GRACE: Mapping[str, float] = {"gh200": 500e9, "gh-96": 500e9, "gb200": 250e9, "gb300": 250e9}
 
 
 def host_memory_bytes_per_s(device: str) -> float:
-    """One GPU's share of its host's memory rate; of DGX H100's where the server is not known."""
+    """Return one GPU's share of its host's memory rate; that of DGX H100 if the server is
+    unknown."""
     name = device_prior(device).name
     usual = _SERVERS.get(generation(name).name, _SERVERS["hopper"])
     return _GRACE.get(name, usual)
 
 
 def optimizer_s(operator: Operator, *, device: str, bytes_per_s: float) -> float:
-    """Seconds of an optimizer by what it moves, at ``bytes_per_s`` of the device's memory.
+    """Return the seconds of an optimizer by the bytes it moves, at ``bytes_per_s`` of the device's
+    memory.
 
-    What the host updates goes down, is updated and comes back, one after the other, or beside each
-    other where copies overlap; the device's own share runs meanwhile.
+    The host's share is copied down, updated and copied back, in sequence, or concurrently if copies
+    overlap; the device's own share runs meanwhile.
 
     >>> from ..workload import Phase
     >>> whole = Operator(kind=OperatorKind.OPTIMIZER, phase=Phase.STEP, shape=(10**9,),
@@ -83,11 +85,11 @@ def optimizer_s(operator: Operator, *, device: str, bytes_per_s: float) -> float
     if operator.kind is not OperatorKind.STATED_OPTIMIZER:
         return operator.shape[0] * OPTIMIZER_NBYTES / bytes_per_s
     parameters, moved_nbytes, on_host, is_overlapped = operator.shape
-    own_s = (parameters - on_host) * moved_nbytes / bytes_per_s
+    device_s = (parameters - on_host) * moved_nbytes / bytes_per_s
     copies_s = [on_host * COPIED_NBYTES / rate for rate in host_rates(device)]
     update_s = on_host * ADAM_NBYTES / (HOST_FRAC * host_memory_bytes_per_s(device))
     away_s = max(*copies_s, update_s) if is_overlapped else sum(copies_s) + update_s
-    return max(own_s, away_s)
+    return max(device_s, away_s)
 
 
 Kind = OperatorKind
@@ -101,23 +103,25 @@ BOOST = "boost"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """One constant: where it starts and how far it may be off."""
+    """One constant: the centre and deviation of its prior."""
 
     name: str
     log_center: float = 0.0
     log_sigma: float
     weight: Callable[[Item], float] | None = None
-    """Power with which it multiplies the time of an item; None: it is a time of its own."""
+    """Power with which it multiplies the time of an item; None for a time of its own."""
 
 
 def scales(known: Conditions) -> tuple[Scale, ...]:
-    """Every constant of a machine, as its base times know it where they know it better.
+    """Return every constant of a machine, with the centres and deviations of its base times where
+    they have any.
 
-    ``compute`` is common to all passes and what follows it apart for parts of them: errors of a
-    device's rates go together.  The launch floor is what the host takes to launch the forward pass
-    of one layer: 0.8 ms on an eager stack of 2021, about half with fused kernels.  ``network`` is
-    common to all that crosses nodes, whose cards all groups share.  Centres and deviations were
-    chosen with public step times in view (``benchmarks/RESULTS.md``), and are the same for all.
+    ``compute`` is common to all passes and the scales after it cover parts of them, since errors of
+    a device's rates are correlated. The launch floor is the host time to launch the forward pass of
+    one layer: 0.8 ms on an eager stack of 2021, about half with fused kernels. ``network`` is
+    common to all transfers between nodes, since all groups share the cards. Centres and deviations
+    were chosen with public step times in view (``benchmarks/RESULTS.md``), and are the same for all
+    machines.
     """
     return tuple(
         replace(
@@ -133,16 +137,16 @@ def scales(known: Conditions) -> tuple[Scale, ...]:
 
 
 def floor_s(*, is_attention_fused: bool) -> float:
-    """Seconds that a host takes for the forward launches of a layer, before any is measured."""
+    """Return the host's seconds for the forward launches of a layer, before any is measured."""
     return 0.4e-3 if is_attention_fused else 0.8e-3
 
 
 def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
-    """Work by kind and pass, then transfers by role."""
+    """Return scales of work by kind and pass, then of transfers by role."""
     both = (*_FORWARD, *_BACKWARD)
     return (
-        # Levels of 37 public calibrations (device, stack, precision) lie 0.10 apart, what they say
-        # of attention beside that 0.1.
+        # Levels of 37 public calibrations (device, stack, precision) lie 0.10 apart, and their
+        # attention relative to that 0.1.
         Scale(name="compute", log_sigma=0.12, weight=_of(_PASSES, both)),
         Scale(name="backward", log_sigma=0.1, weight=_of(_PASSES, _BACKWARD)),
         *((_TF32,) if known.has_tf32 else ()),
@@ -175,15 +179,15 @@ def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
 
 
 def _constants(usual_s: float) -> tuple[Scale, ...]:
-    """Of overlap, nodes and pipelines, then of the host."""
+    """Return the constants of overlap, nodes and pipelines, then of the host."""
     return (
-        # What work and transfer side by side take more than alone; Galvatron's 1.3 to start with.
+        # Slowdown of overlapping work and transfer; Galvatron's 1.3 to start with.
         Scale(name=CONTENTION, log_center=math.log(0.3), log_sigma=0.4),
-        # Of the step with each doubling of nodes: jitter, congestion, stragglers.  Series of one
-        # layout in public tables: 3.4 % (InternEvo, 8 to 1,024 A100), 0 to 2.7 % elsewhere.
+        # Growth of the step with each doubling of nodes: jitter, congestion, stragglers.  Series of
+        # one layout in public tables: 3.4 % (InternEvo, 8 to 1,024 A100), 0 to 2.7 % elsewhere.
         Scale(name=GROWTH, log_center=math.log(0.005), log_sigma=1.2),
-        # How much faster passes run for each share of the step that a stage waits: a device that
-        # waits draws less power and clocks higher afterwards.
+        # Speedup of passes per share of the step that a stage waits: a device that waits draws less
+        # power and clocks higher afterwards.
         Scale(name=BOOST, log_center=math.log(0.1), log_sigma=0.7),
         Scale(
             name=HOST_MICROBATCH,
@@ -197,12 +201,12 @@ def _constants(usual_s: float) -> tuple[Scale, ...]:
             log_sigma=1.5,
             weight=_of({Kind.HOST_STEP}, tuple(Phase)),
         ),
-        # Router, sort, permutes and quantisation of every expert, beside what a dense layer of the
-        # same host takes: three times as much on a usual one.  A host that is slow for reasons of
-        # its own (deterministic mode, timers) is not as much slower here.  Where it waits for the
+        # Router, sort, permutes and quantisation of every expert, relative to a dense layer on the
+        # same host: three times as much on a usual one. A host that is slow for reasons of its own
+        # (deterministic mode, timers) is not proportionally slower here. If the host waits for the
         # device, ``launched_frac`` has more of them.
         Scale(name=EXPERT_LAUNCHES, log_center=math.log(3.0 * usual_s), log_sigma=0.5),
-        # Hosts and stacks differ by as much: 0.3 ms for a layer on one public cluster, 2 on others.
+        # Range between hosts and stacks: 0.3 ms for a layer on one public cluster, 2 on others.
         Scale(name=FLOOR, log_center=math.log(usual_s), log_sigma=0.6),
         Scale(name=FLOOR_RATIO, log_center=math.log(1.6), log_sigma=0.15),
     )
@@ -215,7 +219,7 @@ def _in_fp32(item: Item) -> float:
 
 
 def weights(items: Sequence[Item], chosen: Sequence[Scale]) -> Floats:
-    """Powers of the scales in the time of each item, shape (items, scales)."""
+    """Return the powers of the scales in the time of each item, shape (items, scales)."""
     out = np.zeros((len(items), len(chosen)))
     for column, scale in enumerate(chosen):
         if scale.weight is not None:
@@ -224,10 +228,11 @@ def weights(items: Sequence[Item], chosen: Sequence[Scale]) -> Floats:
 
 
 def misalignment(item: Item) -> float:
-    """How far the rows of a product are from a multiple of 8: 0 where they are one, 1 where odd.
+    """Return how far the rows of a product are from a multiple of 8: 0 for a multiple, 1 for odd
+    rows.
 
-    Tensor cores want rows of 16 bytes; a vocabulary that is not a multiple of 8 costs up to
-    four times the time of logits and loss.
+    Tensor cores need rows of 16 bytes; a vocabulary that is not a multiple of 8 costs up to four
+    times the time of logits and loss.
     """
     if not isinstance(item, Operator) or item.kind not in (Kind.LOGITS, Kind.LOSS):
         return 0.0
@@ -246,8 +251,8 @@ _APART = OPTIMIZERS | _HOSTS
 _MEMORY = frozenset(Kind) - _LINEARS - _ATTENTION - _HEAD - _APART
 _PASSES = frozenset(Kind) - _APART
 _TF32 = Scale(name="tf32", log_sigma=0.5 * math.log(8.0), weight=_in_fp32)
-"""Public tables time fp32 without TF32, as PyTorch runs it unless it is told otherwise; with it the
-data sheets of A100 and H100 promise 8 and 7 times as many products."""
+"""Public tables time fp32 without TF32, PyTorch's default; with TF32 the data sheets of A100 and
+H100 promise 8 and 7 times the FLOP rate."""
 _FORWARD = (Phase.FORWARD, Phase.RECOMPUTE)
 _BACKWARD = (Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 
@@ -273,7 +278,8 @@ def _role(*roles: GroupRole) -> Callable[[Item], float]:
 
 ROUTING = "routing"
 Effect = tuple[str, int, int, int, int]
-"""What layers of some layouts share: its name, hidden size, sequence length, tp and micro-batch."""
+"""Identity of an effect that layers share: its name, hidden size, sequence length, tp and
+micro-batch."""
 EFFECT_SIGMA_LOG: Mapping[str, float] = {
     "width": 0.08,
     "tp": 0.05,
@@ -281,14 +287,14 @@ EFFECT_SIGMA_LOG: Mapping[str, float] = {
     "cell": 0.04,
     ROUTING: 0.15,
 }
-"""How far layers lie from the global constants, in logs: by hidden size and sequence, by tp, by
-micro-batch and by all of them.  Chosen on the public tables; the same for all.  Routing that nobody
-counted is its own: 1.3 to 3.1 times the time of even routing between workloads (Megatron-LM issue
+"""Deviations of layers from the global constants, in logs: by hidden size and sequence, by tp, by
+micro-batch and by all of them. Chosen on the public tables; the same for all. Unmeasured routing
+has its own: 1.3 to 3.1 times the time of even routing between workloads (Megatron-LM issue
 6757)."""
 
 
 def effects_of(config: RunConfig) -> tuple[Effect, ...]:
-    """The effects on a layout's layers; another width has others."""
+    """Return the effects on a layout's layers; layers of another width have other effects."""
     model, tp = config.model, config.parallelism.tp
     micro = config.batch.micro_batch_size
     width = (model.hidden_size, model.seq_length)
@@ -303,7 +309,7 @@ def effects_of(config: RunConfig) -> tuple[Effect, ...]:
 
 
 def is_routing_open(config: RunConfig) -> bool:
-    """Whether tokens go where a router sends them, and nobody knows how evenly."""
+    """Return True if a router chooses the experts and its balance was not measured."""
     experts = config.model.experts
     if experts is None:
         return False
@@ -317,19 +323,19 @@ RELEASE_SIGMA_LOG: Mapping[str, float] = {
     "release": 0.03,
     UNMODELLED: 0.13,
 }
-"""How far the level of one release lies from that of all, in logs.  One configuration in two
+"""Deviation of the level of one release from that of all, in logs. One configuration in two
 releases differs by 3.9 % (median of 71, Megatron-Bridge) and 1.5 % (of 79, DGX Cloud), which is
-0.03 for each of the two.  Settings that are not modelled: of 490 recipes of Megatron-Bridge with
-equal degrees in consecutive releases 49 differ in a switch, and a switch of theirs is worth up to
-1.5 times, ``sqrt(0.1) log(1.5)``."""
+0.03 for each of the two. Unmodelled settings: of 490 recipes of Megatron-Bridge with equal degrees
+in consecutive releases 49 differ in a switch, which is worth up to a factor of 1.5,
+``sqrt(0.1) log(1.5)``."""
 
 
 def releases_of(config: RunConfig) -> tuple[Release, ...]:
-    """The effects of the release that a layout runs on, where it is said, and of the settings that
-    the model leaves out: they may be anything, and are the same for layouts that share them."""
-    found: list[Release] = []
+    """Return the effects of a layout's release, if stated, and of its unmodelled settings, which
+    may be of any size but are the same for layouts that share them."""
+    releases: list[Release] = []
     if config.framework:
-        found.append(("release", config.framework))
+        releases.append(("release", config.framework))
     if config.unmodelled:
-        found.append((UNMODELLED, "; ".join(sorted(config.unmodelled))))
-    return tuple(found)
+        releases.append((UNMODELLED, "; ".join(sorted(config.unmodelled))))
+    return tuple(releases)

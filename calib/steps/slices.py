@@ -1,4 +1,4 @@
-"""Spans of a simulated step as slices: operators, transfers, the host, and what is waited for."""
+"""Spans of a simulated step as slices: operators, transfers, the host, and waits."""
 
 from __future__ import annotations
 
@@ -25,44 +25,45 @@ from ..timeline import (
 from ..workload import CollectiveUse, Operator, OtherPass, Placement
 
 WAITING = "waiting"
-"""For kernels that the host has yet to launch, or for another stage."""
+"""Name of a wait for kernels that the host has yet to launch, or for another stage."""
 Place: TypeAlias = tuple[TaskKind, int, int]
-"""Spans that are made of the same: kind, stage and chunk; the chunk is -1 at the ends of a step."""
+"""Identity of spans with equal slices: kind, stage and chunk; the chunk is -1 at the ends of a
+step."""
 
 
 class Slice(NamedTuple):
-    """Operators or transfers of one kind within a span, one after another."""
+    """Operators or transfers of one kind within a span, in sequence."""
 
     name: str
-    """Of the item, ``host`` or ``waiting``."""
+    """Name of the item, ``host`` or ``waiting``."""
     phase: str
     """Phase of an operator; empty for anything else."""
     part: Part
     calls: float
     time_s: float
-    """What it adds to the span; all slices of a span add up to it."""
+    """Exposed seconds; all slices of a span add up to it."""
     hidden_s: float = 0.0
-    """What else it takes, behind other work."""
+    """Seconds hidden behind other work."""
     source: Source | None = None
-    """Where the time comes from; None for a wait."""
+    """Provenance of the time; None for a wait."""
 
     def scaled(self, factor: float) -> Slice:
-        """The same in a step that takes ``factor`` times as long."""
+        """Return the slice in a step that takes ``factor`` times as long."""
         return self._replace(time_s=factor * self.time_s, hidden_s=factor * self.hidden_s)
 
 
 class Timed(NamedTuple):
-    """An item, so many times, with its own seconds."""
+    """An item with its number of calls and their seconds."""
 
     item: Item
     source: Source
     calls: float
     time_s: float
     is_open: bool = False
-    """Nothing hides it."""
+    """True if nothing hides it."""
 
     def slice(self, part: Part, time_s: float | None = None) -> Slice:
-        """The item as a slice, whole or of ``time_s``: what it takes beyond that is hidden."""
+        """Return the item as a slice of ``time_s``, by default all of it; the rest is hidden."""
         time_s = self.time_s if time_s is None else time_s
         return Slice(
             name=item_name(self.item),
@@ -76,62 +77,63 @@ class Timed(NamedTuple):
 
 
 def exposed(work: Sequence[Timed], part: Part, total_s: float) -> Iterator[Slice]:
-    """Transfers that add ``total_s`` together: what is open whole, the rest in equal shares."""
-    own_s = sum(one.time_s for one in work)
+    """Yield slices of transfers that add ``total_s`` together: open ones whole, the others in equal
+    shares."""
+    work_s = sum(one.time_s for one in work)
     open_s = sum(one.time_s for one in work if one.is_open)
-    beside_s = own_s - open_s
-    share = max(0.0, total_s - open_s) / beside_s if beside_s > 0 else 0.0
+    overlapping_s = work_s - open_s
+    share = max(0.0, total_s - open_s) / overlapping_s if overlapping_s > 0 else 0.0
     for one in work:
         yield one.slice(part, one.time_s * (1.0 if one.is_open else share))
 
 
 def waiting(part: Part, time_s: float, phase: str = "") -> Slice:
-    """A wait."""
+    """Return a slice for a wait."""
     return Slice(name=WAITING, phase=phase, part=part, calls=1.0, time_s=time_s)
 
 
-def joined(slices: Iterable[Slice], least_s: float) -> tuple[Slice, ...]:
-    """Equal neighbours as one, without those that take no time, shown or hidden."""
-    found: list[Slice] = []
+def merge_neighbours(slices: Iterable[Slice], least_s: float) -> tuple[Slice, ...]:
+    """Merge equal neighbours and drop slices that take no time, exposed or hidden."""
+    merged: list[Slice] = []
     for one in slices:
         if one.time_s <= least_s and one.hidden_s <= least_s:
             continue
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is not None and last[:3] == one[:3] and last.source == one.source:
-            found[-1] = last._replace(
+            merged[-1] = last._replace(
                 calls=last.calls + one.calls,
                 time_s=last.time_s + one.time_s,
                 hidden_s=last.hidden_s + one.hidden_s,
             )
         else:
-            found.append(one)
-    return tuple(found)
+            merged.append(one)
+    return tuple(merged)
 
 
 _ORDER = {kind: place for place, kind in enumerate(BlockKind)}
 _LEAST_FRAC = 1e-9
-"""Of a step; what is shorter is rounding."""
+"""Share of a step below which a slice is rounding."""
 _LEAST_S = 1e-15
-"""Keeps shares finite; no block that works is as short."""
+"""Keeps shares finite; no block with work is this short."""
 
 
 def layout_slices(
     compiled: Compiled,
-    found: GroupTimes,
+    group_times: GroupTimes,
     layout: int,
     items_s: Floats,
     sources: Sequence[Source],
 ) -> dict[Place, tuple[Slice, ...]]:
-    """What every pass, and what runs before and after the pipeline, is made of.
+    """Return the slices of every pass, and of the work before and after the pipeline.
 
-    ``items_s`` are the seconds of the items, shape (items,), that ``found`` was evaluated with in
-    its first alternative, which is the one that is told.  Of one place they add up to its spans.
+    ``items_s`` are the seconds of the items, shape (items,), that ``group_times`` was evaluated
+    with in its first alternative, the one reported. The slices of a place add up to its spans.
     """
-    whole = _Layout(compiled, found, layout, items_s, sources)
-    least_s = _LEAST_FRAC * float(found.total_s[layout, 0])
+    whole = _Layout(compiled, group_times, layout, items_s, sources)
+    least_s = _LEAST_FRAC * float(group_times.total_s[layout, 0])
     return {
-        place: joined(slices, least_s)
-        for place, slices in (*whole.passes(), *_ends(whole, found, layout))
+        place: merge_neighbours(slices, least_s)
+        for place, slices in (*whole.passes(), *_ends(whole, group_times, layout))
     }
 
 
@@ -139,12 +141,12 @@ class _Layout:
     def __init__(
         self,
         compiled: Compiled,
-        found: GroupTimes,
+        group_times: GroupTimes,
         layout: int,
         items_s: Floats,
         sources: Sequence[Source],
     ) -> None:
-        self.compiled, self.found, self.layout = compiled, found, layout
+        self.compiled, self.group_times, self.layout = compiled, group_times, layout
         self._items_s, self._sources = items_s, sources
         self._places = {item: place for place, item in enumerate(compiled.items)}
         self._plain_s = {
@@ -153,61 +155,62 @@ class _Layout:
         }
 
     def passes(self) -> Iterator[tuple[Place, list[Slice]]]:
-        """Each pass of each chunk."""
-        pipeline = self.found.group.pipeline
+        """Yield each pass of each chunk."""
+        pipeline = self.group_times.group.pipeline
         for chunk in range(pipeline.num_chunks):
             stage = chunk % pipeline.num_stages
             yield (TaskKind.FORWARD, stage, chunk), self._forward(chunk)
             if not pipeline.splits_backward:
                 yield (TaskKind.BACKWARD, stage, chunk), self._backward(chunk, {})
                 continue
-            held = self._held(chunk)
-            later = {row: _counted(self.compiled.sums.weight, row) for row, _ in held}
+            block_counts = self._block_counts(chunk)
+            later = {row: _counted(self.compiled.sums.weight, row) for row, _ in block_counts}
             yield (TaskKind.INPUT_GRADIENT, stage, chunk), self._backward(chunk, later)
             weights = [
-                self._timed(column, count * own).slice(Part.BACKWARD)
-                for row, count in reversed(held)
-                for column, own in later[row].items()
+                self._timed(column, count * item_count).slice(Part.BACKWARD)
+                for row, count in reversed(block_counts)
+                for column, item_count in later[row].items()
             ]
             yield (TaskKind.WEIGHT_GRADIENT, stage, chunk), weights
 
     def sent(self, rows: SparseRows, row: int, *, is_open: bool) -> list[Timed]:
-        """Items of a row, each with how often it comes."""
+        """Return the items of a row, each with its number of calls."""
         counts = _counted(rows, row).items()
         return [self._timed(column, n)._replace(is_open=is_open) for column, n in counts]
 
     def host(self, which: int) -> Slice:
-        """The host's part of a forward pass, of a backward pass, or of a step."""
-        frac = float(self.found.group.host_frac[self.layout, 0])
+        """Return the host's part of a forward pass (0), of a backward pass (1), or of a step
+        (2)."""
+        frac = float(self.group_times.group.host_frac[self.layout, 0])
         place = self.compiled.hosts[which]
         timed = self._timed(place, frac)
         return timed.slice(Part.HOST)._replace(name="host")
 
-    def _held(self, chunk: int) -> list[tuple[int, float]]:
-        """Blocks of a chunk in model order, each with its number."""
-        group = self.found.group
+    def _block_counts(self, chunk: int) -> list[tuple[int, float]]:
+        """Return the blocks of a chunk in model order, each with its number."""
+        group = self.group_times.group
         rows, counts = group.blocks[self.layout].tolist(), group.counts[chunk].tolist()
-        held = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
-        return sorted(held, key=lambda one: _ORDER[self._block(one[0]).kind])
+        block_counts = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
+        return sorted(block_counts, key=lambda one: _ORDER[self._block(one[0]).kind])
 
     def _forward(self, chunk: int) -> list[Slice]:
-        out, held = [self.host(0)], self._held(chunk)
-        for row, count in held:
+        out, block_counts = [self.host(0)], self._block_counts(chunk)
+        for row, count in block_counts:
             out += self._operators("forward", Part.FORWARD, row, count)
             out += self._transfers(Placement.FORWARD, row, count)
             out += self._copies(Placement.FORWARD, row, count)
-        return [*out, *self._shards(Placement.FORWARD, held)]
+        return [*out, *self._shards(Placement.FORWARD, block_counts)]
 
     def _backward(self, chunk: int, later: dict[int, dict[int, float]]) -> list[Slice]:
-        """A backward pass, without the share of weights that comes ``later``."""
-        out, held = [self.host(1)], self._held(chunk)
-        for row, count in reversed(held):
+        """Return a backward pass, without the share of weight gradients that runs ``later``."""
+        out, block_counts = [self.host(1)], self._block_counts(chunk)
+        for row, count in reversed(block_counts):
             out += self._operators("recompute", Part.RECOMPUTE, row, count)
             out += self._transfers(Placement.RECOMPUTE, row, count)
             out += self._operators("backward", Part.BACKWARD, row, count, later.get(row))
             out += self._transfers(Placement.BACKWARD, row, count)
             out += self._copies(Placement.BACKWARD, row, count)
-        return [*out, *self._shards(Placement.BACKWARD, held)]
+        return [*out, *self._shards(Placement.BACKWARD, block_counts)]
 
     def _operators(
         self,
@@ -217,88 +220,100 @@ class _Layout:
         count: float,
         later: dict[int, float] | None = None,
     ) -> Iterator[Slice]:
-        """Those of one phase as layers of this layout run them, then what they wait for."""
-        blocks = self.found.blocks
+        """Yield one phase's operators as this layout's layers run them, then their wait."""
+        blocks = self.group_times.blocks
         work = self._work(row)
         entries = _counted(getattr(self.compiled.sums, name), row).items()
-        for column, own in entries if part is not Part.BACKWARD else reversed(entries):
-            timed = self._timed(column, count * own)
-            taken = self._own_s(column, count * (later or {}).get(column, 0.0))
+        for column, item_count in entries if part is not Part.BACKWARD else reversed(entries):
+            timed = self._timed(column, count * item_count)
+            taken = self._calls_time_s(column, count * (later or {}).get(column, 0.0))
             yield timed.slice(part, work * timed.time_s - taken)._replace(hidden_s=0.0)
-        own_s = float(getattr(blocks, f"{name}_s")[row, 0])
-        yield waiting(part, count * (own_s - work * float(self._plain_s[name][row, 0])), name)
+        phase_s = float(getattr(blocks, f"{name}_s")[row, 0])
+        yield waiting(part, count * (phase_s - work * float(self._plain_s[name][row, 0])), name)
 
     def _work(self, row: int) -> float:
-        """How much longer operators of a block take in its layers than what they do says."""
-        blocks = self.found.blocks
-        own_s = blocks.forward_s[row, 0] + blocks.backward_s[row, 0] + blocks.recompute_s[row, 0]
+        """Return the ratio of operator times within a block's layers to their plain times."""
+        blocks = self.group_times.blocks
+        passes_s = blocks.forward_s[row, 0] + blocks.backward_s[row, 0] + blocks.recompute_s[row, 0]
         waits_s = 0.0 if blocks.waits_s is None else blocks.waits_s[row, 0]
         plain_s = sum(float(times_s[row, 0]) for times_s in self._plain_s.values())
-        return float((own_s - waits_s) / max(plain_s, _LEAST_S))
+        return float((passes_s - waits_s) / max(plain_s, _LEAST_S))
 
     def _transfers(self, placement: Placement, row: int, count: float) -> Iterator[Slice]:
         uses = [use for use in self._block(row).uses if not is_shard(use)]
         for part in PASS_PARTS:
-            own = [u for u in uses if u.placement is placement and part_of(u.call.role) is part]
-            total_s = count * float(self.found.blocks.transfer_s[placement, part][row, 0])
-            yield from exposed([self._use(use, count) for use in own], part, total_s)
+            part_uses = [
+                u for u in uses if u.placement is placement and part_of(u.call.role) is part
+            ]
+            total_s = count * float(self.group_times.blocks.transfer_s[placement, part][row, 0])
+            yield from exposed([self._use(use, count) for use in part_uses], part, total_s)
 
     def _copies(self, placement: Placement, row: int, count: float) -> Iterator[Slice]:
         copies = self.compiled.sums.copies
         if copies is not None:
-            work = [self._timed(c, count * own) for c, own in copies[placement].entries(row)]
-            total_s = count * float(self.found.blocks.copied_s(placement)[row, 0])
+            work = [
+                self._timed(c, count * item_count)
+                for c, item_count in copies[placement].entries(row)
+            ]
+            total_s = count * float(self.group_times.blocks.copied_s(placement)[row, 0])
             yield from exposed(work, Part.HOST, total_s)
 
-    def _shards(self, placement: Placement, held: list[tuple[int, float]]) -> Iterator[Slice]:
-        """Sharded weights and gradients; the first and the last of a pass have no neighbour."""
-        edge_s = self.found.blocks.edge_s(placement)
+    def _shards(
+        self, placement: Placement, block_counts: list[tuple[int, float]]
+    ) -> Iterator[Slice]:
+        """Yield sharded weights and gradients; the first and the last of a pass have no neighbour
+        to overlap."""
+        edge_s = self.group_times.blocks.edge_s(placement)
         if edge_s is None:
             return
         work = [
             self._use(use, count)._replace(is_open=not use.is_overlapped)
-            for row, count in held
+            for row, count in block_counts
             for use in self._block(row).uses
             if is_shard(use) and use.placement is placement
         ]
-        between_s = self.found.blocks.sharded_s(placement)
-        total_s = sum(count * float(between_s[row, 0]) for row, count in held)
-        total_s += max((float(edge_s[row, 0]) for row, _ in held), default=0.0)
+        between_s = self.group_times.blocks.sharded_s(placement)
+        total_s = sum(count * float(between_s[row, 0]) for row, count in block_counts)
+        total_s += max((float(edge_s[row, 0]) for row, _ in block_counts), default=0.0)
         yield from exposed(work, Part.DP, total_s)
 
     def _block(self, row: int) -> Block:
         return self.compiled.blocks[row]
 
     def _use(self, use: CollectiveUse, count: float) -> Timed:
-        is_beside = use.overlaps_with or use.beside or use.other_pass is not OtherPass.NONE
-        found = self._timed(self._places[use.call], count * use.count)
-        return found._replace(is_open=not is_beside)
+        is_overlapped = (
+            use.overlaps_with or use.overlapping_operators or use.other_pass is not OtherPass.NONE
+        )
+        timed = self._timed(self._places[use.call], count * use.count)
+        return timed._replace(is_open=not is_overlapped)
 
     def _timed(self, column: int, count: float) -> Timed:
         return Timed(
             item=self.compiled.items[column],
             source=self._sources[column],
             calls=count,
-            time_s=self._own_s(column, count),
+            time_s=self._calls_time_s(column, count),
         )
 
-    def _own_s(self, column: int, count: float) -> float:
+    def _calls_time_s(self, column: int, count: float) -> float:
         return count * float(self._items_s[column])
 
 
 def _counted(rows: SparseRows, row: int) -> dict[int, float]:
-    """How often each item comes in a row, by its column."""
+    """Return the number of calls of each item in a row, by its column."""
     counts: dict[int, float] = {}
     for column, count in rows.entries(row):
         counts[column] = counts.get(column, 0.0) + count
     return counts
 
 
-def _ends(whole: _Layout, found: GroupTimes, layout: int) -> Iterator[tuple[Place, list[Slice]]]:
-    """What each stage does before and after the pipeline."""
-    group, sums = found.group, whole.compiled.stages
+def _ends(
+    whole: _Layout, group_times: GroupTimes, layout: int
+) -> Iterator[tuple[Place, list[Slice]]]:
+    """Yield the slices of each stage before and after the pipeline."""
+    group, sums = group_times.group, whole.compiled.stages
     last = group.pipeline.num_stages - 1
-    column = layout * found.total_s.shape[1]
+    column = layout * group_times.total_s.shape[1]
     for stage in range(last + 1):
         row = int(group.stages[stage, layout])
 
@@ -309,12 +324,15 @@ def _ends(whole: _Layout, found: GroupTimes, layout: int) -> Iterator[tuple[Plac
             return list(exposed(work, part, total_s or 0.0))
 
         reduce_s, gather_s = (
-            float(times_s[stage, layout, 0]) for times_s in (found.reduce_s, found.gather_s)
+            float(times_s[stage, layout, 0])
+            for times_s in (group_times.reduce_s, group_times.gather_s)
         )
         before = sent(sums.reduces.total, Part.DP, reduce_s)
         before += sent(sums.finishes, Part.TP, None)
         shared = sent(sums.embedding, Part.DP, None) if stage in (0, last) else []
-        done_s = float(found.ready_s[stage, layout, 0] - found.pipeline.end_s[stage, column])
+        done_s = float(
+            group_times.ready_s[stage, layout, 0] - group_times.pipeline.end_s[stage, column]
+        )
         waits_s = done_s - sum(one.time_s for one in (*before, *shared))
         reduction = [*before, waiting(Part.BUBBLE, waits_s), *shared]
         yield (TaskKind.REDUCE, stage, -1), reduction

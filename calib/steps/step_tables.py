@@ -1,16 +1,16 @@
-"""The step model of a machine that is known by tables, or by the data sheet of its device.
+"""The step model of a machine with published tables, or with only the data sheet of its device.
 
-Where a table has profiles of whole layers, these stand in place of operators.  A profile times one
-layer as a stack ran it on tp ranks: its launches and the all-reduces of tensor parallelism are in
-it.  A layout's layer is a list of operators; the time of the layer is put on its query-key-value
-product, and everything else in a layer takes none.
+If a table has profiles of whole layers, these replace operators. A profile times one layer as a
+stack ran it on tp ranks, including its launches and the all-reduces of tensor parallelism. A
+layout's layer is a list of operators; its query-key-value product gets the time of the layer, and
+everything else in it takes none.
 
-Which layouts to measure: those that tell most of the step times of all.
+The layouts to measure are those that inform the step times of all layouts most.
 
 I-optimal design (Atkinson, Donev & Tobias 2007, section 10.6): the mean variance of the predicted
-log step times over all layouts is as small as so many measurements make it.  Greedy choice, then
-exchange of one row at a time (Fedorov 1972) while that helps.  Variances are those of the step
-model, linearised where it stands, with what its constants leave.
+log step times over all layouts is minimised for a number of measurements, by greedy choice, then
+exchange of one row at a time (Fedorov 1972) while that helps. Variances are those of the step
+model, linearised at its priors, with its residual deviation.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..errors import ConfigError
 from ..fit import DevicePrior, Estimates, Source, device_prior
 from ..importers import shape_sizes, table_kind
 from ..records import StatedNodes, StepPredictions, StepRow, Trait
-from ..regressors import first_of_least
+from ..regressors import first_minimum
 from ..timeline import Floats, Item
 from ..workload import GroupRole, Operator, OperatorKind, Phase, RunConfig
 from .base_times import BaseTimes, Conditions, FittedTimes, prior_times, table_times
-from .known import MEASURED_SIGMA_LOG, KnownStep, correlations
+from .known_steps import MEASURED_SIGMA_LOG, KnownStep, correlations
 from .model import ERROR_INFLATION, FittedSteps, fit_steps
 from .operator_tables import OperatorTables, network_of, operator_tables
 from .posterior import MODEL_SIGMA_LOG
@@ -40,7 +40,7 @@ from .scales import scales
 
 Kind = OperatorKind
 _NO_TIME_S = 1e-9
-"""Keeps logarithms finite where a profile has no time."""
+"""Keeps logarithms finite if a profile has no time."""
 _TENSOR_FRAC = 0.5
 """Rate of TF32 products over that of two-byte elements on the data sheet."""
 _IN_LAYER = frozenset(
@@ -57,9 +57,9 @@ _STATED: Mapping[str, float] = {
     "misaligned": 0.0,
     "host_microbatch": math.log(1e-5),
 }
-"""What a profile of layers as they were launched leaves nothing to say about."""
+"""Log centres of constants whose effect a profile of whole layers already includes."""
 _PROFILED: Mapping[str, float] = {"compute": 0.1, "backward": 0.05}
-"""What a layer timed as a whole leaves open: its neighbours and its launches."""
+"""Remaining deviations for a layer timed as a whole: its neighbours and its launches."""
 
 
 def table_steps(
@@ -69,12 +69,13 @@ def table_steps(
     collectives: Sequence[pd.DataFrame] = (),
     stated: StatedNodes | None = None,
 ) -> FittedSteps:
-    """That of the machine that a row ran on, over canonical tables and measured steps."""
+    """Fit the step model of the machine that a row ran on, over canonical tables and measured
+    steps."""
     return fit_steps(row_times(row, operators, collectives, stated), known)
 
 
 class TableSteps:
-    """The same for many calibrations over the same tables, whose fit is kept."""
+    """Step models for many calibrations over the same tables, whose fit is cached."""
 
     name = "ours"
 
@@ -91,11 +92,11 @@ class TableSteps:
         self._times: dict[Hashable, BaseTimes] = {}
 
     def fit(self, rows: Sequence[StepRow]) -> CalibratedRows:
-        """Calibrated on rows of one machine; without rows on tables and priors alone."""
+        """Calibrate on rows of one machine; without rows, on tables and priors alone."""
         return CalibratedRows(self, tuple(rows))
 
     def base(self, row: StepRow) -> BaseTimes:
-        """Base times of the machine that a row ran on."""
+        """Return the base times of the machine that a row ran on."""
         key = times_key(row)
         if key not in self._times:
             self._times[key] = row_times(
@@ -105,17 +106,17 @@ class TableSteps:
 
 
 class CalibratedRows:
-    """Rows of one machine, and what they say of others."""
+    """Rows of one machine, and the step model calibrated on them."""
 
     def __init__(self, tables: TableSteps, rows: tuple[StepRow, ...]) -> None:
         self._tables, self._rows = tables, rows
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
-        """Medians and 90 % intervals of rows of the same machine."""
+        """Return medians and 90 % intervals of rows of the same machine."""
         return self.steps(rows[0]).predict([row.config for row in rows])
 
     def steps(self, row: StepRow) -> FittedSteps:
-        """The step model of the machine of the known rows, which is that of ``row``."""
+        """Return the step model of the machine of the known rows, which is that of ``row``."""
         return self._fitted if self._rows else fit_steps(self._tables.base(row))
 
     @cached_property
@@ -125,17 +126,17 @@ class CalibratedRows:
 
 
 def times_key(row: StepRow) -> Hashable:
-    """Rows with equal keys have equal base times."""
+    """Return a key: rows with equal keys have equal base times."""
     config = row.config
     stated = (_is_socket(row), config.has_open_widths)
     return config.device, row.machine, config.is_attention_fused, *stated
 
 
 OPEN_SIGMA_LOG = {"dp": 0.29, "optimizer": 0.22}
-"""What the constants of transfers and optimizer leave open beside all else where nobody said in how
-many bits gradients travel and states are kept.  Half of the recipes that NVIDIA publishes reduce in
-bf16: 4 of the 6 bytes of a parameter are 2 then, ``log(6 / 4)`` from Megatron's default.  A fifth
-keeps states of 6 bytes in place of 12."""
+"""Additional deviations of the transfer and optimizer constants if the precisions of gradients and
+states are not stated. Half of the recipes that NVIDIA publishes reduce in bf16: 4 of the 6 bytes of
+a parameter are 2 then, ``log(6 / 4)`` from Megatron's default. A fifth uses states of 6 bytes
+instead of 12."""
 
 
 def row_times(
@@ -146,7 +147,7 @@ def row_times(
     *,
     without: tuple[str, ...] = (),
 ) -> BaseTimes:
-    """Base times of the machine that a row ran on: see ``machine_times``."""
+    """Return the base times of the machine that a row ran on: see ``machine_times``."""
     return machine_times(
         row.config,
         row.machine,
@@ -168,12 +169,12 @@ def machine_times(
     is_flagged_used: bool = False,
     without: tuple[str, ...] = (),
 ) -> BaseTimes:
-    """Base times of the device, kernels and widths of a layout, from canonical tables where there
-    are any.
+    """Return base times for the device, kernels and widths of a layout, from canonical tables if
+    there are any.
 
-    A profile of whole layers goes before operators.  Without tables all comes from the priors of
-    the device, and of the network where the machine's name or the user says it.  Priors leave out
-    the public tables that ``without`` names.
+    A profile of whole layers takes precedence over operators. Without tables, all times come from
+    the priors of the device, and of the network if the machine's name or the user states it. Priors
+    leave out the public tables that ``without`` names.
     """
     network = network_of(machine, config.device, stated)
     profiles = [t for t in operators if (t["kind"] == OperatorKind.LAYER.value).any()]
@@ -202,7 +203,7 @@ def machine_times(
 
 
 def _opened(base: FittedTimes | LayerTimes) -> BaseTimes:
-    """With constants that hold the widths that nobody said."""
+    """Widen the constants that depend on unstated precisions."""
     known = base.conditions
     usual = {scale.name: scale.log_sigma for scale in scales(known)}
     wider = {name: math.hypot(usual[name], sigma) for name, sigma in OPEN_SIGMA_LOG.items()}
@@ -210,13 +211,14 @@ def _opened(base: FittedTimes | LayerTimes) -> BaseTimes:
 
 
 def _is_socket(row: StepRow) -> bool:
-    """Samples of transfers that carry a flag for sockets are the right ones then."""
+    """Return True if the row ran over sockets, for which flagged samples of transfers are the right
+    ones."""
     return Trait.SOCKET_NETWORK in row.traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTimes:
-    """Profiles of layers on one device; ``rest`` is asked for all else."""
+    """Profiles of layers on one device, and ``rest`` for everything else."""
 
     layers: OperatorTables
     models: Mapping[int, tuple[int, int]]
@@ -226,17 +228,17 @@ class LayerTimes:
     conditions: Conditions
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
-        """Whether it was timed apart from its layer."""
+        """Return True if the operator was timed apart from its layer."""
         return self.rest.has(kind, phase)
 
     def estimates(self, items: Sequence[Item]) -> Estimates:
         """See ``BaseTimes``."""
-        found = self.rest.estimates(items)
+        estimates = self.rest.estimates(items)
         sources = tuple(
             Source.FITTED if isinstance(item, Operator) and item.kind in _PROFILED_KINDS else source
-            for item, source in zip(items, found.sources, strict=True)
+            for item, source in zip(items, estimates.sources, strict=True)
         )
-        return replace(found, time_s=self._times_s(items, found.time_s), sources=sources)
+        return replace(estimates, time_s=self._times_s(items, estimates.time_s), sources=sources)
 
     def _times_s(self, items: Sequence[Item], out: Floats) -> Floats:
         out = out.copy()
@@ -256,10 +258,11 @@ class LayerTimes:
         return out
 
     def _layer(self, product: Operator) -> Operator:
-        """The layer that a query-key-value product (tokens, hidden, 3 hidden / tp) belongs to."""
+        """Return the layer that a query-key-value product (tokens, hidden, 3 hidden / tp) belongs
+        to."""
         tokens, hidden, width = product.shape
         sizes = sorted(self.models)
-        known = sizes[first_of_least([abs(math.log(other / hidden)) for other in sizes])]
+        known = sizes[first_minimum([abs(math.log(other / hidden)) for other in sizes])]
         heads, seq = self.models[known]
         heads = max(1, round(heads * hidden / known))
         is_backward = product.phase is Phase.BACKWARD
@@ -271,16 +274,17 @@ class LayerTimes:
         )
 
     def _head_s(self, item: Operator) -> float:
-        """Seconds of the product of a head, as TF32 runs it."""
+        """Return the seconds of the product of a head, as TF32 runs it."""
         number = 2 if item.phase is Phase.BACKWARD else 1
         rate = _TENSOR_FRAC * self.prior.ceilings_for(2).flop_per_s
         return number * 2.0 * math.prod(item.shape) / rate
 
 
 def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes) -> LayerTimes:
-    """Layers of canonical tables on one device.
+    """Build layer times from canonical tables on one device.
 
-    Of several rows of one shape the last counts: the first layer of a model is profiled apart.
+    The last of several rows of one shape is used: the first layer of a model is profiled
+    separately.
     """
     prior = device_prior(device)
     rows = pd.concat(list(frames), ignore_index=True)
@@ -301,17 +305,18 @@ def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes)
 
 
 _MAX_EXCHANGES = 50
-"""A search that exchanges rows ends after a few; this only bounds it."""
+"""Upper bound on exchange rounds, which normally end after a few."""
 _GAIN_FRAC = 1e-6
-"""A smaller gain is rounding."""
+"""Relative gain below which an exchange is rounding."""
 _NOISE_SIGMA_LOG = float(np.hypot(MEASURED_SIGMA_LOG, 0.02))
-"""Of a measured step as a witness of the constants: what is its own is not theirs."""
+"""Deviation of a measured step from the constants: its own scatter does not inform them."""
 
 
 def design(rows: Sequence[StepRow], num_rows: int) -> list[int]:
-    """Positions of the rows to calibrate on, in the order of choice; reads no measured time.
+    """Return positions of the rows to calibrate on, in the order of choice; no measured time is
+    read.
 
-    Raises ``ConfigError`` where there are fewer rows than are asked for.
+    Raises ``ConfigError`` if there are fewer rows than requested.
     """
     if not 0 <= num_rows <= len(rows):
         raise ConfigError(f"--rows {num_rows} is not within the {len(rows)} rows there are")
@@ -325,17 +330,17 @@ def design(rows: Sequence[StepRow], num_rows: int) -> list[int]:
 
 
 def expected_sigma_log(rows: Sequence[StepRow], chosen: Sequence[int]) -> float:
-    """Root of the mean variance of log step time over all rows once the chosen are measured."""
+    """Return the root mean variance of log step time over all rows once the chosen are measured."""
     return float(np.sqrt(_study(rows).mean_variance(list(chosen))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Study:
     covariance: Floats
-    """Of log step times, shape (rows, rows), that of measurements left out."""
+    """Covariance of log step times without measurement noise, shape (rows, rows)."""
 
     def posterior(self, chosen: list[int]) -> Floats:
-        """The same once the chosen rows are measured."""
+        """Return the covariance once the chosen rows are measured."""
         if not chosen:
             return self.covariance
         shared = self.covariance[:, chosen]
@@ -343,41 +348,43 @@ class _Study:
         return self.covariance - shared @ np.linalg.solve(seen, shared.T)
 
     def mean_variance(self, chosen: list[int]) -> float:
-        """Mean variance of all rows."""
+        """Return the mean variance of all rows."""
         return float(np.mean(np.diag(self.posterior(chosen))))
 
     def most_informative(self, chosen: list[int]) -> int:
-        """The row that takes most off the mean variance; the first of equals."""
-        left = self.posterior(chosen)
-        gain = np.einsum("ri,ri->i", left, left) / (np.diag(left) + _NOISE_SIGMA_LOG**2)
+        """Return the row that reduces the mean variance most; the first of equals."""
+        covariance = self.posterior(chosen)
+        gain = np.einsum("ri,ri->i", covariance, covariance) / (
+            np.diag(covariance) + _NOISE_SIGMA_LOG**2
+        )
         gain[chosen] = -1.0
-        return first_of_least(-gain)
+        return first_minimum(-gain)
 
 
 def _study(rows: Sequence[StepRow]) -> _Study:
     base = row_times(rows[0])
-    found = fit_steps(base).estimates([row.config for row in rows])
-    names = sorted({name for one in found for name in one.error_log})
-    slopes = np.array([[one.error_log.get(name, 0.0) for name in names] for one in found])
-    # What all rows share cannot be told from the machine's own constants.
+    estimates = fit_steps(base).estimates([row.config for row in rows])
+    names = sorted({name for one in estimates for name in one.error_log})
+    slopes = np.array([[one.error_log.get(name, 0.0) for name in names] for one in estimates])
+    # Effects common to all rows cannot be separated from the machine's own constants.
     is_effect = np.array([not name.startswith(SCALE) for name in names])
     is_shared = is_effect & (slopes != 0.0).all(axis=0)
-    told = slopes[:, ~is_shared] / ERROR_INFLATION
+    identifiable_slopes = slopes[:, ~is_shared] / ERROR_INFLATION
     discrepancy = MODEL_SIGMA_LOG**2 * correlations([row.config for row in rows])
-    return _Study(covariance=told @ told.T + discrepancy)
+    return _Study(covariance=identifiable_slopes @ identifiable_slopes.T + discrepancy)
 
 
 def _exchanged(study: _Study, chosen: list[int]) -> list[int]:
-    """Exchanges one row at a time for a better one until none is."""
+    """Exchange one row at a time for a better one until none is."""
     best = study.mean_variance(chosen)
     for _ in range(_MAX_EXCHANGES):
         before = best
         for place in range(len(chosen)):
             others = chosen[:place] + chosen[place + 1 :]
             trial = [*chosen[:place], study.most_informative(others), *chosen[place + 1 :]]
-            found = study.mean_variance(trial)
-            if found < best * (1 - _GAIN_FRAC):
-                chosen, best = trial, found
+            variance = study.mean_variance(trial)
+            if variance < best * (1 - _GAIN_FRAC):
+                chosen, best = trial, variance
         if best == before:
             break
     return chosen

@@ -1,6 +1,6 @@
 """From estimates to a step: schedules, simulation of many layouts at once, breakdown, spans.
 
-In: times of blocks and transfers. Out: step time, bubbles, and what is exposed.
+In: times of blocks and transfers. Out: step time, bubbles, and exposed transfers.
 """
 
 from typing import TYPE_CHECKING

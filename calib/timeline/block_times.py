@@ -1,4 +1,5 @@
-"""Passes of blocks as sums over their operators and transfers, with what overlaps taken off."""
+"""Passes of blocks as sums over their operators and transfers, less the hidden part of
+transfers."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from dataclasses import dataclass, replace
 from ..layers import Block
 from ..workload import CollectiveUse, OperatorCount, OperatorKind, OtherPass, Phase, Placement
 from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of
-from .overlap import ShardSums, ShardTimes, ShardWriter, beyond, is_shard
+from .overlap import ShardSums, ShardTimes, ShardWriter, exposed_part, is_shard
 
 _WEIGHT_FRAC = 0.5
-"""Two products of one size: half, where no trace says more."""
+"""Share of weight gradients in a backward phase without a trace: two products of one size."""
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
 
 
@@ -22,28 +23,29 @@ class BlockTimes:
     forward_s: Floats
     backward_s: Floats
     weight_s: Floats
-    """Part of ``backward_s`` that only weights wait for: a second product of each linear."""
+    """Part of ``backward_s`` that only computes weight gradients: a second product of each
+    linear."""
     recompute_s: Floats
     transfer_s: dict[tuple[Placement, Part], Floats]
     """Exposed transfers by pass and part."""
     shards_s: ShardTimes | None = None
-    """Transfers of sharded weights and gradients; None where blocks have none."""
+    """Transfers of sharded weights and gradients; None if blocks have none."""
     copies_s: dict[Placement, Floats] | None = None
-    """Copies of activations beside each pass; None where blocks have none."""
+    """Copies of activations concurrent with each pass; None if blocks have none."""
     waits_s: Floats | None = None
-    """What of the passes a device waits for the host to launch; None where that is not known."""
+    """Part of the passes in which a device waits for the host's launches; None if unknown."""
 
     @property
     def copy_exposed_s(self) -> Floats:
-        """What copies of activations add to both passes of a block."""
+        """Exposed copies of activations in both passes of a block."""
         return self.copied_s(Placement.FORWARD) + self.copied_s(Placement.BACKWARD)
 
     def copied_s(self, placement: Placement) -> Floats:
-        """What copies of activations add to one pass of a block."""
+        """Return the exposed copies of activations in one pass of a block."""
         if self.copies_s is None:
             return 0 * self.forward_s
-        # Engines of their own copy; what they take of the memory's rate is little.
-        return beyond(self.copies_s[placement], self._own(placement), 1.0)
+        # Copy engines do the work, and use little of the memory's rate.
+        return exposed_part(self.copies_s[placement], self._unsharded_s(placement), 1.0)
 
     @property
     def forward_pass_s(self) -> Floats:
@@ -52,45 +54,46 @@ class BlockTimes:
 
     @property
     def backward_pass_s(self) -> Floats:
-        """Operators and transfers of the backward pass, recomputation included."""
+        """Operators and transfers of the backward pass, recompute included."""
         return self._passed(Placement.BACKWARD)
 
     @property
     def shard_exposed_s(self) -> Floats:
-        """What transfers of shards add to both passes of a block between others of its kind."""
+        """Exposed transfers of shards in both passes of a block between others of its kind."""
         return self.sharded_s(Placement.FORWARD) + self.sharded_s(Placement.BACKWARD)
 
     def sharded_s(self, placement: Placement) -> Floats:
-        """What transfers of shards add to one pass of a block between others of its kind."""
+        """Return the exposed transfers of shards in one pass of a block between others of its
+        kind."""
         if self.shards_s is None:
             return 0 * self.forward_s
-        return self.shards_s.exposed(placement, self._own(placement))
+        return self.shards_s.exposed(placement, self._unsharded_s(placement))
 
     def edge_s(self, placement: Placement) -> Floats | None:
-        """What one transfer of a block would have hidden; None where nothing is sharded.
+        """Return the hidden part of one transfer of a block; None if nothing is sharded.
 
         The first gather of a pass and the last reduction have no neighbour to hide behind.
         """
         if self.shards_s is None:
             return None
-        return self.shards_s.edge(placement, self._own(placement))
+        return self.shards_s.edge(placement, self._unsharded_s(placement))
 
     def _passed(self, placement: Placement) -> Floats:
-        own_s = self._own(placement)
-        passed_s = own_s if self.copies_s is None else own_s + self.copied_s(placement)
+        unsharded_s = self._unsharded_s(placement)
+        passed_s = unsharded_s if self.copies_s is None else unsharded_s + self.copied_s(placement)
         if self.shards_s is None:
             return passed_s
-        return passed_s + self.shards_s.exposed(placement, own_s)
+        return passed_s + self.shards_s.exposed(placement, unsharded_s)
 
-    def _own(self, placement: Placement) -> Floats:
-        """A pass without what sharding adds to it."""
+    def _unsharded_s(self, placement: Placement) -> Floats:
+        """Return the time of a pass without that of sharding."""
         if placement is Placement.FORWARD:
             return self.forward_s + self._transfers(Placement.FORWARD)
         transfers = self._transfers(Placement.BACKWARD) + self._transfers(Placement.RECOMPUTE)
         return self.backward_s + self.recompute_s + transfers
 
     def part_s(self, part: Part) -> Floats:
-        """Exposed transfers of one part in both passes."""
+        """Return the exposed transfers of one part in both passes."""
         return sum((self.transfer_s[place, part] for place in _PASSES), 0 * self.forward_s)
 
     def _transfers(self, place: Placement) -> Floats:
@@ -99,7 +102,8 @@ class BlockTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockSums:
-    """The sums as matrices over items; transfers that share a window are one row of ``uses``."""
+    """Matrices over items whose products are the sums; transfers that share a window are one row of
+    ``uses``."""
 
     forward: SparseRows
     backward: SparseRows
@@ -107,26 +111,26 @@ class BlockSums:
     recompute: SparseRows
     uses: SparseRows
     windows: SparseRows
-    """Work that each row of ``uses`` may hide behind; empty where it does not overlap."""
+    """Work that each row of ``uses`` may hide behind; empty if it does not overlap."""
     homes: dict[tuple[Placement, Part], SparseRows]
-    """Which rows of ``uses`` each block adds up, by pass and part."""
+    """Rows of ``uses`` that each block adds up, by pass and part."""
     shards: ShardSums | None = None
-    """None where nothing is sharded beyond the optimizer."""
+    """Transfers of shards; None if nothing is sharded beyond the optimizer."""
     copies: dict[Placement, SparseRows] | None = None
-    """Copies of activations; None where there are none."""
+    """Copies of activations; None if there are none."""
 
     def times(
         self, times_s: Floats, *, contention: float | Floats, is_host_only: bool
     ) -> BlockTimes:
-        """Times of the blocks from those of the items, shape (items, alternatives).
+        """Return the times of the blocks from those of the items, shape (items, alternatives).
 
-        On a device without streams of its own (``is_host_only``) nothing hides: the transfer uses
-        the cores that compute.  Elsewhere a transfer that hides behind work slows both by
+        On a device without streams of its own (``is_host_only``) nothing overlaps: transfers use
+        the cores that compute. On others an overlapped transfer slows both itself and the work by
         ``contention``.
         """
         exposed = self.uses @ times_s
         if not is_host_only:
-            exposed = beyond(exposed, self.windows @ times_s, contention)
+            exposed = exposed_part(exposed, self.windows @ times_s, contention)
         return BlockTimes(
             forward_s=self.forward @ times_s,
             backward_s=self.backward @ times_s,
@@ -148,19 +152,19 @@ def block_sums(
     weight_fracs: Mapping[OperatorKind, float] | None = None,
     copies: Sequence[Sequence[OperatorCount]] = (),
 ) -> BlockSums:
-    """The matrices of some blocks; their items are entered into the index.
+    """Build the matrices of some blocks; their items are entered into the index.
 
-    ``copies``: those of activations beside each block.
+    ``copies`` are the concurrent copies of activations of each block.
 
     ``weight_fracs`` is the measured share of the weight's gradient in a backward phase by kind; a
-    linear that it leaves out has half, as its two products have the same FLOP.
+    linear that it does not include has half, as its two products have the same FLOP.
     """
     sums = _Writer(index, weight_fracs or {}).write(blocks)
     if not any(copies):
         return sums
     rows = {Placement.FORWARD: Sums(), Placement.BACKWARD: Sums()}
-    for row, found in enumerate(copies):
-        for operator, count in found:
+    for row, operator_counts in enumerate(copies):
+        for operator, count in operator_counts:
             rows[Placement(operator.phase.value)].add(row, index.place(operator), count)
     matrices = {place: sums_of.matrix(num_rows=len(blocks)) for place, sums_of in rows.items()}
     return replace(sums, copies=matrices)
@@ -227,8 +231,11 @@ class _Writer:
         if first.other_pass is not OtherPass.NONE:
             self._other_pass(entry, block, first.other_pass)
         phase = Phase(first.placement.value)
-        for operator, count in block.operators if first.beside else ():
-            if operator.phase is phase and (operator.kind, operator.shape) in first.beside:
+        for operator, count in block.operators if first.overlapping_operators else ():
+            if (
+                operator.phase is phase
+                and (operator.kind, operator.shape) in first.overlapping_operators
+            ):
                 self._windows.add(entry, self._index.place(operator), count)
         if first.overlaps_with is None:
             return
@@ -239,10 +246,11 @@ class _Writer:
                     entry, self._index.place(operator), count * (0.5 if is_half else 1)
                 )
 
-    def _other_pass(self, entry: int, block: Block, beside: OtherPass) -> None:
-        """Half of both passes: two micro-batches meet in a layer, and their transfers share it."""
+    def _other_pass(self, entry: int, block: Block, other_pass: OtherPass) -> None:
+        """Add half of both passes as a window: two micro-batches overlap in a layer, and their
+        transfers share it."""
         for operator, count in (*block.forward, *block.backward):
-            is_cut = beside is OtherPass.INPUTS and operator.phase is Phase.BACKWARD
+            is_cut = other_pass is OtherPass.INPUTS and operator.phase is Phase.BACKWARD
             share = 1.0
             if is_cut and has_weights(operator.kind):
                 share -= self._weight_fracs.get(operator.kind, _WEIGHT_FRAC)
@@ -250,25 +258,30 @@ class _Writer:
 
 
 def has_weights(kind: OperatorKind) -> bool:
-    """True where half of the backward phase is the gradient of weights."""
+    """Return True if half of the backward phase is the gradient of weights."""
     return kind.is_linear or kind is OperatorKind.GROUPED_LINEAR
 
 
 def _sharing(uses: Iterable[CollectiveUse]) -> list[list[CollectiveUse]]:
-    """Transfers that one window hides together.
+    """Group transfers that one window hides together.
 
-    A linear's backward has two products, each with a transfer of its own beside it; everything else
-    hides all transfers of a pass behind one operator or several, or behind another micro-batch.
+    A linear's backward has two products, each overlapped with a transfer of its own; all other
+    transfers of a pass are hidden together behind one operator or several, or behind another
+    micro-batch.
     """
     rows: list[list[CollectiveUse]] = []
     shared: dict[tuple[Hashable, ...], list[CollectiveUse]] = {}
     for use in uses:
         behind = use.overlaps_with
-        is_alone = use.other_pass is OtherPass.NONE and not use.beside
+        is_alone = use.other_pass is OtherPass.NONE and not use.overlapping_operators
         if is_alone and (behind is None or has_weights(behind)):
             rows.append([use])
             continue
-        key = (use.placement, behind or use.beside or use.other_pass, part_of(use.call.role))
+        key = (
+            use.placement,
+            behind or use.overlapping_operators or use.other_pass,
+            part_of(use.call.role),
+        )
         if key not in shared:
             rows.append(shared.setdefault(key, []))
         shared[key].append(use)

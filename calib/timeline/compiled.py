@@ -1,4 +1,4 @@
-"""Many layouts as indices into the blocks that they share, by the shape of their pipeline."""
+"""Many layouts as indices into shared blocks, grouped by the shape of their pipeline."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ _Kind = TypeVar("_Kind", BlockKind, BlockVariant)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IssuedTransfers:
-    """Transfers of each distinct stage that are issued one after another, once in a step."""
+    """Transfers of each distinct stage that are issued in sequence, once in a step."""
 
     total: SparseRows
     last: SparseRows
-    """The one that is issued last."""
+    """The transfer that is issued last."""
     number: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSums:
-    """What each distinct stage does once in a step; rows are stages, columns items."""
+    """Work of each distinct stage once in a step; rows are stages, columns items."""
 
     reduces: IssuedTransfers
     gathers: IssuedTransfers
@@ -66,29 +66,31 @@ class StageSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutGroup:
-    """Layouts of one pipeline shape: as many chunks of as many blocks of each sort."""
+    """Layouts of one pipeline shape: the same number of chunks, with the same number of blocks of
+    each sort."""
 
     members: Ints
-    """Places of the layouts among all, shape (layouts,)."""
+    """Indices of the layouts among all, shape (layouts,)."""
     pipeline: Pipeline
     counts: Floats
     """Blocks of each sort in each chunk, shape (chunks, sorts)."""
     blocks: Ints
-    """Which block each layout has for a sort, shape (layouts, sorts)."""
+    """Block of each layout for a sort, shape (layouts, sorts)."""
     hops: Ints
     """Item of the message after each chunk but the last, shape (layouts, chunks - 1)."""
     stages: Ints
     """Row of the stage sums, shape (stages, layouts)."""
     host_frac: Floats
-    """1, or 0 where a graph replays the whole step, shape (layouts, 1)."""
+    """1, or 0 if a graph replays the whole step, shape (layouts, 1)."""
     deferred_frac: float
-    """Share of micro-batches whose gradients of the output table wait for the last pass."""
+    """Share of micro-batches whose output-table weight gradients are deferred until after the last
+    pass."""
     hides_gathers_frac: float
-    """Share of the update that the first chunk's gather runs beside."""
+    """Share of the update that the first chunk's gather overlaps."""
     overlaps_reduces: bool
     overlaps_gathers: bool
     gathers_ahead: bool
-    """Parameters are gathered beside the first forward pass."""
+    """Parameters are gathered during the first forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,7 +101,7 @@ class Compiled:
     items: tuple[Item, ...]
     blocks: tuple[Block, ...]
     block_configs: tuple[RunConfig, ...]
-    """A layout that each block belongs to."""
+    """One layout that each block belongs to."""
     sums: BlockSums
     stages: StageSums
     groups: tuple[LayoutGroup, ...]
@@ -120,10 +122,10 @@ def compile_layouts(
     *,
     passes_only: bool = False,
 ) -> Compiled:
-    """The layouts as arrays.  Raises ``ConfigError`` where CPU and accelerators are mixed.
+    """Compile layouts to arrays. Raises ``ConfigError`` if CPU and accelerators are mixed.
 
-    ``weight_fracs`` splits backward phases, see ``block_sums``; ``passes_only`` leaves out what a
-    stage does once in a step.
+    ``weight_fracs`` splits backward phases, see ``block_sums``; ``passes_only`` leaves out the work
+    of a stage that occurs once in a step.
     """
     return _Compiler(configs, weight_fracs or {}).compile(passes_only=passes_only)
 
@@ -132,9 +134,10 @@ def compile_blocks(
     pairs: Sequence[tuple[Block, RunConfig]],
     weight_fracs: Mapping[OperatorKind, float] | None = None,
 ) -> Compiled:
-    """Blocks, or parts of some, each with a layout that it belongs to: no stages and no pipelines.
+    """Compile blocks, or parts of some, each with a layout that it belongs to, without stages and
+    pipelines.
 
-    Raises ``ConfigError`` where CPU and accelerators are mixed.
+    Raises ``ConfigError`` if CPU and accelerators are mixed.
     """
     configs = [config for _, config in pairs]
     return _Compiler(configs, weight_fracs or {}).of_blocks(pairs)
@@ -144,8 +147,8 @@ def compile_blocks(
 class _Composition:
     variants: tuple[BlockVariant, ...]
     counts: tuple[tuple[int, ...], ...]
-    held: tuple[tuple[tuple[BlockKind, int], ...], ...]
-    """The same by kind alone: what parameters depend on."""
+    kind_counts: tuple[tuple[tuple[BlockKind, int], ...], ...]
+    """Counts by kind alone, which determine the parameters."""
 
 
 _GroupKey = tuple[Pipeline, _Composition, bool, bool, bool, int]
@@ -219,7 +222,7 @@ class _Compiler:
         return groups
 
     def _group(self, key: _GroupKey, members: list[int]) -> LayoutGroup:
-        pipeline, composition, overlaps_reduces, overlaps_gathers, is_beside, num_deferred = key
+        pipeline, composition, overlaps_reduces, overlaps_gathers, hides_gathers, num_deferred = key
         configs = [self._configs[place] for place in members]
         hops = np.array([self._hops(config) for config in configs], dtype=np.int64)
         is_async = not self._is_host_only
@@ -232,7 +235,7 @@ class _Compiler:
             stages=np.array([self._step(config, composition) for config in configs]).T,
             host_frac=np.array([[float(not config.is_step_replayed)] for config in configs]),
             deferred_frac=num_deferred / pipeline.num_microbatches,
-            hides_gathers_frac=is_async * is_beside * (1 - 1 / pipeline.num_virtual_stages),
+            hides_gathers_frac=is_async * hides_gathers * (1 - 1 / pipeline.num_virtual_stages),
             overlaps_reduces=is_async and overlaps_reduces,
             overlaps_gathers=is_async and overlaps_gathers,
             gathers_ahead=is_async
@@ -253,8 +256,8 @@ class _Compiler:
             config.recompute_num_layers,
             config.wide_layers if config.fp8 is not Fp8Recipe.NONE else None,
         )
-        found = self._compositions.get(key)
-        if found is None:
+        composition = self._compositions.get(key)
+        if composition is None:
             chunks = [
                 _added(chunk_variants(config, chunk))
                 for chunk in range(config.parallelism.num_chunks)
@@ -262,10 +265,10 @@ class _Compiler:
             variants = tuple(dict.fromkeys(variant for chunk in chunks for variant in chunk))
             counts = tuple(tuple(chunk[variant] for variant in variants) for chunk in chunks)
             kinds = [_added((kind, n) for (kind, *_), n in chunk.items()) for chunk in chunks]
-            held = tuple(tuple(chunk.items()) for chunk in kinds)
-            found = _Composition(variants=variants, counts=counts, held=held)
-            self._compositions[key] = found
-        return found
+            kind_counts = tuple(tuple(chunk.items()) for chunk in kinds)
+            composition = _Composition(variants=variants, counts=counts, kind_counts=kind_counts)
+            self._compositions[key] = composition
+        return composition
 
     def _block_places(self, config: RunConfig, variants: Sequence[BlockVariant]) -> list[int]:
         key = (self._model(config), *block_key(config)[1:])
@@ -281,12 +284,13 @@ class _Compiler:
         return out
 
     def _model(self, config: RunConfig) -> int:
-        """A number for the model: hashing one takes as long as all else of a layout."""
-        found = self._model_numbers.get(id(config.model))
-        if found is None:
-            found = self._models.setdefault(config.model, len(self._models))
-            self._model_numbers[id(config.model)] = found
-        return found
+        """Return a number for the model: hashing one takes as long as everything else of a
+        layout."""
+        number = self._model_numbers.get(id(config.model))
+        if number is None:
+            number = self._models.setdefault(config.model, len(self._models))
+            self._model_numbers[id(config.model)] = number
+        return number
 
     def _hops(self, config: RunConfig) -> list[int]:
         par = config.parallelism
@@ -312,40 +316,40 @@ class _Compiler:
         sent = (
             *(config.precision, config.reduces_grads_in_bf16, config.keeps_fp8_params),
             config.wide_layers if config.keeps_fp8_params else None,
-            *(composition.held, config.sharded_update_calls, config.optimizer_state_nbytes),
+            *(composition.kind_counts, config.sharded_update_calls, config.optimizer_state_nbytes),
         )
         offload = (config.optimizer_offload_frac, config.overlaps_optimizer_offload)
         key = (model, par, *sent, *offload)
-        found = self._steps.get(key)
-        if found is None:
+        stage_places = self._steps.get(key)
+        if stage_places is None:
             last = par.pp - 1
-            # What is gathered ahead, and who updates what, leaves the reductions as they are.
+            # Gathering ahead and sharding of the update do not change the reductions.
             is_ahead = par.overlaps_param_gather and config.model.experts is not None
-            own = (model, replace(par, overlaps_param_gather=is_ahead), *sent)
+            transfer_key = (model, replace(par, overlaps_param_gather=is_ahead), *sent)
             places = []
             for stage in range(last + 1):
-                chunks = composition.held[stage :: last + 1]
+                chunks = composition.kind_counts[stage :: last + 1]
                 like = (key, chunks, stage in (0, last))
                 if like not in self._stage_places:
                     self._stage_places[like] = len(self._stages)
-                    items = self._sent_of(config, stage, (own, chunks, stage in (0, last)))
+                    items = self._sent_of(config, stage, (transfer_key, chunks, stage in (0, last)))
                     (optimizer, _), _ = step_operators(config, stage)
                     self._stages.append({**items, "optimizer": [self._index.place(optimizer)]})
                 places.append(self._stage_places[like])
-            found = self._steps[key] = tuple(places)
-        return found
+            stage_places = self._steps[key] = tuple(places)
+        return stage_places
 
     def _sent_of(self, config: RunConfig, stage: int, key: Hashable) -> dict[str, list[int]]:
-        """Items of the transfers of a stage, by field of ``StageSums``."""
-        found = self._sent.get(key)
-        if found is None:
-            found = self._sent[key] = self._transfers(config, stage)
-        return found
+        """Return the items of the transfers of a stage, by field of ``StageSums``."""
+        items = self._sent.get(key)
+        if items is None:
+            items = self._sent[key] = self._transfers(config, stage)
+        return items
 
     def _transfers(self, config: RunConfig, stage: int) -> dict[str, list[int]]:
         place = self._index.place
         lists: dict[str, list[int]] = {field.name: [] for field in fields(StageSums)}
-        # Equal buckets are one object: looking that up saves most of the hashing.
+        # Equal buckets are one object: looking up its id saves most of the hashing.
         places: dict[int, int] = {}
         uses = gradient_uses(config, stage)
         for use in uses:
@@ -389,7 +393,7 @@ def pipeline_of(config: RunConfig) -> Pipeline:
 
 
 def _added(pairs: Iterable[tuple[_Kind, int]]) -> Counter[_Kind]:
-    """Counts by name, in the order in which names come first."""
+    """Add up counts by name, in the order in which names first occur."""
     out: Counter[_Kind] = Counter()
     for kind, count in pairs:
         out[kind] += count

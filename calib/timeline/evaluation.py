@@ -1,4 +1,4 @@
-"""Step times of compiled layouts from the times of their items: the one place of that sum."""
+"""Step times of compiled layouts from the times of their items: the only place of that sum."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from ..layers import BlockKind
 from ..workload import Placement
 from .block_times import BlockTimes
 from .compiled import Compiled, IssuedTransfers, LayoutGroup
-from .graph import PipelineCosts, joined, pipeline_costs
+from .graph import PipelineCosts, concat_costs, pipeline_costs
 from .items import PASS_PARTS, Floats, Ints, Part
-from .overlap import beyond
+from .overlap import exposed_part
 from .programs import Pipeline, TaskKind
 from .simulation import Simulation, Span, simulate
 
 _START = 2
-"""Groups of micro-batches after which the pace is read off."""
+"""Groups of micro-batches after which the pace is measured."""
 _PERIOD = 1
-"""Groups of micro-batches over which it is."""
+"""Groups of micro-batches over which the pace is measured."""
 
 Run = tuple[PipelineCosts, Pipeline]
 
 
 def simulate_each(runs: Sequence[Run]) -> list[Simulation]:
-    """What ``simulate`` gives for each; equal pipelines go through it side by side."""
+    """Return the result of ``simulate`` for each run; equal pipelines are simulated together."""
     places: dict[Pipeline, list[int]] = {}
     for place, (_, pipeline) in enumerate(runs):
         places.setdefault(pipeline, []).append(place)
     out: dict[int, Simulation] = {}
     for pipeline, members in places.items():
-        found = simulate(joined([runs[place][0] for place in members]), pipeline)
+        simulation = simulate(concat_costs([runs[place][0] for place in members]), pipeline)
         begin = 0
         for place in members:
             end = begin + runs[place][0].num_columns
-            out[place] = found.columns(begin, end)
+            out[place] = simulation.columns(begin, end)
             begin = end
     return [out[place] for place in range(len(runs))]
 
@@ -44,13 +44,13 @@ def simulate_each(runs: Sequence[Run]) -> list[Simulation]:
 def simulate_long(
     runs: Sequence[Run], *, start: int = _START, period: int = _PERIOD
 ) -> list[Simulation]:
-    """As ``simulate_each``, exact up to ``start + period`` groups of micro-batches.
+    """Simulate like ``simulate_each``, exactly up to ``start + period`` groups of micro-batches.
 
-    A schedule with constant costs becomes periodic: each further micro-batch adds what the slowest
-    circuit of stages and messages takes (Baccelli et al. 1992, section 3.7).  Two short simulations
-    tell that pace, and what comes before it.  The layouts of a 96-layer model on 1,024 GPUs come
-    within 0.03 % of the exact step; stages that differ at random by 30 % within 3 %, and 8 % at
-    worst with few virtual stages, whose pace settles late (0.1 and 2 % with ``start`` and
+    A schedule with constant costs becomes periodic: each further micro-batch adds the time of the
+    slowest circuit of stages and messages (Baccelli et al. 1992, section 3.7). Two short
+    simulations give that pace, and the time before it. The layouts of a 96-layer model on 1,024
+    GPUs come within 0.03 % of the exact step; stages that differ at random by 30 % within 3 %, and
+    8 % at worst with few virtual stages, whose pace settles late (0.1 and 2 % with ``start`` and
     ``period`` 4).
 
     >>> from .graph import pipeline_costs
@@ -60,24 +60,25 @@ def simulate_long(
     [3009.0]
     """
     short = [_shortened(run, start, period) for run in runs]
-    found = iter(simulate_each([run for group in short for run in group]))
+    simulations = iter(simulate_each([run for group in short for run in group]))
     out = []
     for (_, pipeline), group in zip(runs, short, strict=True):
-        early = next(found)
+        early = next(simulations)
         if len(group) == 1:
             out.append(early)
             continue
         first, second = (run[1].num_microbatches for run in group)
         periods = (pipeline.num_microbatches - first) / (second - first)
-        out.append(_continued(early, next(found), periods))
+        out.append(_continued(early, next(simulations), periods))
     return out
 
 
 def _shortened(run: Run, start: int, period: int) -> list[Run]:
-    """The run itself where it is short, otherwise its first groups, fewer and more of them."""
+    """Return the run itself if it is short, otherwise two runs of its first groups, one shorter
+    than the other."""
     costs, pipeline = run
     group, number = pipeline.group_size, pipeline.num_microbatches
-    # The last group may be a part of one: it stays as it is.
+    # The last group may be incomplete: it is kept as it is.
     first = start * group + number % group
     second = first + period * group
     if number <= second:
@@ -95,7 +96,7 @@ def _continued(early: Simulation, late: Simulation, periods: float) -> Simulatio
 
 
 _ROUNDING = 1e-9
-"""Relative; sums in another order differ by this at most."""
+"""Relative tolerance for sums in a different order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,9 +106,9 @@ class GroupTimes:
     group: LayoutGroup
     costs: PipelineCosts
     pipeline: Simulation
-    """Columns are layouts x alternatives."""
+    """Simulation whose columns are layouts x alternatives."""
     ready_s: Floats
-    """When each stage has its gradients, shape (stages, layouts, alternatives)."""
+    """Time at which each stage has its gradients, shape (stages, layouts, alternatives)."""
     total_s: Floats
     """Step time, shape (layouts, alternatives)."""
     blocks: BlockTimes
@@ -115,29 +116,33 @@ class GroupTimes:
     """Exposed time of the gradient reduction, shape (stages, layouts, alternatives)."""
     gather_s: Floats
     shards_s: Floats
-    """Exposed transfers of sharded weights and gradients in one micro-batch, as ``reduce_s``."""
+    """Exposed transfers of sharded weights and gradients in one micro-batch, shape as
+    ``reduce_s``."""
     copies_s: Floats
-    """Exposed copies of activations in one micro-batch, the same."""
+    """Exposed copies of activations in one micro-batch, shape as ``reduce_s``."""
     finish_s: Floats
     embedding_s: Floats
     optimizer_s: Floats
     host_s: tuple[Floats, Floats, Floats]
-    """Of a forward pass, a backward pass and a step, shape (alternatives,)."""
+    """Host time of a forward pass, a backward pass and a step, shape (alternatives,)."""
 
     def critical_stage(self, layout: int) -> int:
-        """The stage whose gradients are ready last, the first of those that differ by rounding."""
+        """Return the stage whose gradients are ready last; of those that differ by rounding, the
+        first."""
         ready_s = self.ready_s[:, layout, 0]
         return int(np.argmax(ready_s >= ready_s.max() * (1.0 - _ROUNDING)))
 
     def parts_s(self, layout: int) -> dict[Part, float]:
-        """Seconds of the critical stage by part, first alternative; they add up to the step."""
-        found = self.part_times(layout, slice(1))
-        return {part: float(times_s[0]) for part, times_s in found.items()}
+        """Return the seconds of the critical stage by part, first alternative; they add up to the
+        step."""
+        times_by_part = self.part_times(layout, slice(1))
+        return {part: float(times_s[0]) for part, times_s in times_by_part.items()}
 
     def part_times(self, layout: int, which: slice = slice(None)) -> dict[Part, Floats]:
-        """The same of some alternatives, shape (alternatives,) each.
+        """Return the seconds of the critical stage by part for some alternatives, shape
+        (alternatives,) each.
 
-        The critical stage is that of the first; what it waits is the bubble.
+        The critical stage is that of the first alternative; its waits are the bubble.
         """
         stage = self.critical_stage(layout)
         pipeline, m = self.group.pipeline, self.group.pipeline.num_microbatches
@@ -170,18 +175,18 @@ class GroupTimes:
         return parts
 
     def of_blocks(self, layout: int, values: Floats) -> Floats:
-        """What the blocks of the critical stage add up to in a step, shape (alternatives,), of
+        """Return the sum over the blocks of the critical stage in a step, shape (alternatives,), of
         seconds of one micro-batch, shape (blocks, alternatives)."""
         return self._on_stage(layout, self.critical_stage(layout), values)
 
     def _on_stage(self, layout: int, stage: int, values: Floats) -> Floats:
         pipeline = self.group.pipeline
-        held = self.group.counts[stage :: pipeline.num_stages].sum(axis=0)
-        return pipeline.num_microbatches * (held @ values[self.group.blocks[layout]])
+        stage_counts = self.group.counts[stage :: pipeline.num_stages].sum(axis=0)
+        return pipeline.num_microbatches * (stage_counts @ values[self.group.blocks[layout]])
 
     def edge_spans(self, layout: int) -> list[Span]:
-        """What runs before and after the pipeline of one layout, first alternative; the last of
-        them ends when the step does."""
+        """Return the spans before and after the pipeline of one layout, first alternative; the last
+        of them ends with the step."""
         out: list[Span] = []
         column = layout * self.total_s.shape[1]
         begin_s = float(self.ready_s[:, layout, 0].max())
@@ -210,31 +215,34 @@ def evaluate(
     adjust: Callable[[BlockTimes], BlockTimes] | None = None,
     run: Callable[[Sequence[Run]], list[Simulation]] = simulate_each,
 ) -> list[GroupTimes]:
-    """The steps of every group of layouts.
+    """Return the steps of every group of layouts.
 
-    ``times_s`` holds the seconds of each item in each alternative, shape (items, alternatives);
+    ``times_s`` are the seconds of each item in each alternative, shape (items, alternatives);
     ``adjust`` may change the times of the blocks before they are added up; ``run`` times the
     pipelines.
     """
     study = _Evaluation(compiled, times_s, contention, adjust)
     passes = [study.passes(group) for group in compiled.groups]
-    simulations = run([(found.costs, found.group.pipeline) for found in passes])
+    simulations = run(
+        [(group_passes.costs, group_passes.group.pipeline) for group_passes in passes]
+    )
     return [
-        study.finished(found, pipeline) for found, pipeline in zip(passes, simulations, strict=True)
+        study.finished(group_passes, pipeline)
+        for group_passes, pipeline in zip(passes, simulations, strict=True)
     ]
 
 
 def step_times(compiled: Compiled, groups: list[GroupTimes]) -> Floats:
-    """Step times in the order of the layouts, shape (layouts, alternatives)."""
+    """Return step times in the order of the layouts, shape (layouts, alternatives)."""
     out = np.empty((len(compiled.configs), groups[0].total_s.shape[1]))
-    for found in groups:
-        out[found.group.members] = found.total_s
+    for group_times in groups:
+        out[group_times.group.members] = group_times.total_s
     return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Passes:
-    """A group before its pipeline is timed."""
+    """The passes of a group before its pipeline is simulated."""
 
     group: LayoutGroup
     costs: PipelineCosts
@@ -243,12 +251,12 @@ class _Passes:
     shards_s: Floats
     copies_s: Floats
     deferred_s: Floats
-    """Seconds that a pass through the last chunk leaves until after the last pass, shape (layouts,
+    """Seconds that a pass through the last chunk defers until after the last pass, shape (layouts,
     alternatives)."""
 
 
 class _Evaluation:
-    """Sums over items, once for all groups."""
+    """Sums over items, computed once for all groups."""
 
     def __init__(
         self,
@@ -277,14 +285,14 @@ class _Evaluation:
         self._optimizer_s = stages.optimizer @ times_s
 
     def passes(self, group: LayoutGroup) -> _Passes:
-        """What the pipeline of a group is made of."""
+        """Return the pipeline costs and exposed transfers of a group."""
 
         def chunks(values: Floats) -> Floats:
-            """(chunks, layouts, alternatives) from (blocks, alternatives)."""
+            """Return (chunks, layouts, alternatives) from (blocks, alternatives)."""
             return np.einsum("cj,rjk->crk", group.counts, values[group.blocks])
 
         def by_stage(values: Floats) -> Floats:
-            """Sums over the chunks of each stage."""
+            """Return sums over the chunks of each stage."""
             return values.reshape(-1, *group.stages.shape, values.shape[-1]).sum(axis=0)
 
         first, last = self._edge(group, Placement.FORWARD), self._edge(group, Placement.BACKWARD)
@@ -297,8 +305,8 @@ class _Evaluation:
         turns = _Turns.of(group.pipeline)
         gather_s = self._gathers.exposed(group.stages, gather_window, turns, self._contention)
         if group.hides_gathers_frac:
-            beside_s = group.hides_gathers_frac * self._optimizer_s[group.stages]
-            gather_s = np.maximum(gather_s - beside_s, 0.0)
+            overlapping_s = group.hides_gathers_frac * self._optimizer_s[group.stages]
+            gather_s = np.maximum(gather_s - overlapping_s, 0.0)
         return _Passes(
             group=group,
             costs=self._costs(group, forward, backward, chunks(self._blocks.weight_s), gather_s),
@@ -314,18 +322,19 @@ class _Evaluation:
         )
 
     def _deferred(self, group: LayoutGroup) -> Floats:
-        """Gradients of the output table's weights that a pass leaves for later, in seconds."""
+        """Return the seconds of output-table weight gradients that a pass defers."""
         weight_s = self._blocks.weight_s[group.blocks]
         is_head = self._are_heads[group.blocks][:, :, np.newaxis]
         return group.deferred_frac * (is_head * weight_s).sum(axis=1)
 
     def _edge(self, group: LayoutGroup, placement: Placement) -> Floats | float:
-        """What the first gather or the last reduction of a chunk adds, shape as ``chunks``."""
+        """Return the exposed time of a chunk's first gather or last reduction, shape as
+        ``chunks``."""
         edge_s = self._blocks.edge_s(placement)
         if edge_s is None:
             return 0.0
-        is_held = (group.counts > 0)[:, np.newaxis, :, np.newaxis]
-        return (is_held * edge_s[group.blocks]).max(axis=2)
+        has_block = (group.counts > 0)[:, np.newaxis, :, np.newaxis]
+        return (has_block * edge_s[group.blocks]).max(axis=2)
 
     def _costs(
         self,
@@ -346,38 +355,38 @@ class _Evaluation:
             weight_gradient_s=flat(weight),
             activation_s=hops,
             gradient_s=hops,
-            # Where the cores copy, two directions at once take the time of both.
+            # If the cores copy, two directions at once take the time of both.
             both_s=hops * (2 if self._is_host_only else 1),
             start_s=flat(starts),
             num_virtual_stages=group.pipeline.num_virtual_stages,
         )
 
-    def finished(self, found: _Passes, pipeline: Simulation) -> GroupTimes:
-        """The step around a timed pipeline."""
-        group = found.group
+    def finished(self, passes: _Passes, pipeline: Simulation) -> GroupTimes:
+        """Complete the step around a simulated pipeline."""
+        group = passes.group
         finish_s = self._finish_s[group.stages]
         embedding_s = self._embedding_s[group.stages[0]]
-        ready_s = pipeline.end_s.reshape(found.reduce_s.shape) + found.reduce_s + finish_s
-        ready_s[-1] += group.pipeline.num_microbatches * found.deferred_s
+        ready_s = pipeline.end_s.reshape(passes.reduce_s.shape) + passes.reduce_s + finish_s
+        ready_s[-1] += group.pipeline.num_microbatches * passes.deferred_s
         if embedding_s.any():
             ends = [0, group.pipeline.num_stages - 1]
             ready_s[ends] = ready_s[ends].max(axis=0) + embedding_s
         optimizer_s = self._optimizer_s[group.stages]
-        late_s = 0.0 if group.gathers_ahead else found.gather_s
+        late_s = 0.0 if group.gathers_ahead else passes.gather_s
         tails = optimizer_s + group.host_frac * self._host_s[2] + late_s
         return GroupTimes(
             group=group,
-            costs=found.costs,
+            costs=passes.costs,
             pipeline=pipeline,
             ready_s=ready_s,
-            # The gradient norm is summed over all stages: no optimizer starts before the last is
-            # ready.
+            # The gradient norm is summed over all stages: no optimizer starts before the last stage
+            # is ready.
             total_s=ready_s.max(axis=0) + tails.max(axis=0),
             blocks=self._blocks,
-            reduce_s=found.reduce_s,
-            gather_s=found.gather_s,
-            shards_s=found.shards_s,
-            copies_s=found.copies_s,
+            reduce_s=passes.reduce_s,
+            gather_s=passes.gather_s,
+            shards_s=passes.shards_s,
+            copies_s=passes.copies_s,
             finish_s=finish_s,
             embedding_s=embedding_s,
             optimizer_s=optimizer_s,
@@ -387,7 +396,7 @@ class _Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turns:
-    """How the chunks of a stage take turns."""
+    """How the chunks of a stage alternate."""
 
     num_chunks: int
     size: int
@@ -412,7 +421,8 @@ class _TransferTimes:
     def exposed(
         self, stages: Ints, pass_s: Floats | None, turns: _Turns, contention: float | Floats
     ) -> Floats:
-        """Exposed time beside a pass of each stage, shape (stages, layouts, alternatives)."""
+        """Return the time not hidden by a pass of each stage, shape (stages, layouts,
+        alternatives)."""
         total = self._total_s[stages]
         if pass_s is None:
             return total
@@ -421,12 +431,12 @@ class _TransferTimes:
 
 
 def window_time(pass_s: Floats, number: Floats, num_chunks: int = 1, turn: int = 1) -> Floats:
-    """Work beside all of ``number`` transfers but the last, of a stage whose chunks take turns.
+    """Return the work that overlaps all of ``number`` transfers but the last, for a stage whose
+    chunks alternate.
 
     The chunk whose gradients are complete first is followed by a turn of each other chunk; of the
-    last one only the part of its last micro-batch is left that is still to come when its first
-    bucket is full.  Gathers of weights go ahead of first turns in the same way.  ``pass_s`` is one
-    micro-batch through all chunks.
+    last chunk's last micro-batch only the part after its first full bucket remains. Gathers of
+    weights precede first turns correspondingly. ``pass_s`` is one micro-batch through all chunks.
 
     >>> window_time(np.array([4.0]), np.array([4.0])).tolist()
     [3.0]
@@ -434,17 +444,17 @@ def window_time(pass_s: Floats, number: Floats, num_chunks: int = 1, turn: int =
     [7.0]
     """
     chunk_s = pass_s / num_chunks
-    own_frac = np.maximum(1 - num_chunks / np.maximum(number, 1), 0.0)
-    return chunk_s * (turn * (num_chunks - 1) + own_frac)
+    last_chunk_frac = np.maximum(1 - num_chunks / np.maximum(number, 1), 0.0)
+    return chunk_s * (turn * (num_chunks - 1) + last_chunk_frac)
 
 
 def exposed_time(
     total_s: Floats, last_s: Floats, window_s: Floats, contention: float | Floats
 ) -> Floats:
-    """Exposed part of transfers that are issued one after another while a pass goes on.
+    """Return the exposed part of transfers that are issued in sequence during a pass.
 
-    All but the last run beside what is still to come, the last one begins when the pass ends.  The
-    bucket that the backward phase fills last is the one that the forward phase needs first: in
-    both directions nothing hides it.
+    All but the last overlap the rest of the pass; the last one begins when the pass ends. The
+    bucket that the backward phase fills last is the one that the forward phase needs first: in both
+    directions nothing hides it.
     """
-    return last_s + beyond(total_s - last_s, window_s, contention)
+    return last_s + exposed_part(total_s - last_s, window_s, contention)

@@ -1,4 +1,4 @@
-"""The programs of all stages as one graph of events, each listed after what it waits for."""
+"""The programs of all stages as one graph of events in topological order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .schedules import stage_program
 
 
 class Duration(QuickEnum):
-    """Which seconds an event takes; per chunk, or per boundary between chunks."""
+    """Cost that an event takes; per chunk, or per boundary between chunks."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -28,7 +28,7 @@ class Duration(QuickEnum):
 
 
 CostPlace = tuple[Duration, int]
-"""What an event takes, and of which chunk or boundary."""
+"""Cost of an event, and the chunk or boundary that it belongs to."""
 
 
 _PASS_COSTS = {
@@ -40,8 +40,8 @@ _PASS_COSTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Messages that a stage waits for as it posts them, and how often in a step."""
+class BlockingWait:
+    """Messages that a stage waits for as it posts them, and their number in a step."""
 
     costs: tuple[CostPlace, ...]
     stage: int
@@ -56,7 +56,8 @@ class TaskEvent(NamedTuple):
     cost: CostPlace
     kind: TaskKind
     stage: int
-    """Stage that computes or sends; where two messages cross, the one that sends down."""
+    """Stage that computes or sends; for two crossing messages, the one that sends the
+    activation."""
     peer: int
     """Stage at the other end; -1 for a pass."""
     chunk: int
@@ -70,20 +71,20 @@ class EventGraph:
 
     pipeline: Pipeline
     events: tuple[TaskEvent, ...]
-    """Event number ``num_stages`` first."""
+    """Event number ``num_stages`` comes first."""
     last: tuple[tuple[int, ...], ...]
-    """Per stage, the events with which it has finished."""
-    held: tuple[Held, ...]
+    """Events that end each stage's program."""
+    blocking_waits: tuple[BlockingWait, ...]
 
 
 @lru_cache(maxsize=256)
 def event_graph(pipeline: Pipeline) -> EventGraph:
-    """All events of a step; the same for every layout of this size and schedule."""
+    """Return all events of a step; every layout of this size and schedule shares them."""
     return _Builder(pipeline).build()
 
 
 class _Builder:
-    """Runs the programs side by side; a message becomes an event once both ends have posted."""
+    """Runs the programs concurrently; a message becomes an event once both ends have posted."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -94,14 +95,14 @@ class _Builder:
         self._events: list[TaskEvent] = []
         self._inputs: list[tuple[int, ...]] = [()] * self._num_stages
         self._earlier: list[frozenset[int]] = [frozenset()] * self._num_stages
-        """Per event, its inputs and theirs: far enough back to find inputs that add nothing."""
+        """Per event, its inputs and their inputs: far enough back to find redundant ones."""
         self._before: list[tuple[int, ...]] = [(stage,) for stage in range(self._num_stages)]
         """Per stage, the events that its next one waits for."""
         self._posted: dict[Message, tuple[Post, tuple[int, ...]]] = {}
         self._numbers: dict[Message, int] = {}
         self._links: dict[tuple[int, int], int] = {}
         """Last transfer from one stage to another."""
-        self._held: Counter[tuple[frozenset[CostPlace], int]] = Counter()
+        self._blocking_waits: Counter[tuple[frozenset[CostPlace], int]] = Counter()
         self._last_post: list[Post | None] = [None] * self._num_stages
 
     def build(self) -> EventGraph:
@@ -120,14 +121,14 @@ class _Builder:
             pipeline=self._pipeline,
             events=tuple(self._events),
             last=tuple(self._needed(before) for before in self._before),
-            held=tuple(
-                Held(costs=tuple(costs), stage=stage, count=count)
-                for (costs, stage), count in self._held.items()
+            blocking_waits=tuple(
+                BlockingWait(costs=tuple(costs), stage=stage, count=count)
+                for (costs, stage), count in self._blocking_waits.items()
             ),
         )
 
     def _run(self, stage: int, stuck: Wait | None) -> Wait | None:
-        """Go on to the first message that is not there yet, and return that wait."""
+        """Run up to the first message that is not there yet, and return that wait."""
         for item in self._rest(stage, stuck):
             if isinstance(item, Pass):
                 self._compute(stage, item)
@@ -162,7 +163,7 @@ class _Builder:
         self._before[stage] = (number,)
 
     def _post(self, stage: int, post: Post) -> None:
-        """Transfers of which the other end is posted too, by the batch it was posted in."""
+        """Create transfers whose other end is posted too, grouped by the batch it was posted in."""
         self._last_post[stage] = post
         ready: dict[int, list[Message]] = {}
         for message in post.messages:
@@ -184,13 +185,13 @@ class _Builder:
     def _transfer(
         self, messages: list[Message], posted: tuple[int, ...], is_blocking: bool
     ) -> None:
-        """One message, or one activation down and one gradient up at once."""
+        """Create one message, or one activation down and one gradient up at once."""
         first = messages[0]
         if len(messages) > 1 and first.is_gradient:
             first = messages[1]
         stage = sender(first, self._num_stages)
         peer = receiver(first, self._num_stages)
-        # Whoever blocks has waited for all that went before.
+        # A blocking stage has waited for all earlier transfers.
         link = self._links.get((stage, peer))
         after = () if link is None or (is_blocking and self._is_exchange(link)) else (link,)
         number = self._add(
@@ -215,7 +216,7 @@ class _Builder:
         post = self._last_post[stage]
         if post and post.is_blocking and post.messages == wait.messages:
             costs = {self._events[number - self._num_stages].cost for number in numbers}
-            self._held[frozenset(costs), stage] += 1
+            self._blocking_waits[frozenset(costs), stage] += 1
 
     def _is_exchange(self, number: int) -> bool:
         return self._events[number - self._num_stages].kind is TaskKind.EXCHANGE
@@ -228,7 +229,7 @@ class _Builder:
         return len(self._inputs) - 1
 
     def _needed(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """The inputs that are not before another one already; no time is negative."""
+        """Return the inputs that do not precede another one; no time is negative."""
         if len(numbers) == 1:
             return numbers
         earlier = self._earlier
@@ -252,21 +253,21 @@ Floats = NDArray[np.float64]
 class PipelineCosts:
     """Seconds per micro-batch, none negative; the second axis is that of the alternatives.
 
-    Passes have a row per chunk (chunk c runs on stage c % pp), messages one per boundary between
-    chunk b and chunk b + 1.  Without interleaving a chunk is a stage.
+    Passes have a row per chunk (chunk c runs on stage c % pp), messages have one per boundary
+    between chunk b and chunk b + 1. Without interleaving a chunk is a stage.
     """
 
     forward_s: Floats
     backward_s: Floats
     """Whole backward passes, weight gradients included."""
     weight_gradient_s: Floats
-    """The part of ``backward_s`` that may come later; read by zero-bubble schedules only."""
+    """The part of ``backward_s`` that may be deferred; only used by zero-bubble schedules."""
     activation_s: Floats
     gradient_s: Floats
     both_s: Floats
     """An activation down and a gradient up in one exchange."""
     start_s: Floats
-    """When a stage may begin, shape (stages, alternatives)."""
+    """Earliest start of a stage, shape (stages, alternatives)."""
 
     @property
     def num_stages(self) -> int:
@@ -275,12 +276,12 @@ class PipelineCosts:
 
     @property
     def num_chunks(self) -> int:
-        """Pieces of the model."""
+        """Chunks of the model."""
         return int(self.forward_s.shape[0])
 
     @property
     def num_columns(self) -> int:
-        """Alternatives side by side."""
+        """Number of alternatives."""
         return int(self.forward_s.shape[1])
 
 
@@ -295,10 +296,9 @@ def pipeline_costs(
     start_s: ArrayLike = 0.0,
     num_virtual_stages: int = 1,
 ) -> PipelineCosts:
-    """Costs from per-chunk values; a single column where alternatives are not given.
+    """Return costs from per-chunk values, with a single column if no alternatives are given.
 
-    Messages and starts may be scalars; ``both_s`` is the longer of the two directions where left
-    out.
+    Messages and starts may be scalars; ``both_s`` is the longer of the two directions if omitted.
     """
     forward = _columns(forward_s)
     shape = forward.shape
@@ -317,8 +317,8 @@ def pipeline_costs(
     )
 
 
-def joined(many: Sequence[PipelineCosts]) -> PipelineCosts:
-    """Alternatives of equal numbers of stages side by side, for one simulation of all."""
+def concat_costs(many: Sequence[PipelineCosts]) -> PipelineCosts:
+    """Concatenate alternatives of equal numbers of stages, for a single simulation."""
     names = PipelineCosts.__dataclass_fields__
     return PipelineCosts(
         **{name: np.concatenate([getattr(costs, name) for costs in many], axis=1) for name in names}
@@ -326,7 +326,7 @@ def joined(many: Sequence[PipelineCosts]) -> PipelineCosts:
 
 
 def cost_tables(costs: PipelineCosts, *, splits_backward: bool) -> dict[Duration, Floats]:
-    """The rows of each cost that an event may have."""
+    """Return the rows of each cost that an event may have."""
     backward = costs.backward_s
     return {
         Duration.FORWARD: costs.forward_s,
@@ -347,10 +347,10 @@ def least_makespans(
     drains: bool = True,
     message_s: Floats | float = 0.0,
 ) -> Floats:
-    """Seconds below which no schedule ends, shape (alternatives,), in closed form.
+    """Return a lower bound in seconds on any schedule, shape (alternatives,), in closed form.
 
-    A stage begins when a micro-batch has passed those before it, does all its passes one after
-    another, and the last gradient passes those before it once more.  Passes have shape (chunks,
+    A stage begins when a micro-batch has passed those before it, runs all its passes in sequence,
+    and the last gradient passes the earlier stages once more. Passes have shape (chunks,
     alternatives), messages of one direction (chunks - 1, alternatives); a schedule that splits the
     backward phase need not drain.
 

@@ -1,4 +1,4 @@
-"""What a step is made of: operators and collectives, by one name and one order."""
+"""Items of a step, operators and collectives, with a common name and order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Item = Operator | CollectiveCall
 
 
 class Part(Enum):
-    """Where the time of the critical stage goes."""
+    """Parts of the critical stage's time."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -37,11 +37,11 @@ class Part(Enum):
 
 
 PASS_PARTS = (Part.TP, Part.CP, Part.EP)
-"""Parts that transfers within a pass of a layer go to."""
+"""Parts of the transfers within a pass of a layer."""
 
 
 def part_of(role: GroupRole) -> Part:
-    """Part that a transfer within a pass belongs to."""
+    """Return the part that a transfer within a pass belongs to."""
     if role is GroupRole.CP:
         return Part.CP
     is_expert = role in (GroupRole.EP, GroupRole.EXPERT_TP, GroupRole.EXPERT_TP_EP)
@@ -49,7 +49,7 @@ def part_of(role: GroupRole) -> Part:
 
 
 def item_name(item: Item) -> str:
-    """Short name of an operator or collective.
+    """Return a short name of an operator or collective.
 
     >>> from ..workload import Collective
     >>> item_name(CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2,
@@ -62,7 +62,8 @@ def item_name(item: Item) -> str:
 
 
 def family(item: Item) -> str:
-    """Name of the models whose errors the item shares: all linears, all transfers of one role...
+    """Return the family of models whose errors the item shares: all linears, all transfers of one
+    role...
 
     >>> from ..workload import Collective
     >>> family(CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2, nbytes=8))
@@ -74,7 +75,7 @@ def family(item: Item) -> str:
 
 
 class ItemIndex:
-    """Numbers items in the order in which they are first met."""
+    """Numbers items in order of first occurrence."""
 
     def __init__(self) -> None:
         self._places: dict[Item, int] = {}
@@ -83,7 +84,7 @@ class ItemIndex:
         return len(self._places)
 
     def place(self, item: Item) -> int:
-        """The number of an item."""
+        """Return the number of an item."""
         return self._places.setdefault(item, len(self._places))
 
     @property
@@ -94,19 +95,19 @@ class ItemIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SparseRows:
-    """A sparse matrix by its rows; multiplies from the left alone."""
+    """A sparse matrix by its rows, for products with arrays on its right."""
 
     num_rows: int
     columns: Ints
-    """Of each entry, row by row."""
+    """Column of each entry, row by row."""
     counts: Floats
     filled: Ints
     """Rows that have entries."""
     starts: Ints
-    """The first entry of each of them."""
+    """Index of the first entry of each filled row."""
 
     def __matmul__(self, values: Floats) -> Floats:
-        """Shape (rows, ...) from (columns, ...)."""
+        """Return shape (rows, ...) from (columns, ...)."""
         out = np.zeros((self.num_rows, *values.shape[1:]))
         if len(self.columns):
             counts = self.counts.reshape(-1, *(1,) * (values.ndim - 1))
@@ -114,7 +115,7 @@ class SparseRows:
         return out
 
     def entries(self, row: int) -> list[tuple[int, float]]:
-        """Columns of one row with their counts; a column may come again."""
+        """Return the columns of one row with their counts; a column may occur several times."""
         place = int(np.searchsorted(self.filled, row))
         if place == len(self.filled) or self.filled[place] != row:
             return []
@@ -124,7 +125,7 @@ class SparseRows:
 
 
 class Sums:
-    """Rows of a sparse matrix that adds up the times of items, written entry by entry."""
+    """Builder of a sparse matrix that adds up the times of items, entry by entry."""
 
     def __init__(self) -> None:
         self._rows: list[int] = []
@@ -133,24 +134,24 @@ class Sums:
         self.num_rows = 0
 
     def row(self) -> int:
-        """Opens the next row and returns its number."""
+        """Open the next row and return its number."""
         self.num_rows += 1
         return self.num_rows - 1
 
     def add(self, row: int, column: int, count: float = 1.0) -> None:
-        """Adds so many of an item to a row."""
+        """Add ``count`` of an item to a row."""
         self._rows.append(row)
         self._columns.append(column)
         self._counts.append(count)
 
     def extend(self, row: int, columns: Sequence[int], counts: Sequence[float]) -> None:
-        """Adds so many of each item to a row."""
+        """Add a count of each item to a row."""
         self._rows += [row] * len(columns)
         self._columns += columns
         self._counts += counts
 
     def matrix(self, *, num_rows: int | None = None) -> SparseRows:
-        """The matrix; ``num_rows`` where rows were not opened here."""
+        """Return the matrix; ``num_rows`` is needed if rows were not opened here."""
         rows = np.array(self._rows, dtype=np.int64)
         order = np.argsort(rows, kind="stable")
         filled, starts = np.unique(rows[order], return_index=True)
@@ -173,20 +174,21 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpan:
-    """Something that was measured, in seconds from the start of its step."""
+    """A measured phase, in seconds from the start of its step."""
 
     rank: int
     stage: int
-    """0 where no layout is known."""
+    """Pipeline stage; 0 if no layout is known."""
     kind: TaskKind
     microbatch: int
-    """How many of its kind came before it in the step."""
+    """Number of spans of its kind before it in the step."""
     start_s: float
     end_s: float
 
 
 def measured_spans(run: RunRecords) -> tuple[MeasuredSpan, ...]:
-    """Phases of the last unflagged hooked step of each rank, seconds from that step's start."""
+    """Return the phases of the last unflagged hooked step of each rank, in seconds from that step's
+    start."""
     out: list[MeasuredSpan] = []
     for rank, records in run.records.items():
         steps = [r for r in records if isinstance(r, StepRecord) and r.is_hooked and not r.flags]

@@ -1,4 +1,4 @@
-"""What one stage of a pipeline does in turn: passes, messages it posts, messages it waits for."""
+"""Program of one pipeline stage: passes, messages it posts, messages it waits for."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..workload import SCHEDULES, Schedule
 
 
 class TaskKind(Enum):
-    """What a span of the simulated step is."""
+    """Kind of a span of the simulated step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     INPUT_GRADIENT = "input gradient"
-    """The part of a backward pass that the stage above waits for (zero-bubble schedules)."""
+    """The part of a backward pass that the previous stage waits for (zero-bubble schedules)."""
     WEIGHT_GRADIENT = "weight gradient"
     EXCHANGE = "exchange"
-    """A blocking exchange: both ends are held until it ends."""
+    """A blocking exchange: both ends are blocked until it ends."""
     TRANSFER = "transfer"
-    """An asynchronous message: it occupies its link, and holds only whoever waits for it."""
+    """An asynchronous message: it occupies its link, and blocks only a stage that waits for it."""
     REDUCE = "gradient reduction"
-    """What of it no backward pass hides."""
+    """The part that no backward pass hides."""
     GATHER = "parameter gather"
-    """What of it no forward pass hides."""
+    """The part that no forward pass hides."""
     OPTIMIZER = "optimizer"
     HOST = "host"
-    """What the host adds once in a step, after the optimizer."""
+    """Host time once in a step, after the optimizer."""
 
 
 class Pass(NamedTuple):
@@ -41,7 +41,7 @@ class Pass(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What crosses the boundary between chunks ``boundary`` and ``boundary + 1``."""
+    """Message across the boundary between chunks ``boundary`` and ``boundary + 1``."""
 
     boundary: int
     microbatch: int
@@ -49,16 +49,16 @@ class Message(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Messages of which this stage offers its end, sending or receiving, without waiting."""
+    """Messages whose sending or receiving end this stage posts, without waiting."""
 
     messages: tuple[Message, ...]
     is_blocking: bool
-    """The stage waits for all of them at once.  Where both ends do, an activation down and a
-    gradient up between the same two posts make one exchange."""
+    """True if the stage waits for all of them at once. If both ends do, an activation down and a
+    gradient up between the same two posts form one exchange."""
 
 
 class Wait(NamedTuple):
-    """Nothing that follows starts before these messages have arrived."""
+    """Nothing after it starts before these messages have arrived."""
 
     messages: tuple[Message, ...]
 
@@ -68,19 +68,21 @@ Item = Pass | Post | Wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Size and schedule of a pipeline: all that its order of events depends on."""
+    """Size and schedule of a pipeline, which determine its order of events."""
 
     num_stages: int
     num_microbatches: int
     num_virtual_stages: int = 1
     microbatch_group_size: int = 0
-    """Micro-batches that a stage runs through one chunk before the next; 0 means the stages."""
+    """Micro-batches that a stage runs through one chunk before the next; 0 stands for the number of
+    stages."""
     schedule: Schedule = Schedule.ONE_F_ONE_B
     """With more than one virtual stage 1F1B is interleaved."""
     overlaps_p2p: bool = True
-    """Messages of the steady phase run beside the passes; read only where chunks interleave."""
+    """Messages of the steady phase overlap the passes; only used for interleaved chunks."""
     overlaps_p2p_ends: bool = False
-    """So do those of warm-up and cool-down (``--overlap-p2p-communication-warmup-flush``)."""
+    """Messages of warm-up and cool-down overlap too
+    (``--overlap-p2p-communication-warmup-flush``)."""
 
     def __post_init__(self) -> None:
         for name in ("num_stages", "num_microbatches", "num_virtual_stages"):
@@ -91,7 +93,7 @@ class Pipeline:
 
     @property
     def num_chunks(self) -> int:
-        """Pieces of the model; chunk c runs on stage c % num_stages."""
+        """Chunks of the model; chunk c runs on stage c % num_stages."""
         return self.num_stages * self.num_virtual_stages
 
     @property
@@ -101,12 +103,13 @@ class Pipeline:
 
     @property
     def splits_backward(self) -> bool:
-        """True where input and weight gradients are passes of their own."""
+        """True if input and weight gradients are passes of their own."""
         return SCHEDULES[self.schedule].splits_backward
 
 
 def sender(message: Message, num_stages: int) -> int:
-    """Stage that sends: an activation comes from above the boundary, a gradient from below.
+    """Return the sending stage: of an activation the one before the boundary, of a gradient the one
+    after.
 
     >>> sender(Message(3, 0, False), 4), sender(Message(3, 0, True), 4)
     (3, 0)
@@ -115,7 +118,7 @@ def sender(message: Message, num_stages: int) -> int:
 
 
 def receiver(message: Message, num_stages: int) -> int:
-    """Stage that receives.
+    """Return the receiving stage.
 
     >>> receiver(Message(3, 0, False), 4), receiver(Message(3, 0, True), 4)
     (0, 3)
@@ -124,12 +127,12 @@ def receiver(message: Message, num_stages: int) -> int:
 
 
 def passes(program: Iterable[Item]) -> list[Pass]:
-    """The computations of a program in order."""
+    """Return the computations of a program in order."""
     return [item for item in program if isinstance(item, Pass)]
 
 
 def _check_interleaved(pipeline: Pipeline) -> None:
-    """The limits of Megatron's own schedule."""
+    """Check the limits of Megatron's own schedule."""
     stages, m, group = pipeline.num_stages, pipeline.num_microbatches, pipeline.group_size
     if not SCHEDULES[pipeline.schedule].interleaves:
         raise ConfigError(

@@ -1,17 +1,17 @@
-"""The order in which each stage computes and exchanges, schedule by schedule.
+"""The order in which each stage computes and exchanges messages, by schedule.
 
-Zero-bubble schedules H1 and H2: weight gradients put off to where a stage would idle.
+Zero-bubble schedules H1 and H2: weight gradients are postponed to the bubbles of a stage.
 
-Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism" (2023, arXiv:2401.10241), section 2.  With
-passes of equal length nothing idles in H2 between the first and the last pass of a stage, provided
-that optimizers do not wait for each other.  The order does not depend on times: where a weight
-gradient takes longer than the other passes, one that is searched for the times at hand does better.
+Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism" (2023, arXiv:2401.10241), section 2. With
+passes of equal length H2 has no bubble between the first and the last pass of a stage, provided
+that optimizers do not wait for each other. The order does not depend on times: if a weight gradient
+takes longer than the other passes, an order optimised for the actual times is better.
 
 Interleaved 1F1B as ``megatron.core`` 0.16.1 runs it: several chunks per stage.
 
-Follows ``forward_backward_pipelining_with_interleaving`` step by step: what is posted, and which
-handle is waited for where.  Pass k of a stage is its k-th in forward order (or in backward order,
-where the chunks go the other way round).
+It follows ``forward_backward_pipelining_with_interleaving`` step by step, in its posts and in the
+handles that it waits for. Pass k of a stage is its k-th in forward order (or in backward order,
+with the chunks reversed).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, passe
 
 
 class ScheduleEntry(NamedTuple):
-    """One entry of Megatron's schedule table; the chunk counts on its own stage."""
+    """One entry of Megatron's schedule table; chunks are numbered within their stage."""
 
     microbatch: int
     local_chunk: int
 
 
 def schedule_table(pipeline: Pipeline) -> tuple[ScheduleEntry, ...]:
-    """Micro-batch and local chunk of each forward pass; the same on every stage.
+    """Return the micro-batch and local chunk of each forward pass; all stages have the same.
 
     >>> pipeline = Pipeline(num_stages=2, num_microbatches=5, num_virtual_stages=2,
     ...                     microbatch_group_size=3)
@@ -49,7 +49,7 @@ def schedule_table(pipeline: Pipeline) -> tuple[ScheduleEntry, ...]:
 
 
 def num_interleaved_warmup(pipeline: Pipeline, stage: int) -> int:
-    """Forward passes before the first backward one (``get_pp_rank_microbatches``).
+    """Return the forward passes before the first backward one (``get_pp_rank_microbatches``).
 
     >>> pipeline = Pipeline(num_stages=4, num_microbatches=8, num_virtual_stages=2)
     >>> [num_interleaved_warmup(pipeline, stage) for stage in range(4)]
@@ -61,7 +61,7 @@ def num_interleaved_warmup(pipeline: Pipeline, stage: int) -> int:
 
 
 def interleaved_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
-    """Program of ``stage``: warm-up, one forward one backward, cool-down."""
+    """Return the program of ``stage``: warm-up, one forward one backward, cool-down."""
     return _InterleavedWriter(pipeline, stage).build()
 
 
@@ -78,27 +78,27 @@ class _Direction:
         self.is_leading = stage == (pipeline.num_stages - 1 if is_gradient else 0)
         """True on the stage where this direction begins."""
         self.receiving: deque[Message] = deque()
-        """Posted and not yet waited for, oldest first."""
+        """Receives posted and not yet waited for, oldest first."""
         self.sending: list[Message] = []
-        """The last one that was posted."""
+        """Sends posted last."""
 
     def task(self, k: int) -> Pass:
         kind = TaskKind.BACKWARD if self._is_gradient else TaskKind.FORWARD
         return Pass(kind, self._chunk(k), self._table[k].microbatch)
 
     def needed(self, k: int) -> list[Message]:
-        """What pass k works on; nothing on the chunk where this direction begins."""
+        """Return the input of pass k; nothing on the chunk where this direction begins."""
         return self._across(self._chunk(k) - (not self._is_gradient), k)
 
     def sent(self, k: int) -> list[Message]:
-        """What pass k hands on; nothing on the chunk where this direction ends."""
+        """Return the output of pass k; nothing on the chunk where this direction ends."""
         return self._across(self._chunk(k) - self._is_gradient, k)
 
     def received(self, k: int) -> list[Message]:
-        """What Megatron receives beside or after pass k.
+        """Return the messages that Megatron receives during or after pass k.
 
-        The input of the next pass; but the leading stage receives what the ending one,
-        ``num_stages - 1`` passes behind it, hands on, and may keep it for a while.
+        That is the input of the next pass, except on the leading stage: it receives the output of
+        the last one, ``num_stages - 1`` passes behind it, and may buffer it for a while.
         """
         if k == len(self._table) - 1:
             return []
@@ -173,7 +173,8 @@ class _InterleavedWriter:
         self._exchange(self._backward.sent(k) + self._backward.received(k))
 
     def _end_pass_overlapped(self, way: _Direction, k: int) -> None:
-        """A pass of warm-up or cool-down; all but the leading stage post the next receive first."""
+        """Write a pass of warm-up or cool-down; all but the leading stage post the next receive
+        first."""
         if k:
             self._await_input(way, k)
         received = way.received(k)
@@ -187,7 +188,7 @@ class _InterleavedWriter:
         for way, index in ((self._forward, ahead), (self._backward, k)):
             self._await_input(way, index)
             self._items.append(way.task(index))
-            # The last forward pass finds its input received ahead, and receives no other.
+            # The input of the last forward pass was received ahead, and no other follows.
             self._post(way, way.sent(index), way.received(index))
 
     def _steady(self, k: int) -> None:
@@ -201,12 +202,12 @@ class _InterleavedWriter:
         )
 
     def _await_input(self, way: _Direction, k: int) -> None:
-        """Megatron waits for its oldest open handle, whichever input that is."""
+        """Wait for the oldest open handle, as Megatron does, whichever input that is."""
         if way.needed(k) and way.receiving:
             self._wait([way.receiving.popleft()])
 
     def _post(self, way: _Direction, sent: list[Message], received: list[Message]) -> None:
-        """Post without waiting, but for the send before."""
+        """Post without waiting, except for the previous send."""
         if sent or received:
             self._items.append(Post((*sent, *received), is_blocking=False))
         self._wait(way.sending)
@@ -229,11 +230,11 @@ class _InterleavedWriter:
 
 
 def zero_bubble_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
-    """Program of ``stage`` under H1 or H2.
+    """Return the program of ``stage`` under H1 or H2.
 
-    Counting from 0 of p stages, stage i runs p - i forward passes before its first backward one
-    and weight gradients i micro-batches late under H1; 2 (p - i) - 1 and 2 i under H2.  A message
-    goes as soon as it is there, and the receiver is always ready for it.
+    Counting from 0 of p stages, stage i runs p - i forward passes before its first backward one and
+    weight gradients i micro-batches late under H1; 2 (p - i) - 1 and 2 i under H2. A message is
+    sent as soon as it is available, and the receiver is always ready for it.
     """
     return _Writer(pipeline, stage).build()
 
@@ -300,7 +301,7 @@ class _Writer:
 
 
 def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:
-    """Forward passes before the first backward one, without interleaving.
+    """Return the forward passes before the first backward one, without interleaving.
 
     >>> [num_warmup(4, 8, stage) for stage in range(4)]
     [3, 2, 1, 0]
@@ -309,31 +310,32 @@ def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:
 
 
 def stage_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
-    """Everything that ``stage`` does in a step, in order."""
+    """Return the program of ``stage`` for a step, in order."""
     return PROGRAMS[pipeline.schedule](pipeline, stage)
 
 
 def peak_in_flight(pipeline: Pipeline, stage: int) -> int:
-    """Most forward passes of ``stage`` whose activations are held at once, one chunk each.
+    """Return the most forward passes of ``stage`` whose activations are retained at once, one chunk
+    each.
 
-    A weight gradient that waits keeps its input too.
+    A postponed weight gradient retains its input too.
 
     >>> [peak_in_flight(Pipeline(num_stages=4, num_microbatches=8), stage) for stage in range(4)]
     [4, 3, 2, 1]
     """
     last = TaskKind.WEIGHT_GRADIENT if pipeline.splits_backward else TaskKind.BACKWARD
-    held = peak = 0
+    in_flight = peak = 0
     for task in passes(stage_program(pipeline, stage)):
-        held += (task.kind is TaskKind.FORWARD) - (task.kind is last)
-        peak = max(peak, held)
+        in_flight += (task.kind is TaskKind.FORWARD) - (task.kind is last)
+        peak = max(peak, in_flight)
     return peak
 
 
 class _Blocking:
     """Writes a program in which a stage waits for each batch of messages as it posts it.
 
-    Follows ``forward_backward_no_pipelining`` and ``_pipelining_without_interleaving`` of
-    ``megatron.core`` 0.16.1.  Neighbours that are not there cost nothing.
+    It follows ``forward_backward_no_pipelining`` and ``_pipelining_without_interleaving`` of
+    ``megatron.core`` 0.16.1. Missing neighbours cost nothing.
     """
 
     def __init__(self, pipeline: Pipeline, stage: int) -> None:
@@ -395,4 +397,4 @@ PROGRAMS: Mapping[Schedule, Callable[[Pipeline, int], tuple[Item, ...]]] = {
     Schedule.ZERO_BUBBLE_H1: zero_bubble_program,
     Schedule.ZERO_BUBBLE_H2: zero_bubble_program,
 }
-"""Who writes what a stage does in turn; docs/extending/schedule.md adds one."""
+"""Functions that write the program of a stage; docs/extending/schedule.md adds one."""

@@ -1,12 +1,12 @@
 """Exact earliest-start times of a pipeline schedule, for many layouts at once or one in full.
 
-Where both ends of a message block, as in Megatron's batched point-to-point, an exchange starts when
-both stages have arrived and holds both until it ends.  Other messages occupy their link, and hold
-only the stage that waits for them.
+If both ends of a message block, as in Megatron's batched point-to-point, an exchange starts when
+both stages have arrived and blocks both until it ends. Other messages occupy their link, and block
+only a stage that waits for them.
 
-For many layouts the event graph is run as steps over few rows of columns.  Each step is the
-recurrence of the graph, ``end = max(ends of the inputs) + cost``.  A row holds an end only until
-the last event that reads it, so that the rows of a block of columns stay in a cache.
+For many layouts the event graph is run as steps over few rows of columns. Each step is the
+recurrence of the graph, ``end = max(ends of the inputs) + cost``. A row is reused after the last
+event that reads it, so that the rows of a block of columns stay in a cache.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from .programs import Pipeline, TaskKind
 
 Floats = NDArray[np.float64]
 BLOCK_NBYTES = 8 * 1024 * 1024
-"""Rows of one block: small enough for a cache, and long enough to hide the cost of a call."""
+"""Size of the rows of one block: small enough for a cache, and long enough to amortise the cost of
+a call."""
 LEAST_COLUMNS = 64
-"""Alternatives side by side at least, however long the program."""
+"""Least number of alternatives per block, however long the program."""
 NONE = -1
 
 
 Step = tuple[int, int, int, int]
-"""Left, right, cost, target: ``rows[target] = max(rows[left], rows[right]) + rows[cost]``, where -1
-leaves a part out.  A plain tuple, which the interpreter unpacks faster than a named one."""
+"""Left, right, cost, target: ``rows[target] = max(rows[left], rows[right]) + rows[cost]``; -1 omits
+an operand. A plain tuple, which the interpreter unpacks faster than a named one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +50,20 @@ class Simulation:
     """Times in seconds, shape (stages, alternatives), from the start of the step."""
 
     end_s: Floats
-    """When a stage has finished its last task."""
+    """End of the last task of each stage."""
     compute_s: Floats
     transfer_s: Floats
-    """Held by messages that it posts and waits for at once, without the wait for the other end; of
-    several in one call, the longest.  Others can hide; what does not, a stage idles."""
+    """Seconds blocked by messages that a stage posts and waits for at once, without the wait for
+    the other end; of several in one call, the longest. Others can hide; their exposed part is idle
+    time."""
 
     @property
     def makespan_s(self) -> Floats:
-        """When the last stage to finish has finished, shape (alternatives,)."""
+        """End of the last stage to finish, shape (alternatives,)."""
         return self.end_s.max(axis=0)
 
     def columns(self, begin: int, end: int) -> Simulation:
-        """The alternatives from ``begin`` up to ``end``."""
+        """Return the alternatives from ``begin`` up to ``end``."""
         part = slice(begin, end)
         return Simulation(
             end_s=self.end_s[:, part],
@@ -74,21 +76,22 @@ class Span(NamedTuple):
     """One task of one stage in the simulated step."""
 
     stage: int
-    """An exchange has a span on each of its stages, a transfer one on the stage that sends."""
+    """Stage; an exchange has a span on both of its stages, a transfer only on the sending one."""
     kind: TaskKind
     chunk: int
-    """Of a message, the chunk above the boundary that it crosses."""
+    """Chunk; for a message, the one before the boundary that it crosses."""
     microbatch: int
     start_s: float
     end_s: float
 
     def scaled(self, factor: float) -> Span:
-        """The same in a step that takes ``factor`` times as long."""
+        """Return the span in a step that takes ``factor`` times as long."""
         return self._replace(start_s=factor * self.start_s, end_s=factor * self.end_s)
 
 
 def simulate(costs: PipelineCosts, pipeline: Pipeline | int) -> Simulation:
-    """Earliest-start times of all alternatives; a number of micro-batches means plain 1F1B.
+    """Simulate all alternatives with earliest starts; an integer ``pipeline`` is a number of
+    micro-batches for plain 1F1B.
 
     With equal stages and free exchanges the makespan of 1F1B is (m + p - 1)(f + b):
 
@@ -104,12 +107,13 @@ def simulate(costs: PipelineCosts, pipeline: Pipeline | int) -> Simulation:
     return Simulation(
         end_s=stage_ends(costs, pipeline),
         compute_s=_compute(costs, pipeline),
-        transfer_s=_held(costs, pipeline),
+        transfer_s=_blocking_transfer_s(costs, pipeline),
     )
 
 
 def spans(costs: PipelineCosts, pipeline: Pipeline | int) -> tuple[Span, ...]:
-    """Every task of the first alternative in order of start, by the recurrence of the bulk."""
+    """Return every task of the first alternative in order of start, with the recurrence of the bulk
+    simulation."""
     pipeline = _checked(costs, pipeline)
     tables = cost_tables(costs, splits_backward=pipeline.splits_backward)
     times_s = {cost: table[:, 0].tolist() for cost, table in tables.items()}
@@ -127,8 +131,8 @@ def spans(costs: PipelineCosts, pipeline: Pipeline | int) -> tuple[Span, ...]:
 
 
 def simulate_least(runs: Sequence[tuple[PipelineCosts, Pipeline]]) -> list[Simulation]:
-    """Of each, ends that no stage's last one comes before, and nothing of what lies between."""
-    found = []
+    """Return lower bounds on the ends of each run, without the times in between."""
+    simulations = []
     for costs, pipeline in runs:
         least_s = least_makespans(
             costs.forward_s,
@@ -140,17 +144,17 @@ def simulate_least(runs: Sequence[tuple[PipelineCosts, Pipeline]]) -> list[Simul
         )
         end_s = np.broadcast_to(least_s, costs.start_s.shape)
         nothing = np.zeros_like(end_s)
-        found.append(Simulation(end_s=end_s, compute_s=nothing, transfer_s=nothing))
-    return found
+        simulations.append(Simulation(end_s=end_s, compute_s=nothing, transfer_s=nothing))
+    return simulations
 
 
 def _checked(costs: PipelineCosts, pipeline: Pipeline | int) -> Pipeline:
     if isinstance(pipeline, int):
         pipeline = Pipeline(num_stages=costs.num_stages, num_microbatches=pipeline)
-    found = (costs.num_stages, costs.num_chunks)
-    if found != (pipeline.num_stages, pipeline.num_chunks):
+    costs_shape = (costs.num_stages, costs.num_chunks)
+    if costs_shape != (pipeline.num_stages, pipeline.num_chunks):
         raise ConfigError(
-            f"costs have {found[0]} stages and {found[1]} chunks, the pipeline "
+            f"costs have {costs_shape[0]} stages and {costs_shape[1]} chunks, the pipeline "
             f"{pipeline.num_stages} and {pipeline.num_chunks}; give a row for each"
         )
     return pipeline
@@ -166,12 +170,12 @@ def _compute(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
     return pipeline.num_microbatches * local.sum(axis=0)
 
 
-def _held(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
+def _blocking_transfer_s(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
     tables = cost_tables(costs, splits_backward=pipeline.splits_backward)
     out = np.zeros((pipeline.num_stages, costs.num_columns))
-    for held in event_graph(pipeline).held:
-        out[held.stage] += held.count * np.max(
-            [tables[cost][place] for cost, place in held.costs], axis=0
+    for wait in event_graph(pipeline).blocking_waits:
+        out[wait.stage] += wait.count * np.max(
+            [tables[cost][place] for cost, place in wait.costs], axis=0
         )
     return out
 
@@ -181,15 +185,15 @@ class BulkProgram:
     """The rows and steps of one event graph."""
 
     costs: tuple[CostPlace, ...]
-    """Contents of the rows that follow those of the starts, which come first."""
+    """Costs in the rows that follow those of the starts, which come first."""
     num_rows: int
     steps: tuple[Step, ...]
     ends: tuple[int, ...]
-    """Rows of the ends of the stages when all steps are done."""
+    """Rows with the ends of the stages after all steps."""
 
 
 def stage_ends(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
-    """When each stage has finished, shape (stages, alternatives), in seconds."""
+    """Return the end of each stage, shape (stages, alternatives), in seconds."""
     program = bulk_program(pipeline)
     tables = cost_tables(costs, splits_backward=pipeline.splits_backward)
     width = max(LEAST_COLUMNS, BLOCK_NBYTES // (8 * program.num_rows))
@@ -221,12 +225,12 @@ def _run(steps: tuple[Step, ...], rows: list[Floats]) -> None:
 
 @lru_cache(maxsize=256)
 def bulk_program(pipeline: Pipeline) -> BulkProgram:
-    """Steps for ``event_graph(pipeline)``."""
+    """Return the steps for ``event_graph(pipeline)``."""
     return _Writer(event_graph(pipeline)).build()
 
 
 class _Writer:
-    """Gives each event a row and takes it back after the last event that reads it."""
+    """Assigns each event a row and frees it after the last event that reads it."""
 
     def __init__(self, graph: EventGraph) -> None:
         self._graph = graph
@@ -256,7 +260,7 @@ class _Writer:
 
     def _write(self, number: int, inputs: tuple[int, ...], cost: int) -> None:
         dying = [before for before in inputs if self._last_reader.get(before) == number]
-        # The first step may write over what it reads, and only over that.
+        # The first step may overwrite its own inputs, but no others.
         first, *others = dying + [before for before in inputs if before not in dying]
         sources = [self._rows[before] for before in (first, *others)]
         target = sources[0] if dying else self._take()

@@ -1,4 +1,4 @@
-"""What a step takes, term by term: the parts of its critical stage, with work by its operators."""
+"""Step time by terms: the parts of the critical stage, with compute split by operators."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ Kind = OperatorKind
 
 
 class Term(Enum):
-    """One reason why a step takes what it takes, in the order in which they are told."""
+    """Component of a step's time, in the order of reports."""
 
     ATTENTION = "attention"
-    """With its projections, forward and backward; so are those that follow."""
+    """Attention with its projections, forward and backward, as are the following terms."""
     MLP = "mlp"
-    """Experts too."""
+    """Feed-forward layers, including experts."""
     ROUTING = "routing"
-    """Router, and tokens put in the order of their experts."""
+    """Router, and permutation of tokens to the order of their experts."""
     NORM = "norm"
     """Norms, residuals, and other work on hidden states."""
     HEAD = "head"
     """Embedding, logits and loss."""
     RECOMPUTE = "recompute"
     LAUNCHES = "launches"
-    """What a device waits in its passes for kernels that the host has yet to launch."""
+    """Waits of a device within its passes for the host's launches."""
     TP = "tp"
-    """Transfers are what nothing hides of them."""
+    """Exposed transfers, as for the following terms."""
     CP = "cp"
     EP = "ep"
     PP = "pp"
     """Messages between stages that are waited for at once."""
     BUBBLE = "bubble"
-    """What the critical stage waits: for the pipeline to fill and drain, and for slower stages."""
+    """Waits of the critical stage: for the pipeline to fill and drain, and for slower stages."""
     DP = "dp"
     OPTIMIZER = "optimizer"
     OFFLOAD = "offload"
     """Copies of activations that no pass hides."""
     HOST = "host"
     NODES = "nodes"
-    """What many nodes and a release add, less what devices gain that cool down in bubbles."""
+    """Additional time of many nodes and of a release, less the gain of devices that cool down in
+    bubbles."""
     UNEXPLAINED = "unexplained"
-    """What measured steps of this layout and of those alike say beside all other terms."""
+    """Residual of measured steps of this and similar layouts from all other terms."""
 
 
 TERM_TEXTS: Mapping[Term, str] = {
@@ -71,12 +72,12 @@ TERM_TEXTS: Mapping[Term, str] = {
     Term.NODES: "nodes, clocks",
     Term.UNEXPLAINED: "unexplained",
 }
-"""What each is called."""
+"""Names of terms in reports."""
 _COMPUTE = (Part.FORWARD, Part.BACKWARD)
 PART_TEXTS: Mapping[Part, str] = {
     part: "compute" if part in _COMPUTE else TERM_TEXTS[Term(part.value)] for part in Part
 }
-"""The same of parts, which do not tell operators apart."""
+"""Names of parts, which do not distinguish operators."""
 _OPERATORS = (Term.ATTENTION, Term.MLP, Term.ROUTING, Term.NORM, Term.HEAD)
 _KINDS = {
     Term.ATTENTION: (
@@ -97,11 +98,11 @@ _KINDS = {
 _TERM_OF = {kind: term for term, kinds in _KINDS.items() for kind in kinds}
 _DATA = (GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP, GroupRole.EMBEDDING)
 _LEAST_S = 1e-15
-"""Keeps shares finite; no block that works is as short."""
+"""Keeps shares finite; no block with work is this short."""
 
 
 def term_of(kind: OperatorKind, phase: Phase) -> Term:
-    """The term that an operator's time goes to.
+    """Return the term of an operator's time.
 
     >>> term_of(OperatorKind.LINEAR_FC1, Phase.FORWARD), term_of(OperatorKind.NORM, Phase.RECOMPUTE)
     (<Term.MLP: 'mlp'>, <Term.RECOMPUTE: 'recompute'>)
@@ -110,25 +111,26 @@ def term_of(kind: OperatorKind, phase: Phase) -> Term:
 
 
 def term_of_role(role: GroupRole) -> Term:
-    """The term that what is exposed of a transfer goes to."""
+    """Return the term of a transfer's exposed time."""
     if role in _DATA:
         return Term.DP
     return Term.PP if role is GroupRole.PP else Term(part_of(role).value)
 
 
 def term_times(
-    compiled: Compiled, found: GroupTimes, items_s: Floats, layout: int
+    compiled: Compiled, group_times: GroupTimes, items_s: Floats, layout: int
 ) -> dict[Term, Floats]:
-    """Seconds of each term of one layout of a group, shape (alternatives,) each.
+    """Return the seconds of each term of one layout of a group, shape (alternatives,) each.
 
-    They add up to its ``total_s``; ``items_s`` are what ``found`` was evaluated with.  The critical
-    stage is that of the first alternative.  ``NODES`` and ``UNEXPLAINED`` are not of a timeline.
+    They add up to its ``total_s``; ``items_s`` are the times that ``group_times`` was evaluated
+    with. The critical stage is that of the first alternative. ``NODES`` and ``UNEXPLAINED`` are not
+    included.
     """
-    parts = found.part_times(layout)
-    stage = found.critical_stage(layout)
-    offload_s = found.group.pipeline.num_microbatches * found.copies_s[stage, layout]
+    parts = group_times.part_times(layout)
+    stage = group_times.critical_stage(layout)
+    offload_s = group_times.group.pipeline.num_microbatches * group_times.copies_s[stage, layout]
     return {
-        **_work(compiled, found, items_s, layout),
+        **_work(compiled, group_times, items_s, layout),
         **{Term(part.value): parts[part] for part in (*PASS_PARTS, Part.PP, Part.BUBBLE)},
         Term.DP: parts[Part.DP],
         Term.OPTIMIZER: parts[Part.OPTIMIZER],
@@ -138,25 +140,28 @@ def term_times(
 
 
 def _work(
-    compiled: Compiled, found: GroupTimes, items_s: Floats, layout: int
+    compiled: Compiled, group_times: GroupTimes, items_s: Floats, layout: int
 ) -> dict[Term, Floats]:
-    """Passes of the critical stage by operators, with recomputation and waits for launches."""
-    sums, blocks = compiled.sums, found.blocks
-    again_s = sums.recompute @ items_s
-    plain_s = sums.forward @ items_s + sums.backward @ items_s + again_s
+    """Return the passes of the critical stage by operators, with recompute and waits for
+    launches."""
+    sums, blocks = compiled.sums, group_times.blocks
+    recompute_s = sums.recompute @ items_s
+    plain_s = sums.forward @ items_s + sums.backward @ items_s + recompute_s
     waits_s = blocks.waits_s if blocks.waits_s is not None else np.zeros_like(plain_s)
     done_s = blocks.forward_s + blocks.backward_s + blocks.recompute_s - waits_s
     slower = done_s / np.maximum(plain_s, _LEAST_S)
     terms = [_TERM_OF[i.kind] if isinstance(i, Operator) else None for i in compiled.items]
     out: dict[Term, Floats] = {}
     for term in _OPERATORS:
-        is_own = np.array([float(own is term) for own in terms])
-        own_s = _only(sums.forward, is_own) @ items_s + _only(sums.backward, is_own) @ items_s
-        out[term] = found.of_blocks(layout, slower * own_s)
-    out[Term.RECOMPUTE] = found.of_blocks(layout, slower * again_s)
-    out[Term.LAUNCHES] = found.of_blocks(layout, waits_s)
+        is_of_term = np.array([float(item_term is term) for item_term in terms])
+        term_s = (
+            _only(sums.forward, is_of_term) @ items_s + _only(sums.backward, is_of_term) @ items_s
+        )
+        out[term] = group_times.of_blocks(layout, slower * term_s)
+    out[Term.RECOMPUTE] = group_times.of_blocks(layout, slower * recompute_s)
+    out[Term.LAUNCHES] = group_times.of_blocks(layout, waits_s)
     return out
 
 
-def _only(rows: SparseRows, is_own: Floats) -> SparseRows:
-    return replace(rows, counts=rows.counts * is_own[rows.columns])
+def _only(rows: SparseRows, is_of_term: Floats) -> SparseRows:
+    return replace(rows, counts=rows.counts * is_of_term[rows.columns])

@@ -1,7 +1,7 @@
-"""What runs: model shape, degrees, batch, ranks of groups; operators and collectives by name.
+"""Workload of a run: model shape, degrees, batch, ranks of groups; operators and collectives.
 
 In: degrees and shapes. Out: ``RunConfig``, ``Operator``, ``CollectiveCall``, the ranks of each
-group. Imports nothing of ours but errors.
+group. Imports no other package of ours but errors.
 """
 
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
         RoutingSource,
         expected_distinct,
         imbalance,
-        kept_imbalance,
+        imbalance_over_layers,
         routed,
         routing_source,
     )

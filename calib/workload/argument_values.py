@@ -1,4 +1,4 @@
-"""Values of Megatron's arguments, whether argparse, a YAML file or a command line gave them."""
+"""Values of Megatron's arguments, from argparse, a YAML file or a command line."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, TypeAlias
 from ..errors import ConfigError
 
 ArgumentValue: TypeAlias = "str | int | float | bool | list[str] | None"
-"""What an argument can be; None where it is not given."""
+"""Value of an argument; None if it is not given."""
 
-# Larger ones do not fit in the columns of the tables, and no size comes near.
+# Larger numbers do not fit in the columns of the tables, and no size comes near.
 _MOST = 2**63
-# Values of any file: what is no number raises, which the callers turn into a ``ConfigError``.
+# Values come from any file: a non-number raises, which callers turn into a ``ConfigError``.
 _int: Callable[[Any], int] = int
 _float: Callable[[Any], float] = float
 
 
 class Arguments:
-    """Reads a namespace (or a mapping) by one or several names; ``None`` counts as not given."""
+    """Reader of a namespace or mapping by one or several names; ``None`` counts as not given."""
 
     def __init__(self, args: object) -> None:
         self._args = SimpleNamespace(**args) if isinstance(args, Mapping) else args
 
     def get(self, *names: str) -> object:
-        """The first value that is given, else None."""
+        """Return the first value that is given, else None."""
         for name in names:
             value = getattr(self._args, name, None)
             if value is not None:
@@ -35,12 +35,12 @@ class Arguments:
         return None
 
     def number(self, *names: str, default: int = 0) -> int:
-        """A whole number; ``ConfigError`` names the option where it is none."""
+        """Return a whole number; raise ``ConfigError`` with the option's name for another value."""
         value = self.get(*names)
         return default if value is None else whole(names[0], value)
 
     def real(self, *names: str) -> float:
-        """A finite number, 0 where none is given."""
+        """Return a finite number, 0 if none is given; raise ``ConfigError`` for another value."""
         value = self.get(*names)
         try:
             number = _float(value or 0)
@@ -51,7 +51,7 @@ class Arguments:
         return number
 
     def required(self, name: str) -> int:
-        """A whole number that nothing can replace."""
+        """Return a whole number without a default; raise ``ConfigError`` if it is missing."""
         if self.get(name) is None:
             raise ConfigError(
                 f"{name} is missing from the arguments of the run; give {option_of(name)}"
@@ -59,19 +59,19 @@ class Arguments:
         return self.number(name)
 
     def is_on(self, *names: str, default: bool = False) -> bool:
-        """A switch."""
+        """Return the state of a switch."""
         value = self.get(*names)
         return default if value is None else is_true(value)
 
     def text(self, *names: str, default: str = "") -> str:
-        """A word; of an enum its name."""
+        """Return a text; for an enum member its text value, else its name."""
         value = self.get(*names)
         if isinstance(value, Enum):
             return value.value if isinstance(value.value, str) else value.name
         return default if value is None else str(value)
 
     def words(self, *names: str) -> tuple[str, ...]:
-        """A list of words; one word is a list of one."""
+        """Return a tuple of texts; a single value gives a tuple of one."""
         value = self.get(*names)
         if value is None:
             return ()
@@ -79,17 +79,17 @@ class Arguments:
 
 
 def option_of(name: str) -> str:
-    """The option of a name in the namespace."""
+    """Return the command-line option of a name in the namespace."""
     return "--" + name.replace("_", "-")
 
 
 def is_true(value: object) -> bool:
-    """False for what YAML, JSON and shells write for it."""
+    """Return False for every spelling of false in YAML, JSON and shells, else True."""
     return str(value).lower() not in ("false", "0", "none", "")
 
 
 def whole(name: str, value: object) -> int:
-    """A whole number; ``ConfigError`` names the option where it is none."""
+    """Return a whole number; raise ``ConfigError`` with the option's name for another value."""
     try:
         number = _int(value)
         if abs(number) > _MOST:
@@ -104,7 +104,7 @@ def whole(name: str, value: object) -> int:
 
 
 def shown(value: object) -> str:
-    """A value in an error, shortened: it may come from any file."""
+    """Return a value for an error message, shortened, since it may come from any file."""
     if not isinstance(value, (str, int, float)):
         return f"({type(value).__name__})"
     text = repr(value[:80] if isinstance(value, str) else value)
@@ -112,7 +112,10 @@ def shown(value: object) -> str:
 
 
 class QuickEnum(Enum):
-    """Members are one object each: hashing them by identity is right, and ten times as fast as by
-    name, which counts where operators of thousands of layouts are looked up."""
+    """Enum that hashes members by identity, valid since each is a single object.
+
+    This is ten times as fast as hashing by name, which matters when operators of thousands of
+    layouts are looked up.
+    """
 
     __hash__ = object.__hash__

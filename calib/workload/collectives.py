@@ -1,4 +1,4 @@
-"""What a collective is: its identity, and its place in a step."""
+"""Collectives: their identity, and their placement in a step."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Collective(QuickEnum):
 
 
 class GroupRole(QuickEnum):
-    """What a process group is for; the hooks derive it from Megatron's ``group_desc``."""
+    """Purpose of a process group; the hooks derive it from Megatron's ``group_desc``."""
 
     TP = "tp"
     CP = "cp"
     PP = "pp"
     DP = "dp"
-    """Reduces gradients: data- and context-parallel ranks together, within one instance of the
-    distributed optimizer."""
+    """Group that reduces gradients: data- and context-parallel ranks together, within one instance
+    of the distributed optimizer."""
     DP_INSTANCES = "dp_instances"
-    """The same shard of every instance of the distributed optimizer."""
+    """Ranks with the same shard in every instance of the distributed optimizer."""
     EXPERT_TP = "expert_tp"
     EP = "ep"
     EXPERT_TP_EP = "expert_tp_ep"
@@ -55,15 +55,15 @@ class CollectiveCall:
     num_ranks: int
     nbytes: int
     num_nodes: int = 1
-    """Nodes that the group reaches over."""
+    """Nodes that the group spans."""
     num_chosen: int = 0
-    """Experts of each token, where an all-to-all sends a token once to each node and passes it on
-    there (DeepEP, HybridEP); 0 where every byte travels to its own peer.  ``nbytes`` then counts a
-    token once for each rank that gets it."""
+    """Experts per token, if an all-to-all sends a token once to each node and forwards it there
+    (DeepEP, HybridEP), with ``nbytes`` counting a token once per receiving rank; 0 if every byte
+    goes directly to its peer."""
 
 
 class Placement(QuickEnum):
-    """Where in the step a collective runs; the first five once per micro-batch."""
+    """Place of a collective in the step; the first five run once per micro-batch."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -77,34 +77,34 @@ class Placement(QuickEnum):
 
     @property
     def is_per_microbatch(self) -> bool:
-        """True where the collective is issued again for every micro-batch."""
+        """True if the collective is issued for every micro-batch."""
         return self not in (Placement.GRAD_REDUCE, Placement.GRAD_FINISH, Placement.PARAM_GATHER)
 
 
 class OtherPass(QuickEnum):
-    """What a transfer runs beside of the opposite pass of another micro-batch in the same layer."""
+    """Part of another micro-batch's opposite pass in the same layer that overlaps a transfer."""
 
     NONE = "none"
     INPUTS = "inputs"
-    """All but the gradients of weights."""
+    """All but weight gradients."""
     WHOLE = "whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveUse:
-    """A collective with its place; ``count`` is per micro-batch or per step as placed."""
+    """A collective with its placement; ``count`` is per micro-batch or per step accordingly."""
 
     call: CollectiveCall
     count: int
     placement: Placement
     is_overlapped: bool = False
-    """Issued asynchronously: only what does not fit behind other work is exposed."""
+    """Issued asynchronously: only the part that other work does not hide is exposed."""
     overlaps_with: OperatorKind | None = None
-    """The operator of the same pass beside which the transfer runs.
+    """Operator of the same pass that overlaps the transfer.
 
-    The backward phase of a linear has two products, each with a transfer of its own beside it.
+    The backward phase of a linear has two products, each with its own overlapping transfer.
     """
-    beside: tuple[tuple[OperatorKind, tuple[int, ...]], ...] = ()
-    """Operators of the same pass, by kind and shape, beside which all transfers run that name the
-    same."""
+    overlapping_operators: tuple[tuple[OperatorKind, tuple[int, ...]], ...] = ()
+    """Operators of the same pass, by kind and shape, that together overlap all transfers with the
+    same value."""
     other_pass: OtherPass = OtherPass.NONE

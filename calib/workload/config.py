@@ -1,9 +1,9 @@
-"""What runs: model shape, parallelism, batch, precision, recompute, overlap, cadence.
+"""Configuration of a run: model shape, parallelism, batch, precision, recompute, overlap, cadence.
 
 A ``RunConfig`` is complete: with a calibration it determines the operators, the timeline and the
 forecast.  A *layout* is a ``RunConfig`` that differs from the running one in parallelism,
-micro-batch size or recompute.  Rules that a layout must keep to run are checked as it is made; each
-error says value, rule and remedy.
+micro-batch size or recompute.  The rules that a layout must satisfy are checked on construction;
+each error states value, rule and remedy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .parallelism import SCHEDULES, ContextComm, Engine, Parallelism, Schedule, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Samples per forward pass of one rank, and per step of all."""
+    """Micro-batch and global batch."""
 
     micro_batch_size: int
     """Samples of one forward pass."""
@@ -48,7 +48,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """How long the run is and what happens between steps; 0 means never or unknown."""
+    """Length of the run, and events between steps; 0 means never or unknown."""
 
     train_iters: int = 0
     eval_interval: int = 0
@@ -57,11 +57,11 @@ class Cadence:
     rampup_batch_size: tuple[int, ...] = ()
     """First global batch size, its increment, and samples until it is reached."""
     step_batch_size_schedule: str = ""
-    """``TOKENS:SIZE TOKENS:SIZE …`` of core 0.18 and later, in place of the ramp."""
+    """``TOKENS:SIZE TOKENS:SIZE …`` of core 0.18 and later, replaces the ramp."""
     full_batch_size: int = 0
-    """Global batch size behind the ramp; 0 means that of ``RunConfig.batch``."""
+    """Global batch size after the ramp; 0 means that of ``RunConfig.batch``."""
     is_saving: bool = False
-    """There is a folder to save into: the last step and new batch sizes are saved as well."""
+    """True if there is a save folder: the last step and new batch sizes are saved as well."""
     num_final_evals: int = 0
     """Evaluations after the last step: Megatron's are on the validation and on the test set."""
     exit_interval: int = 0
@@ -95,11 +95,11 @@ __all__ = [
     "Sharding",
 ]
 _BATCH_ALONE = ("transformers", "Lightning", "PyTorch", "torchtitan")
-"""Hosts whose degrees are the user's own code; a command line changes their batch alone."""
+"""Host frameworks whose degrees are set in user code; a command line changes only their batch."""
 
 
 class Recompute(Enum):
-    """Which activations are computed again in the backward phase."""
+    """Activations that the backward phase recomputes."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -120,7 +120,7 @@ class Precision(Enum):
 
 
 class Fp8Recipe(Enum):
-    """How linear products run in 8 bits, by Megatron's name; everything else stays in 16."""
+    """Recipe of linear products in 8 bits, by Megatron's name; everything else stays in 16."""
 
     NONE = "none"
     DELAYED = "delayed"
@@ -128,35 +128,35 @@ class Fp8Recipe(Enum):
     MXFP8 = "mxfp8"
     BLOCKWISE = "blockwise"
     NVFP4 = "nvfp4"
-    """4 bits, on devices that have them."""
+    """4 bits, on devices that support them."""
 
 
 class Attention(Enum):
-    """Which kernels run attention."""
+    """Kernels of attention."""
 
     AUTO = "auto"
     """Fused on an accelerator that has a kernel for it, unfused on the CPU."""
     FUSED = "fused"
-    """No seq x seq matrix is kept."""
+    """No seq x seq matrix is stored."""
     UNFUSED = "unfused"
 
 
 _WITH_TRANSFORMER_ENGINE = ("megatron-core", "megatron-lm", "megatron-bridge", "nemo")
-"""How the names of frameworks begin that run on it by default."""
+"""Name prefixes of frameworks that use Transformer Engine by default."""
 _WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry")
-"""Names of frameworks that call the flash-attn package themselves."""
+"""Name prefixes of frameworks that call the flash-attn package themselves."""
 _OLD = re.compile(r"\b([vp]100|p40?|k80|t4|t40|gtx|titan|quadro|rtx[ -]?20[678]0)\b")
-"""NVIDIA's devices before Ampere, for which neither flash-attn 2 nor cuDNN has fused attention
+"""NVIDIA devices before Ampere, for which neither flash-attn 2 nor cuDNN has fused attention
 (flash-attn's README; TransformerEngine, attention/dot_product_attention/utils.py: sm80)."""
 VOCAB_MULTIPLE = 128
-"""Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times tp."""
+"""Megatron's default of ``--make-vocab-size-divisible-by``, which it multiplies by tp."""
 
 
 def switch(option: str, *, default: bool = False) -> Any:
-    """Returns a field that is a switch of Megatron, by the name of its argument.
+    """Return a dataclass field that is a Megatron switch; ``option``: the name of its argument.
 
-    The argument is read from namespaces and launch lines, written into them, and part of what a
-    block depends on, by this alone (docs/extending/megatron_argument.md).
+    Nothing else is needed to read the argument from namespaces and launch lines, to write it into
+    them, and to make it part of the key of a block (docs/extending/megatron_argument.md).
     """
     return field(default=default, metadata={"switch": option})
 
@@ -168,94 +168,95 @@ class RunConfig(Encoded):
     model: ModelShape
     """Sizes of the model."""
     parallelism: Parallelism
-    """How ranks share the work."""
+    """Degrees and overlap."""
     batch: Batch
-    """Samples of a pass and of a step."""
+    """Micro-batch and global batch."""
     precision: Precision = Precision.FP32
     """Arithmetic of the forward and backward phases."""
     fp8: Fp8Recipe = Fp8Recipe.NONE
-    """How linear products run in 8 or 4 bits; NONE: they do not."""
+    """Recipe of linear products in 8 or 4 bits; NONE: 16 or 32 bits."""
     keeps_fp8_params: bool = False
-    """Weights are gathered and kept in 8 bits (``--fp8-param-gather``)."""
+    """Weights are gathered and stored in 8 bits (``--fp8-param-gather``)."""
     wide_layers: tuple[int, int] = (0, 0)
     """First and last layers of an fp8 model whose products stay in 16 bits
     (``--first-last-layers-bf16``)."""
     attention: Attention = Attention.AUTO
-    """Which kernels run attention."""
+    """Kernels of attention."""
     recompute: Recompute = Recompute.NONE
-    """What the backward phase computes again."""
+    """Activations that the backward phase recomputes."""
     recompute_num_layers: int = 0
     """Layers of each chunk that are recomputed under ``FULL``; 0 means all."""
     recompute_modules: tuple[str, ...] = ()
     """Modules that are recomputed under ``SELECTIVE``, by Megatron's names; empty: core_attn."""
     distributes_saved_activations: bool = False
-    """What a recomputed layer keeps is split over tp and gathered again."""
+    """The saved input of a recomputed layer is split over tp and gathered for the recompute."""
     hidden_dropout: float = 0.0
-    """Probability, as the next."""
+    """Probability; above 0 the backward phase needs a mask."""
     attention_dropout: float = 0.0
-    """Probabilities; above 0 the backward phase needs a mask."""
+    """Probability; above 0 the backward phase needs a mask."""
     is_softmax_fused: bool = switch("masked_softmax_fusion", default=True)
-    """Scale, mask and softmax of unfused attention as one kernel."""
+    """Scale, mask and softmax of unfused attention are one kernel."""
     is_softmax_wide: bool = True
     """Without that kernel softmax runs in fp32 (``--attention-softmax-in-fp32``)."""
     is_loss_fused: bool = switch("cross_entropy_loss_fusion")
-    """Cross-entropy as one kernel (``--cross-entropy-loss-fusion``)."""
+    """Cross-entropy is one kernel (``--cross-entropy-loss-fusion``)."""
     keeps_fp32_logits: bool = True
-    """The loss works on a copy of the logits; Transformer Engine's works in place."""
+    """The loss works on an fp32 copy of the logits; Transformer Engine's works in place."""
     fuses_gradient_accumulation: bool = switch("gradient_accumulation_fusion", default=True)
-    """Gradients of weights are added up within their products."""
+    """Weight gradients are accumulated within their products."""
     fuses_norms: bool = field(default=False, compare=False)
-    """Norms before attention and MLP run inside the products behind them, as Transformer Engine's
-    do on an accelerator.  Older files do not say it, so layouts that differ in it alone are equal;
-    Megatron's attention differs where it does."""
+    """Norms before attention and MLP run inside the products after them, as Transformer Engine's
+    do on an accelerator.  Older files lack this field, so layouts that differ only in it are equal;
+    Megatron's attention kernels differ along with it."""
     reduces_grads_in_bf16: bool = False
-    """Gradients are kept and reduced in 16 bits, as Megatron does in fp16 unless it is told not to
-    (``--accumulate-allreduce-grads-in-fp32``), and in bf16 where it is told
+    """Gradients are stored and reduced in 16 bits: Megatron's default in fp16, unless
+    ``--accumulate-allreduce-grads-in-fp32`` is given, and an option in bf16
     (``--grad-reduce-in-bf16``)."""
     has_open_widths: bool = False
-    """Nobody said in how many bits gradients are reduced and states are kept: what stands here are
-    Megatron's defaults, and time and memory are wider."""
+    """Bits of reduced gradients and optimizer states are unstated: Megatron's defaults are assumed,
+    with wider intervals of time and memory."""
     optimizer_state_nbytes: int = 0
-    """Bytes of optimizer states for each parameter; 0: two moments in fp32 and, in mixed precision,
-    a copy in fp32."""
+    """Bytes of optimizer states per parameter; 0: two moments in fp32 and, in mixed precision, a
+    copy in fp32."""
     optimizer_offload_frac: float = 0.0
-    """Share of the optimizer's states that the host's memory holds."""
+    """Share of the optimizer's states in host memory."""
     overlaps_optimizer_offload: bool = False
-    """Gradients and weights of what the host updates travel beside its work
+    """Transfers of gradients and weights overlap the host's update
     (``--overlap-cpu-optimizer-d2h-h2d``)."""
     is_compiled: bool = False
-    """Layers are compiled (``torch.compile``), so that only what the backward phase reads stays."""
+    """Layers are compiled (``torch.compile``), which retain only tensors that the backward phase
+    reads."""
     sharded_update_calls: int = 0
-    """Calls of the optimizer in a step of the whole model, one for each tensor that it looks
-    through, where weights are sharded tensors of their own (DTensor).  0: shards are plain."""
+    """Optimizer calls per step over the whole model, one per tensor that it iterates over, if
+    weights are sharded tensors (DTensor).  0: shards are plain."""
     defers_head_gradients: bool = False
-    """Gradients of the output table's weights wait for the end of the last stage's passes
+    """Weight gradients of the output table are deferred to the end of the last stage's passes
     (``--defer-embedding-wgrad-compute``)."""
     head_deferral_limit: int = 0
-    """Micro-batches whose gradients may wait; 0: all."""
+    """Most micro-batches with deferred gradients; 0: all."""
     offload_modules: tuple[str, ...] = ()
-    """Modules whose inputs wait for the backward phase in the host's memory, by Megatron's names
+    """Modules whose inputs are in host memory until the backward phase, by Megatron's names
     (``--fine-grained-activation-offloading``)."""
     uses_cuda_graphs: bool = False
-    """The host's launches are replayed, so that they cost nothing."""
+    """Host launches are replayed, so that they cost nothing."""
     cuda_graph_scope: tuple[str, ...] = ()
     """Modules of a layer that are replayed, by Megatron's names (``attn``, ``moe_router``, ...), or
     ``full_iteration``; empty: whole layers."""
     cadence: Cadence = field(default_factory=Cadence)
     """Length of the run, evaluations and saves."""
     device: str = "cpu"
-    """Name of the accelerator as the driver gives it, or ``cpu``."""
+    """Driver's name of the accelerator, or ``cpu``."""
     framework: str = ""
     """Host framework and version, for the report."""
     unmodelled: tuple[str, ...] = ()
-    """Settings of the run that the model leaves out, by name; listed in every report."""
+    """Names of run settings that are not modelled; listed in every report."""
     program: str = field(default="", compare=False)
-    """The script that trains, for what is said of it; empty: not known."""
+    """Training script, for messages; empty if unknown."""
     absent: tuple[str, ...] = field(default=(), compare=False)
-    """Options of layouts that the program does not take, and ``transformer_engine`` where that is
-    not there; empty: all are, or nothing is known.  No part of what runs."""
+    """Layout options that the program does not accept, and ``transformer_engine`` if that is not
+    installed; empty if nothing is missing or known.  Does not affect the workload."""
     given: tuple[str, ...] = field(default=(), compare=False)
-    """Options of layouts as a description gave them, where ours say the same in other words."""
+    """Layout options as the description spells them, if ours spell the same setting differently."""
 
     def __post_init__(self) -> None:
         not_negative("recompute_num_layers", self.recompute_num_layers)
@@ -272,25 +273,25 @@ class RunConfig(Encoded):
 
     @property
     def num_microbatches(self) -> int:
-        """Micro-batches that each rank runs in one step."""
+        """Micro-batches of each rank in one step."""
         return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallelism.dp)
 
     def is_wide(self, layer: int) -> bool:
-        """True for a layer whose products stay in 16 bits in an fp8 model."""
+        """Return True if the layer's products stay in 16 bits in an fp8 model."""
         first, last = self.wide_layers
         is_end = layer < first or layer >= self.model.num_layers - last
         return is_end and self.fp8 is not Fp8Recipe.NONE
 
     @property
     def num_deferred_heads(self) -> int:
-        """Micro-batches whose gradients of the output table wait for the end of the passes."""
+        """Micro-batches whose output-table gradients are deferred to the end of the passes."""
         if not self.defers_head_gradients or self.parallelism.pp == 1:
             return 0
         return min(self.head_deferral_limit or self.num_microbatches, self.num_microbatches)
 
     @property
     def bubble_frac(self) -> float:
-        """Time that a stage waits in 1F1B, plain or interleaved, over the time of its work:
+        """Bubble of a stage in 1F1B, plain or interleaved, over its busy time:
         (pp - 1) / (vp x micro-batches) (Narayanan et al. 2021, section 2.2)."""
         par = self.parallelism
         return (par.pp - 1) / (par.vp * self.num_microbatches)
@@ -303,12 +304,12 @@ class RunConfig(Encoded):
 
     @property
     def local_seq_length(self) -> int:
-        """Positions of each sequence that one context-parallel rank holds."""
+        """Positions of each sequence on one context-parallel rank."""
         return self.model.seq_length // self.parallelism.cp
 
     @property
     def is_attention_fused(self) -> bool:
-        """True where no seq x seq matrix is kept."""
+        """True if no seq x seq matrix is stored."""
         if self.attention is Attention.AUTO:
             is_megatron = self.parallelism.engine is Engine.MEGATRON
             return self.device != "cpu" and not (is_megatron and self.is_before_ampere)
@@ -316,64 +317,64 @@ class RunConfig(Encoded):
 
     @property
     def is_before_ampere(self) -> bool:
-        """True on a device of NVIDIA's without bf16 and without fused attention of Megatron's."""
+        """True for an NVIDIA device that lacks bf16 and Megatron's fused attention."""
         return _OLD.search(self.device.lower()) is not None
 
     @property
     def is_without_tensor_cores(self) -> bool:
-        """True where products in 16 bits run at the rate of fp32 at best: bf16 before Ampere."""
+        """True if 16-bit products run at the rate of fp32 at best: bf16 before Ampere."""
         return self.precision is Precision.BF16 and self.is_before_ampere
 
     @property
     def softmax_nbytes(self) -> int:
-        """Bytes of an element in which unfused attention computes its softmax.
+        """Bytes per element in which unfused attention computes its softmax.
 
-        No kernel for it runs on a CPU.
+        The fused softmax kernel does not exist on the CPU.
         """
         is_wide = self.is_softmax_wide and (self.device == "cpu" or not self.is_softmax_fused)
         return 4 if is_wide or self.precision is Precision.FP32 else 2
 
     @property
     def is_attention_generic(self) -> bool:
-        """True where fused attention in 16 bits need not run in a kernel made for the device:
-        Transformer Engine chooses one, other stacks run what PyTorch or flash-attn has, which may
-        be a generation older."""
+        """True if fused 16-bit attention may run in a kernel that is not made for the device:
+        Transformer Engine chooses one that is, other stacks run the kernel of PyTorch or
+        flash-attn, which may be a generation older."""
         is_made_for_it = self.framework.lower().startswith(_WITH_TRANSFORMER_ENGINE)
         is_narrow = self.precision is not Precision.FP32
         return self.is_attention_fused and is_narrow and not (self.fuses_norms or is_made_for_it)
 
     @property
     def is_attention_unstated(self) -> bool:
-        """True where attention is generic and nobody says in which kernel it runs."""
+        """True if attention is generic and its kernel is unstated."""
         is_stated = self.framework.lower().startswith(_WITH_FLASH_ATTENTION)
         return self.is_attention_generic and not is_stated
 
     @property
     def has_norms_inside(self) -> bool:
-        """True where norms run inside products: no CPU runs them so, and no other engine."""
+        """True if norms run inside products: never on the CPU, only under Megatron."""
         is_possible = self.device != "cpu" and self.parallelism.engine is Engine.MEGATRON
         return self.fuses_norms and is_possible
 
     @property
     def is_step_replayed(self) -> bool:
-        """True where one CUDA graph holds the whole iteration."""
+        """True if one CUDA graph captures the whole iteration."""
         return self.uses_cuda_graphs and "full_iteration" in self.cuda_graph_scope
 
     @property
     def grad_nbytes(self) -> int:
-        """Bytes of a gradient element as it is kept and reduced."""
+        """Bytes of a gradient element as stored and reduced."""
         return 2 if self.reduces_grads_in_bf16 and self.precision is not Precision.FP32 else 4
 
     @property
     def optimizer_moved_nbytes(self) -> int:
-        """Bytes that the optimizer moves for a parameter that it updates on the device; 0 where
-        nobody gave its states a width of their own, nor a part of them to the host.
+        """Bytes that the optimizer moves per parameter updated on the device; 0 if neither the
+        width of its states nor their offload is stated.
 
         States are read and written, the gradient is read for the norm and for the update and
-        zeroed, weights in 16 bits are read and written.  FP32 weights are states as well.
+        zeroed, 16-bit weights are read and written.  FP32 weights count as states.
         """
         is_stated = self.optimizer_state_nbytes or self.optimizer_offload_frac
-        # Loops of one's own time their optimizer as it is, whole or over shards.
+        # The optimizer of a user's own loop is timed as it is, whole or over shards.
         if not is_stated or self.sharded_update_calls:
             return 0
         is_full = self.precision is Precision.FP32
@@ -381,11 +382,11 @@ class RunConfig(Encoded):
         return 2 * states + 3 * self.grad_nbytes + (8 if is_full else 4)
 
     def does_work_of(self, other: RunConfig) -> bool:
-        """True where a step of both trains one model by the same samples on one kind of device, so
-        that their times may be compared.
+        """Return True if a step of both trains one model on as many samples on one kind of device,
+        so that their times are comparable.
 
-        Kernels, precision and the routing of experts may differ, and the padding of the vocabulary,
-        which follows tp.
+        Kernels, precision and the routing of experts may differ, and so may the padding of the
+        vocabulary, which depends on tp.
         """
         padding = VOCAB_MULTIPLE * max(self.parallelism.tp, other.parallelism.tp)
         return (
@@ -397,18 +398,19 @@ class RunConfig(Encoded):
         )
 
     def chunks_of(self, stage: int) -> tuple[int, ...]:
-        """Chunks that a stage runs, by their place in the model."""
+        """Return the chunks of a stage, by their place in the model."""
         par = self.parallelism
         return tuple(range(stage, par.num_chunks, par.pp))
 
     def layers_of(self, chunk: int) -> range:
-        """Layers of a chunk, counted from 0."""
+        """Return the layers of a chunk, counted from 0."""
         begin = sum(self.chunk_layers[:chunk])
         return range(begin, begin + self.chunk_layers[chunk])
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> RunConfig:
-        """The config that ``to_json`` wrote; unknown keys are ignored, missing ones default."""
+        """Return the config from ``to_json`` output; unknown keys are ignored, missing ones get
+        defaults."""
         return decode(RunConfig, value)
 
 
@@ -417,13 +419,13 @@ CONFIG_SWITCHES: Mapping[str, tuple[str, bool]] = {
     for one in fields(RunConfig)
     if "switch" in one.metadata
 }
-"""Megatron's argument and its default, by the field of ``RunConfig`` that is this switch."""
+"""Megatron's argument and its default, keyed by the switch field of ``RunConfig``."""
 switch_values: Callable[[RunConfig], tuple[bool, ...]] = attrgetter(*CONFIG_SWITCHES)
-"""Returns the values of those fields of a config, in their order."""
+"""Return the values of a config's switch fields, in the order of ``CONFIG_SWITCHES``."""
 
 
 def check_layout(model: ModelShape, par: Parallelism, batch: Batch) -> None:
-    """Raise ``ConfigError`` (value, rule, remedy) where the layout cannot run."""
+    """Raise ``ConfigError`` (value, rule, remedy) if the layout cannot run."""
     _check_chunks(model, par)
     _check_degrees(model, par)
     _check_replicas(par)
@@ -447,7 +449,7 @@ def check_layout(model: ModelShape, par: Parallelism, batch: Batch) -> None:
 
 
 def _check_groups(par: Parallelism, num: int) -> None:
-    """The rule of Megatron's interleaved schedule (core 0.16.1)."""
+    """Check the rule of Megatron's interleaved schedule (core 0.16.1)."""
     group = par.microbatch_group_size or par.pp
     if par.pp == 2 and not par.overlaps_p2p:
         raise ConfigError(
@@ -498,7 +500,7 @@ def _check_degrees(model: ModelShape, par: Parallelism) -> None:
 
 
 def _check_replicas(par: Parallelism) -> None:
-    """The rule of ``initialize_model_parallel`` (core 0.16.1), for either kind of replicas."""
+    """Check ``initialize_model_parallel``'s rule (core 0.16.1) for dense and expert replicas."""
     for name, number in (("dp x cp", par.dp * par.cp), ("expert dp", par.expert_dp)):
         if number % par.num_optimizer_instances:
             raise ConfigError(
@@ -554,7 +556,7 @@ def _check_experts(model: ModelShape, par: Parallelism) -> None:
                 f"{_divisors(width)}"
             )
     if par.tp > 1 and not par.is_sequence_parallel:
-        # ``MoELayer.forward`` of core 0.16.1 refuses to train so.
+        # ``MoELayer.forward`` of core 0.16.1 refuses to train in this combination.
         raise ConfigError(
             f"experts with tp {par.tp} need sequence parallelism, but it is off; give "
             f"--sequence-parallel or set tp 1"
@@ -562,8 +564,8 @@ def _check_experts(model: ModelShape, par: Parallelism) -> None:
 
 
 def _divisors(number: int) -> str:
-    found = [d for d in (1, 2, 4, 8, 16, 32, 64) if number % d == 0]
-    return ", ".join(str(d) for d in found)
+    divisors = [d for d in (1, 2, 4, 8, 16, 32, 64) if number % d == 0]
+    return ", ".join(str(d) for d in divisors)
 
 
 def _nearest_splits(num_layers: int, pp: int, vp: int) -> str:
@@ -577,5 +579,5 @@ def _nearest_splits(num_layers: int, pp: int, vp: int) -> str:
 
 
 def takes_options(running: RunConfig) -> bool:
-    """False where the host of a run is not asked for layouts by Megatron's options."""
+    """Return False if the run's host framework does not take layouts as Megatron's options."""
     return not running.framework.startswith(_BATCH_ALONE)

@@ -1,4 +1,4 @@
-"""The one way from frozen dataclasses to JSON, and back by their annotations."""
+"""Encoding of frozen dataclasses as JSON, and decoding by their annotations."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class DataclassInstance(Protocol):
 
 
 class Encoded:
-    """A dataclass that says by name what its JSON object holds: its fields, where it says nothing.
+    """Base of dataclasses that list the keys of their JSON object in ``JSON``; default: all fields.
 
-    A word of ``JSON`` is the name of an attribute.  ``key=one.two`` takes that of a part under
-    another key, null where the part is None; ``name?`` is null where the value is empty; ``*``
-    stands for all fields and ``-name`` takes one out again; ``**name`` puts the keys of a part
-    among these, none where it is None.
+    A word of ``JSON`` is the name of an attribute.  ``key=one.two`` takes the attribute of a part
+    under another key, null if the part is None; ``name?`` is null if the value is empty; ``*``
+    stands for all fields and ``-name`` removes one; ``**name`` merges the keys of a part, none if
+    it is None.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Encoded:
     JSON: ClassVar[str] = "*"
 
     def to_json(self) -> JsonObject:
-        """A JSON object."""
+        """Return the JSON object described by ``JSON``."""
         whole: JsonObject = {}
         for entry in self.JSON.split():
             if entry.startswith("-"):
@@ -73,7 +73,7 @@ def _reached(value: Any, path: str) -> Any:
 
 
 def encode(value: object) -> Json:
-    """A JSON value of a dataclass, enum, mapping, sequence or plain value."""
+    """Return the JSON value of a dataclass, enum, mapping, sequence or plain value."""
     if isinstance(value, Encoded):
         return value.to_json()
     if isinstance(value, Enum):
@@ -91,7 +91,7 @@ def encode(value: object) -> Json:
 
 
 def encode_fields(value: DataclassInstance) -> JsonObject:
-    """A JSON object of the fields of a dataclass."""
+    """Return a JSON object of all fields of a dataclass."""
     return _encoded_fields(value)
 
 
@@ -100,10 +100,10 @@ def _encoded_fields(value: Any) -> JsonObject:
 
 
 def decode(kind: type[_T], value: object) -> _T:
-    """The value that ``encode`` wrote, of type ``kind``.
+    """Return the value of type ``kind`` from ``encode`` output.
 
-    Unknown keys are ignored and missing ones default.  Raises ``ConfigError`` where a field without
-    a default is missing, an enum does not know its value, or a value has another form.
+    Unknown keys are ignored and missing ones get defaults.  Raises ``ConfigError`` if a field
+    without a default is missing, an enum has no such value, or a value has another form.
     """
     return _decoded(kind, value)
 
@@ -118,7 +118,7 @@ def _decoded(kind: Any, value: Any) -> Any:
                 f"{kind.__name__} {shown(value)} is not an object; write it with to_json"
             )
         hints = _hints(kind)
-        # A newer version may have written more: what this one does not know it passes over.
+        # A newer version may have written more keys; unknown ones are skipped.
         known = {k: _decoded(hints[k], v) for k, v in value.items() if k in hints}
         try:
             return kind(**known)
@@ -138,7 +138,7 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 
 def _plain(kind: Any, value: Any) -> Any:
-    """A number, truth value or text, as its annotation has it."""
+    """Return a number, truth value or text; raise ``ConfigError`` if it is of another type."""
     allowed = _PLAIN.get(kind)
     if allowed is None:
         return value
@@ -154,7 +154,7 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
 
 @lru_cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The types of the fields alone: what a class has for all of its own is not read."""
+    """Return the types of the fields, without class variables."""
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 

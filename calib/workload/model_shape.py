@@ -1,4 +1,4 @@
-"""The model as Megatron builds it: sizes before any split."""
+"""Shape of a model as Megatron builds it: sizes before any split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import ConfigError
 from .argument_values import QuickEnum
 
 MOST_OTHERS = 10**9
-"""The largest size that a number may have that ``MOST`` does not name."""
+"""Upper limit of a number without an entry in ``MOST``."""
 MOST = {
     **dict.fromkeys(("num_layers", "num_prediction_layers", "pp", "vp"), 10_000),
     **dict.fromkeys(("num_attention_heads", "num_query_groups", "num_experts", "top_k"), 100_000),
@@ -20,21 +20,21 @@ MOST = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size"), 10_000_000),
     **dict.fromkeys(("num_ranks", "num_microbatches"), 1_000_000),
     "train_iters": 10**12,
-    # Megatron's own default of some, and users' way to say never.
+    # Megatron's default of some of these, and a common way to say never.
     **dict.fromkeys(("eval_interval", "save_interval", "exit_interval", "bucket_numel"), 2**63),
 }
-"""Far above any run that there has been: beyond, a size is a mistake, and work would not end."""
+"""Upper limits, far above any real run: a larger number is a mistake and would never finish."""
 
 
 class Normalization(QuickEnum):
-    """Norm operator of each layer, by Megatron's name."""
+    """Norm of each layer, by Megatron's name."""
 
     LAYER_NORM = "LayerNorm"
     RMS_NORM = "RMSNorm"
 
 
 class PositionEmbedding(QuickEnum):
-    """How positions enter the model, by Megatron's name."""
+    """Position embedding, by Megatron's name."""
 
     LEARNED = "learned_absolute"
     ROPE = "rope"
@@ -42,7 +42,7 @@ class PositionEmbedding(QuickEnum):
 
 
 class Dispatcher(QuickEnum):
-    """How tokens reach their experts, by Megatron's name; ``flex`` is DeepEP or HybridEP."""
+    """Token dispatcher, by Megatron's name; ``flex`` is DeepEP or HybridEP."""
 
     ALL_GATHER = "allgather"
     ALL_TO_ALL = "alltoall"
@@ -50,21 +50,22 @@ class Dispatcher(QuickEnum):
 
 
 USUAL_IMBALANCE = 1.6
-"""Tokens on the busiest rank over the mean where a router chooses and nobody counted.  One layout
-trained 2.2 times as fast with forced balance (marin issue 7668), workloads lie 1.3 to 3.1 times
-apart (Megatron-LM issue 6757); experts and exchange are about half of such a step."""
+"""Assumed tokens on the busiest rank over the mean, if a router chooses and no count exists.  One
+layout trained 2.2 times as fast with forced balance (marin issue 7668), workloads lie 1.3 to 3.1
+times apart (Megatron-LM issue 6757); experts and exchange are about half of such a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLoad:
-    """Tokens on the busiest of so many ranks over the mean of all, as a run counted them."""
+    """Measured tokens on the busiest of ``num_ranks`` ranks over the mean of all."""
 
     num_ranks: int
     """Ranks that the experts are spread over."""
     in_pass: float
-    """Of the busiest rank of each pass through a layer, mean over passes: a step waits for it."""
+    """Ratio for the busiest rank of each pass through a layer, mean over passes; it sets the time
+    of a step."""
     in_layers: float
-    """Of the fullest pass of a rank through all its layers together: its memory holds that."""
+    """Ratio for the fullest pass of a rank through all its layers together; it sets the memory."""
 
     def __post_init__(self) -> None:
         at_least_one("num_ranks", self.num_ranks)
@@ -89,36 +90,37 @@ class Experts:
     """Which layers have experts, first to last; empty means all."""
     dispatcher: Dispatcher = Dispatcher.ALL_GATHER
     capacity_factor: float = 0.0
-    """Tokens that an expert takes over the mean; 0 means that none are dropped."""
+    """Most tokens of an expert over the mean; 0 means that none are dropped."""
     is_padded_to_capacity: bool = False
     is_grouped: bool = False
-    """One grouped product for all experts of a rank instead of one product for each."""
+    """One grouped product for all experts of a rank instead of one product per expert."""
     overlaps_shared: bool = False
-    """The shared experts run beside the exchange of tokens."""
+    """The shared experts overlap the exchange of tokens."""
     has_shared_gate: bool = False
-    """A learned gate scales what the shared experts give."""
+    """A learned gate scales the output of the shared experts."""
     has_fp32_router: bool = False
     """Weights of routed tokens travel in fp32 (``--moe-router-dtype fp32``)."""
     imbalance: float = 0.0
-    """Tokens on the busiest rank over the mean of all, where it is said; 0 where nobody says it.
-    ``routing.imbalance`` is what a layout is taken to have."""
+    """Stated tokens on the busiest rank over the mean of all; 0 if unstated.  Layouts use
+    ``routing.imbalance``."""
     measured: tuple[RankLoad, ...] = ()
-    """The same as a run counted it, by the number of ranks."""
+    """Measured imbalance, by the number of ranks."""
     is_balance_forced: bool = False
     """The router's choice is replaced by an even one, as in benchmarks
     (``--moe-router-force-load-balancing``)."""
     overlaps_exchange: bool = False
-    """The exchange runs beside the passes of another micro-batch
+    """The exchange overlaps the passes of another micro-batch
     (``--overlap-moe-expert-parallel-comm``)."""
     delays_weight_gradients: bool = False
-    """Gradients of weights wait until they too can run beside the exchange
+    """Weight gradients are delayed so that they overlap the exchange too
     (``--delay-wgrad-compute``)."""
     rank_capacity_factor: float = 0.0
-    """Rows that buffers of a rank have room for, over even routing, so that the host need not wait
-    for counts (``--moe-expert-rank-capacity-factor``); 0 where buffers are as large as needed."""
+    """Capacity of a rank's buffers in rows, over even routing, so that the host need not wait for
+    counts (``--moe-expert-rank-capacity-factor``); 0 if buffers are as large as needed."""
     stash_factor: float = 0.0
-    """Rows that all layers together have pages for, over even routing (``--moe-paged-stash``): what
-    the backward phase needs is copied there out of the large buffers; 0 without."""
+    """Capacity of the pages of all layers together in rows, over even routing
+    (``--moe-paged-stash``): activations saved for the backward phase are copied there from the
+    large buffers; 0 without."""
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "top_k", "ffn_hidden_size"):
@@ -148,7 +150,7 @@ class LatentAttention:
     """Multi-latent attention (DeepSeek-V2): low-rank queries, keys and values."""
 
     q_lora_rank: int = 0
-    """0 means that queries are projected directly."""
+    """Width of the query latent; 0 means that queries are projected directly."""
     kv_lora_rank: int = 32
     qk_head_dim: int = 128
     qk_pos_emb_head_dim: int = 64
@@ -163,14 +165,14 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A GPT as Megatron builds it (sizes of the whole model, before any split)."""
+    """A GPT as Megatron builds it; sizes of the whole model, before any split."""
 
     num_layers: int
     """Transformer layers."""
     hidden_size: int
     """Width of the residual stream."""
     ffn_hidden_size: int
-    """Inner width of the MLP; of a gated one that of each half."""
+    """Inner width of the MLP; for a gated one, width of each half."""
     num_attention_heads: int
     """Query heads."""
     num_query_groups: int
@@ -180,29 +182,29 @@ class ModelShape:
     seq_length: int
     """Tokens of a sample."""
     vocab_size: int
-    """Rows of the embedding after padding, as the running layout has it."""
+    """Rows of the embedding after the running layout's padding."""
     is_gated: bool = False
-    """The MLP has a gate, as SwiGLU."""
+    """The MLP has a gate, such as SwiGLU."""
     has_bias: bool = True
     """Linear layers have biases."""
     has_qkv_bias: bool = False
-    """A bias on the query, key and value product where ``has_bias`` is off."""
+    """The query, key and value product has a bias even if ``has_bias`` is off."""
     has_qk_norm: bool = False
     """Queries and keys are normalised."""
     is_tied: bool = True
     """Embedding and head share their weights."""
     normalization: Normalization = Normalization.LAYER_NORM
-    """Which norm each layer has."""
+    """Norm of each layer."""
     position_embedding: PositionEmbedding = PositionEmbedding.LEARNED
-    """How positions enter."""
+    """Position embedding."""
     max_position_embeddings: int = 0
-    """Rows of learned positions."""
+    """Rows of learned positions; 0 means ``seq_length``."""
     experts: Experts | None = None
-    """What takes the place of MLPs; None: a dense model."""
+    """Experts that replace MLPs; None: a dense model."""
     latent_attention: LatentAttention | None = None
-    """Of DeepSeek-V2; None: heads as above."""
+    """Latent attention as in DeepSeek-V2; None: heads as above."""
     is_residual_parallel: bool = False
-    """Attention and MLP both read the input of the layer and are summed at once (GPT-NeoX)."""
+    """Attention and MLP both read the input of the layer and are summed together (GPT-NeoX)."""
     num_prediction_layers: int = 0
     """Layers that predict tokens further ahead (multi-token prediction), after the last one."""
 
@@ -234,8 +236,7 @@ class ModelShape:
 
     @property
     def bare(self) -> ModelShape:
-        """The model alone: without the length of samples, the rows of its tables, and how its
-        experts are run."""
+        """The model without sample length, rows of its tables, and settings of how experts run."""
         experts = self.experts
         if experts is not None:
             names = ("num_experts", "top_k", "ffn_hidden_size", "shared_ffn_hidden_size")
@@ -244,14 +245,14 @@ class ModelShape:
         return replace(self, seq_length=1, vocab_size=1, max_position_embeddings=0, experts=experts)
 
     def has_experts(self, layer: int) -> bool:
-        """True where the layer (counted from 0) has experts in place of a dense MLP."""
+        """Return True if the layer (counted from 0) has experts in place of a dense MLP."""
         if self.experts is None:
             return False
         return not self.experts.layer_pattern or self.experts.layer_pattern[layer]
 
 
 def at_least_one(name: str, value: int) -> None:
-    """Raise ``ConfigError`` where a size or degree is below one."""
+    """Raise ``ConfigError`` if a size or degree is below one."""
     if not isinstance(value, Integral):
         raise ConfigError(f"{name} {_shown(value)} is not a whole number; give one above 0")
     if value < 1:
@@ -260,7 +261,7 @@ def at_least_one(name: str, value: int) -> None:
 
 
 def not_negative(name: str, value: int) -> None:
-    """Raise ``ConfigError`` where a size that may be absent is below zero."""
+    """Raise ``ConfigError`` if a size that may be absent is below zero."""
     if not isinstance(value, Integral):
         raise ConfigError(f"{name} {_shown(value)} is not a whole number; give one, or 0 for none")
     if value < 0:
@@ -269,7 +270,7 @@ def not_negative(name: str, value: int) -> None:
 
 
 def at_most(name: str, value: int) -> None:
-    """Raise ``ConfigError`` where a size is far above any that there is."""
+    """Raise ``ConfigError`` if a size is above its limit in ``MOST``."""
     most = MOST.get(name.lstrip("-"), MOST_OTHERS)
     if value > most:
         raise ConfigError(f"{name} {_shown(value)} is above {most:,}; give a smaller number")

@@ -1,7 +1,7 @@
-"""The operators that we model: what makes two pieces of work the same.
+"""Modelled operators and their identity.
 
-The identity (kind, phase, shape) is the meeting point of what hooks record and what a layout
-generates: both sides build ``Operator`` values, and equal values are the same work.
+The identity (kind, phase, shape) connects hooks with layouts: both build ``Operator`` values, and
+equal values are the same work.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ OPTIMIZER_ELEMENT_NBYTES = 4
 
 
 class OperatorKind(QuickEnum):
-    """What is computed.  The comment gives the canonical shape, sizes local to one rank.
+    """Kind of computation.  The comment gives the canonical shape, sizes local to one rank.
 
-    The kinds down to the two host remainders are what a dense layout generates; some of the rest
-    are operators of other builds of Megatron and of public measurements, and have laws only.
+    A dense layout generates the kinds down to the two host remainders; some of the others are
+    operators of other builds of Megatron and of public measurements, and have only laws.
     """
 
     EMBEDDING = "embedding"  # (tokens, hidden, vocab)
     NORM = "norm"  # (tokens, hidden)
     LINEAR_QKV = "linear_qkv"  # (tokens, in, out)
-    # (tokens, qkv width): rotary embedding, split and reshape of q, k, v; the width that is rotated
-    # where that is a part of each head (latent attention)
+    # (tokens, qkv width): rotary embedding, split and reshape of q, k, v; under latent attention,
+    # the rotated width, which is a part of each head
     POSITION = "position"
-    # (micro_batch, heads, query_groups, seq, channels of a head: the mean where values have others)
+    # (micro_batch, heads, query_groups, seq, channels of a head: the mean if values have others)
     CORE_ATTENTION = "core_attention"
     LINEAR_PROJ = "linear_proj"  # (tokens, in, out)
     RESIDUAL = "residual"  # (tokens, hidden): both bias-dropout-adds of a layer together
@@ -38,50 +38,49 @@ class OperatorKind(QuickEnum):
     LOGITS = "logits"  # (tokens, in, vocab)
     LOSS = "loss"  # (tokens, vocab): cross-entropy
     OPTIMIZER = "optimizer"  # (parameters,): those that this rank updates
-    # (parameters, calls): the same over sharded tensors (DTensor), each of whose calls the host
-    # looks through
+    # (parameters, calls): optimizer over sharded tensors (DTensor), with host time per call
     SHARDED_OPTIMIZER = "sharded_optimizer"
-    # (parameters, bytes that each moves on the device, those of them on the host, 1 where their
-    # copies run beside its work): states of a width of their own, or the host's
+    # (parameters, bytes that each moves on the device, parameters on the host, 1 if their copies
+    # overlap the host's update): optimizer with states of stated width, or on the host
     STATED_OPTIMIZER = "stated_optimizer"
-    SHARD_UNIT = "shard_unit"  # (): what the host adds to one pass of a unit of FSDP
+    SHARD_UNIT = "shard_unit"  # (): host time added to one pass of an FSDP unit
     HOST_MICROBATCH = "host_microbatch"  # (): rest of one forward or backward of a stage
     HOST_STEP = "host_step"  # (): rest of one step
-    LINEAR = "linear"  # (tokens, in, out): a product without one of the roles above
+    LINEAR = "linear"  # (tokens, in, out): a product in none of the roles above
     BATCHED_PRODUCT = "batched_product"  # (batch, rows, inner, columns)
     GROUPED_LINEAR = "grouped_linear"  # (experts, tokens over all of them, in, out)
     # (micro_batch, heads, query_groups, seq, query and key channels, value channels), causal
     FLASH_ATTENTION = "flash_attention"
     MASK = "mask"  # (rows, columns): fill of masked scores
-    SOFTMAX = "softmax"  # (rows, columns): the framework's, on scores already masked
+    SOFTMAX = "softmax"  # (rows, columns): the framework's softmax, on masked scores
     FUSED_SOFTMAX = "fused_softmax"  # (matrices, rows, columns): scale, causal mask and softmax
     RMS_NORM = "rms_norm"  # (tokens, hidden): as a chain of eager calls
     ROTARY = "rotary"  # (seq, micro_batch, heads, channels): as a chain of eager calls
     ELEMENTWISE = "elementwise"  # (rows, columns)
     ROUTER = "router"  # (tokens, hidden, experts): product, top-k and weights
-    # (tokens, hidden, copies of each token); in a layer of experts each row is its own token
+    # (tokens, hidden, copies of each token); in an expert layer each row counts as a token
     PERMUTE = "permute"
     EXPERTS = "experts"  # (tokens, hidden, ffn, top-k, experts here, experts in all): fused
-    HOST_COPY = "host_copy"  # (bytes,): of activations, forwards to the host's memory, then back
-    # (tokens, hidden): a norm inside the product behind it (Transformer Engine), whose time in
-    # training holds it: a part of that operator, which nobody times by itself
+    HOST_COPY = "host_copy"  # (bytes,): activations to host memory in the forward phase, then back
+    # (tokens, hidden): a norm inside the product after it (Transformer Engine); measured times of
+    # that product include it, so that it is never timed separately
     FUSED_NORM = "fused_norm"
     LAYER = "layer"  # (micro_batch, heads, seq, hidden, tp): a whole transformer layer
 
     @property
     def is_linear(self) -> bool:
-        """True where the work is one matrix product per phase (two in the backward phase)."""
+        """True if the work is one matrix product per phase (two in the backward phase)."""
         return self in _LINEARS
 
     @property
     def is_product(self) -> bool:
-        """True where the work is products of weights, of one matrix or of several."""
+        """True if the work is products with weights, of one matrix or several."""
         return self.is_linear or self is OperatorKind.GROUPED_LINEAR
 
     @property
     def is_quantized(self) -> bool:
-        """True where the work runs in 8 or 4 bits under such a recipe, which Megatron leaves the
-        logits and the router out of."""
+        """True if the work runs in 8 or 4 bits under such a recipe, from which Megatron excludes
+        the logits and the router."""
         return self.is_product and self is not OperatorKind.LOGITS
 
 
@@ -119,7 +118,7 @@ MODULES_BY_ATTRIBUTE: Mapping[str, OperatorKind] = {
     "linear_fc2": OperatorKind.LINEAR_FC2,
     "output_layer": OperatorKind.LOGITS,
 }
-"""Where hooks find a kind in a Megatron model: the last part of a module's name."""
+"""Kinds that hooks assign to modules of a Megatron model, by the last part of the module's name."""
 MODULES_BY_CLASS: Mapping[str, OperatorKind] = {
     "LanguageModelEmbedding": OperatorKind.EMBEDDING,
     "SelfAttention": OperatorKind.POSITION,
@@ -130,11 +129,11 @@ MODULES_BY_CLASS: Mapping[str, OperatorKind] = {
     "TopKRouter": OperatorKind.ROUTER,
     "TransformerLayer": OperatorKind.RESIDUAL,
 }
-"""The same by the name of its class, or of one that it is derived from."""
+"""Kinds that hooks assign by the name of the module's class, or of one of its bases."""
 
 
 class Phase(QuickEnum):
-    """Which pass an operator runs in.  Backward is input and weight gradient together."""
+    """Phase of an operator.  Backward is input and weight gradient together."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -153,11 +152,11 @@ class Operator:
     shape: tuple[int, ...]
     element_nbytes: int
     is_wide: bool = False
-    """A product that stays in 16 bits in a layout whose others run in 8 or 4."""
+    """True for a product that stays in 16 bits while the layout's others run in 8 or 4."""
 
 
 OperatorCount = tuple[Operator, int]
-"""An operator and how often it runs in its pass."""
+"""An operator and its count per pass."""
 
 
 def optimizer_operator(
@@ -168,9 +167,9 @@ def optimizer_operator(
     host_parameters: int = 0,
     is_overlapped: bool = False,
 ) -> Operator:
-    """The optimizer of one rank over so many parameters, as hooks record and layouts have it.
+    """Return the optimizer of one rank over its parameters, in the form that hooks and layouts use.
 
-    ``calls`` on sharded tensors go before a width of its own states (``moved_nbytes``).
+    ``calls`` (on sharded tensors) takes precedence over ``moved_nbytes`` (stated width of states).
 
     >>> optimizer_operator(8).shape, optimizer_operator(8, moved_nbytes=22).shape
     ((8,), (8, 22, 0, 0))

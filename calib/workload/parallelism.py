@@ -1,4 +1,4 @@
-"""How a run is split over ranks, in what order, and what overlaps."""
+"""Degrees of parallelism, order of ranks and passes, and overlap."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .model_shape import at_least_one, at_most, not_negative
 
 
 class ContextComm(QuickEnum):
-    """How attention sees the whole sequence under context parallelism, by Megatron's name."""
+    """Exchange of attention under context parallelism, by Megatron's name."""
 
     P2P = "p2p"
     ALL_TO_ALL = "a2a"
     ALL_GATHER = "all_gather"
     HIERARCHICAL = "a2a+p2p"
-    """All-to-all among neighbours (``context_inner``), a ring over groups of them."""
+    """All-to-all among neighbours (``context_inner``), and a ring over their groups."""
 
 
 class Schedule(QuickEnum):
@@ -25,19 +25,19 @@ class Schedule(QuickEnum):
 
     ONE_F_ONE_B = "1f1b"
     ZERO_BUBBLE_H1 = "zb_h1"
-    """Weight gradients fill the bubble, at the activation memory of 1F1B (Qi et al. 2023)."""
+    """Weight gradients fill the bubble, with the activation memory of 1F1B (Qi et al. 2023)."""
     ZERO_BUBBLE_H2 = "zb_h2"
-    """More warm-up passes, about twice the activation memory."""
+    """More warm-up passes, with about twice the activation memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRules:
-    """What follows from the order of passes alone."""
+    """Properties that follow from the order of passes alone."""
 
-    most_held: Callable[[int, int, int], int]
-    """Micro-batches that a stage holds at most, from (stages, stage, micro-batches)."""
+    max_in_flight: Callable[[int, int, int], int]
+    """Most micro-batches in flight on a stage, from (stages, stage, micro-batches)."""
     splits_backward: bool = False
-    """Input and weight gradients are passes of their own."""
+    """Input and weight gradients are separate passes."""
     interleaves: bool = False
     """A stage may run several chunks of the model (vp above 1)."""
 
@@ -45,51 +45,52 @@ class ScheduleRules:
 SCHEDULES: Mapping[Schedule, ScheduleRules] = {
     # Narayanan et al., SC 2021, section 2.2.1.
     Schedule.ONE_F_ONE_B: ScheduleRules(
-        most_held=lambda num_stages, stage, num: min(num, num_stages - stage), interleaves=True
+        max_in_flight=lambda num_stages, stage, num: min(num, num_stages - stage), interleaves=True
     ),
-    # Qi et al. 2023, section 2.3, whose M_W is set to M_B: the input of a weight gradient is kept
+    # Qi et al. 2023, section 2.3, with M_W set to M_B: the input of a weight gradient is retained
     # until that has run.
     Schedule.ZERO_BUBBLE_H1: ScheduleRules(
-        most_held=lambda num_stages, _, num: min(num, num_stages), splits_backward=True
+        max_in_flight=lambda num_stages, _, num: min(num, num_stages), splits_backward=True
     ),
     Schedule.ZERO_BUBBLE_H2: ScheduleRules(
-        most_held=lambda num_stages, _, num: min(num, 2 * num_stages - 1), splits_backward=True
+        max_in_flight=lambda num_stages, _, num: min(num, 2 * num_stages - 1), splits_backward=True
     ),
 }
-"""Each schedule's rules; ``timeline.schedules.PROGRAMS`` has the order of its passes."""
+"""Rules of each schedule; ``timeline.schedules.PROGRAMS`` has the order of its passes."""
 
 
 class Engine(QuickEnum):
-    """Whose pipeline and optimizer run the layout."""
+    """Library whose pipeline and optimizer run the layout."""
 
     MEGATRON = "megatron"
     DEEPSPEED = "deepspeed"
-    """As under GPT-NeoX: ranks of a tp group share a message between stages, nothing hides behind a
-    product, and ZeRO-1 sums whole gradients before it gathers parameters."""
+    """DeepSpeed as in GPT-NeoX: ranks of a tp group split a message between stages, no product
+    hides a transfer, and ZeRO-1 sums whole gradients before it gathers parameters."""
     TORCH = "torch"
-    """As under torchtitan: PyTorch's own FSDP2, loss, and checkpoints that pick operators."""
+    """PyTorch as in torchtitan: FSDP2, its own loss, and checkpoints that pick operators."""
 
 
 class Sharding(QuickEnum):
-    """What the ranks of a data-parallel group share in place of each keeping all of it.
+    """State sharded over the ranks of a data-parallel group.
 
-    The stages of ZeRO (Rajbhandari et al. 2020, section 5), each with those before it.
+    The values are the stages of ZeRO (Rajbhandari et al. 2020, section 5), each including those
+    before it.
     """
 
     NONE = "none"
     OPTIMIZER = "optimizer"
-    """States of the optimizer: ZeRO-1, Megatron's distributed optimizer."""
+    """Optimizer states: ZeRO-1, Megatron's distributed optimizer."""
     GRADS = "grads"
-    """Gradients too, so that each micro-batch reduces its own: ZeRO-2."""
+    """Also gradients, so that they are reduced for every micro-batch: ZeRO-2."""
     WEIGHTS = "weights"
-    """Weights too, gathered layer by layer: ZeRO-3, FSDP."""
+    """Also weights, gathered layer by layer: ZeRO-3, FSDP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
-    """Degrees of parallelism and what overlaps; ``num_ranks = tp * cp * dp * pp``.
+    """Degrees of parallelism and overlap; ``num_ranks = tp * cp * dp * pp``.
 
-    Experts split the same ranks anew, as ``etp * ep * expert_dp * pp``.
+    Experts split the same ranks as ``etp * ep * expert_dp * pp``.
     """
 
     tp: int = 1
@@ -105,7 +106,7 @@ class Parallelism:
     ep: int = 1
     """Expert-parallel degree."""
     etp: int = 0
-    """Tensor parallelism of the experts; 0 means that of the rest."""
+    """Tensor-parallel degree of the experts; 0 means ``tp``."""
     chunk_layers: tuple[int, ...] = ()
     """Layers of each of the pp x vp chunks in model order; empty means even.
 
@@ -116,44 +117,44 @@ class Parallelism:
     schedule: Schedule = Schedule.ONE_F_ONE_B
     """Order of the passes of a pipeline."""
     engine: Engine = Engine.MEGATRON
-    """Whose pipeline and optimizer run."""
+    """Library of pipeline and optimizer."""
     context_comm: ContextComm = ContextComm.P2P
-    """How ranks of context parallelism exchange keys and values."""
+    """Exchange of attention among context-parallel ranks."""
     context_inner: int = 1
     """Neighbours in cp that exchange heads all-to-all under ``HIERARCHICAL``."""
     is_pipeline_before_data: bool = False
-    """Ranks go tp-cp-ep-pp-dp (``--use-tp-pp-dp-mapping``) in place of tp-cp-ep-dp-pp."""
+    """Rank order is tp-cp-ep-pp-dp (``--use-tp-pp-dp-mapping``) in place of tp-cp-ep-dp-pp."""
     num_optimizer_instances: int = 1
-    """Copies of the distributed optimizer's state over dp; of all that is sharded, under hybrid
-    sharding (HSDP)."""
+    """Copies of the distributed optimizer's state over dp; under hybrid sharding (HSDP), copies of
+    all sharded state."""
     is_sequence_parallel: bool = False
-    """What lies between the products of tp is split over its ranks."""
+    """Activations between the products are split over tp along the sequence."""
     is_optimizer_distributed: bool = False
-    """Replicas share the optimizer's states, and more of it by ``sharding``."""
+    """Replicas shard the optimizer's states, and further state as ``sharding`` says."""
     sharding: Sharding = Sharding.OPTIMIZER
-    """How far a distributed optimizer shards; without one nothing is, see ``sharded``."""
+    """State that a distributed optimizer shards; ignored without one, see ``sharded``."""
     regathers_weights: bool = True
-    """Sharded weights are let go after a layer's forward pass (FSDP's reshard after forward)."""
+    """Sharded weights are freed after a layer's forward pass (FSDP's reshard after forward)."""
     prefetches_backward: bool = True
-    """Sharded weights of the next layer are gathered beside the backward pass of this one (FSDP's
-    ``BACKWARD_PRE``); under ``BACKWARD_POST`` after it, with nothing beside."""
+    """The gather of the next layer's sharded weights overlaps this one's backward pass (FSDP's
+    ``BACKWARD_PRE``); under ``BACKWARD_POST`` it comes after it and is exposed."""
     keeps_grads_whole: bool = False
-    """Sharded weights, but gradients are reduced once in a step (FSDP under ``no_sync``)."""
+    """Weights are sharded, but gradients are reduced once per step (FSDP under ``no_sync``)."""
     overlaps_grad_reduce: bool = False
-    """Gradients are reduced beside the backward passes."""
+    """Gradient reductions overlap the backward passes."""
     overlaps_param_gather: bool = False
-    """Weights are gathered beside the forward passes."""
+    """Weight gathers overlap the forward passes."""
     gathers_beside_update: bool = False
-    """Weights of the first chunk are gathered beside the update of the others
+    """The weight gather of the first chunk overlaps the update of the others
     (``--overlap-param-gather-with-optimizer-step``)."""
     overlaps_p2p: bool = True
-    """Sends of interleaved chunks run beside the passes; without vp Megatron never does."""
+    """Sends of interleaved chunks overlap the passes; without vp Megatron never overlaps them."""
     overlaps_p2p_ends: bool = False
-    """So do those of warm-up and cool-down (``--overlap-p2p-communication-warmup-flush``)."""
+    """Sends in warm-up and cool-down overlap too (``--overlap-p2p-communication-warmup-flush``)."""
     overlaps_tp: bool = False
     """Gathers and scatters of tp run inside their products (``--tp-comm-overlap``)."""
     bucket_numel: int = 0
-    """Elements that close a gradient bucket; 0 means Megatron's own rule."""
+    """Elements at which a gradient bucket closes; 0 means Megatron's rule."""
     pads_buckets: bool = False
     """Buckets end on 2**16 elements (``--ddp-pad-buckets-for-high-nccl-busbw``)."""
     ranks_per_node: int = 0
@@ -180,7 +181,8 @@ class Parallelism:
 
     @property
     def exchanged_cp(self) -> int:
-        """Ranks of cp that each hold a share of the heads and the sequence of all of them."""
+        """Ranks of cp that exchange heads: each has a share of the heads, for the joint sequence of
+        these ranks."""
         match self.context_comm:
             case ContextComm.ALL_TO_ALL:
                 return self.cp
@@ -195,7 +197,7 @@ class Parallelism:
 
     @property
     def sharded(self) -> Sharding:
-        """What is sharded over dp.
+        """State that is sharded over dp.
 
         >>> Parallelism(dp=8, sharding=Sharding.WEIGHTS).sharded.value
         'none'
@@ -204,18 +206,18 @@ class Parallelism:
 
     @property
     def shards_weights(self) -> bool:
-        """True where no rank keeps a whole layer between its passes."""
+        """True if no rank retains a whole layer between its passes."""
         return self.sharded is Sharding.WEIGHTS
 
     @property
     def shards_grads(self) -> bool:
-        """True where each micro-batch's gradients are reduced, and only shards of them add up."""
+        """True if each micro-batch's gradients are reduced, and only their shards accumulate."""
         is_deep = self.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
         return is_deep and not self.keeps_grads_whole
 
     @property
     def expert_tp(self) -> int:
-        """Tensor parallelism of the experts."""
+        """Tensor-parallel degree of the experts."""
         return self.etp or self.tp
 
     @property
@@ -225,5 +227,5 @@ class Parallelism:
 
     @property
     def num_chunks(self) -> int:
-        """Pieces that the model is cut into: pp x vp."""
+        """Chunks of the model: pp x vp."""
         return self.pp * self.vp

@@ -1,4 +1,4 @@
-"""How Megatron cuts the layers into chunks: by an explicit layout, by end stages, or evenly.
+"""Megatron's split of layers into chunks: by an explicit layout, by end stages, or evenly.
 
 Chunk c of the pp x vp chunks, in model order, runs on stage c % pp.
 """
@@ -15,26 +15,26 @@ from ..errors import ConfigError
 _GROUP = re.compile(r"\(([^)]+)\)\*(\d+)")
 _REPEAT = re.compile(r"(.)\*(\d+)")
 _LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-# ``x*n`` may nest: a few words must not become gigabytes; models have at most 10,000 layers.
+# ``x*n`` may nest: a short text must not expand to gigabytes; models have at most 10,000 layers.
 _MAX_CHARS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineLayout:
-    """What ``--pipeline-model-parallel-layout`` says."""
+    """Parsed ``--pipeline-model-parallel-layout``."""
 
     chunk_layers: tuple[int, ...]
     num_prediction_layers: int
     is_plain: bool
-    """Embedding in the first chunk, head and prediction layers in the last."""
+    """True if the embedding is in the first chunk, head and prediction layers in the last."""
 
 
 def parse_layout(layout: object) -> PipelineLayout:
-    """Megatron's string (``Et*3|(tt|)*29,m|L``), or its list of lists of layer names.
+    """Parse Megatron's string (``Et*3|(tt|)*29,m|L``), or its list of lists of layer names.
 
     ``|`` ends a chunk, ``E`` is the embedding, ``t`` a layer, ``m`` a prediction layer, ``L`` the
-    loss; ``x*n`` and ``(..)*n`` repeat, commas mean nothing.  Raises ``ConfigError`` where a letter
-    is not known or the ends are not where they belong.
+    loss; ``x*n`` and ``(..)*n`` repeat, commas are ignored.  Raises ``ConfigError`` if a letter is
+    unknown, or embedding, loss or prediction layers are misplaced.
 
     >>> parse_layout("Et*3|(tt|)*2,tmL").chunk_layers
     (3, 2, 2, 1)
@@ -57,7 +57,7 @@ def parse_layout(layout: object) -> PipelineLayout:
 
 
 def write_layout(chunk_layers: Sequence[int], num_prediction_layers: int = 0) -> str:
-    """The string that ``parse_layout`` reads back; prediction layers go with the head.
+    """Return the string that ``parse_layout`` reads back, with prediction layers before the head.
 
     >>> write_layout((3, 2, 2, 1), 1)
     'Et*3|t*2|t*2|tmL'
@@ -70,7 +70,7 @@ def write_layout(chunk_layers: Sequence[int], num_prediction_layers: int = 0) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSplit:
-    """The sizes that decide a split without an explicit layout."""
+    """Settings that decide a split without an explicit layout."""
 
     num_layers: int
     pp: int
@@ -84,14 +84,14 @@ class PipelineSplit:
 
     @property
     def num_slots(self) -> int:
-        """Layers, with embedding and loss where they take a place."""
+        """Number of layers, plus embedding and loss if they count as layers."""
         return self.num_layers + self.counts_embedding + self.counts_loss
 
 
 def split_layers(split: PipelineSplit) -> tuple[int, ...]:
-    """Layers of each chunk, by Megatron's ``get_num_layers_to_build`` (core 0.16.1).
+    """Return the layers of each chunk, by Megatron's ``get_num_layers_to_build`` (core 0.16.1).
 
-    Raises ``ConfigError`` where layers do not divide.
+    Raises ``ConfigError`` if layers do not divide.
 
     >>> sizes = PipelineSplit(num_layers=10, pp=2, vp=3, counts_embedding=True, counts_loss=True)
     >>> split_layers(sizes)
@@ -111,7 +111,8 @@ def split_layers(split: PipelineSplit) -> tuple[int, ...]:
 
 
 def uneven_layers(num_layers: int, pp: int) -> tuple[int, ...]:
-    """Layers of each stage, all alike but for the last, which also has the head; () where even.
+    """Return the layers of each stage, equal except for the last, which also has the head; () if
+    layers divide evenly.
 
     >>> uneven_layers(61, 8), uneven_layers(64, 8)
     ((8, 8, 8, 8, 8, 8, 8, 5), ())
@@ -125,7 +126,8 @@ def uneven_layers(num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def virtual_stages(split: PipelineSplit, layers_per_chunk: int) -> int:
-    """vp from ``--num-layers-per-virtual-pipeline-stage``."""
+    """Return vp from ``--num-layers-per-virtual-pipeline-stage``; raise ``ConfigError`` if that
+    does not divide the layers of a stage."""
     stage, rest = divmod(split.num_slots, split.pp)
     if rest or layers_per_chunk < 1 or stage % layers_per_chunk:
         raise ConfigError(
@@ -142,12 +144,12 @@ def _stages(split: PipelineSplit) -> list[int]:
             "--decoder-first/last-pipeline-num-layers exclude --account-for-embedding/loss-in-"
             "pipeline-split; leave one kind out"
         )
-    num_middle, left = split.pp - len(ends), split.num_slots - sum(ends)
+    num_middle, num_remaining = split.pp - len(ends), split.num_slots - sum(ends)
     if not num_middle:
-        each, rest = 0, left
+        each, rest = 0, num_remaining
     else:
-        each, rest = divmod(left, num_middle)
-    if rest or num_middle < 0 or left < 0:
+        each, rest = divmod(num_remaining, num_middle)
+    if rest or num_middle < 0 or num_remaining < 0:
         raise ConfigError(
             f"num_layers {split.num_slots} does not split over pp {split.pp} x vp {split.vp}"
             + (f" with {ends} layers on end stages" if ends else "")
@@ -162,7 +164,7 @@ def _stages(split: PipelineSplit) -> list[int]:
 def _chunks_of_text(text: str) -> list[str]:
     text = text.replace(",", "")
     for pattern in (_GROUP, _REPEAT):
-        text = pattern.sub(lambda found: found.group(1) * min(int(found.group(2)), 10_000), text)
+        text = pattern.sub(lambda match: match.group(1) * min(int(match.group(2)), 10_000), text)
         if len(text) > _MAX_CHARS:
             raise ConfigError(f"a pipeline layout of {len(text)} letters is too long; shorten it")
     return text.split("|")

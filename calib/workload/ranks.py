@@ -1,7 +1,7 @@
-"""Which rank sits where: Megatron's order tp-cp-ep-dp-pp, the first varying fastest.
+"""Placement of ranks: Megatron's order tp-cp-ep-dp-pp, the first varying fastest.
 
-As ``RankGenerator`` and ``initialize_model_parallel`` of ``megatron.core`` 0.16.1 have it.  Experts
-count the same ranks anew as tp-ep-dp-pp, with sizes of their own.
+The order is that of ``RankGenerator`` and ``initialize_model_parallel`` of ``megatron.core``
+0.16.1.  Experts order the same ranks as tp-ep-dp-pp, with separate sizes.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _ROLE_AXES: Mapping[GroupRole, frozenset[str]] = {
     GroupRole.DP_INSTANCES: frozenset({"expert_dp"}),
 }
 _SHARDED = frozenset({GroupRole.DP, GroupRole.EXPERT_DP, GroupRole.DP_INSTANCES})
-"""Roles that several instances of the distributed optimizer cut up."""
+"""Roles whose groups are split if the distributed optimizer has several instances."""
 
 
 def position(parallelism: Parallelism, rank: int) -> Position:
-    """Place of a global rank.
+    """Return the place of a global rank.
 
     >>> position(Parallelism(tp=2, dp=2, pp=2), 5)
     Position(tp_rank=1, dp_rank=0, stage=1, cp_rank=0)
@@ -81,18 +81,18 @@ def position(parallelism: Parallelism, rank: int) -> Position:
 
 
 def rank_at(parallelism: Parallelism, place: Position) -> int:
-    """Global rank at a place: the inverse of ``position``."""
+    """Return the global rank at a place: the inverse of ``position``."""
     places = {"tp": place.tp_rank, "cp": place.cp_rank, "dp": place.dp_rank, "pp": place.stage}
     return _dense(parallelism).rank(places)
 
 
 @lru_cache(maxsize=4096)
 def group(parallelism: Parallelism, role: GroupRole, rank: int) -> tuple[int, ...]:
-    """Global ranks of the group with that role to which ``rank`` belongs.
+    """Return the global ranks of the group with that role to which ``rank`` belongs.
 
     ``DP`` and ``EXPERT_DP`` are the groups that reduce gradients, context-parallel ranks included;
-    with several instances of the distributed optimizer, those within one, and ``DP_INSTANCES``
-    joins the instances.  ``EMBEDDING`` is empty for the ranks of middle stages.
+    with several instances of the distributed optimizer they lie within one, and ``DP_INSTANCES``
+    connects the instances.  ``EMBEDDING`` is empty for the ranks of middle stages.
 
     >>> group(Parallelism(tp=2, dp=2, pp=2), GroupRole.DP, 5)
     (5, 7)
@@ -104,22 +104,23 @@ def group(parallelism: Parallelism, role: GroupRole, rank: int) -> tuple[int, ..
     order = _dense(parallelism)
     if not axes <= set(order.sizes):
         order = _expert(parallelism)
-    found = _members(order, axes, rank)
+    members = _members(order, axes, rank)
     if role is GroupRole.EMBEDDING:
         last = parallelism.pp - 1
-        return tuple(sorted({found[0], found[last]})) if place.stage in (0, last) else ()
+        return tuple(sorted({members[0], members[last]})) if place.stage in (0, last) else ()
     if role not in _SHARDED:
-        return found
-    # Instances are cut out of the group in the order of its ranks (``initialize_model_parallel``).
-    size = len(found) // parallelism.num_optimizer_instances
-    instance, shard = divmod(found.index(rank), size)
+        return members
+    # Instances split the group in the order of its ranks (``initialize_model_parallel``).
+    size = len(members) // parallelism.num_optimizer_instances
+    instance, shard = divmod(members.index(rank), size)
     if role is GroupRole.DP_INSTANCES:
-        return found[shard::size]
-    return found[instance * size : (instance + 1) * size]
+        return members[shard::size]
+    return members[instance * size : (instance + 1) * size]
 
 
 def num_nodes(parallelism: Parallelism, role: GroupRole) -> int:
-    """Nodes that the first group of a role reaches over; 1 where ranks per node are not known.
+    """Return the number of nodes that the first group of a role spans; 1 if ranks per node are
+    unknown.
 
     >>> num_nodes(Parallelism(tp=4, dp=4, ranks_per_node=8), GroupRole.DP)
     2
@@ -127,10 +128,10 @@ def num_nodes(parallelism: Parallelism, role: GroupRole) -> int:
     return _reach(parallelism, role)[1]
 
 
-# Two numbers of each of the thousands of layouts of a plan.
+# A plan requests these two numbers for each of its thousands of layouts.
 @lru_cache(maxsize=65536)
 def _reach(parallelism: Parallelism, role: GroupRole) -> tuple[int, int]:
-    """Ranks and nodes of the first group of a role."""
+    """Return the numbers of ranks and nodes of the first group of a role."""
     ranks = group(parallelism, role, 0)
     per_node = parallelism.ranks_per_node
     return len(ranks), len({rank // per_node for rank in ranks}) if per_node else 1
@@ -139,7 +140,7 @@ def _reach(parallelism: Parallelism, role: GroupRole) -> tuple[int, int]:
 def group_call(
     config: RunConfig, collective: Collective, role: GroupRole, nbytes: int
 ) -> CollectiveCall:
-    """A collective over the whole group of a role."""
+    """Return a collective over the whole group of a role."""
     num_ranks, nodes = _reach(config.parallelism, role)
     return CollectiveCall(
         collective=collective,
@@ -151,15 +152,15 @@ def group_call(
 
 
 def _members(order: _Order, axes: frozenset[str], rank: int) -> tuple[int, ...]:
-    """Every rank that differs in those axes only, in the order of ranks."""
+    """Return every rank that differs from ``rank`` only in those axes, in the order of ranks."""
     places = order.places(rank)
-    found = [order.rank({name: 0 if name in axes else place for name, place in places.items()})]
+    ranks = [order.rank({name: 0 if name in axes else place for name, place in places.items()})]
     stride = 1
     for name, size in order.sizes.items():
         if name in axes:
-            found = [first + step * stride for step in range(size) for first in found]
+            ranks = [first + step * stride for step in range(size) for first in ranks]
         stride *= size
-    return tuple(found)
+    return tuple(ranks)
 
 
 def _dense(par: Parallelism) -> _Order:

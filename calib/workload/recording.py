@@ -1,7 +1,7 @@
-"""Who records: one data-parallel replica over all stages; everyone else sends a summary.
+"""Recording plan: one data-parallel replica records, over all stages; other ranks send a summary.
 
-A pure function of the world's size and the layout, so that all ranks know it without talking.  The
-replica is the last one: it holds the last rank, beside which the companion runs.
+The plan is a pure function of world size and layout, so that ranks need not communicate about it.
+The replica is the last one, since the companion runs next to the last rank.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from .parallelism import Parallelism
 from .ranks import Position, group, rank_at
 
 SMALL_WORLD = 8
-"""Ranks up to which everyone records everything, for as long as there is room."""
+"""Largest world in which every rank records everything, within the size limits."""
 WHOLE_NBYTES = 32 << 20
-"""A small world's file up to which windows are written whole, as they come."""
+"""File size in a small world up to which windows are written whole, as they come."""
 PACKED_NBYTES = 32 << 20
-"""What the windows after that may take together, each packed and at most half of what is left."""
+"""Budget of all later windows, each packed and at most half of the remaining budget."""
 MAX_MEMBERS = 1024
-"""Ranks outside the replica that record their share of its groups."""
+"""Most ranks outside the replica that record the groups that they share with it."""
 MAX_GROUP = 128
-"""Ranks of one data-parallel group that do so; of a larger one as many, evenly spread."""
+"""Most such ranks of one data-parallel group, evenly spread over it."""
 FILES_NBYTES = 56 << 20
-"""All files of recording ranks together, over the whole run."""
+"""Budget of all files of recording ranks, over the whole run."""
 SUMMARIES_NBYTES = 8 << 20
-"""The one file with the summaries of the others."""
+"""Budget of the one file with the summaries of the other ranks."""
 MESSAGE_NBYTES = 64 << 10
-"""What a rank sends in a window."""
-# A recorder of the replica writes passes and every collective, one outside it those of few groups.
-# Twice the weight leaves half of the room to each of the latter, which are then cut off earlier.
+"""Most bytes that a rank sends in a window."""
+# A rank of the replica writes passes and every collective, one outside it those of few groups.
+# With twice this weight, the latter would have half the bytes each and be cut off earlier.
 _REPLICA_WEIGHT = 8
-# Accelerators of a usual node; read only where no layout is known.
+# Accelerators of a usual node, used only if no layout is known.
 _NODE = 8
 _SHARDED = (GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP)
 
 
 class Recorded(Enum):
-    """What a rank records of a hooked step."""
+    """Part of a hooked step that a rank records."""
 
     OPERATORS = "operators"
     """Everything."""
     TRANSFERS = "transfers"
-    """Phases and collectives: its operators are those of another rank."""
+    """Phases and collectives; another rank records the same operators."""
     GROUPS = "groups"
-    """Collectives of the groups that it shares with the replica."""
+    """Collectives of the groups that the rank shares with the replica."""
     WATCH = "watch"
-    """No file: one summary per window."""
+    """No file; one summary per window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingPlan:
-    """Part and bounds of every rank; ``parts`` has those that write a file."""
+    """Recorded part and file size limit of every rank; ``parts``: ranks that write a file."""
 
     world_size: int
     parts: Mapping[int, Recorded]
 
     @property
     def is_small(self) -> bool:
-        """True where everyone records everything and nothing is sent."""
+        """True if every rank records everything and no summaries are sent."""
         return self.world_size <= SMALL_WORLD
 
     @property
@@ -74,11 +74,11 @@ class RecordingPlan:
         return frozenset(rank for rank, part in self.parts.items() if part is not Recorded.GROUPS)
 
     def part(self, rank: int) -> Recorded:
-        """What ``rank`` records."""
+        """Return the part that ``rank`` records."""
         return self.parts.get(rank, Recorded.WATCH)
 
     def file_nbytes(self, rank: int) -> int | None:
-        """Bytes that the file of ``rank`` may have over the whole run; None: any number."""
+        """Return the byte limit of the file of ``rank`` over the whole run; None: unlimited."""
         if self.is_small:
             return None
         weights = {r: _weight(part) for r, part in self.parts.items()}
@@ -86,7 +86,7 @@ class RecordingPlan:
 
 
 def recording_plan(world_size: int, parallelism: Parallelism | None = None) -> RecordingPlan:
-    """Who records in a world of that size; without a layout, its first and its last node.
+    """Return the plan for a world of that size; without a layout, its first and last node record.
 
     >>> plan = recording_plan(16384, Parallelism(tp=8, pp=16, dp=128))
     >>> len(plan.replica), len(plan.recorders), plan.part(0), plan.part(16383)
@@ -100,13 +100,13 @@ def recording_plan(world_size: int, parallelism: Parallelism | None = None) -> R
     else:
         parts = _replica(parallelism)
         for rank in _members(parallelism, tuple(parts)):
-            # A rank of the replica keeps its larger part.
+            # A rank of the replica already has a larger part.
             parts.setdefault(rank, Recorded.GROUPS)
     return RecordingPlan(world_size=world_size, parts=parts)
 
 
 def _replica(par: Parallelism) -> dict[int, Recorded]:
-    """The last replica; the first and the last rank of each stage time operators."""
+    """Return the parts of the last replica; first and last rank of each stage time operators."""
     parts = {}
     for stage in range(par.pp):
         for cp_rank in range(par.cp):
@@ -118,27 +118,27 @@ def _replica(par: Parallelism) -> dict[int, Recorded]:
 
 
 def _members(par: Parallelism, replica: tuple[int, ...]) -> Iterator[int]:
-    """Ranks outside the replica, at most ``MAX_MEMBERS``, the groups that say most first.
+    """Yield ranks outside the replica, at most ``MAX_MEMBERS``, the most informative groups first.
 
-    The data-parallel groups of the last rank give the minimum over a group; an all-to-all is seen
-    whole where the whole expert-parallel group records.
+    The data-parallel groups of the last rank give the minimum over a group; an all-to-all is
+    complete if the whole expert-parallel group records.
     """
     known, last = set(replica), par.num_ranks - 1
-    found = [_spread(group(par, role, last)) for role in _SHARDED]
+    sharded_groups = [_spread(group(par, role, last)) for role in _SHARDED]
     groups = _expert_groups(par, replica) if par.ep > 1 else iter(())
-    num_left = MAX_MEMBERS
-    for ranks in (*found, *groups):
-        # A group counts only whole: with one member missing its minimum is no transfer time.
+    num_remaining = MAX_MEMBERS
+    for ranks in (*sharded_groups, *groups):
+        # Only complete groups are useful: with a member missing, the minimum is no transfer time.
         new = [rank for rank in ranks if rank not in known]
-        if len(new) > num_left:
+        if len(new) > num_remaining:
             continue
-        num_left -= len(new)
+        num_remaining -= len(new)
         known.update(new)
         yield from new
 
 
 def _expert_groups(par: Parallelism, replica: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The expert-parallel groups of the replica, those of the last stage first."""
+    """Yield the expert-parallel groups of the replica, those of the last stage first."""
     seen: set[int] = set()
     for rank in sorted(replica, reverse=True):
         if rank not in seen:

@@ -1,4 +1,4 @@
-"""Where the tokens of a layer of experts go: by counting alone, and as a router spreads them."""
+"""Routing of tokens in an expert layer: imbalance over ranks, and combinatorial expectations."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .model_shape import USUAL_IMBALANCE, Experts
 
 
 class RoutingSource(QuickEnum):
-    """Whence it is known how evenly tokens spread over the ranks that hold the experts."""
+    """Source of the imbalance of tokens over the ranks of the experts."""
 
     ONE_RANK = "one rank"
-    """Each rank holds all experts: nothing is uneven between ranks."""
+    """Each rank has all experts, so that ranks are balanced."""
     FORCED = "forced"
     """The router's choice is replaced by an even one, or rows are padded to the capacity."""
     MEASURED = "measured"
-    """Counted in a run of the model, at this number of ranks or carried to it."""
+    """Counted in a run of the model, at this number of ranks or extrapolated to it."""
     STATED = "stated"
-    """A table says it."""
+    """Given in a description or table (``Experts.imbalance``)."""
     ASSUMED = "assumed"
-    """A router chooses and nobody counted."""
+    """A router chooses and no count exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed(Encoded):
-    """How tokens are taken to spread in a layout, and whence that is known."""
+    """Imbalance of tokens assumed for a layout, and its source."""
 
     source: RoutingSource
     imbalance: float
@@ -37,7 +37,7 @@ class Routed(Encoded):
 
     @property
     def text(self) -> str:
-        """For people.
+        """Text for display.
 
         >>> Routed(source=RoutingSource.MEASURED, imbalance=1.314).text
         'routing measured: busiest rank 1.31 x the mean'
@@ -54,7 +54,7 @@ class Routed(Encoded):
 
 
 def routed(config: RunConfig) -> Routed | None:
-    """How tokens are taken to spread over the ranks of a layout; None without experts."""
+    """Return the imbalance over the ranks of a layout, with its source; None without experts."""
     experts, ep = config.model.experts, config.parallelism.ep
     if experts is None:
         return None
@@ -62,7 +62,7 @@ def routed(config: RunConfig) -> Routed | None:
 
 
 def routing_source(experts: Experts, num_ranks: int) -> RoutingSource:
-    """Whence ``imbalance`` of so many ranks comes: the one rule for all layouts."""
+    """Return the source of ``imbalance`` at that number of ranks: the one rule for all layouts."""
     if num_ranks == 1:
         return RoutingSource.ONE_RANK
     if experts.is_balance_forced or experts.is_padded_to_capacity:
@@ -73,12 +73,12 @@ def routing_source(experts: Experts, num_ranks: int) -> RoutingSource:
 
 
 def imbalance(experts: Experts, num_ranks: int) -> float:
-    """Tokens on the busiest of the ranks that the experts are spread over, over their mean.
+    """Return the tokens on the busiest of the experts' ranks over the mean of these ranks.
 
-    Counted at this number of ranks it is what was counted.  From another number it is carried: of
-    ranks with e / n experts each, whose shares differ by themselves, the excess of the busiest
-    grows with the expected largest of n and falls with the root of their experts.  Where nobody
-    counted it is ``USUAL_IMBALANCE``.
+    A count at this number of ranks is returned as it is.  A count at another number is
+    extrapolated: each of n ranks has e / n experts with independently varying shares, so that the
+    excess of the busiest grows with the expected maximum of n values and falls with the root of
+    experts per rank.  Without a count it is ``USUAL_IMBALANCE``.
 
     >>> experts = Experts(num_experts=8, top_k=2, ffn_hidden_size=64)
     >>> imbalance(experts, 1), imbalance(experts, 4)
@@ -95,15 +95,15 @@ def imbalance(experts: Experts, num_ranks: int) -> float:
     return _carried(experts, known, num_ranks)
 
 
-def kept_imbalance(experts: Experts, num_ranks: int, num_layers: int) -> float:
-    """The same of all tokens that a rank keeps in ``num_layers`` layers with experts.
+def imbalance_over_layers(experts: Experts, num_ranks: int, num_layers: int) -> float:
+    """Return the imbalance of all tokens that a rank retains in ``num_layers`` expert layers.
 
-    Where a run did not count it: a rank that is the busiest in one layer is not in the next, since
-    each layer has a router of its own, so that the excess falls with the root of their number.
+    Without a count, the excess falls with the root of the number of layers: the busiest rank of one
+    layer is not that of the next, since each layer has a separate router.
 
     >>> experts = Experts(num_experts=8, top_k=2, ffn_hidden_size=64, imbalance=1.6)
-    >>> round(kept_imbalance(experts, 4, 1), 6), round(kept_imbalance(experts, 4, 36), 6)
-    (1.6, 1.1)
+    >>> [round(imbalance_over_layers(experts, 4, num_layers), 6) for num_layers in (1, 36)]
+    [1.6, 1.1]
     """
     if routing_source(experts, num_ranks) is RoutingSource.MEASURED:
         known = {load.num_ranks: load.in_layers for load in experts.measured}
@@ -113,21 +113,22 @@ def kept_imbalance(experts: Experts, num_ranks: int, num_layers: int) -> float:
 
 
 def most_imbalance(experts: Experts, num_ranks: int) -> float:
-    """The largest that there can be: all tokens have as many of their experts as fit on one rank,
-    and experts take no more than their capacity.
+    """Return the largest possible imbalance: all tokens choose as many experts as fit on one rank,
+    and no expert exceeds its capacity.
 
     >>> from dataclasses import replace
     >>> experts = Experts(num_experts=8, top_k=2, ffn_hidden_size=64)
     >>> most_imbalance(experts, 8), most_imbalance(replace(experts, capacity_factor=1.25), 8)
     (4.0, 1.25)
     """
-    held = max(1, experts.num_experts // num_ranks)
-    most = num_ranks * min(held, experts.top_k) / experts.top_k
+    experts_per_rank = max(1, experts.num_experts // num_ranks)
+    most = num_ranks * min(experts_per_rank, experts.top_k) / experts.top_k
     return min(most, max(1.0, experts.capacity_factor)) if experts.capacity_factor else most
 
 
 def _carried(experts: Experts, known: dict[int, float], num_ranks: int) -> float:
-    """At a number of ranks: as counted, else from the nearest smaller number that was counted."""
+    """Return the imbalance at a number of ranks: its count, else extrapolated from the nearest
+    smaller number with a count, else from the smallest."""
     if num_ranks in known:
         return known[num_ranks]
     smaller = [number for number in known if 1 < number < num_ranks]
@@ -138,23 +139,23 @@ def _carried(experts: Experts, known: dict[int, float], num_ranks: int) -> float
 
 
 def _unevenness(num_ranks: int) -> float:
-    """Excess of the busiest of ranks over that of one expert's deviation, up to a constant.
+    """Return the excess of the busiest rank in units of one expert's deviation, up to a constant.
 
-    The expected largest of n normal values by Blom's scores (Blom 1958): within 5 % from 2 on.
+    The expected maximum of n normal values is Blom's score (Blom 1958), within 5 % from n = 2 on.
     """
     largest = NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
     return largest * math.sqrt(num_ranks)
 
 
 def expected_distinct(*, num_groups: int, num_chosen: int, group_size: int = 1) -> float:
-    """Mean number of different groups among ``num_chosen`` members, drawn without replacement from
-    ``num_groups`` groups of ``group_size`` members, each set equally likely.
+    """Return the mean number of distinct groups among ``num_chosen`` members, drawn without
+    replacement from ``num_groups`` groups of ``group_size`` members, each set equally likely.
 
     ``num_groups (1 - C(G s - s, k) / C(G s, k))``: the mean of a hypergeometric indicator summed
-    over the groups.  With experts as members it is how many nodes (or ranks) a token is sent to by
-    a dispatcher that sends each token once to a node, where routing is even.
+    over the groups.  With experts as members it is the number of nodes (or ranks) that receive a
+    token under even routing, if the dispatcher sends each token once to a node.
 
-    Of four nodes with two experts each, two chosen experts lie on 1 or, 6 times in 7, on 2 nodes.
+    On four nodes with two experts each, two chosen experts lie on 1 or, 6 times in 7, on 2 nodes.
 
     >>> round(expected_distinct(num_groups=4, num_chosen=2, group_size=2), 6)
     1.857143

@@ -1,8 +1,8 @@
-"""What a user asks of a run: every option of ``--calibrate``, declared once.
+"""User options of a run: every option of ``--calibrate``, declared once.
 
-A field is an option; its ``Flag`` says how it is written.  The flags, the companion, the analysis
-and the decision all take these classes whole, so a new option is one field here and one use.
-Standard library only, since training imports it.
+A field is an option; its ``Flag`` describes the command line.  The flags, the companion, the
+analysis and the decision all take these classes whole, so a new option is one field here and one
+use.  The module imports only the standard library, since training imports it.
 """
 
 # ruff: noqa: RUF009  `_option` returns a field of the dataclass.
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class OnAdvice(Enum):
-    """What happens when the decision is to stop."""
+    """Action when the decision is to stop."""
 
     LOG = "log"
     ALERT = "alert"
@@ -25,18 +25,18 @@ class OnAdvice(Enum):
 
 
 class WandbMode(Enum):
-    """Whether predicted against actual goes to W&B."""
+    """Destination of predicted and actual values in W&B."""
 
     AUTO = "auto"
-    """Into the host's own run; without one an offline run, which leaves the machine only by the
-    user's own ``wandb sync``."""
+    """Host framework's W&B run; without one an offline run, which leaves the machine only by the
+    user's ``wandb sync``."""
     ON = "on"
-    """The same, but a run of our own is online where there is a key and ``WANDB_MODE`` allows."""
+    """As ``AUTO``, but a separate run is online if there is a key and ``WANDB_MODE`` allows it."""
     OFF = "off"
 
 
 class SinkChoice(Enum):
-    """Whether values go to a place that is there or not: ``auto`` only where it would be missed."""
+    """Switch of an optional sink; under ``auto`` the sink itself decides from its environment."""
 
     AUTO = "auto"
     ON = "on"
@@ -44,21 +44,21 @@ class SinkChoice(Enum):
 
 
 class Switch(Enum):
-    """What nobody gets unasked."""
+    """Switch of an opt-in feature."""
 
     OFF = "off"
     ON = "on"
 
 
 class MicroBatchChoice(Enum):
-    """Whether another micro-batch and another recompute are looked for in the running layout."""
+    """Search for another micro-batch and recompute within the running layout."""
 
     OFF = "off"
     ADVISE = "advise"
 
 
 class TraceChoice(Enum):
-    """Whether a step or two of the window run under Kineto: ``auto`` only where there is a GPU."""
+    """Tracing of a step or two of the window under Kineto; ``auto``: only on a GPU."""
 
     AUTO = "auto"
     ON = "on"
@@ -66,14 +66,14 @@ class TraceChoice(Enum):
 
 
 class DeviceChoice(Enum):
-    """Where training runs: what torch finds, or the CPU stand-in."""
+    """Training device: the one that torch detects, or the CPU stand-in."""
 
     AUTO = "auto"
     CPU = "cpu"
 
 
 class Reads(Enum):
-    """How the text of a flag becomes a value."""
+    """Parsing of a flag's text into a value."""
 
     WHOLE = "a whole number from ``low`` on"
     NUMBER = "a number from ``low`` to ``high``"
@@ -87,31 +87,38 @@ class Reads(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """How an option is written: ``--calibrate-<name>=<metavar>``."""
+    """Command-line form of an option: ``--calibrate-<name>=<metavar>``."""
 
     name: str
     reads: Reads
     metavar: str
     example: str
     default: str
-    """In words, for people."""
-    told: str
-    """What it means, in the words of the reference."""
+    """Default value as text for display."""
+    description: str
+    """Description for the reference."""
     low: float = -math.inf
     high: float = math.inf
     rule: str = ""
-    """Of a number: what the user is told where it is beyond these."""
+    """Message text for a number outside ``low`` to ``high``."""
 
 
 def _option(
-    default: Any, name: str, reads: Reads, metavar: str, told: str, *, shown: str = "", **more: Any
+    default: Any,
+    name: str,
+    reads: Reads,
+    metavar: str,
+    description: str,
+    *,
+    shown: str = "",
+    **more: Any,
 ) -> Any:
     if isinstance(default, Enum):
         metavar = "|".join(str(member.value) for member in type(default))
     plain = default.value if isinstance(default, Enum) else default
     words = shown or ("none" if plain is None else str(plain))
     flag = Flag(
-        name=name, reads=reads, metavar=metavar, told=told, default=words,
+        name=name, reads=reads, metavar=metavar, description=description, default=words,
         **{"example": words, **more},
     )  # fmt: skip
     return field(default=default, metadata={"flag": flag})
@@ -124,7 +131,7 @@ _HOURS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goals:
-    """What advice is weighed against, and for how many ranks it is wanted."""
+    """Goals and costs that advice is weighed against, and numbers of ranks to plan for."""
 
     deadline_unix_s: float | None = _option(
         None, "deadline", Reads.MOMENT, "TIME",
@@ -148,7 +155,7 @@ class Goals:
         example="2.5", low=0.0, rule="a price of 0 or more; such as 2.5",
     )  # fmt: skip
     limit_unix_s: float | None = None
-    """When the scheduler ends the job, as ``forerun run`` was told."""
+    """End of the scheduler's job in Unix seconds, as given to ``forerun run``."""
     confidence: float = _option(
         0.9, "confidence", Reads.NUMBER, "P", "probability that advice needs",
         low=0.5, high=1.0, rule="from 0.5 to 1; such as 0.9",
@@ -167,7 +174,7 @@ class Goals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """All that a user can ask of a calibrated run."""
+    """User options of a calibrated run."""
 
     steps: int = _option(
         20, "steps", Reads.WHOLE, "N",
@@ -187,7 +194,7 @@ class RunOptions:
         shown="as the loop says", example="5000", low=1,
     )  # fmt: skip
     directory: Path = _option(
-        # Not an importable name: a folder `forerun` would hide an editable install of the package.
+        # Not an importable name, since a folder `forerun` would shadow an editable install.
         Path("forerun-out"), "dir", Reads.PATH, "DIR",
         "records and answers; several launches may share it",
     )  # fmt: skip
@@ -249,11 +256,12 @@ class RunOptions:
         example="cluster.json",
     )  # fmt: skip
     takes_requests: bool = False
-    """``forerun run`` may ask for a stop, since the scheduler's limit is near."""
+    """True if ``forerun run`` may request a stop when the scheduler's limit is near."""
 
 
 def options(kind: type = RunOptions) -> Iterator[tuple[Flag, Field[Any]]]:
-    """Every option that has a flag, with its field; those of ``Goals`` in their place."""
+    """Yield every option that has a flag, with its field; those of ``Goals`` in place of
+    ``goals``."""
     for spec in fields(kind):
         if spec.name == "goals":
             yield from options(Goals)

@@ -1,4 +1,4 @@
-"""The card on top of a report as one SVG, light or dark as its reader is: the README's picture.
+"""The card on top of a report as one SVG, light or dark like its reader, for the README.
 
 python docs/pictures/card.py DIR/report.html --out docs/pictures/card.svg
 """
@@ -14,9 +14,9 @@ _ALONE = f".card {{ color: var(--ink); box-sizing: border-box; min-height: {HEIG
 
 
 def card_svg(page: str) -> str:
-    """The header of a page with the page's own style.
+    """Return the header of a page with the page's own style.
 
-    Raises ``ValueError`` where the page has none.
+    Raises ``ValueError`` if the page has none.
     """
     style = re.search(r"<style>(.*?)</style>", page, re.S)
     header = re.search(r'<header class="card">.*?</header>', page, re.S)
@@ -40,7 +40,7 @@ def card_svg(page: str) -> str:
 
 
 def main() -> int:
-    """Draw it; 0."""
+    """Draw the card; return 0."""
     parser = argparse.ArgumentParser(description="The card of a report as a picture.")
     parser.add_argument("page", type=Path)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""The pictures of docs/how-it-works.md, by the code that draws those of a report.
+"""The pictures of docs/how-it-works.md, drawn by the code for those of a report.
 
 python docs/pictures/make.py    writes docs/pictures/*.svg
 """
@@ -24,7 +24,7 @@ _PP, _MICROBATCHES = 4, 8
 
 
 def pictures() -> Iterator[tuple[str, Drawing]]:
-    """Each by its name."""
+    """Yield each picture with its name."""
     yield "schedule_1f1b", _schedule()
     yield "schedule_interleaved", _schedule(vp=2)
     yield "schedule_zero_bubble", _schedule(Schedule.ZERO_BUBBLE_H1)
@@ -33,7 +33,7 @@ def pictures() -> Iterator[tuple[str, Drawing]]:
 
 
 def _schedule(kind: Schedule = Schedule.ONE_F_ONE_B, vp: int = 1) -> Drawing:
-    """Four stages, eight micro-batches; a forward pass takes 10 ms, a backward one 20 ms."""
+    """Draw four stages, eight micro-batches; a forward pass takes 10 ms, a backward one 20 ms."""
     chunks = _PP * vp
     costs = pipeline_costs(
         [0.010 / vp] * chunks,
@@ -48,7 +48,7 @@ def _schedule(kind: Schedule = Schedule.ONE_F_ONE_B, vp: int = 1) -> Drawing:
 
 
 def _terms() -> Drawing:
-    """Why a larger micro-batch is faster in a run of two ranks."""
+    """Show why a larger micro-batch is faster in a run of two ranks."""
     with TemporaryDirectory() as folder:
         home = Path(shutil.copytree(GOLDEN / "cpu_dp2", Path(folder) / "run"))
         answer = forerun.load(home).explain("tp1 mbs4", "running")
@@ -56,7 +56,7 @@ def _terms() -> Drawing:
 
 
 def _forecasts() -> Drawing:
-    """A run of Megatron-LM with a batch-size ramp: each forecast of its end, and the end."""
+    """Draw a Megatron-LM run with a batch-size ramp: each forecast of its end, and the end."""
     logged = read_forecasts(GOLDEN / "megatron_forecasts")
     made, ended = max(
         ((made, logged.ended[run_id]) for run_id, made in logged.made.items()),
@@ -72,7 +72,7 @@ def _some(drawing: Drawing | None) -> Drawing:
 
 
 def main() -> int:
-    """Write them; 0."""
+    """Write them; return 0."""
     for name, drawing in pictures():
         (HERE / f"{name}.svg").write_text(drawing.alone(), encoding="utf-8")
     return 0

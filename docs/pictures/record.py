@@ -1,4 +1,4 @@
-"""Runs a command in a shell and draws what it printed of ours, as it came: the README's picture.
+"""Run a command in a shell and draw our lines of its output as they came, for the README.
 
 python docs/pictures/record.py --out docs/pictures/terminal.svg --keep '[forerun]' -- COMMAND
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 from terminal import TimedLine, terminal_svg
 
 LONGEST_S = 2.5
-"""Between two lines of the picture, however long it was."""
+"""Upper limit of the seconds between two lines of the picture."""
 
 
 def main() -> int:
-    """Record and draw; the exit code of the command."""
+    """Record and draw; return the exit code of the command."""
     parser = argparse.ArgumentParser(description="A terminal's lines as a picture.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--keep", default="", help="lines that hold this text; else all")

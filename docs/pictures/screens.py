@@ -1,11 +1,11 @@
-"""Pictures of ``report.html`` of real runs, in a browser, and what the browser saw of each page.
+"""Screenshots of ``report.html`` of real runs, and a browser's checks of each page.
 
     python docs/pictures/screens.py NAME=DIR ... --out FOLDER [--views 1400-light ...] [--whole]
 
-DIR is the directory of a calibrated run.  Written are FOLDER/report_NAME_WIDTH_SCHEME.png (the top
-of the page, or with ``--whole`` all of it) and FOLDER/report_NAME.pdf, the page on paper.  Printed
-is a row for each run.  Exits 1 where a page asked for anything beside itself, the console said
-something, or a line can be read with scripts alone.  Chromium has to be on PATH.
+DIR is the directory of a calibrated run.  Writes FOLDER/report_NAME_WIDTH_SCHEME.png (the top of
+the page, or with ``--whole`` all of it) and FOLDER/report_NAME.pdf, the page on paper.  Prints a
+row for each run.  Exits with 1 if a page requested any other resource, the console printed a
+message, or a line is readable only with scripts.  Chromium has to be on PATH.
 """
 
 from __future__ import annotations
@@ -21,63 +21,67 @@ from typing import Any
 
 from PIL import Image
 
-from forerun.benchmarks.browser import WIDTHS, Tab, opened
+from forerun.benchmarks.browser import WIDTHS, Tab, open_page
 from forerun.benchmarks.markdown_text import markdown_table
 
 SCHEMES = ("light", "dark")
 VIEWS = tuple(f"{width}-{scheme}" for width in WIDTHS for scheme in SCHEMES)
 _HEIGHTS: dict[int, int] = dict(zip(WIDTHS, (1000, 844), strict=True))
 _SCALES: dict[int, int] = dict(zip(WIDTHS, (1, 2), strict=True))
-"""Pixels of the screen for each of the page: a telephone's are small."""
+"""Device pixels per CSS pixel: those of a phone are small."""
 _SURFACES, _COLOURS = 16, 56
 _LINES = """[...document.body.innerText.split("\\n")].map(one => one.trim()).filter(one => one)"""
 _OPEN = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 _NO_PANEL = "document.getElementById('what-if-panel')?.remove()"
-"""Its menus are the script's own; what they can show stands in the table below."""
+"""Removes the script's own menus; their content is also in the table below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a browser saw of a page."""
+class PageCheck:
+    """Observations of a browser on a page."""
 
     nbytes: int
-    asked: tuple[str, ...]
-    """Addresses beside the page's own."""
-    said: tuple[str, ...]
-    """By the console."""
+    requested_urls: tuple[str, ...]
+    """Addresses other than the page's own."""
+    console_messages: tuple[str, ...]
+    """Messages of the console."""
     num_lines: int
-    """Of text, with all that is folded open."""
+    """Lines of text, with all folded parts open."""
     unread: tuple[str, ...]
-    """Those that need a script."""
+    """Lines that need a script."""
     widths: tuple[int, ...]
-    """Of the page on the screens of ``WIDTHS``, in pixels."""
+    """Widths of the page on the screens of ``WIDTHS``, in pixels."""
     num_sheets: int
-    """Of paper."""
+    """Sheets of paper."""
     pdf: bytes
 
 
-def seen(page: Path) -> Seen:
+def check_page(page: Path) -> PageCheck:
     """Open a page with and without scripts, on each screen and on paper."""
-    asked: list[str] = []
-    said: list[str] = []
+    requested_urls: list[str] = []
+    console_messages: list[str] = []
     widths, with_script, pdf = [], [], b""
     for width in WIDTHS:
-        with opened(page, width) as tab:
+        with open_page(page, width) as tab:
             _screen(tab, width, "light")
             widths.append(tab.value("document.documentElement.scrollWidth"))
             pdf = base64.b64decode(tab.call("Page.printToPDF", preferCSSPageSize=True)["data"])
             if width == WIDTHS[0]:
                 tab.value(_NO_PANEL)
                 with_script = _lines(tab)
-            own = (page.absolute().as_uri(), "about:blank")
-            asked += [url for url in tab.asked if url not in own and not url.startswith("data:")]
-            said += tab.problems
-    with opened(page, has_script=False) as tab:
+            allowed_urls = (page.absolute().as_uri(), "about:blank")
+            requested_urls += [
+                url
+                for url in tab.requested_urls
+                if url not in allowed_urls and not url.startswith("data:")
+            ]
+            console_messages += tab.problems
+    with open_page(page, has_script=False) as tab:
         without = _lines(tab)
-    return Seen(
+    return PageCheck(
         nbytes=page.stat().st_size,
-        asked=tuple(asked),
-        said=tuple(said),
+        requested_urls=tuple(requested_urls),
+        console_messages=tuple(console_messages),
         num_lines=len(without),
         unread=tuple(sorted(set(with_script) - set(without))),
         widths=tuple(widths),
@@ -87,9 +91,9 @@ def seen(page: Path) -> Seen:
 
 
 def picture(page: Path, view: str, *, is_whole: bool) -> bytes:
-    """A PNG of few colours of the top of a page, or of all of it."""
+    """Return a PNG, with few colours, of the top of a page, or of all of it."""
     width, scheme = int(view.partition("-")[0]), view.partition("-")[2]
-    with opened(page, width) as tab:
+    with open_page(page, width) as tab:
         _screen(tab, width, scheme)
         height = _HEIGHTS[width]
         if is_whole:
@@ -97,14 +101,14 @@ def picture(page: Path, view: str, *, is_whole: bool) -> bytes:
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         got = tab.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
     image = Image.open(io.BytesIO(base64.b64decode(got["data"]))).convert("RGB")
-    found = io.BytesIO()
+    buffer = io.BytesIO()
     few = image.quantize(palette=_palette(image), dither=Image.Dither.NONE)
-    few.save(found, "PNG", optimize=True)
-    return found.getvalue()
+    few.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
 
 
 def _palette(image: Image.Image) -> Image.Image:
-    """Colours that most of the picture has, as they are, and others that cover the rest."""
+    """Return a palette of the picture's most frequent colours, and others that cover the rest."""
     counted: Any = image.getcolors(image.width * image.height)
     frequent = [colour for _, colour in sorted(counted, reverse=True)[:_SURFACES]]
     rest = image.quantize(_COLOURS - _SURFACES, method=Image.Quantize.MAXCOVERAGE)
@@ -130,20 +134,20 @@ def _lines(tab: Tab) -> list[str]:
     return tab.value(_LINES)
 
 
-def _row(name: str, found: Seen) -> list[str]:
+def _row(name: str, check: PageCheck) -> list[str]:
     return [
         name,
-        f"{found.nbytes / 1000:.0f} kB",
-        str(len(found.asked)),
-        str(len(found.said)),
-        f"{found.num_lines - len(found.unread)} of {found.num_lines}",
-        " and ".join(map(str, found.widths)),
-        f"{found.num_sheets} ({len(found.pdf) / 1000:.0f} kB)",
+        f"{check.nbytes / 1000:.0f} kB",
+        str(len(check.requested_urls)),
+        str(len(check.console_messages)),
+        f"{check.num_lines - len(check.unread)} of {check.num_lines}",
+        " and ".join(map(str, check.widths)),
+        f"{check.num_sheets} ({len(check.pdf) / 1000:.0f} kB)",
     ]
 
 
 def main() -> int:
-    """Write and print; 1 where a page is not whole by itself."""
+    """Write and print; return 1 if a page is not self-contained."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="NAME=DIR")
     parser.add_argument("--out", type=Path, required=True)
@@ -154,17 +158,17 @@ def main() -> int:
     rows, wrong = [], []
     for name, _, directory in (run.partition("=") for run in args.runs):
         page = Path(directory) / "report.html"
-        found = seen(page)
-        (args.out / f"report_{name}.pdf").write_bytes(found.pdf)
+        check = check_page(page)
+        (args.out / f"report_{name}.pdf").write_bytes(check.pdf)
         for view in args.views:
             shot = picture(page, view, is_whole=args.whole)
             path = args.out / f"report_{name}_{view.replace('-', '_')}.png"
             path.write_bytes(shot)
             print(f"{path}: {len(shot) / 1000:.0f} kB", file=sys.stderr)
-        rows.append(_row(name, found))
-        wrong += [f"{name}: asked for {url}" for url in found.asked]
-        wrong += [f"{name}: the console said {line}" for line in found.said]
-        wrong += [f"{name}: only with scripts: {line}" for line in found.unread]
+        rows.append(_row(name, check))
+        wrong += [f"{name}: asked for {url}" for url in check.requested_urls]
+        wrong += [f"{name}: the console said {line}" for line in check.console_messages]
+        wrong += [f"{name}: only with scripts: {line}" for line in check.unread]
     heads = ["run", "page", "requests", "console", "lines without script", "pixels wide", "sheets"]
     print(markdown_table(heads, rows))
     for line in wrong:

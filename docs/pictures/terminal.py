@@ -1,4 +1,4 @@
-"""Lines of a terminal as they came, as one SVG that plays them; static for who wants no motion."""
+"""Lines of a terminal as one SVG, animated by their timing; static for reduced motion."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from forerun.launch.views import DARK
 _ROW, _LEFT, _TOP, _CHARACTER = 19, 18, 46, 7.83
 _FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 _HOLD_S = 6.0
-"""How long all of it stands before it begins again."""
+"""Seconds that the complete text stays before the animation restarts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedLine:
-    """A line and when it came, in seconds of the picture."""
+    """A line and its time, in seconds of the picture."""
 
     at_s: float
     text: str
     is_typed: bool = False
-    """By the user."""
+    """True if typed by the user."""
 
 
 def terminal_svg(lines: Sequence[TimedLine], *, title: str, columns: int = 112) -> str:
-    """An animated picture of a terminal; lines that are too long go on below, by four characters.
+    """Return an animated picture of a terminal; long lines wrap, indented by four characters.
 
     Raises ``ValueError`` without lines.
     """

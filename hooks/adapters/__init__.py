@@ -1,6 +1,6 @@
-"""Where hosts are met: Megatron, Bridge, Hugging Face, Lightning, torchtitan, own loops.
+"""Adapters to training loops: Megatron, Bridge, Hugging Face, Lightning, torchtitan, plain PyTorch.
 
-In: a host's import. Out: calls of a session. Each is listed in ``registry``.
+In: a host's import. Out: calls of a session. ``registry`` lists all adapters.
 """
 
 from typing import TYPE_CHECKING

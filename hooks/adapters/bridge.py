@@ -1,4 +1,4 @@
-"""Megatron-Bridge, through its callbacks; the model and its operators are megatron.core's."""
+"""Adapter for Megatron-Bridge, through its callbacks; the model itself is megatron.core's."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def wait_for(session: Session) -> None:
 
 
 def _listen(session: Session, module: Any) -> None:
-    """Stand around what gives a manager, what asks whether it has an event, and its event.
+    """Wrap the functions that create a callback manager, test for an event and fire one.
 
-    No callback of ours is in the manager, which may be the user's own.
+    No callback of ours is added to the manager, which may belong to the user.
     """
     patches, manager = Patches(session), getattr(module, "CallbackManager", None)
     listeners = _Listeners(BridgeCallback, "on_train_start")
@@ -56,10 +56,10 @@ def _listen(session: Session, module: Any) -> None:
 
 
 class _Listeners(Listeners):
-    """Managers of callbacks, told by what the framework calls."""
+    """Observers of Megatron-Bridge's callback managers."""
 
     def normalizing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A run without callbacks has a manager as well."""
+        """Create a manager for runs without callbacks too."""
 
         def normalize_callbacks(callbacks: Any) -> Any:
             manager = original(callbacks)
@@ -72,7 +72,7 @@ class _Listeners(Listeners):
         return stand_in(original, normalize_callbacks)
 
     def asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Events that we wait for are fired where no callback does."""
+        """Report our events as wanted even if no callback of the run handles them."""
 
         def should_fire(callback_manager: Any, event_name: str) -> bool:
             is_ours = callback_manager is not None and event_name in self.names
@@ -81,7 +81,7 @@ class _Listeners(Listeners):
         return stand_in(original, should_fire)
 
     def firing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """We come last."""
+        """Notify our observer after all callbacks of the run."""
 
         def fire(manager: Any, event_name: str, context: Any) -> None:
             original(manager, event_name, context)
@@ -98,43 +98,43 @@ class _Listeners(Listeners):
 
 
 def bridge_callback(**options: Any) -> BridgeCallback:
-    """A callback for ``pretrain(..., callbacks=[...])``; the options are those of ``attach``.
+    """Return a callback for ``pretrain(..., callbacks=[...])``; options are those of ``attach``.
 
-    Where ``--calibrate`` started a session, it is that one, and the options are ignored.
+    If ``--calibrate`` started a session, that session is used and the options are ignored.
     """
     return _UserBridgeCallback(bridge_callback, options)
 
 
 class BridgeCallback(WatchedTraining):
-    """Events of Megatron-Bridge; it takes any object that has methods of these names."""
+    """Events of Megatron-Bridge, which accepts any object with methods of these names."""
 
     def on_train_start(self, context: Any) -> None:
-        """Take the session, and say what is trained."""
+        """Claim the session and describe the run."""
         self.begin(lambda: _training_setup(context))
 
     def on_train_step_start(self, context: Any) -> None:
-        """A step, by Bridge's own number."""
+        """Begin a step, numbered as in Bridge."""
         self.begin_step(context.state.train_state.step)
 
     def on_train_step_end(self, context: Any) -> None:
-        """Its end, before anything is logged."""
+        """End the step, before anything is logged."""
         self.end_step()
 
     def on_eval_start(self, context: Any) -> None:
-        """An evaluation."""
+        """Begin an evaluation."""
         self.begin_bracket(EVAL)
 
     def on_eval_end(self, context: Any) -> None:
-        """Its end."""
+        """End the evaluation."""
         self.end_bracket(EVAL)
 
     def on_train_end(self, context: Any) -> None:
-        """Nothing of ours is left."""
+        """Remove all patches and finish the session."""
         self.end()
 
 
 class _UserBridgeCallback(UserCallback, BridgeCallback):
-    """The same, in the user's list."""
+    """Variant that a user adds to the list of callbacks."""
 
 
 def _training_setup(context: Any) -> TrainingSetup:

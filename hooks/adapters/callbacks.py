@@ -1,4 +1,4 @@
-"""What the adapters that are callbacks of a framework have in common."""
+"""Shared base of the adapters that work through a framework's callbacks."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .patches import Patches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSetup:
-    """What a framework hands to a callback when training begins."""
+    """Facts that a framework passes to a callback when training begins."""
 
     optimizer: Any
     known: FrameworkSettings = field(default_factory=FrameworkSettings)
     brackets: tuple[tuple[Any, str, str], ...] = ()
-    """Owner and name of what evaluates and saves, and the label of it."""
+    """Owner, name and label of each method that evaluates or saves."""
     models: tuple[Any, ...] = ()
-    """Empty: the modules around the optimizer's parameters."""
+    """Models that are trained; if empty, the modules around the optimizer's parameters."""
     reports_passes: bool = False
-    """The callbacks say when passes begin and end; else the modules do."""
+    """True if callbacks mark the begin and end of passes; else module hooks do."""
     host: Host | None = None
-    """Where the framework tells all of it; else a first step shows the rest."""
+    """Complete description from the framework; None if the first step must reveal the rest."""
 
 
 class WatchedTraining:
     """One training run of a framework: its session, and its description after a first step.
 
-    The session is the one that ``--calibrate`` started, else one that ``make_session`` makes when
-    training begins and the ranks know each other.  Without a session (another loop has it) every
-    method does nothing.
+    The session is the one that ``--calibrate`` started, else one that ``make_session`` creates when
+    training begins and the process group exists.  Without a session (another loop has claimed it)
+    every method does nothing.
     """
 
     def __init__(self, make_session: Callable[[], Session]) -> None:
@@ -59,7 +59,7 @@ class WatchedTraining:
         self._number = -1
 
     def begin(self, find: Callable[[], TrainingSetup]) -> None:
-        """Training begins; where ``find`` fails, the run is not watched."""
+        """Begin training; if ``find`` fails, the run is not observed."""
         Guard().protect(self._begin)(find)
 
     def _begin(self, find: Callable[[], TrainingSetup]) -> None:
@@ -78,7 +78,7 @@ class WatchedTraining:
         return running() or self._make_session()
 
     def _watch(self, session: Session, setup: TrainingSetup) -> Host:
-        """What is known before the first step, which is looked at for the rest."""
+        """Return the host as known before the first step, and observe that step for the rest."""
         chain = setup.models or chain_of(setup.optimizer)
         self._known, self._reports_passes = setup.known, setup.reports_passes
         self._optimizer, self._chain = reference(setup.optimizer), references(chain)
@@ -109,13 +109,13 @@ class WatchedTraining:
         )
 
     def begin_step(self, number: int) -> None:
-        """A micro-batch of step ``number`` is next; inside a step, nothing happens."""
+        """Begin step ``number`` at its first micro-batch; later micro-batches have no effect."""
         if self._session is not None and not self._session.is_in_step:
             self._number = number
             self._session.begin_step(number)
 
     def end_step(self) -> None:
-        """The optimizer has stepped."""
+        """End the step, after the optimizer's update."""
         if self._session is not None:
             self._session.end_step()
             if self._loop_observer is not None:
@@ -129,31 +129,31 @@ class WatchedTraining:
 
     @property
     def guard(self) -> Guard:
-        """Keeps faults from training."""
+        """Guard that keeps our faults out of training."""
         return Guard() if self._session is None else self._session.guard
 
     def begin_phase(self, name: str) -> None:
-        """A part of the step begins."""
+        """Begin a phase of the step."""
         if self._session is not None:
             self._session.begin_phase(name)
 
     def end_phase(self, name: str) -> None:
-        """It ends."""
+        """End a phase of the step."""
         if self._session is not None:
             self._session.end_phase(name)
 
     def begin_bracket(self, name: str) -> None:
-        """An evaluation begins."""
+        """Begin an evaluation or save."""
         if self._session is not None:
             self._session.begin_bracket(name)
 
     def end_bracket(self, name: str) -> None:
-        """It ends."""
+        """End an evaluation or save."""
         if self._session is not None:
             self._session.end_bracket(name)
 
     def end(self) -> None:
-        """Training is over: everything goes back to where it was."""
+        """End training: remove all patches and finish the session."""
         if self._loop_observer is not None:
             self.guard.protect(self._loop_observer.close)()
         if self._patches is not None:
@@ -164,10 +164,10 @@ class WatchedTraining:
 
 
 class UserCallback(WatchedTraining):
-    """A callback that a user adds himself; what is copied or unpickled from it has not begun.
+    """A callback that users add themselves; a copied or unpickled one has not begun.
 
-    Where no flag started a session, it makes one.  ``make`` gives such a callback for ``options``,
-    which are those of ``attach``, and has a name that can be imported.
+    If no flag started a session, it makes one.  ``make`` returns such a callback for ``options``,
+    which are those of ``attach``, and must be importable by name.
     """
 
     def __init__(self, make: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -180,34 +180,35 @@ class UserCallback(WatchedTraining):
 
 @functools.cache
 def callback_class(events: type, base: type) -> type:
-    """``events`` as a callback of the class that a framework's callbacks must have."""
+    """Return a class of ``events`` derived from ``base``, the framework's callback class."""
     return type("ForerunCallback", (UserCallback, events, base), {})
 
 
 class Watched:
-    """Who watches which object of a framework; nothing is written on it, and it is not kept."""
+    """Map from a framework's objects to their observers, without writing to or retaining the
+    objects."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Reference, Any]] = {}
 
     def of(self, owner: Any) -> Any:
-        """Its watcher; None where it has none."""
+        """Return the observer of ``owner``; None if it has none."""
         alive, watcher = self._known.get(id(owner), (None, None))
         return watcher if alive is not None and alive() is owner else None
 
     def put(self, owner: Any, watcher: Any) -> None:
-        """It is watched from now on; watchers of what has died go."""
+        """Register an observer for ``owner``, and drop those of dead objects."""
         entries = self._known.items()
         self._known = {key: one for key, one in entries if one[0]() is not None}
         self._known[id(owner)] = reference(owner), watcher
 
     def drop(self, owner: Any) -> None:
-        """It is watched no more."""
+        """Stop observing ``owner``."""
         self._known.pop(id(owner), None)
 
 
 class Listeners(Watched):
-    """The same for what calls a list of callbacks, with ``events`` as if they were in the list."""
+    """Observers of objects that call callbacks; ``events`` acts as if it were in their list."""
 
     def __init__(self, events: type, starts: str) -> None:
         super().__init__()
@@ -216,9 +217,9 @@ class Listeners(Watched):
         self._protect = Guard().protect
 
     def notify(self, owner: Any, event: str, *args: Any, **kwargs: Any) -> None:
-        """Hand an event to the owner's watcher; the event that begins training makes one.
+        """Pass an event to the owner's observer; the event that begins training creates one.
 
-        A callback of the same kind that the user has put in the owner's list watches in its place.
+        A callback of the same kind that the user has added to the owner's list takes precedence.
         """
         if event in self.names:
             self._protect(self._notify)(owner, event, *args, **kwargs)

@@ -1,6 +1,6 @@
-"""The Trainer of transformers, by the events of its callbacks, and around its methods.
+"""Adapter for the transformers Trainer: callback events, and wrappers around its methods.
 
-No callback of ours is in its list: its handler is listened to where it calls those that are.
+No callback of ours is in its list; we wrap the handler method that calls the list.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ _EVERY = ("eval", "save")
 
 
 def wait_for(session: Session) -> None:
-    """Listen to the handlers of all Trainers, once transformers has one."""
+    """Observe the callback handlers of all Trainers once transformers is imported."""
     listen = functools.partial(_listen, session)
     when_imported("transformers.trainer", listen)
 
 
 def hugging_face_callback(**options: Any) -> Any:
-    """A ``TrainerCallback`` for ``Trainer(callbacks=[...])``; the options are those of ``attach``.
+    """Return a ``TrainerCallback`` for ``Trainer(callbacks=[...])``, with the options of
+    ``attach``.
 
-    Where ``--calibrate`` started a session, it is that one, and the options are ignored.
+    If ``--calibrate`` started a session, that session is used and the options are ignored.
     """
     from transformers import TrainerCallback
 
@@ -64,32 +65,32 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Events(WatchedTraining):
-    """A step is ``on_step_begin`` to ``on_step_end``: all micro-batches of one optimizer step."""
+    """Events of a Trainer; a step lasts from ``on_step_begin`` to ``on_step_end``."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Take the session, and stand around what is not a step."""
+        """Claim the session, and bracket evaluation and saves."""
         self.begin(lambda: _training_setup(args, state, given["optimizer"]))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The first micro-batch of a step."""
+        """Begin a step at its first micro-batch."""
         self.begin_step(state.global_step)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Gradients are clipped."""
+        """Begin the optimizer phase, after gradient clipping."""
         self.begin_phase(OPTIMIZER)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Parameters are updated."""
+        """End the optimizer phase, after the update."""
         self.end_phase(OPTIMIZER)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The step is counted; what the Trainer logs, evaluates and saves comes after it."""
+        """End the step, before the Trainer logs, evaluates and saves."""
         self.end_step()
         if self.should_stop:
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Nothing of ours is left."""
+        """Remove all patches and finish the session."""
         self.end()
 
 

@@ -1,6 +1,6 @@
-"""Lightning's Trainer, by the events of its callbacks; under its old name and its new one.
+"""Adapter for Lightning's Trainer, by its callback events, under both its package names.
 
-No callback of ours is in its list: it is listened to where it calls those that are.
+No callback of ours is in its list; we wrap the function that calls the list.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _CALL = "_call_callback_hooks"
 
 
 def wait_for(session: Session) -> None:
-    """Listen to all Trainers, once there is one."""
+    """Observe all Trainers once one of the packages is imported."""
     for package in _PACKAGES:
         when_imported(f"{package}.trainer.trainer", functools.partial(_listen, session, package))
 
 
 def lightning_callback(package: str = _PACKAGES[0], **options: Any) -> Any:
-    """A ``Callback`` for ``Trainer(callbacks=[...])``; the options are those of ``attach``.
+    """Return a ``Callback`` for ``Trainer(callbacks=[...])``; options are those of ``attach``.
 
     ``package`` is the one that the Trainer comes from, ``lightning.pytorch`` or
-    ``pytorch_lightning``.  Where ``--calibrate`` started a session, it is that one.
+    ``pytorch_lightning``.  If ``--calibrate`` started a session, that session is used.
     """
     make = functools.partial(lightning_callback, package)
     return callback_class(_Events, importlib.import_module(package).Callback)(make, options)
@@ -51,7 +51,8 @@ def _listen(session: Session, package: str, _: Any) -> None:
 
 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Ours comes first: what others do at the end of a batch, such as saves, is no step's."""
+    """Notify ours first: other callbacks' work at a batch's end, such as saves, is not part of a
+    step."""
     listeners = Listeners(_Events, "on_train_start")
 
     def call_callback_hooks(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
@@ -62,32 +63,32 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Events(WatchedTraining):
-    """A step is all batches up to a change of ``global_step``."""
+    """Events of a Trainer; a step is all batches up to a change of ``global_step``."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take the session."""
+        """Claim the session."""
         self.begin(lambda: _training_setup(trainer))
 
     def on_train_batch_start(self, trainer: Any, *given: Any) -> None:
-        """A micro-batch; the first one of a step begins it."""
+        """Begin a micro-batch; the first one begins the step."""
         self.begin_step(trainer.global_step)
         self.begin_phase(FORWARD)
 
     def on_before_backward(self, trainer: Any, *given: Any) -> None:
-        """The loss is there."""
+        """End the forward phase: the loss is computed."""
         self.end_phase(FORWARD)
         self.begin_phase(BACKWARD)
 
     def on_after_backward(self, trainer: Any, *given: Any) -> None:
-        """The gradients are."""
+        """End the backward phase: gradients are computed."""
         self.end_phase(BACKWARD)
 
     def on_before_optimizer_step(self, trainer: Any, *given: Any) -> None:
-        """All gradients of the step are."""
+        """Begin the optimizer phase: all gradients of the step are accumulated."""
         self.begin_phase(OPTIMIZER)
 
     def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
-        """The end of the step, where the optimizer has stepped."""
+        """End the micro-batch, and the step if the optimizer has stepped."""
         self.end_phase(FORWARD)  # manual optimization without Lightning's backward
         if trainer.global_step != self._number:
             self.end_phase(OPTIMIZER)
@@ -97,26 +98,26 @@ class _Events(WatchedTraining):
                 trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """An evaluation, which lies between two steps."""
+        """Begin an evaluation between two steps."""
         self.begin_bracket(EVAL)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Its end."""
+        """End the evaluation."""
         self.end_bracket(EVAL)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Nothing of ours is left."""
+        """Remove all patches and finish the session."""
         self.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The same where training breaks off."""
+        """End training if it fails."""
         self.end()
 
 
 def _save(trainer: Any) -> None:
-    """Write a checkpoint of this step: Lightning's own come at fixed steps, not at a stop."""
+    """Write a checkpoint of this step: Lightning saves at fixed steps only, not at a stop."""
     folder = Path(trainer.checkpoint_callback.dirpath or trainer.default_root_dir)
-    with torch._C._EnableTorchFunction():  # what is saved is the user's, with his own tensors
+    with torch._C._EnableTorchFunction():  # the user's state may have tensor subclasses
         trainer.save_checkpoint(folder / f"stopped-step={trainer.global_step}.ckpt")
 
 

@@ -1,6 +1,6 @@
-"""Any loop on ``megatron.core``: the schedules and the optimizer say where a step begins and ends.
+"""Adapter for loops on ``megatron.core``, whose schedules and optimizer mark the steps.
 
-Stands down where Megatron-LM's own training loop is the host.
+It stands down if Megatron-LM's own training loop is the host.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class CoreLoop:
 
     @property
     def is_standing_down(self) -> bool:
-        """True where a loop runs that has an adapter of its own, such as Megatron-LM's."""
+        """True if the running loop has an adapter of its own, such as Megatron-LM's."""
         return "megatron.training.training" in sys.modules or self._session.is_claimed
 
     def attach_schedules(self, schedules: ModuleType) -> None:
-        """Wrap what ``get_forward_backward_func`` returns, in all namespaces that have it."""
+        """Wrap the result of ``get_forward_backward_func``, in all namespaces that have it."""
         original: Any = getattr(schedules, _GETTER, None)
         lost = "steps of a loop on megatron.core are not seen"
         if not self._patches.note(schedules, _GETTER, original is not None, lost):
@@ -109,7 +109,7 @@ class CoreLoop:
         self._session.begin_step()
 
     def _forget(self) -> None:
-        """Another loop trains other objects in this process."""
+        """Restart the session: another loop trains other objects in this process."""
         self._session.restart()
         self._models, self._optimizers, self._depth = (), (), 0
 

@@ -1,4 +1,4 @@
-"""What Megatron's own objects say about a run, without its command line."""
+"""Run configuration and parallel ranks read from Megatron's objects, without its command line."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _DDP = {
     "num_distributed_optimizer_instances": 1,
     "grad_reduce_in_fp32": False,
 }
-"""Fields of the configuration of Megatron's DDP that are arguments, and what they are without."""
+"""Fields of Megatron's DDP configuration that are also arguments, with their defaults."""
 _BUCKETS = {"bucket_size": None, "pad_buckets_for_high_nccl_busbw": False}
-"""The same, as arguments with ``ddp_`` before them."""
+"""Further DDP fields with their defaults; as arguments they are prefixed ``ddp_``."""
 
 NUM_FINAL_EVALS = 2
-"""``pretrain`` of Megatron-LM ends with the validation and the test set."""
+"""Evaluations at the end of Megatron-LM's ``pretrain``: validation set and test set."""
 
 
 def chunks_of(model: Any) -> tuple[Any, ...]:
-    """The model chunks of this rank, whether the host passes one or a list."""
+    """Return this rank's virtual stages as a tuple, for a host that passes one model or a list."""
     return tuple(model) if isinstance(model, (list, tuple)) else (model,)
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside its data-parallel and precision wrappers."""
+    """Return the model inside its data-parallel and precision wrappers."""
     for _ in range(_WRAPPER_DEPTH):
         inner = getattr(model, "module", None)
         if inner is None:
@@ -46,12 +46,12 @@ def unwrapped(model: Any) -> Any:
 
 
 def config_of(model: Any) -> Any | None:
-    """The ``TransformerConfig`` of a model, at whatever wrapper holds it."""
+    """Return the ``TransformerConfig`` of a model or of one of its wrappers."""
     return getattr(model, "config", None) or getattr(unwrapped(model), "config", None)
 
 
 def timer_holders(models: Iterable[Any], optimizers: Iterable[Any]) -> tuple[tuple[Any, str], ...]:
-    """The configurations under which the schedules and the optimizers look for timers."""
+    """Return the configurations in which the schedules and the optimizers look up timers."""
     parts = [config_of(model) for model in models]
     for optimizer in optimizers:
         for part in (optimizer, *getattr(optimizer, "chained_optimizers", ())):
@@ -61,7 +61,7 @@ def timer_holders(models: Iterable[Any], optimizers: Iterable[Any]) -> tuple[tup
 
 
 def place() -> dict[str, Any]:
-    """Stage and ranks of this process as ``Host`` takes them."""
+    """Return stage and ranks of this process as arguments of ``Host``."""
     from megatron.core import parallel_state
 
     if not parallel_state.model_parallel_is_initialized():
@@ -74,16 +74,16 @@ def place() -> dict[str, Any]:
 
 
 def with_device(config: RunConfig, device: str, framework: str) -> RunConfig:
-    """The config of a run that is really there, with as many ranks on a node as were launched."""
+    """Return the config with the run's device and framework, and the launched ranks per node."""
     per_node = config.parallelism.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
     parallelism = replace(config.parallelism, ranks_per_node=per_node)
     return replace(config, device=device, framework=framework, parallelism=parallelism)
 
 
 def with_layers(config: RunConfig, models: tuple[Any, ...]) -> RunConfig:
-    """The config with norms inside products, and core's own attention, where the model has them.
+    """Return the config with fused norms and core's unfused attention if the model has them.
 
-    A spec that is given by hand may differ from what the arguments name, or leave at its default.
+    A hand-written layer spec may differ from the arguments or from their defaults.
     """
     modules = tree(*models)
     if any(map(_has_unfused_attention, modules)):
@@ -95,8 +95,10 @@ def with_layers(config: RunConfig, models: tuple[Any, ...]) -> RunConfig:
 
 
 def _has_unfused_attention(module: Any) -> bool:
-    """True for the one kind that keeps a matrix of sequence x sequence; Transformer Engine's class
-    has the same name."""
+    """Return True for core's own attention, which materializes a matrix of sequence x sequence.
+
+    Transformer Engine's class has the same name, hence the test of the module.
+    """
     return any(
         cls.__name__ == "DotProductAttention" and cls.__module__.startswith("megatron.core.")
         for cls in classes(module)
@@ -104,7 +106,7 @@ def _has_unfused_attention(module: Any) -> bool:
 
 
 def with_running_batch(config: RunConfig) -> RunConfig:
-    """The config at the batch size that is running, which a ramp leads up from."""
+    """Return the config at the current global batch size, from which a ramp-up continues."""
     from megatron.core import num_microbatches_calculator as calculator
 
     cadence = replace(config.cadence, num_final_evals=NUM_FINAL_EVALS)
@@ -121,14 +123,14 @@ def with_running_batch(config: RunConfig) -> RunConfig:
 
 
 def _has_ramp() -> bool:
-    """Core 0.18 and later take ``--rampup-batch-size`` and ignore it."""
+    """Return False for core 0.18 and later, which accept ``--rampup-batch-size`` but ignore it."""
     from megatron.core import num_microbatches_calculator
 
     return hasattr(num_microbatches_calculator, "RampupBatchsizeNumMicroBatchesCalculator")
 
 
 def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHint) -> RunConfig:
-    """The run as its model, its wrappers and the arguments of its schedule describe it."""
+    """Return the run's configuration from its model, its wrappers and its schedule's arguments."""
     import megatron.core
     from megatron.core import parallel_state
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's own training loop, seen at module attributes that it looks up at each call.
+"""Adapter for Megatron-LM's own training loop, through module attributes looked up at each call.
 
 ``ft_integration.on_training_step_start`` and ``_end`` bracket ``train_step`` in every release since
 core 0.11; there is no callback interface.
@@ -56,9 +56,9 @@ def wait_for(session: Session) -> None:
 
 
 def request_stop() -> bool:
-    """Ask Megatron to save a checkpoint and exit with 0 after the step that runs; True where asked.
+    """Ask Megatron to save a checkpoint and exit with 0 after the running step; True if requested.
 
-    To be called on all ranks in the same step, before its ``on_training_step_end`` returns:
+    It must be called on all ranks in the same step, before its ``on_training_step_end`` returns:
     Megatron reads ``exit_interval`` anew after every step and does not compare it between ranks.
     It then saves (with ``--save``), finishes asynchronous saves, waits for all ranks and exits.
     """
@@ -87,7 +87,7 @@ class TrainingLoop:
         self._at_end = protect(lambda *_, **__: session.finish())
 
     def attach_lifecycle(self, module: ModuleType) -> None:
-        """Step boundaries, and the last call of a run that ends early."""
+        """Wrap the step boundaries and the last call of a run that ends early."""
         names = (_STEP_START, _STEP_END)
         self._has_steps = all(
             self._patches.note(module, name, hasattr(module, name), "train_step marks the steps")
@@ -99,11 +99,11 @@ class TrainingLoop:
         self._around_end(module, "shutdown")
 
     def attach_end(self, module: ModuleType) -> None:
-        """The last call of a run that ends by itself."""
+        """Wrap the last call of a run that completes."""
         self._around_end(module, "finish")
 
     def attach_training(self, module: ModuleType) -> None:
-        """Model and optimizer, passes per step, evaluation and checkpoints."""
+        """Wrap ``train``, the schedule getter (to count passes per step), evaluation and saves."""
         for name, wrap, lost in (
             (_TRAIN, self._wrap_train, "no operators, phases or description are recorded"),
             (_GETTER, self._wrap_getter, "steps that Megatron ran twice are not told apart"),
@@ -131,7 +131,7 @@ class TrainingLoop:
             try:
                 return original(*args, **kwargs)
             except BaseException:
-                self._session.abandon()  # an in-process restart comes back with other objects
+                self._session.abandon()  # an in-process restart creates new objects
                 raise
 
         return stand_in(original, train)

@@ -1,4 +1,4 @@
-"""Functions of a host that ours stand around; the host's own always run."""
+"""Wrappers around functions of a host; the original function always runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 def wrapped(
     original: Callable[..., Any], before: Callable[..., object], after: Callable[..., object]
 ) -> Callable[..., Any]:
-    """``original`` between two calls of ours, with its arguments.
+    """Return ``original`` between ``before`` and ``after``, both called with its arguments.
 
-    They must be protected by a guard: they run inside training.
+    Both must be protected by a guard: they run inside training.
     """
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -32,24 +32,24 @@ def wrapped(
 
 
 class Patches:
-    """What is replaced in one host, to be put back, and what could not be found there."""
+    """Attributes replaced in one host, to be restored, and places that this release lacks."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._depths: Counter[str] = Counter()
         self._saved: list[tuple[Any, str, Any, Any]] = []
         self.presence_by_place: dict[str, bool] = {}
-        """Place, as ``module.name``, to whether this release of the host has it."""
+        """Presence in this release of the host, by place (``module.name``)."""
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """Names for the coverage, as files have them: the places that are missing."""
+        """Missing places, named as in the coverage of record files."""
         return tuple(
             f"seam:{name}" for name, is_there in self.presence_by_place.items() if not is_there
         )
 
     def note(self, owner: Any, name: str, is_there: bool, lost: str) -> bool:
-        """Keep whether ``owner.name`` is there; where it is not, say once what is lost."""
+        """Record if ``owner.name`` exists; if it does not, log once which data is lost."""
         place = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
         if not is_there and self.presence_by_place.get(place) is not False:
             text = "[forerun] no patch at %s, which is missing: %s; training goes on"
@@ -58,9 +58,9 @@ class Patches:
         return is_there
 
     def bracket(self, owner: Any, name: str, label: str, *, lost: str = "") -> None:
-        """Tell the session how long ``owner.name`` takes on the thread that trains.
+        """Report the duration of ``owner.name`` on the training thread to the session.
 
-        Calls inside each other are one.
+        Nested calls count as one.
         """
         guard = self._session.guard
 
@@ -87,7 +87,7 @@ class Patches:
         after: Callable[..., object] = lambda *_, **__: None,
         lost: str = "",
     ) -> None:
-        """Call both around ``owner.name``, as ``wrapped`` does; ``lost`` is said where it lacks."""
+        """Call both around ``owner.name``, as ``wrapped`` does; log ``lost`` if it is missing."""
         original = function_at(owner, name)
         if lost:
             self.note(owner, name, original is not None, lost)
@@ -95,13 +95,13 @@ class Patches:
             self.put(owner, name, wrapped(original, before, after))
 
     def put(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
-        """``owner.name``, made by ``stand_in``, is ``value`` until ``remove``."""
+        """Set ``owner.name`` to ``value``, made by ``stand_in``, until ``remove``."""
         for place in places_of(owner, name):
             self._saved.append((place, name, vars(place).get(name), value))
             setattr(place, name, value)
 
     def remove(self) -> None:
-        """Put everything back; what another has replaced meanwhile stays his."""
+        """Restore all attributes, except those that someone else has replaced meanwhile."""
         while self._saved:
             owner, name, original, value = self._saved.pop()
             if vars(owner).get(name) is not value:

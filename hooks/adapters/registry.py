@@ -1,4 +1,4 @@
-"""The adapters: add one here, and ``--calibrate`` knows its loop."""
+"""Registry of adapters; one that is added here makes ``--calibrate`` support its loop."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ ADAPTERS: tuple[Callable[[Session], None], ...] = (
     torchtitan.wait_for,
     torch_loop.wait_for,
 )
-"""What waits for the import of a loop; a loop of torch alone is the last that is asked."""
+"""Functions that wait for the import of a loop, in order of priority; plain torch is last."""

@@ -1,8 +1,8 @@
-"""Plain loops of PyTorch (single process, DDP, FSDP1 and FSDP2), without an edit.
+"""Adapter for plain PyTorch loops (single process, DDP, FSDP1 and FSDP2), without an edit.
 
-A step ends where the optimizer has stepped.  The first one only shows what there is: the optimizer
-that steps, the modules that hold its parameters, the batch.  Frameworks that describe their run by
-then have an adapter of their own, and this one stands down.
+A step ends with the optimizer's step.  The first one only reveals the objects: the optimizer,
+the modules with its parameters, the batch.  Frameworks that describe their run by then have an
+adapter of their own, and this one stands down.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SAVERS = (
 
 
 def wait_for(session: Session) -> None:
-    """Attach to the first optimizer that steps; Megatron-LM's own loop has another adapter."""
+    """Attach to the first optimizer that steps; leave Megatron-LM's loop to its own adapter."""
     loop = TorchLoop(session)
     loop.attach()
     when_imported("megatron.training.training", lambda module: loop.leave())
 
 
 class TorchLoop(WatchedTraining):
-    """Steps from one optimizer step to the next; evaluation is from ``eval`` to ``train``."""
+    """Steps end with each optimizer step; evaluation lasts from ``eval`` to ``train``."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(lambda: session)
@@ -49,29 +49,29 @@ class TorchLoop(WatchedTraining):
         self._data = self._batches = DataWatch(self._guard)
 
     def _get_session(self) -> Session:
-        """The one that it was made for, whatever the flag started."""
+        """Return the session that this adapter was made for, even if the flag started another."""
         return self._make_session()
 
     def attach(self) -> None:
-        """Watch all optimizers, which costs the step of one about a microsecond.
+        """Observe all optimizers, at a cost of about a microsecond per optimizer step.
 
-        Until the loop has shown how many batches a step takes, torch's loaders are watched too.
+        Until the micro-batches per step are known, torch's data loaders are observed too.
         """
         self._batches.install()
         protect = self._guard.protect
         self._steps = OptimizerSteps(protect(self._before_step), protect(self._after_step))
-        # Before anything is compiled that calls it, and for good: to take it away would be a
-        # compilation more.
+        # Patched before compilation, and permanently: removing the patch would trigger a
+        # recompilation.
         self._train = _Module.train, stand_in(_Module.train, self._train_stand_in(_Module.train))
         _Module.train = self._train[1]
 
     def leave(self) -> None:
-        """Watch no more where no optimizer has stepped: before anything was compiled."""
+        """Detach if no optimizer has stepped yet, which is before anything was compiled."""
         if self._is_standing_down or self._session is None:
             self.detach()
 
     def detach(self) -> None:
-        """Take everything away; where nothing is compiled, nobody sees that it was there."""
+        """Remove all patches; without compiled code no trace of them remains."""
         self._is_standing_down = True
         self._batches.remove()
         if self._steps is not None:
@@ -97,7 +97,7 @@ class TorchLoop(WatchedTraining):
             self.end_step()
             self._session.begin_step()
         elif self._optimizer() is None:
-            # Another trains, and what was watched is gone: its training is over.
+            # Another optimizer steps and the observed one is gone: its training is over.
             self._is_standing_down = True
             self.end()
 
@@ -117,13 +117,13 @@ class TorchLoop(WatchedTraining):
         self._session.begin_step(1)
 
     def end(self) -> None:
-        """Nothing of ours is left but a stand-in that passes on."""
+        """End training and remove all patches except the pass-through ``Module.train``."""
         self._watched = {}
         self._batches.remove()
         super().end()
 
     def _train_stand_in(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        # With the defaults of the original, which a compiler guards.
+        # Same defaults as the original: torch.compile guards on them.
         def train(self: Any, mode: bool = True) -> Any:
             note(self, mode)
             return original(self, mode)
@@ -133,14 +133,14 @@ class TorchLoop(WatchedTraining):
         return train
 
     def _note_mode(self, module: Any, mode: Any) -> None:
-        """The model goes over to evaluation, or back to training."""
+        """Begin an evaluation when the model goes to eval mode; end it on return to training."""
         find = self._watched.get(id(module))
         if find is not None and find() is module:
             (self.end_bracket if mode is True else self.begin_bracket)(EVAL)
 
 
 def _savers() -> Iterator[tuple[Any, str, str]]:
-    """What saves beneath the functions that users call, hand to others and pickle."""
+    """Yield the functions that save, beneath those that users call, pass around and pickle."""
     for place, name in _SAVERS:
         module, _, kind = place.partition(":")
         loaded_module = sys.modules.get(module)

@@ -1,4 +1,4 @@
-"""torchtitan's Trainer, around its methods: it has no callbacks."""
+"""Adapter for torchtitan's Trainer, which has no callbacks: its methods are wrapped."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .callbacks import TrainingSetup, Watched, WatchedTraining
 from .patches import Patches
 
 _READERS = ("torchtitan.config.manager", "torchtitan.config_manager")
-"""Modules that read a program's arguments, by release; the Trainer is defined by then."""
+"""Modules that parse a program's arguments, by release; the Trainer is defined by then."""
 _LOST = "no steps are seen"
 
 
 def wait_for(session: Session) -> None:
-    """Stand around the Trainer's methods; its module was ``train`` up to 0.2.
+    """Wrap the Trainer's methods; its module was ``train`` up to 0.2.
 
-    A release of that time is launched as ``-m torchtitan.train``: the class is then the program's
-    own, and no import brings it.
+    Those releases are launched as ``-m torchtitan.train``: the class is then in ``__main__``, and
+    no import reveals it.
     """
     for name in ("torchtitan.trainer", "torchtitan.train"):
         when_imported(name, functools.partial(_watch_trainers, session))
@@ -83,7 +83,7 @@ def _wrap_step(original: Callable[..., Any], watched: Watched) -> Callable[..., 
         training = watched.of(self)
         if training is None:
             return original(self, *args, **kwargs)
-        # The Trainer has counted the step that it begins.
+        # The Trainer increments its counter before the step.
         training.begin_step(self.step - 1)
         result = original(self, *args, **kwargs)
         training.end_step()
@@ -93,10 +93,10 @@ def _wrap_step(original: Callable[..., Any], watched: Watched) -> Callable[..., 
 
 
 def is_graphed(trainer: Any) -> bool:
-    """True where forward and backward pass of a micro-batch are replayed as one CUDA graph.
+    """True if forward and backward pass of a micro-batch are replayed as one CUDA graph.
 
-    ``training.disable_cuda_graphs`` decides it; where CUDA is not NVIDIA's, or with pipeline
-    stages, passes run as ever, whatever it says.  So what the Trainer calls is looked at.
+    ``training.disable_cuda_graphs`` controls it, but passes are never graphed without NVIDIA's CUDA
+    or with pipeline stages.  So the Trainer's function itself is inspected.
     """
     step = contents(trainer).get("fwd_bwd_fn")
     home = step.__module__ if type(step) is FunctionType else module_name(step)
@@ -104,7 +104,7 @@ def is_graphed(trainer: Any) -> bool:
 
 
 def _config_of(trainer: Any) -> Any:
-    """The run's configuration, which was ``job_config`` up to 0.2."""
+    """Return the run's configuration, which was ``job_config`` up to 0.2."""
     return getattr(trainer, "config", None) or trainer.job_config
 
 
@@ -116,7 +116,7 @@ class _Training(WatchedTraining):
         self._steps: OptimizerSteps | None = None
 
     def find(self, trainer: Any) -> TrainingSetup:
-        """What is trained; the steps of the optimizers are their phase."""
+        """Return the setup, with the optimizers' steps marked as their phase."""
         config, optimizers = _config_of(trainer), trainer.optimizers
         if is_graphed(trainer):
             register_captured(trainer.model_parts, "forward and backward of each micro-batch")
@@ -126,7 +126,7 @@ class _Training(WatchedTraining):
             return protect(lambda one: mark(OPTIMIZER) if is_watched() is one else None)
 
         self._steps = OptimizerSteps(marking(self.begin_phase), marking(self.end_phase))
-        # Its ``save`` is called after every step, and decides whether to.
+        # Its ``save`` is called after every step and returns at once in most.
         brackets = [(type(trainer.checkpointer), "dcp_save", SAVE)]
         validator = getattr(trainer, "validator", None)
         if validator is not None:
@@ -143,7 +143,7 @@ class _Training(WatchedTraining):
         )
 
     def end(self) -> None:
-        """Nothing of ours is left."""
+        """Remove all hooks and finish the session."""
         if self._steps is not None:
             self._steps.remove()
         super().end()

@@ -1,4 +1,4 @@
-"""What ranks agree on: orders from the companion, proposals, and the link to it.
+"""Agreement among ranks: orders from the companion, proposals, and the link to it.
 
 In: lines of the companion. Out: one decision that is the same on every rank.
 """

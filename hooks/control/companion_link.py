@@ -1,4 +1,4 @@
-"""The pipe to the process that analyses the records: one JSON line per event, never waited for."""
+"""Pipe to the companion, which analyses the records: one JSON line per event, never waited for."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 from ..process import is_failing, is_stopped
 
 _log = logging.getLogger(__name__)
-# An analysis takes seconds; launchers kill what lingers after 30 s to 5 min.
+# An analysis takes seconds; launchers kill lingering processes after 30 s to 5 min.
 PATIENCE_S = 30.0
 FAILING_S = 1.0
-"""The same at the end of a process that an error ends."""
+"""Patience at the end of a process that exits with an error."""
 LOOK_S = 0.5
-"""Between two looks at a companion that is waited for: a stopped one does not end."""
+"""Polling interval while waiting for the companion: a stopped one never ends."""
 SETTINGS_FD = "--settings-fd"
-"""Behind it: the number of the file descriptor that the companion reads its settings from."""
+"""Option whose value is the file descriptor from which the companion reads its settings."""
 SETTINGS_S = 30.0
-"""How long the companion may take until it has read them."""
-# What one call moves: a pipe's own size on Linux.
+"""Timeout for the companion to read its settings."""
+# Bytes per call: the default capacity of a pipe on Linux.
 _MOST_NBYTES = 1 << 16
 _SEND_BUFFER_NBYTES = 1 << 19
-"""What the system may hold of events, and of settings, until the companion reads them."""
+"""Socket buffer for events and settings that the companion has not read yet."""
 _MOST_LATE = 16
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _WORKER_NAMES = frozenset(
@@ -47,7 +47,7 @@ _WORKER_NAMES = frozenset(
 
 
 def companion_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what makes a process a worker, and with one thread of BLAS.
+    """Return the environment without the variables of a rank, and with one BLAS thread.
 
     >>> companion_environment({"RANK": "3", "HOME": "/h"})
     {'HOME': '/h', 'OMP_NUM_THREADS': '1'}
@@ -61,20 +61,20 @@ def companion_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class CompanionPipe:
-    """Events to one companion; steps that do not fit into the pipe are dropped and counted.
+    """Event pipe to one companion; steps that do not fit into it are dropped and counted.
 
-    Of other events, a window's end among them, the newest few go with the next that fits.
+    The newest few of all other events, such as a window's end, are sent with the next that fits.
 
-    The pipe is a pair of sockets: writing to one whose reader has died can be done without the
-    signal that ends a training process where the user has set ``SIGPIPE`` to its default.
+    The pipe is a socket pair: writing to one whose reader has died can avoid the signal that would
+    end a training process in which the user has set ``SIGPIPE`` to its default.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.is_alive = False
-        """Events can be sent."""
+        """True if events can be sent."""
         self.is_started = False
-        """``start`` has been called."""
+        """True once ``start`` has been called."""
         self.num_dropped = 0
         self._late: deque[bytes] = deque(maxlen=_MOST_LATE)
         self._received = b""
@@ -91,10 +91,10 @@ class CompanionPipe:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], settings: Mapping[str, Any]
     ) -> None:
-        """Start the program once and hand over its settings; from the writer's thread.
+        """Start the program once and send its settings; called from the writer's thread.
 
-        The settings go through a pair of sockets of their own: a list of arguments has a limit, and
-        everybody on the machine can read it.
+        The settings use a socket pair of their own: command lines are limited in length, and every
+        user of the machine can read them.
         """
         if self.is_started or not self.is_alive:
             return
@@ -121,9 +121,9 @@ class CompanionPipe:
             )
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Write one event, or drop a step, or keep what is rarer for later; never waits.
+        """Write one event without waiting; if the pipe is full, drop a step but queue other events.
 
-        Before the start as well.
+        Events may be sent before ``start``.
         """
         if not self.is_alive:
             return
@@ -151,7 +151,7 @@ class CompanionPipe:
             self._late.popleft()
 
     def receive(self) -> list[dict[str, Any]]:
-        """What the companion has written back since the last call; never waits."""
+        """Return the messages from the companion since the last call; never waits."""
         if not self.is_alive:
             return []
         with suppress(OSError):
@@ -164,14 +164,14 @@ class CompanionPipe:
         return values
 
     def close(self, timeout_s: float = PATIENCE_S) -> None:
-        """End its input and wait for its last words; only for the end of the process."""
+        """Close its input and wait for it to finish; only at the end of the process."""
         is_alive, self.is_alive = self.is_alive, False
         if not is_alive:
             return
-        with suppress(OSError):  # still full
+        with suppress(OSError):  # the buffer is still full
             self._send_late()
-        with suppress(OSError):  # it has died
-            self._socket.shutdown(socket.SHUT_WR)  # a forked child may hold the socket too
+        with suppress(OSError):  # the companion has died
+            self._socket.shutdown(socket.SHUT_WR)  # a forked child may have the socket open too
         try:
             if self._process is not None:
                 most_s = min(timeout_s, FAILING_S) if is_failing() else timeout_s
@@ -183,7 +183,7 @@ class CompanionPipe:
 
 
 def _await_end(process: subprocess.Popen[bytes], timeout_s: float) -> str:
-    """Why the process has not ended: time is over, or it is stopped at two looks; else empty."""
+    """Return why the process has not ended: timeout, or stopped at two polls; empty if it has."""
     end_s, was_stopped = time.monotonic() + timeout_s, False
     while True:
         remaining_s = end_s - time.monotonic()
@@ -199,11 +199,11 @@ def _await_end(process: subprocess.Popen[bytes], timeout_s: float) -> str:
 
 
 def _hand_over(ours: socket.socket, text: bytes) -> None:
-    """All of it, within ``SETTINGS_S``; a program that does not read them has its own reasons."""
+    """Send all settings within ``SETTINGS_S``; ignore a program that does not read them."""
     ours.settimeout(SETTINGS_S)
     with suppress(OSError):
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_NBYTES)
         sent = 0
         while sent < len(text):
             sent += ours.send(text[sent : sent + _MOST_NBYTES], _NO_SIGNAL)
-        ours.shutdown(socket.SHUT_WR)  # a forked child may hold it too
+        ours.shutdown(socket.SHUT_WR)  # a forked child may have it open too

@@ -1,6 +1,6 @@
-"""What leaves the training process while it runs: events to the companion, metrics to W&B.
+"""Live output of the training process: events to the companion, metrics to W&B.
 
-What training itself reports, and where, is looked for once: nothing is imported or touched.
+Training's own loggers are looked up once, without importing or touching anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ...calib.arguments import kept_arguments
+from ...calib.arguments import masked_arguments
 from ...calib.records import StepFlag
 from ...calib.workload import WandbMode, encode_fields
 from ..process import (
@@ -38,7 +38,8 @@ _TRANSFORMERS = "transformers.integrations.integration_utils"
 
 
 class Live:
-    """Events on the rank where the host logs (Megatron: the last), metrics where its run is."""
+    """Events from the rank on which the host logs (Megatron: the last), metrics from any W&B
+    rank."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -53,9 +54,9 @@ class Live:
         self._has_logged_directory = False
 
     def start(self, host: Host | None = None) -> None:
-        """On the rank that logs, a way to a companion; the host's W&B run on every one.
+        """Open the companion link on the rank that hosts it, and the host's W&B run on any rank.
 
-        The companion itself is started by ``poll``, once its launch has a name.
+        The companion itself is started by ``poll``, once the launch has a name.
         """
         has_host_wandb = host_run() is not None
         is_home = self._settings.rank.is_last
@@ -82,18 +83,18 @@ class Live:
         self._identity.begin(is_needed=self._pipe is not None or self._wandb is not None)
 
     def launch_id(self) -> str:
-        """The name of this launch; empty until it is known."""
+        """Return the name of this launch; empty until it is known."""
         return self._identity.name
 
     def send_event(self, event: str, **values: Any) -> None:
-        """An event for the companion, where this rank has one."""
+        """Send an event to the companion, if this rank hosts it."""
         if self._pipe is not None:
             self._pipe.send({"event": event, **values})
 
     def step(
         self, number: int, plan: StepPlan, duration_ns: int, gap_ns: int, flags: Iterable[StepFlag]
     ) -> None:
-        """A step has ended."""
+        """Report a finished step."""
         time_s, unix_s = (duration_ns + gap_ns) * 1e-9, time.time()
         is_after_window = self._is_after_window and plan.window is None
         self.send_event(
@@ -118,22 +119,22 @@ class Live:
             )
 
     def _log(self, act: Callable[[HostWandb], object]) -> None:
-        """Log into the host's run, as long as that takes it."""
+        """Log to the host's W&B run until it fails."""
         try:
             if (wandb := self._wandb) is not None:
                 act(wandb)
-        except Exception as err:  # W&B raises its own, network and service errors alike.
+        except Exception as err:  # W&B raises errors of its own, of the network and of its service.
             self._wandb = None
             _log.warning("[forerun] W&B is off: %s; records are written", str(err))
 
     def orders(self) -> list[dict[str, Any]]:
-        """What the companion has asked of this run since the last call; elsewhere nothing."""
+        """Return the companion's orders since the last call; empty on ranks without a companion."""
         return [] if self._pipe is None else self._pipe.receive()
 
     def poll(self) -> None:
-        """Start the companion once the launch has a name, hand on what it has said since.
+        """Start the companion once the launch has a name, and log its results to W&B.
 
-        From the writer's thread.
+        Called from the writer's thread.
         """
         self._identity.poll()
         self._note.poll()
@@ -141,17 +142,18 @@ class Live:
         self._log(HostWandb.poll)
 
     def settle(self) -> None:
-        """The process ends: a companion that is not there yet is started, for its last words."""
+        """Start a companion that is still missing at the end of the process, so that it can
+        report."""
         self._identity.settle()
         self._note.poll()
         self._start_companion()
 
     def leave(self) -> None:
-        """In a forked child: the companion and the W&B run are the parent's."""
+        """Disconnect a forked child: the companion and the W&B run belong to the parent."""
         self._pipe = self._wandb = None
 
     def close(self) -> None:
-        """Wait for the companion's last words, at most its patience."""
+        """Wait for the companion to finish, within its timeout."""
         if self._pipe is not None:
             self._pipe.close()
             self._log(lambda wandb: wandb.poll(is_final=True))
@@ -165,9 +167,9 @@ class Live:
 
 
 def companion_settings(settings: Settings, *, has_host_wandb: bool) -> CompanionSettings:
-    """What the companion is told, but for the name of its launch."""
+    """Return the companion's settings, except the name of its launch."""
     return CompanionSettings(
-        settings=replace(settings, host_argv=kept_arguments(settings.host_argv)),
+        settings=replace(settings, host_argv=masked_arguments(settings.host_argv)),
         started_unix_s=time.time(),
         num_restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
         has_host_wandb=has_host_wandb,
@@ -177,14 +179,14 @@ def companion_settings(settings: Settings, *, has_host_wandb: bool) -> Companion
 
 
 def event_folder() -> str:
-    """The folder of an event file that this process has open for TensorBoard; empty: none.
+    """Return the folder of this process's open TensorBoard event file; empty if there is none.
 
-    Megatron, the Trainers and loops of users' own all write by torch's ``SummaryWriter``, which is
-    a thread of tensorboard's; none of them says where in the same way.
+    Megatron, the Trainers and users' own loops all write through torch's ``SummaryWriter``, which
+    runs a thread of tensorboard; they have no common way to report the folder.
     """
     for thread in threading.enumerate():
         if type(thread).__module__ == _WRITER:
-            with suppress(AttributeError, TypeError):  # another release keeps it elsewhere
+            with suppress(AttributeError, TypeError):  # attributes differ between releases
                 writer: Any = thread
                 return os.path.dirname(os.path.abspath(_path(writer._record_writer._writer)))
     return ""
@@ -196,7 +198,7 @@ def _path(file: Any) -> str:
 
 
 def reports_to_trainjob() -> bool:
-    """True where transformers' Trainer or Kubeflow's own package may report to the TrainJob."""
+    """True if transformers' Trainer or Kubeflow's own package may report to the TrainJob."""
     if "kubeflow.trainer" in sys.modules:
         return True
     is_off = os.environ.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"

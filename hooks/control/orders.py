@@ -1,14 +1,14 @@
 """Orders of the companion, followed by all ranks at one step or by none.
 
-The companion knows on one rank what all have to do: stop, or open a window.  A thread of each rank
-looks at the store from the end of the first window on; what training does is to compare the number
-of its step with one that has been agreed on long before.  No collective, no barrier and nothing of
-the device is involved, so losses stay what they are; a rank whose hooks are off says no, and then
-nobody stops.  With ``--calibrate-every=0`` and without a stop there is no such thread.
+The companion orders a stop or a window on one rank.  From the end of the first window on, a
+thread of each rank polls the store; training only compares its step number with one that was
+agreed on long before.  No collective, barrier or device work is involved, so losses stay the
+same; a rank whose hooks are off refuses, and then nobody stops.  With ``--calibrate-every=0`` and
+without stops there is no such thread.
 
-One rank proposes an order and names its step.  Every rank that sees the proposal in time, and can
-follow it, accepts.  Who cannot follow refuses, and so does a rank that comes near the step without
-knowing the outcome.
+One rank proposes an order and names its step.  Every rank that reads the proposal in time and can
+follow it accepts.  A rank that cannot follow refuses, and so does one that approaches the step
+without knowing the outcome.
 """
 
 from __future__ import annotations
@@ -47,35 +47,35 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SCHEMA = 1
 PAUSE_S = 0.5
-"""Between two looks at the store, where a look is cheap and ranks are few."""
+"""Interval between two polls of the store, for cheap polls and few ranks."""
 CALM_PAUSE_S = 2.0
-"""The same in runs that may open windows, but never stop."""
+"""Polling interval of runs that may open windows, but never stop."""
 DUTY = 50
-"""A look is followed by a pause of so many times what it took: names may be slow to look up."""
+"""Least ratio of pause to poll duration, because name lookups may be slow."""
 LEAD_PAUSES = 6
-"""How far ahead a step is named, in pauses."""
+"""Lead of the named step, in polling intervals."""
 MOST_ATTEMPTS = 5
-"""An order that came too late for some rank is proposed again, each time twice as far ahead."""
+"""Proposals per order: one that comes too late for some rank is repeated with twice the lead."""
 MOST_FAILURES = 20
 PATIENCE_S = 60.0
-"""How long training waits at the named step for an outcome that its thread has not read yet: only
-where a rank or the store has died meanwhile."""
-# The thread may be inside a wait of the store's; the end of the process is held up no longer.
+"""Timeout at the named step for an outcome that the thread has not read yet, which happens only
+if a rank or the store has died meanwhile."""
+# The thread may be waiting for the store; the process ends without it after this time.
 CLOSING_S = 5.0
 
 
 class OrderKind(Enum):
-    """What the companion can ask of all ranks."""
+    """Orders that the companion can give to all ranks."""
 
     STOP = "stop"
-    """End training after the step that is named."""
+    """End training after the named step."""
     WINDOW = "window"
-    """Open a window with the step that is named."""
+    """Open a window with the named step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the companion asks for, and why."""
+    """One order of the companion, with its reason."""
 
     kind: OrderKind
     reason: str = ""
@@ -84,40 +84,40 @@ class Order:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Order:
-        """The order of one line; raises ``KeyError`` or ``ValueError`` where it is none."""
+        """Return the order of one line; raises ``KeyError`` or ``ValueError`` if it is none."""
         return decode(Order, {**value, "kind": value["order"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """An order and its step; from ``settle`` on, who does not know the outcome says no."""
+    """An order and its step; from ``settle`` on, ranks that do not know the outcome refuse."""
 
     kind: OrderKind
     step: int
     settle: int
 
     def to_text(self) -> str:
-        """One line of JSON."""
+        """Return one line of JSON."""
         return json.dumps(encode(self))
 
     @staticmethod
     def from_text(text: str) -> Proposal:
-        """The proposal that ``to_text`` wrote."""
+        """Return the proposal that ``to_text`` wrote."""
         return decode(Proposal, json.loads(text))
 
 
 @dataclass(slots=True)
 class _Course:
-    """A proposal that this rank has to follow, or to see refused."""
+    """A proposal that this rank has to follow, or see refused."""
 
     number: int
     proposal: Proposal
     order: Order | None
-    """What it came from; None on a rank that has no order of its own."""
+    """Order behind the proposal; None on a rank without an order."""
     outcome: str = ""
     is_known: threading.Event = field(default_factory=threading.Event)
     is_done: bool = False
-    """Training has come to its step."""
+    """True once training has reached the step."""
 
     def settle(self, outcome: str) -> None:
         if outcome and not self.outcome:
@@ -126,7 +126,7 @@ class _Course:
 
 
 class Orders:
-    """``begin_step`` and ``end_step`` are training's, the rest is the thread's."""
+    """Orders of one rank; training calls ``begin_step`` and ``end_step``, the thread all else."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Orders:
         wanted_s = PAUSE_S if may_stop else CALM_PAUSE_S
         self._pause_s = max(wanted_s, self._rank.world_size / RANKS_PER_S)
         self._least_pause_s = self._pause_s
-        # One that was slow, as where a name is looked up anew, tells nothing of the next.
+        # Median of five: one slow poll (say, a repeated name lookup) says nothing about the next.
         self._looks_s: deque[float] = deque(maxlen=5)
         self.is_wanted = may_stop or settings.every > 0
         self._link: StoreLink | None = None
@@ -166,13 +166,13 @@ class Orders:
         self.should_stop = False
 
     def describe(self, host: Host) -> None:
-        """How this host is stopped, if at all; said once where a stop would lose the run."""
+        """Set how this host is stopped, if at all; log once if a stop would lose the run."""
         self._stop = host.stop
         if self._settings.on_advice is OnAdvice.STOP and host.stop_is_lossy:
             _log.warning("[forerun] --calibrate-on-advice=stop: %s", host.stop_is_lossy)
 
     def listen(self) -> None:
-        """The first window has closed: orders may come from now on."""
+        """Start the thread: the first window has closed, and orders may come from now on."""
         if not self.is_wanted or self._thread is not None or self._closing.is_set():
             return
         self._link = find_link(self._rank.run_id) if self._rank.world_size > 1 else None
@@ -182,7 +182,7 @@ class Orders:
         self._thread.start()
 
     def begin_step(self, number: int) -> bool:
-        """True where all ranks open a window with this step; notes a stop that is due after it."""
+        """Return True if all ranks open a window with this step; note a stop due after it."""
         if not self.is_wanted:
             return False
         now_s = time.monotonic()
@@ -205,7 +205,7 @@ class Orders:
         return False
 
     def end_step(self, number: int) -> None:
-        """A step is over: stop where it is the one; the host itself saves and ends."""
+        """End a step, and stop if it is the agreed one; the host itself saves and ends."""
         self._ended = number
         if self.should_stop and self._stopped_after is None and self._stop is not None:
             self._stopped_after = number
@@ -215,20 +215,20 @@ class Orders:
                 )
 
     def ask(self) -> bool:
-        """A loop's own question after a step, the answer the same on all ranks."""
+        """Return True if the loop should stop after this step, the same on all ranks."""
         self._is_polled_by_loop = True
         if self.should_stop and self._stopped_after is None:
             self._stopped_after = self._ended
         return self.should_stop
 
     def close(self) -> None:
-        """Training is over; what is left to be written is."""
+        """Stop the thread, and let it finish writing."""
         self._closing.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSING_S)
 
     def leave(self) -> None:
-        """In a forked child: the parent's thread is not here."""
+        """Disconnect a forked child, which does not have the parent's thread."""
         self._closing.set()
         self._thread = None
 
@@ -285,7 +285,7 @@ class Orders:
                 self._order, self._attempts = order, 0
 
     def _lead(self) -> int:
-        """Steps from now to the one that is named: far enough for all ranks to read of it."""
+        """Return the steps from now to the named one: enough for all ranks to read the proposal."""
         if self._rank.world_size == 1:
             return 3
         lead_s = LEAD_PAUSES * self._pause_s * 2**self._attempts
@@ -302,9 +302,9 @@ class Orders:
         self._last_order, self._course = order, course
 
     def _look(self, ballots: Votes) -> None:
-        """Is there a proposal?  On the companion's rank: make one where there is an order."""
+        """Read the next proposal; on the companion's rank, first propose a pending order."""
         number = self._next_number
-        order = self._order if self._step_s else None  # else nobody knows how far ahead to name one
+        order = self._order if self._step_s else None  # without a step time the lead is unknown
         if order is not None:
             ballots.propose(number, self._proposal(order).to_text())
         text = ballots.proposal(number)
@@ -332,7 +332,7 @@ class Orders:
             course.settle(ballots.refuse(course.number, LATE))
 
     def _why_not(self, kind: OrderKind) -> str:
-        """Why this rank cannot follow an order of this kind; empty where it can."""
+        """Return why this rank cannot follow an order of this kind; empty if it can."""
         if self._guard.is_tripped:
             return f"the hooks of rank {self._rank.rank} were removed after faults"
         if kind is OrderKind.STOP and self._stop is None and not self._is_polled_by_loop:
@@ -340,7 +340,7 @@ class Orders:
         return ""
 
     def _finish_course(self) -> None:
-        """What is to be said and done once the outcome is known."""
+        """Report and complete the proposal once its outcome is known."""
         course = self._course
         if course is None or not course.outcome:
             return
@@ -361,7 +361,7 @@ class Orders:
         self._next_number = course.number + 1
 
     def _drop(self, order: Order | None) -> None:
-        """An order is settled; one that has come since is not."""
+        """Clear a settled order, unless a newer one has replaced it."""
         if self._order is order:
             self._order = None
 
@@ -371,7 +371,8 @@ class Orders:
         self._is_reported = True
         what, after = self._last_order.reason, course.proposal.step
         if course.outcome != YES:
-            message = f"{course.proposal.kind.value} not followed: {refusal_reason(course.outcome)}; {what}"
+            refusal = refusal_reason(course.outcome)
+            message = f"{course.proposal.kind.value} not followed: {refusal}; {what}"
         elif course.proposal.kind is OrderKind.STOP:
             message = f"stopping on all ranks after iteration {after + 1}: {what}"
         else:
@@ -379,7 +380,7 @@ class Orders:
         print(f"[forerun] {message}", flush=True)
 
     def _mark(self) -> None:
-        """On the companion's rank: that the run has been stopped, for who starts the next one."""
+        """Write the stop marker on the companion's rank, for the launcher of the next run."""
         order = self._last_order
         launch_id = self._launch_id()
         if self._stopped_after is None or order is None or self._is_marked or not launch_id:

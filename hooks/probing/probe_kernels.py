@@ -1,4 +1,4 @@
-"""What Megatron's modules compute, as plain functions of tensors."""
+"""Computations of Megatron's modules as plain functions of tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def embed(*values: Tensor) -> Tensor:
 def split_heads(
     x: Tensor, groups: int, channels: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values apart, the first two rotated."""
+    """Return queries, keys and values, the first two with rotary embedding if ``angles`` is
+    given."""
     sequence, batch, _ = x.shape
     parts = x.view(sequence, batch, groups, -1)
     sizes = [parts.shape[-1] - 2 * channels, channels, channels]
@@ -43,7 +44,8 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Keys and values of a group of queries are read by the kernel as they are."""
+    """Return fused causal attention; grouped keys and values are passed to the kernel
+    unrepeated."""
     query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))
     attend = functional.scaled_dot_product_attention
     if query.shape[1] > key.shape[1]:  # torch 2.5 and later
@@ -56,7 +58,8 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def unfused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: Dropout
 ) -> Tensor:
-    """Scores, mask, softmax, weighted sum: as ``DotProductAttention`` of megatron.core."""
+    """Return attention by scores, mask, softmax and weighted sum, as core's
+    ``DotProductAttention``."""
     repeats = query.shape[2] // key.shape[2]
     if repeats > 1:
         key, value = (t.repeat_interleave(repeats, dim=2) for t in (key, value))
@@ -73,7 +76,7 @@ def unfused_attention(
 
 
 class Dropout:
-    """Dropout that draws from a generator of our own."""
+    """Dropout with a private random generator."""
 
     def __init__(self, rate: float, device: torch.device) -> None:
         self._rate = rate
@@ -89,7 +92,7 @@ class Dropout:
 def add_residuals(
     x: Tensor, residual: Tensor, biases: tuple[Tensor, ...], dropout: Dropout
 ) -> Tensor:
-    """Both bias-dropout-adds of a layer."""
+    """Apply both bias-dropout-adds of a layer."""
     for bias in biases or (None, None):
         residual = residual + dropout(x if bias is None else x + bias)
     return residual
@@ -116,7 +119,7 @@ def grouped(x: Tensor, weights: Tensor) -> Tensor:
 
 
 class VocabularyLoss(torch.autograd.Function):
-    """What one rank computes of Megatron's vocabulary-parallel cross-entropy."""
+    """One rank's share of Megatron's vocabulary-parallel cross-entropy."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:

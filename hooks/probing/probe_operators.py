@@ -1,15 +1,15 @@
-"""One operator of a given shape as training runs it, on tensors of our own.
+"""One operator of a given shape as training runs it, on private tensors.
 
-Values are a fixed ramp: no random number is drawn from a generator of the user's.  Gradients come
-from ``torch.autograd.grad`` on private leaves, so that nobody's ``.grad`` is touched.  Weights are
-rotated over several copies, as cold as in a model; activations are one set, as warm as those that
-the operator before has just written.
+Values are a fixed ramp: no random number is drawn from the user's generators.  Gradients come
+from ``torch.autograd.grad`` on private leaves, so that no ``.grad`` of the user is touched.
+Weights rotate over several copies, as cold as in a model; activations are one set, as warm as
+those that the preceding operator has just written.
 
-The model's own modules are not called, though their kernels may be others: a call with other shapes
-runs the user's hooks, draws from Megatron's tracker of random states where attention drops out,
-writes scales into the 8-bit history of TransformerEngine's modules and workspaces and masks into
-caches, and under tensor parallelism sends.  None of that can be taken back.  How far these kernels
-are from the model's, the run's own shapes say, and probes are as wide as that differs between them
+The model's own modules are not called, although their kernels may differ: a call with other shapes
+runs the user's hooks, draws from Megatron's tracker of random states for dropout, writes scales
+into the 8-bit history of TransformerEngine's modules and workspaces and masks into caches, and
+communicates under tensor parallelism.  None of that can be undone.  The run's own shapes show how
+far these kernels are from the model's, and that difference widens the intervals of probes
 (``calib/samples/operator_rows.py``).
 """
 
@@ -32,10 +32,10 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """One operator, ready to be run again and again; all memory of its own is taken here."""
+    """One operator, ready to be run repeatedly; all its memory is allocated here."""
 
     run: Callable[..., Tensor | tuple[Tensor, ...]]
-    """Differentiable; takes the activations, one copy of the weights, and what is fixed."""
+    """Differentiable function of the activations, one copy of the weights, and ``fixed``."""
     activations: tuple[Tensor, ...]
     weights: tuple[tuple[Tensor, ...], ...] = ((),)
     """Copies in rotation."""
@@ -58,13 +58,13 @@ class Bench:
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
     def forward(self) -> None:
-        """One forward pass, with the graph that the backward pass needs."""
+        """Run one forward pass, with the graph for the backward pass."""
         self._turn = (self._turn + 1) % len(self.weights)
         with torch.enable_grad():
             self._outputs = self._computed()
 
     def backward(self) -> None:
-        """Gradients of inputs and weights; the latter are added into fp32 buffers."""
+        """Compute gradients of inputs and weights; the latter are accumulated in fp32 buffers."""
         outputs, self._outputs = self._outputs, ()
         leaves = (*self.activations, *self.weights[self._turn])
         gradients = torch.autograd.grad(outputs, leaves, self._gradients)
@@ -91,7 +91,7 @@ class OptimizerBench:
 
     @torch.no_grad()
     def forward(self) -> None:
-        """One step."""
+        """Run one optimizer step."""
         norms = torch.stack([torch.linalg.vector_norm(g) for g in self._gradients])
         scale = 1.0 / (torch.linalg.vector_norm(norms) + 1.0)
         for gradient in self._gradients:
@@ -107,7 +107,7 @@ class OptimizerBench:
             weight.addcdiv_(mean, (square.sqrt() / 0.03).add_(1e-8), value=-1e-6)
 
     def backward(self) -> None:
-        """There is none."""
+        """Do nothing: an optimizer step has no backward pass."""
 
     def _update_at_once(self) -> None:
         update = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
@@ -131,7 +131,7 @@ class OptimizerBench:
 def make_bench(
     kind: OperatorKind, shape: Shape, config: RunConfig, *, dtype: torch.dtype, device: torch.device
 ) -> Bench | OptimizerBench:
-    """The bench of one operator, which must be of a kind that is probed."""
+    """Return the bench of one operator, which must be of a probed kind."""
     if kind is OperatorKind.OPTIMIZER:
         return OptimizerBench(shape, device)
     maker = _Maker(config, dtype, device)
@@ -139,13 +139,15 @@ def make_bench(
 
 
 def ramp(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Values that repeat from -1 to 1: of products like those of training, and never drawn."""
+    """Return values that repeat from -1 to 1: not random, and as demanding in products as
+    training's."""
     values = torch.arange(prod(shape), device=device, dtype=torch.float32)
     return values.remainder_(251.0).div_(125.0).sub_(1.0).to(dtype).reshape(tuple(shape))
 
 
 class _Maker:
-    """Makes a bench by the name of its operator's kind; all products are ``linear``."""
+    """Factory of benches, one method for each kind of operator; all matrix products are
+    ``linear``."""
 
     def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
@@ -162,7 +164,7 @@ class _Maker:
         return tuple(tuple(self._ramp(*shape) for shape in shapes) for _ in range(copies))
 
     def _three(self, rows: int, width: int) -> Tensor:
-        """Activations as Megatron has them: positions, sequences, channels."""
+        """Return activations in Megatron's dimensions: sequence, batch, channels."""
         sequence = self._sequence if rows % self._sequence == 0 else rows
         return self._ramp(sequence, rows // sequence, width)
 

@@ -1,4 +1,4 @@
-"""Probes that run where they fit: marks around each repeat now, records once these can be read."""
+"""Execution of probes: marks around each repeat, and records once the marks can be read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from .probe_operators import make_bench
 from .probe_transfers import TransferBench
 
 _HEAD_START_CYCLES = 2_000_000
-"""About a millisecond: the host runs ahead, so that events enclose kernels and not launches."""
+"""About a millisecond of sleep on the device, so that the host runs ahead and events enclose
+kernels rather than launches."""
 
 
 def dtype_of(element_nbytes: int, precision: Precision) -> torch.dtype:
-    """The type of an operator's elements."""
+    """Return the dtype of an operator's elements."""
     if element_nbytes == 4:
         return torch.float32
     return torch.float16 if precision is Precision.FP16 else torch.bfloat16
@@ -30,17 +31,17 @@ def dtype_of(element_nbytes: int, precision: Precision) -> torch.dtype:
 
 @dataclass(slots=True, kw_only=True)
 class ProbeLog:
-    """Marks of the probes of one slice, of one step between whose neighbours they ran."""
+    """Marks of the probes of one slice, with the step that they ran before."""
 
     step: int
     window: int
     marks: array[int] = field(default_factory=lambda: array("q"))
     makers: list[Callable[[int, int], Record]] = field(default_factory=list)
-    """What makes a record of the next two marks: begin and end, nanoseconds."""
+    """Functions that make a record of the next two marks: begin and end, in nanoseconds."""
     readings: Readings | None = None
 
     def records(self) -> Iterator[Record] | None:
-        """The records once all marks can be read without waiting; None until then."""
+        """Return the records once all marks can be read without waiting; None until then."""
         if self.readings is None or not self.readings.is_ready():
             return None
         times = self.readings.read(self.marks)
@@ -50,13 +51,13 @@ class ProbeLog:
         return (make(*pair) for make, pair in zip(self.makers, pairs, strict=True))
 
     def note(self, begin: int, end: int, make: Callable[[int, int], Record]) -> None:
-        """Keep two marks and what they will become."""
+        """Add two marks and the maker of their record."""
         self.marks.extend((begin, end))
         self.makers.append(make)
 
 
 class ProbeRuns:
-    """Runs probes of one run's configuration on one device."""
+    """Runner of probes of one run's configuration on one device."""
 
     def __init__(self, config: RunConfig, device: torch.device, stopwatch: Stopwatch) -> None:
         self._config = config
@@ -65,16 +66,16 @@ class ProbeRuns:
         self._sequence = 0
 
     def begin(self, step: int, window: int) -> ProbeLog:
-        """A slice of probes begins."""
+        """Begin a slice of probes."""
         self._stopwatch.begin_step()
         return ProbeLog(step=step, window=window)
 
     def end(self, log: ProbeLog) -> None:
-        """The slice is over: its marks may be read from now on."""
+        """End the slice: its marks may be read from now on."""
         log.readings = self._stopwatch.end_step()
 
     def operator(self, probe: OperatorProbe, log: ProbeLog) -> None:
-        """Warm up, then repeat one operator forwards and backwards."""
+        """Warm up, then repeat one operator's forward and backward passes."""
         dtype = dtype_of(probe.element_nbytes, self._config.precision)
         bench = make_bench(probe.kind, probe.shape, self._config, dtype=dtype, device=self._device)
         is_step = probe.kind is OperatorKind.OPTIMIZER
@@ -101,10 +102,10 @@ class ProbeRuns:
         *,
         most_s: float,
     ) -> None:
-        """Collectives that every rank of their groups has agreed to join.
+        """Repeat collectives that every rank of their groups has agreed to join.
 
-        The ranks of a group agree on the slowest first repeat, and from it on how many follow
-        within ``most_s``; on a device this reads a value, which waits for it.
+        The ranks of a group agree on the slowest first repeat, and from it on the number of repeats
+        within ``most_s``; on a device this synchronises the stream and reads a value.
         """
         for probe, bench in benches:
             num_repeats = self._num_repeats(bench, most_s / len(benches))
@@ -116,7 +117,8 @@ class ProbeRuns:
     def transfers_once(
         self, benches: Sequence[tuple[CollectiveProbe, TransferBench]], log: ProbeLog
     ) -> None:
-        """One repeat of each, after one to warm up; all ranks of the groups have agreed to join."""
+        """Run each collective once after one warm-up; all ranks of the groups have agreed to
+        join."""
         for probe, bench in benches:
             bench.run()
             self._transfer(probe, bench, log)
@@ -141,7 +143,7 @@ class ProbeRuns:
 
 
 def slowest_s(bench: TransferBench) -> float:
-    """Time of one repeat on the slowest rank of the group, the same number on all of them."""
+    """Return the time of one repeat on the slowest rank of the group, the same on all its ranks."""
     begin_s = time.perf_counter()
     bench.run()
     device = bench.device

@@ -1,7 +1,7 @@
-"""A new machine measured without training: products, memory, operators, collectives in a sweep.
+"""Sweep of a new machine without training: products, memory, operators and collectives.
 
-Here groups may be made, since nobody else uses them: all ranks, the ranks of a node, one rank of
-each node, and neighbours in pairs.
+Groups are created here, since no training uses the machine: all ranks, the ranks of a node, one
+rank of each node, and pairs of neighbours.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from .probe_operators import ramp
 from .probe_runs import ProbeRuns, slowest_s
 from .probe_transfers import TransferBench, carrier_of
 
-# From launch bound to compute bound on cards of today.
+# From launch-bound to compute-bound on current GPUs.
 _SQUARES = (512, 1024, 2048, 4096, 8192)
-# Larger than the cache of a card: 50 MB on H100.  On a processor larger than a core's own, and
-# short; what cores share may hold it.
+# Larger than a GPU's cache (50 MB on H100).  On a CPU larger than a core's private cache, and
+# short; it may fit the shared cache.
 _COPY_NBYTES = 1 << 30
 _HOST_COPY_NBYTES = 1 << 24
-# 4 KiB to 1 GiB, as nccl-tests is run; every second power shows all changes of algorithm.
+# 4 KiB to 1 GiB, as usual for nccl-tests; every second power shows all algorithm changes.
 _SIZES = tuple(1 << power for power in range(12, 31, 2))
 _MOST_FRAC = 0.1
-"""Share of the time that one operator may be expected to take."""
+"""Limit on one operator's expected share of the time."""
 _NUM_UNRECORDED_RUNS = 4 + WARMUPS
-"""Runs of a transfer that are not kept: two that tell how long one takes, each after a first one,
+"""Runs of a transfer that are not recorded: two that estimate its duration, each after a first one,
 and warm-ups."""
 _ROLES = {
     Collective.ALL_REDUCE: (GroupRole.TP, GroupRole.DP),
@@ -55,21 +55,21 @@ _ROLES = {
     Collective.ALL_TO_ALL: (GroupRole.EP,),
     Collective.SEND: (GroupRole.PP,),
 }
-"""What a measured transfer stands for."""
+"""Group roles that a measured transfer stands for."""
 _APART = {OperatorKind.FUSED_NORM: OperatorKind.NORM}
-"""Operators that are probed in place of those without a module of their own."""
+"""Operators probed in place of those without a module of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptGroup:
-    """A group that is swept."""
+    """A process group of the sweep, with the number of its nodes."""
 
     group: dist.ProcessGroup
     num_nodes: int
 
 
 class Sweep:
-    """What a run of a layout needs, for ``seconds`` of operators and as many of transfers."""
+    """Probes for a run of one layout: ``seconds`` of operators and as many of transfers."""
 
     def __init__(
         self, config: RunConfig, device: torch.device, stopwatch: Stopwatch, *, seconds: float
@@ -80,7 +80,8 @@ class Sweep:
         self._runs = ProbeRuns(config, device, stopwatch)
 
     def operators(self) -> Iterator[Record]:
-        """Every operator of the layout and of the best others in turn, then square products."""
+        """Yield records of the layout's operators, then of the best other layouts', then square
+        products."""
         memory_budget = HostMemoryBudget(local_world_size=self._config.parallelism.ranks_per_node)
         end_s = math.inf
         for probe in self._wanted():
@@ -90,14 +91,15 @@ class Sweep:
                 continue
             measured = self._measured(partial(self._runs.operator, probe))
             if end_s == math.inf:
-                # From here on: what libraries do on their first call is no measurement.
+                # The clock starts here: the first call includes the libraries' initialization.
                 end_s = time.perf_counter() + self._seconds
             yield from measured
 
     def transfers(self) -> Iterator[Record]:
-        """Payloads in steps of four over every kind of group, until its share of the time is over.
+        """Yield records of payloads in steps of four over every kind of group, within its share of
+        time.
 
-        Ranks of a group go on or stop together: they agree on the slowest first repeat.
+        Ranks of a group continue or stop together: they agree on the slowest first repeat.
         """
         swept = make_groups(self._config.parallelism.ranks_per_node)
         share_s = self._seconds / max(1, len(swept) * len(_ROLES))
@@ -124,9 +126,9 @@ class Sweep:
         return log.records() or ()
 
     def _wanted(self) -> Iterator[OperatorProbe]:
-        """The layout's own operators, those of others, square products."""
+        """Yield the layout's own operators, those of other layouts, and square products."""
         layout_keys = (
-            # Products run alone here: a norm inside one is timed apart.
+            # Products run alone here: a fused norm is timed separately.
             (_APART.get(operator.kind, operator.kind), operator.shape, operator.element_nbytes)
             for stage in sorted({0, self._config.parallelism.pp - 1})
             for done in [stage_operators(self._config, stage)]
@@ -156,14 +158,15 @@ class Sweep:
         return collective_probe(call, GroupRole.OTHER, self._config)
 
     def _free_nbytes(self, memory_budget: HostMemoryBudget) -> float:
-        """What a probe may take where no training runs beside it."""
+        """Return the memory available to a probe without concurrent training."""
         if self._device.type == "cuda":
             return FREE_FRAC * torch.cuda.mem_get_info(self._device)[0]
         return math.inf if memory_budget.has(1 << 30) else 1 << 28
 
 
 def copy_bytes_per_s(device: torch.device) -> float:
-    """Bytes read and written per second by a copy; on a card, one that its cache cannot hold."""
+    """Return bytes read and written per second by a copy; on a GPU, of a tensor larger than its
+    cache."""
     nbytes = _COPY_NBYTES if device.type == "cuda" else _HOST_COPY_NBYTES
     source = ramp((nbytes // 4,), torch.float32, device)
     target = torch.empty_like(source)
@@ -178,7 +181,7 @@ def copy_bytes_per_s(device: torch.device) -> float:
 
 
 def make_groups(ranks_per_node: int) -> list[SweptGroup]:
-    """Groups of all kinds to which this rank belongs; every rank has to call this."""
+    """Return the groups of all kinds to which this rank belongs; every rank has to call this."""
     size = dist.get_world_size()
     per_node = ranks_per_node or size
     kinds = [[tuple(range(size))]]

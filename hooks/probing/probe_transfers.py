@@ -1,4 +1,4 @@
-"""One collective of a given payload on a group that exists, as training calls it."""
+"""One collective of a given payload on an existing group, as training calls it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..sensors import GroupRoles, is_described, was_called
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _PREFERRED = "WITH_CP"
-"""Megatron reduces gradients on the group whose name ends so, and may never use the other."""
+"""Suffix of the group on which Megatron reduces gradients; it may never use the other."""
 _UNSPECIFIC = (GroupRole.WORLD, GroupRole.OTHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """A process group and this rank's place in it."""
+    """A process group and this rank's position in it."""
 
     group: Any
     name: str
@@ -32,10 +32,10 @@ class Carrier:
 
 
 def find_carrier(role: GroupRole, ranks: tuple[int, ...], roles: GroupRoles) -> Carrier | None:
-    """The group of this rank with that role and these ranks; None where there is none.
+    """Return this rank's group with that role and these ranks; None if there is none.
 
-    ``roles`` says what groups are for.  Where it knows one by its ranks alone, these ranks do: two
-    roles of the same ranks are carried alike.
+    ``roles`` maps groups to roles.  If it knows a group by its ranks alone, these ranks suffice:
+    two roles of the same ranks perform alike.
     """
     matching_groups = [
         group
@@ -51,7 +51,7 @@ def find_carrier(role: GroupRole, ranks: tuple[int, ...], roles: GroupRoles) -> 
 
 
 def carrier_of(group: Any) -> Carrier:
-    """A group as probes use it."""
+    """Return a group as probes use it."""
     return Carrier(
         group=group,
         name=f"{group.group_desc}#{group.group_name}",
@@ -61,7 +61,7 @@ def carrier_of(group: Any) -> Carrier:
 
 
 class TransferBench:
-    """One collective, ready to be issued again and again; buffers are taken here."""
+    """One collective, ready to be issued repeatedly; its buffers are allocated here."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TransferBench:
 
     @property
     def peer(self) -> int:
-        """The other end of a message, as a global rank; -1 of a collective or where alone."""
+        """Global rank of the other end of a message; -1 for collectives or without a neighbour."""
         if self.collective is not Collective.SEND:
             return -1
         other = self.carrier.place ^ 1
@@ -95,9 +95,9 @@ class TransferBench:
 
     @property
     def is_connected(self) -> bool:
-        """True where the run itself makes such calls here, for which NCCL has its buffers already.
+        """True if the run itself makes such calls here, so that NCCL has allocated its buffers.
 
-        Of another size NCCL may choose an algorithm that it has not connected yet.
+        For another payload, NCCL may choose an algorithm that it has not connected yet.
         """
         if self.collective is not Collective.SEND:
             return was_called(self.carrier.group, self.collective)
@@ -106,7 +106,7 @@ class TransferBench:
 
     @property
     def is_sender(self) -> bool:
-        """True where the next message goes out from this rank."""
+        """True if this rank sends the next message."""
         return self.carrier.place % 2 == self._turn % 2
 
     def run(self) -> None:
@@ -130,11 +130,11 @@ class TransferBench:
         }
 
     def _send(self) -> None:
-        """Neighbours in pairs, in turn one way and the other."""
+        """Exchange messages between pairs of neighbours, in alternating directions."""
         peer, group = self.peer, self.carrier.group
         if peer < 0:
             return
         operation = dist.isend if self.is_sender else dist.irecv
-        # Batched, NCCL uses the group's own communicator instead of making one for the pair.
+        # If batched, NCCL uses the group's own communicator instead of creating one for the pair.
         for request in dist.batch_isend_irecv([dist.P2POp(operation, self._whole, peer, group)]):
             request.wait()

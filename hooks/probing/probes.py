@@ -1,9 +1,9 @@
-"""Probes between steps: what other layouts would run, measured a slice at a time within a budget.
+"""Probes between steps: operators and transfers of other layouts, in slices within a budget.
 
-Operators run on each rank alike, at the same steps and in the same order, so that nobody waits for
-one.  Collectives run on groups that exist, only where every rank has agreed just before (see
-``Votes.meet``).  A fault ends the probes, not the session; ranks that cannot take part say no, and
-what is left out for want of memory is a remark of the coverage.
+Operators run on every rank at the same steps and in the same order, so that no rank waits for
+another.  Collectives run on existing groups, and only if every rank has agreed just before (see
+``Votes.meet``).  A fault ends the probes, not the session; ranks that cannot take part refuse, and
+probes skipped for lack of memory are remarks of the coverage.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from .probe_runs import ProbeLog, ProbeRuns, dtype_of
 from .probe_transfers import TransferBench, find_carrier
 
 SLICE_FRAC = 0.05
-"""Share of a step that the probes after it may take; one of them always runs."""
+"""Share of a step that the probes after it may take; at least one always runs."""
 PATIENCE_S = 5.0
-"""How long ranks wait for each other before collectives."""
+"""Timeout of ranks waiting for each other before collectives."""
 MOST_REFUSALS = 2
-"""Each may have cost ``PATIENCE_S``, as where a rank never comes."""
+"""Refusals that end the probes; each may have cost ``PATIENCE_S``, if a rank never comes."""
 _ABSTAINS = "a rank cannot take part"
 _IN_8_BITS = "not probed: products, which this run scales to 8 bits by a history of its own"
 _NO_BLOCK = "not probed: operators for which no block of memory is free"
 _NO_BUFFERS = "not probed: transfers for which no block of memory is free"
 _DISTURBED = "probes ended: one made the allocator ask the device for memory"
 _BATCH_S = 0.02
-"""Expected time of the collectives that one agreement is for."""
+"""Expected time of the collectives that one agreement covers."""
 
 
 class Probing:
-    """The probes of one rank, from the end of the first window until budget or list is at its end.
+    """Probes of one rank, from the end of the first window until budget or list is exhausted.
 
-    ``run_slice`` is called once before every step outside of windows, on all ranks alike.
+    ``run_slice`` is called once before every step outside of windows, on all ranks.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class Probing:
 
     @property
     def is_done(self) -> bool:
-        """True once nothing is left to run or to read."""
+        """True once nothing remains to run or to read."""
         return not (self._operators or self._transfers or self._logs)
 
     def run_slice(self, step: int, window: int) -> None:
-        """Some probes: collectives after every other step, operators after the rest.
+        """Run some probes: collectives after every other step, operators after the others.
 
-        Which step is which has to be the same on all ranks: one that came to meet the others after
-        another step would stand still in front of it, and they inside it.
+        All ranks must choose the same steps for collectives: otherwise a rank would wait before a
+        step for ranks that wait inside it.
         """
         begin_s = self._clock()
         slice_s = SLICE_FRAC * (begin_s - self._last_s)
@@ -121,7 +121,7 @@ class Probing:
             self._memory_budget.give_back()
 
     def abstain(self) -> None:
-        """No more probes here, and no collectives anywhere."""
+        """Stop all probes on this rank, and collectives on all ranks."""
         self._operators.clear()
         self._logs.clear()
         if self._transfers and self._votes is not None:
@@ -167,7 +167,7 @@ class Probing:
             self._operators.clear()
 
     def _meet(self, step: int, window: int) -> None:
-        """The next few collectives, on all ranks or on none."""
+        """Run the next few collectives, on all ranks or on none."""
         votes = self._votes
         if votes is None:
             return
@@ -190,7 +190,7 @@ class Probing:
         self._leave_out(batch, refusal_reason(votes.outcome(number)))
 
     def _leave_out(self, batch: Sequence[CollectiveProbe], why: str) -> None:
-        """Drop probes that a rank has no memory for, on all ranks: they read the same ``why``."""
+        """Drop probes that a rank lacks memory for, on all ranks: they read the same ``why``."""
         pending = [*batch, *self._transfers]
         for name, remark in ((_sized, _NO_BUFFERS), (_over, f"not probed: {why}")):
             remaining = [probe for probe in pending if not why.startswith(name(probe))]
@@ -203,7 +203,8 @@ class Probing:
             self._transfers.clear()
 
     def _next_batch(self) -> list[CollectiveProbe]:
-        """The same on all ranks, whatever they have measured; each transfer once."""
+        """Return the next batch, the same on all ranks regardless of measurements; each transfer
+        once."""
         batch = [self._transfers.pop(0)]
         remaining_s = _BATCH_S - batch[0].cost_s / REPEATS
         while self._transfers and self._transfers[0] not in batch:
@@ -216,7 +217,8 @@ class Probing:
     def _benches(
         self, batch: Sequence[CollectiveProbe]
     ) -> list[tuple[CollectiveProbe, TransferBench]] | str:
-        """All buffers, before anything is promised; why not where this rank cannot take part."""
+        """Return benches with all buffers allocated, before agreeing; or why this rank cannot take
+        part."""
         nbytes = small = 0
         for probe in batch:
             nbytes += probe.nbytes
@@ -249,7 +251,7 @@ class Probing:
 
 
 def _votes(settings: Settings) -> Votes | None:
-    """A meeting place at the store that the ranks were launched with; None where there is none."""
+    """Return votes at the store that the ranks were launched with; None if there is none."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return None
     store = distributed_c10d._get_default_store()
@@ -258,10 +260,10 @@ def _votes(settings: Settings) -> Votes | None:
 
 
 def _over(probe: CollectiveProbe) -> str:
-    """The kind of call and what it runs over, as the beginning of why such are left out."""
+    """Return kind and group role of a call, the prefix of reasons for skipping such probes."""
     return f"{probe.call.collective.value} over {probe.over.value}: "
 
 
 def _sized(probe: CollectiveProbe) -> str:
-    """The same of this payload alone."""
+    """Return the prefix of reasons that concern this payload alone."""
     return f"{probe.call.nbytes} bytes, {_over(probe)}"

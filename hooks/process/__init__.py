@@ -1,6 +1,6 @@
-"""The process that we are a guest in: host, faults, forks, interpreter, identity, settings, votes.
+"""The host process: faults, forks, interpreter, launch identity, settings and votes.
 
-Standard library and torch alone; nothing of the other rooms of ``hooks``.
+Uses the standard library and torch alone, and no other package of ``hooks``.
 """
 
 from typing import TYPE_CHECKING

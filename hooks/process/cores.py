@@ -1,9 +1,9 @@
-"""Threads beside training: which cores they run on, and how often they pause.
+"""CPU cores and pauses of the threads that run concurrently with training.
 
-A rank that its launcher has pinned to a few cores hands them on to all that it starts: our thread
-that writes, and by that thread the companion, would take turns with training on them.  Cores are
-taken only where all ranks of the node are known, within what the launcher itself may use, and never
-from another program that is pinned to some.  Else, and elsewhere than on Linux, all stays as it is.
+A rank that its launcher has pinned to a few cores passes the pinning on to all that it starts: our
+writer thread, and through it the companion, would compete with training for them.  Other cores are
+used only if all ranks of the node are known, within the launcher's own affinity, and never those
+of another pinned program.  Otherwise, and on systems other than Linux, affinity stays unchanged.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from .settings import LOCAL_RANKS, LOCAL_SIZES
 
 PROC = Path("/proc")
 _GRANTED = ("SLURM_CPUS_ON_NODE", "NCPUS")
-"""Variables in which Slurm and PBS say how many cores of this node the job may use."""
+"""Variables in which Slurm and PBS give the number of this node's cores that the job may use."""
 _NAME = f"{THREAD_NAME_PREFIX}writer"
 
 
 def move_to_spare_cores(environ: Mapping[str, str] = os.environ) -> None:
-    """Take the calling thread off the cores that training is pinned to, where others are left.
+    """Move the calling thread off the cores that training is pinned to, if others are free.
 
-    What the thread starts from then on goes with it.  No thread of training is touched.
+    Threads and processes that it starts later inherit this.  No thread of training is touched.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
-    # What cannot be read or is not allowed, by a cgroup for one, is a reason to stay.
+    # Stay if files cannot be read or a cgroup, for example, forbids the move.
     with suppress(OSError, ValueError):
         cores = _spare_here(environ)
         if cores:
-            # Another rank that looks later must not take these cores for training's.
+            # Mark the thread, so that other ranks do not take these cores for training's.
             (PROC / f"self/task/{threading.get_native_id()}/comm").write_text(_NAME)
             os.sched_setaffinity(0, cores)
 
 
 def spare_cores(given: Set[int], ranks: Iterable[Set[int]], others: Iterable[Set[int]]) -> set[int]:
-    """The cores among those ``given`` to a launch that no program is pinned to.
+    """Return the cores among those ``given`` to a launch that no program is pinned to.
 
     A rank that may run on all of them leaves none; another program that may does not count.
 
@@ -66,7 +66,7 @@ def _spare_here(environ: Mapping[str, str]) -> set[int]:
     num_ranks = int(
         next((size_text for name in LOCAL_SIZES if (size_text := environ.get(name))), "0")
     )
-    # 0: the launcher is outside of this container, and number 0 would mean this thread.
+    # 0: the launcher is outside this container, and pid 0 would mean the calling thread.
     if launcher == 0 or num_ranks < 1:
         return set()
     given = os.sched_getaffinity(launcher)
@@ -81,7 +81,7 @@ def _spare_here(environ: Mapping[str, str]) -> set[int]:
 
 
 def _are_granted(num_cores: int, environ: Mapping[str, str]) -> bool:
-    """False where the job has fewer cores than it can reach: the rest may be another job's."""
+    """Return False if the job has fewer cores than it can reach: the rest may be another job's."""
     return all(num_cores <= int(environ[name]) for name in _GRANTED if environ.get(name))
 
 
@@ -92,7 +92,7 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def _local_rank(pid: int) -> str:
-    """Which rank of its node a process was started as; empty where it is none."""
+    """Return the local rank with which a process was started; empty if it is not a rank."""
     fields = (PROC / f"{pid}/environ").read_bytes().split(b"\0")
     variables = dict(field.split(b"=", 1) for field in fields if b"=" in field)
     return next(
@@ -101,9 +101,9 @@ def _local_rank(pid: int) -> str:
 
 
 def _cores_of(pid: int) -> set[int]:
-    """Where the threads of a rank may run, but for ours.
+    """Return the cores on which a rank's threads may run, except ours.
 
-    All of them count: OpenMP pins each thread to a core, and NCCL narrows one while it begins.
+    All threads count: OpenMP pins each to a core, and NCCL narrows one during its initialization.
     """
     cores = os.sched_getaffinity(pid)
     for task in os.listdir(PROC / f"{pid}/task"):
@@ -120,7 +120,7 @@ def _is_ours(pid: int, task: str) -> bool:
 
 
 def _others(given: Set[int], free: Set[int], ranks: Set[int]) -> Iterator[set[int]]:
-    """Cores of every other program that is pinned to some of ``free``."""
+    """Yield the cores of every other program that is pinned to some of ``free``."""
     for name in os.listdir(PROC):
         if not name.isdecimal() or int(name) in ranks:
             continue
@@ -131,7 +131,8 @@ def _others(given: Set[int], free: Set[int], ranks: Set[int]) -> Iterator[set[in
 
 
 def _is_kernel_or_companion(pid: str) -> bool:
-    """Threads of the kernel, which has some bound to every core, have no arguments."""
+    """Return True for kernel threads, which have no arguments (some are bound per core), or a
+    companion."""
     with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
         words = file.read()
     return not words or COMPANION.encode() in words
@@ -139,26 +140,27 @@ def _is_kernel_or_companion(pid: str) -> bool:
 
 SLICE_S = 0.001
 PAUSE_S = 0.02
-"""On an H200 whose steps of 60 ms waited for Python a millisecond in five made them 12 to 27 %
-longer while it lasted, one in twenty-one 3 to 8 % (``benchmarks/RESULTS.md``, On a GPU)."""
+"""Pause after each slice.  On an H200 with host-bound steps of 60 ms, working one millisecond in
+five made steps 12 to 27 % longer meanwhile, one in twenty-one 3 to 8 % (``benchmarks/RESULTS.md``,
+On a GPU)."""
 _Item = TypeVar("_Item")
 
 
 class Pacer:
-    """A short slice of work, then a pause in which training has the interpreter to itself."""
+    """Alternates short slices of work with pauses that leave the interpreter to training."""
 
     def __init__(self, pause: Callable[[float], None] = time.sleep) -> None:
         self._pause = pause
         self._begin_s = 0.0
 
     def keep(self) -> None:
-        """Pause where a slice is over; to be called between small pieces of work."""
+        """Pause if a slice is over; to be called between small pieces of work."""
         if time.perf_counter() - self._begin_s > SLICE_S:
             self._pause(PAUSE_S)
             self._begin_s = time.perf_counter()
 
     def over(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """The same items, with pauses between them."""
+        """Yield the same items, with pauses between them."""
         self._begin_s = time.perf_counter()
         for item in items:
             yield item

@@ -1,7 +1,7 @@
-"""What befalls the process: full collections of garbage inside steps, and forks of it.
+"""Process events: full garbage collections inside steps, and forks.
 
-A full collection stands out, where young ones come in every step.  A child that training forks,
-such as a worker of a data loader, is not training.
+Only full collections are noted, since young ones occur in every step.  A child that training
+forks, such as a data loader's worker, is not training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-# A collection of this generation stops a rank for long enough to be seen in a step.
+# Collections of this generation take long enough to show in a step time.
 _OLDEST = 2
 
 
@@ -24,7 +24,7 @@ class CollectionWatch:
         self._on_full = on_full
 
     def begin(self) -> None:
-        """Watch; does nothing where it watches."""
+        """Start watching, unless it has started already."""
         if self._on_collection not in gc.callbacks:
             gc.callbacks.append(self._on_collection)
 

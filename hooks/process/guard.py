@@ -1,4 +1,4 @@
-"""Catch at the outermost hook frame: a fault in a hook never reaches training."""
+"""Guard of the outermost hook frame: faults in a hook never reach training."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 MAX_FAULTS = 3
-# An error may hold a whole tensor as text; a log line must stay a line.
+# An error's text may include a whole tensor; a log line must stay a line.
 _MAX_TEXT = 200
 THREAD_NAME_PREFIX = "forerun-"
-"""How the names of our own threads begin: what fails there does not spoil a step of training."""
+"""Prefix of our threads' names: faults on them do not invalidate a training step."""
 
 
 class Guard:
-    """Counts faults of one session; after ``MAX_FAULTS`` it asks for all hooks to be removed.
+    """Counter of one session's faults; after ``MAX_FAULTS`` it requests removal of all hooks.
 
-    What ends a process or a loop (``KeyboardInterrupt``, ``SystemExit``) passes: a signal may have
-    come while a hook ran.
+    Exceptions that end a process or a loop (``KeyboardInterrupt``, ``SystemExit``) pass: a signal
+    may have arrived while a hook ran.
     """
 
     def __init__(self, on_trip: Callable[[], None] | None = None) -> None:
@@ -41,10 +41,9 @@ class Guard:
         self.is_tripped = False
 
     def protect(self, function: Callable[_P, _T]) -> Callable[_P, _T | None]:
-        """``function``, but a fault is counted and the call returns None.
+        """Return ``function`` wrapped so that a fault is counted and the call returns None.
 
-        It runs under none of the function modes that the user has in force, and unseen by the
-        compiler.
+        It runs without the user's active torch function modes, and invisible to the compiler.
         """
 
         without_modes = _without_modes()
@@ -61,16 +60,16 @@ class Guard:
         return pass_over(protected)
 
     def fault(self, err: Exception) -> None:
-        """Count ``err``; say where the first one happened, and when hooks go.  Never raises.
+        """Count ``err``; log the place of the first one, and the removal of hooks.  Never raises.
 
-        Another thread than the one that trains leaves the removal to ``enter``: hooks that are
-        being put on or called are not taken off under its hands.
+        Other threads than the training thread leave the removal to ``enter``, which avoids removing
+        hooks while training installs or calls them.
         """
         self.num_faults += 1
         self.num_training_faults += not threading.current_thread().name.startswith(
             THREAD_NAME_PREFIX
         )
-        # Also where the user's log handler fails, or the stack has no room left for a message.
+        # The user's log handler may fail, or the stack may be too deep for logging.
         with suppress(Exception):
             if self.num_faults == 1:
                 _log_fault("hook fault", err)
@@ -83,14 +82,14 @@ class Guard:
             self._remove()
 
     def enter(self) -> None:
-        """This thread trains: do the removal that another has asked for, and those to come."""
+        """Register the calling thread as the training thread, and perform a pending removal."""
         self._thread = threading.get_ident()
         if self.is_tripped:
             self._remove()
 
     @property
     def is_training(self) -> bool:
-        """True on the thread that trains; in a process that was forked from it, nothing does."""
+        """True on the training thread; False everywhere in a forked process."""
         return threading.get_ident() == self._thread and os.getpid() == self._process
 
     def _remove(self) -> None:
@@ -105,24 +104,24 @@ class Guard:
 
 
 def _without_modes() -> Callable[[], AbstractContextManager[object]]:
-    """What switches function modes off for a while; nothing where there is no torch."""
+    """Return a context manager class that disables torch function modes; a no-op without torch."""
     torch = sys.modules.get("torch")
     return nullcontext if torch is None else torch._C.DisableTorchFunction
 
 
 def is_failing() -> bool:
-    """True at the end of a process that an error ends: what waits for it is not held up long."""
+    """Return True at the end of a process that an error ends, which should not be delayed long."""
     return hasattr(sys, "last_value")
 
 
 def place(err: BaseException) -> str:
-    """``file:line ErrorType`` of the innermost frame."""
+    """Return ``file:line ErrorType`` of the innermost frame."""
     frames = traceback.extract_tb(err.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown place"
     return f"{where} {type(err).__name__}"
 
 
 def _log_fault(what: str, err: Exception) -> None:
-    # A text, not the error: a handler that keeps its records would keep the tensors of its frames.
+    # Text, not the error: a handler that stores its records would retain its frames' tensors.
     text = masked_text(str(err)[:_MAX_TEXT])
     _log.warning("[forerun] %s at %s: %s; training goes on", what, place(err), text)

@@ -1,4 +1,4 @@
-"""What an adapter knows about the training that it found, and how it is kept: not alive."""
+"""Description of the host's training by an adapter, with weak references to its objects."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ...calib.workload import GroupRole, Operator, RunConfig, optimizer_operator
 from .inspection import attribute, class_names
 
 Reference = Callable[[], Any]
-"""Gives an object for as long as others keep it alive, then None."""
+"""Function that returns an object while others keep it alive, then None."""
 
 
 def reference(thing: Any) -> Reference:
-    """A weak reference; to what allows none, one that is dead from the start."""
+    """Return a weak reference; dead from the start for objects that do not support one."""
     try:
         return weakref.ref(thing)
     except TypeError:
@@ -23,49 +23,52 @@ def reference(thing: Any) -> Reference:
 
 
 def references(things: Iterable[Any]) -> tuple[Reference, ...]:
-    """A weak reference to each."""
+    """Return a weak reference to each object."""
     return tuple(map(reference, things))
 
 
 def live_objects(known: Iterable[Reference]) -> tuple[Any, ...]:
-    """The objects that are alive."""
+    """Return the objects that are still alive."""
     return tuple(thing for thing in (each() for each in known) if thing is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Model, optimizer and place of this rank, as far as the framework tells."""
+    """Model, optimizer and ranks of this process, as far as the framework reports them."""
 
     models: tuple[Any, ...] = ()
     optimizers: tuple[Any, ...] = ()
     timer_holders: tuple[tuple[Any, str], ...] = ()
-    """Objects and the attribute under which each keeps the framework's timers."""
+    """Objects with the framework's timers, and the attribute of each that has them."""
     passes: tuple[Any, ...] = ()
-    """A model and its wrappers: the outermost call of any is a forward phase; empty: timers say."""
+    """A model and its wrappers, whose outermost call is a forward phase; if empty, timers mark
+    phases."""
     unseen: tuple[str, ...] = ()
-    """What hooks cannot see here, one name each; part of the coverage."""
+    """Names of what hooks cannot observe here; part of the coverage."""
     roles: Mapping[str, GroupRole] = field(default_factory=dict)
-    """What process groups are for, by name, where their descriptions do not tell."""
+    """Roles of process groups by name, for groups whose descriptions do not give them."""
     run_config: Callable[[], RunConfig | None] | None = None
-    """Must hold none of the host's objects: it is kept."""
+    """Function that returns the run's configuration; it is stored, so must not retain host
+    objects."""
     stage: int = 0
     tp_rank: int = 0
     dp_rank: int = 0
     is_home: bool | None = None
-    """True on the rank where the host prints and logs; None: that is the last one."""
+    """True on the rank where the host prints and logs; None means the last rank."""
     stop: Callable[[], bool] | None = None
-    """Asks the framework to save and end after the step that runs; to be called on all ranks."""
+    """Function that asks the framework to save and end after the running step; called on all
+    ranks."""
     stop_is_lossy: str = ""
-    """Why it must not be asked: what a stop would lose, and the remedy."""
+    """Reason not to stop: what a stop would lose, and the remedy."""
     is_wandb_stepped: bool = True
-    """The host gives W&B its own step; else ours joins the host's next row, whatever its step."""
+    """True if the host passes W&B its own step; else our values join the host's next row."""
 
 
 _OBJECTS = ("models", "optimizers", "passes")
 
 
 class WeakHost:
-    """A host whose objects die as if nobody here knew them; ``detached_host`` is all but these objects."""
+    """Host with weak references to its objects; ``detached_host`` is all but these objects."""
 
     def __init__(self, host: Host) -> None:
         self.detached_host = replace(host, timer_holders=(), **dict.fromkeys(_OBJECTS, ()))
@@ -74,7 +77,7 @@ class WeakHost:
         self._num_parameters = num_parameters(host.optimizers)
 
     def alive(self) -> Host | None:
-        """The host with its objects; None where a model is gone.  Not to be kept."""
+        """Return the host with its objects, not to be stored; None if a model is gone."""
         living_objects = {name: live_objects(refs) for name, refs in self._references.items()}
         if len(living_objects["models"]) < len(self._references["models"]):
             return None
@@ -83,9 +86,9 @@ class WeakHost:
         return replace(self.detached_host, timer_holders=alive, **living_objects)
 
     def optimizer(self, config: RunConfig | None) -> Operator | None:
-        """The optimizer as layouts have it; None where this rank updates nothing.
+        """Return the optimizer as an operator of layouts; None if this rank updates nothing.
 
-        ``config`` is the run's where it is known.
+        ``config`` is the run's configuration, if known.
         """
         parameters = self.num_parameters
         if not parameters or config is None:
@@ -101,7 +104,7 @@ class WeakHost:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters that this rank updates, as last seen where an optimizer is gone."""
+        """Number of parameters that this rank updates; the last known if an optimizer is gone."""
         optimizers = live_objects(self._references["optimizers"])
         if len(optimizers) == len(self._references["optimizers"]):
             self._num_parameters = num_parameters(optimizers)
@@ -109,7 +112,7 @@ class WeakHost:
 
 
 def has_sharded_tensors(optimizers: Iterable[Any]) -> bool:
-    """True where what this rank updates are shards of their own (DTensor)."""
+    """Return True if this rank updates sharded parameters (DTensor)."""
     groups = [group for o in optimizers for group in param_groups(o)]
     return any("DTensor" in class_names(w) for group in groups for w in group["params"])
 
@@ -122,11 +125,11 @@ _LAZY_GROUP_MODULES = (
     "lightning.",
     "deepspeed.",
 )
-"""Whose optimizers may work out their groups when they are asked for them."""
+"""Packages whose optimizers may compute ``param_groups`` on access."""
 
 
 def param_groups(optimizer: Any) -> list[dict[str, Any]]:
-    """What an optimizer updates, as torch groups it; nothing of a user's own class is run."""
+    """Return an optimizer's ``param_groups``, without running code of a user's own class."""
     groups = attribute(optimizer, "param_groups")
     if groups is None and type(optimizer).__module__.startswith(_LAZY_GROUP_MODULES):
         groups = getattr(optimizer, "param_groups", None)
@@ -134,10 +137,11 @@ def param_groups(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def update_calls(optimizer: Any) -> int:
-    """Calls of one of torch's optimizers in a step, one for each tensor that it works on.
+    """Return the calls of one of torch's optimizers in a step, one for each tensor that it works
+    on.
 
-    8 for each tensor of Adam one by one and 3 with momentum alone, 1 where all tensors go in one
-    call: that is what torch does on accelerators unless it is told otherwise.
+    8 for each tensor with Adam and 3 with momentum if tensors are updated one by one, 1 if all are
+    updated in one call (foreach or fused), torch's default on accelerators.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     return _calls_of_each(optimizer) * len(weights)
@@ -157,11 +161,12 @@ def _calls_of_each(optimizer: Any) -> int:
 
 
 _LOOP_CALLS = (1, 3, 8)
-"""By the number of moments: of SGD, with momentum, of Adam (torch 2.13, ``_single_tensor_*``)."""
+"""Calls per tensor by number of moments: SGD, momentum, Adam (torch 2.13, ``_single_tensor_*``)."""
 
 
 def num_parameters(optimizers: Iterable[Any]) -> int:
-    """Parameters that this rank updates: its shards where they are distributed."""
+    """Return the number of parameters that this rank updates: its shards if they are
+    distributed."""
     groups = [group for o in optimizers for group in param_groups(o)]
     weights = [weight for group in groups for weight in group["params"]]
     return sum((w._local_tensor if "DTensor" in class_names(w) else w).numel() for w in weights)

@@ -1,7 +1,7 @@
-"""The values of our own W&B run in the host's run, always with the host's step.
+"""Our W&B values in the host's run, always with the host's step.
 
-The companion writes it into files of its launch's folder, since W&B lets one process log into a
-run; the training process derives each step's values, and hands on tables, score and report.
+W&B lets only one process log into a run, so the companion writes values into files of its launch's
+folder; the training process derives each step's values, and logs tables, score and report.
 """
 
 from __future__ import annotations
@@ -20,38 +20,47 @@ from statistics import median
 from typing import Any
 
 from ...calib.plain_json import parse_json
-from ...calib.records import ITERATION, LEVELS, PREFIX, RATES, TIME, Unsent, hours_left, progress
+from ...calib.records import (
+    ITERATION,
+    LEVELS,
+    PREFIX,
+    RATES,
+    TIME,
+    Unsent,
+    hours_remaining,
+    progress,
+)
 from .cores import Pacer
 from .launch_identity import launch_folder
 
 FORECAST = "forecast.json"
 HOST_VALUES, HOST_TABLES = "host_values.json", "host_tables.jsonl"
-"""The newest values, summary and alerts; and the tables, each row on a line."""
+"""Newest values, summary and alerts; and the tables, one row per line."""
 ATTACHED = ("report.html", "timeline.json.gz")
 """Files of the answer that become an artifact of the run."""
-# A file that somebody else put there is not read whole.
+# Limits in case somebody else has put a huge file there.
 _MOST_NBYTES, _MOST_TABLE_NBYTES = 1 << 20, 1 << 25
 _REPORT_EVERY_S = 3600.0
-"""How far reports that are handed on while the run goes on lie apart, at least."""
+"""Least interval between reports that are attached while the run goes on."""
 _OF_THE_STEP = frozenset({ITERATION, TIME, "step_time_s", "eta_h", "progress_frac"})
-"""Values that the training process knows itself for the step that it logs."""
+"""Values that the training process itself knows for each logged step."""
 
 
 def host_run() -> Any | None:
-    """The run that the host has open in this process; W&B is never imported for it."""
+    """Return the run that the host has open in this process; never imports W&B."""
     with suppress(Exception):  # a module that is not W&B's, or is only half imported
         return getattr(sys.modules.get("wandb"), "run", None)
     return None
 
 
 def define_steps(run: Any) -> None:
-    """Draw what is ours over our own count of steps; nothing of the host's is defined by it."""
+    """Plot our metrics over our own step count; the host's metrics are not redefined."""
     run.define_metric(PREFIX + ITERATION, hidden=True)
     run.define_metric(f"{PREFIX}*", step_metric=PREFIX + ITERATION)
 
 
 def wandb_table(wandb: Any, rows: Iterable[Mapping[str, Any]]) -> Any:
-    """A W&B table of rows that all have the columns of the first one."""
+    """Return a W&B table of rows that all have the columns of the first one."""
     table: Any = None
     for row in rows:
         table = table or wandb.Table(columns=list(row))
@@ -60,7 +69,7 @@ def wandb_table(wandb: Any, rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def attach_report(wandb: Any, run: Any, folder: Path) -> bool:
-    """Log the report of a folder as an artifact of the run; False where there is none."""
+    """Log the report of a folder as an artifact of the run; False if there is none."""
     artifact = wandb.Artifact(f"forerun-{run.id}", type="forerun")
     for name in ATTACHED:
         path = (folder / name).absolute()
@@ -73,7 +82,7 @@ def attach_report(wandb: Any, run: Any, folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionOutput:
-    """The companion's words so far; ``num_tables`` counts the times that it sent tables."""
+    """Output of the companion so far; ``num_tables`` counts how often it has sent tables."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     summary: Mapping[str, float] = field(default_factory=dict)
@@ -82,7 +91,8 @@ class CompanionOutput:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> CompanionOutput:
-        """The same from the file's object; raises ``ValueError`` and the like where it is none."""
+        """Return the output in the file's object; raises ``ValueError`` and the like if
+        malformed."""
         return CompanionOutput(
             values=_numbers(value["values"]),
             summary=_numbers(value["summary"]),
@@ -92,7 +102,7 @@ class CompanionOutput:
 
 
 class CompanionFiles:
-    """The files of this launch's companion for the host's run; read off the training thread."""
+    """Files of this launch's companion for the host's run; read outside the training thread."""
 
     def __init__(self, directory: Path, launch_id: Callable[[], str]) -> None:
         self._directory = directory
@@ -102,13 +112,13 @@ class CompanionFiles:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the launch, once that has a name."""
+        """Folder of the launch, once it has a name."""
         name = self._launch_id()
         return launch_folder(self._directory, name) if name else None
 
     def poll(self) -> None:
-        """Read the values where they have changed; a file that is missing, damaged or another
-        launch's changes nothing."""
+        """Read the values if they have changed; ignore a missing or damaged file, or another
+        launch's."""
         if (folder := self.folder) is None:
             return
         path = folder / HOST_VALUES
@@ -126,7 +136,7 @@ class CompanionFiles:
                 self.output = CompanionOutput.from_json(value)
 
     def tables(self, since: int) -> dict[str, list[dict[str, Any]]]:
-        """The tables that were sent after ``since`` others; damaged lines are passed over."""
+        """Return the rows of tables numbered above ``since``; damaged lines are skipped."""
         rows_by_table: dict[str, list[dict[str, Any]]] = {}
         for line in Pacer().over(self._lines()):
             with suppress(ValueError, TypeError, KeyError):
@@ -145,10 +155,9 @@ class CompanionFiles:
 
 
 class HostWandb:
-    """Logs ``calib/*`` of each step into the host's run, and what else our own run would have.
+    """Logger of ``calib/*`` values of each step, summary, tables and report into the host's run.
 
-    Where ``is_home`` is false, that is on another rank than the one that has the companion, the
-    values of steps alone.
+    If ``is_home`` is false, on ranks without the companion, only values of steps are logged.
     """
 
     def __init__(
@@ -164,15 +173,15 @@ class HostWandb:
         self._next_report_s = -math.inf
 
     def note_bare(self, time_s: float) -> None:
-        """A bare step of a window: the prediction until there is an answer."""
+        """Add a bare step of a window, the prediction until there is an answer."""
         self._bare_s.append(time_s)
 
     def log(self, *, step: int, time_s: float, is_after_window: bool, unix_s: float = 0.0) -> None:
-        """Log the step, which ended at ``unix_s``, under the number that the host gives to it.
+        """Log the step, which ended at ``unix_s``, under the host's number for it.
 
-        That is ``step + 1``, or the next after the host's last where a resumed run counts on.  Of
-        a host whose numbers are not known, a row ahead of its own would make W&B reject those:
-        there the values wait for the host's next row, and the latest ones go with it.
+        That is ``step + 1``, or one more than the host's last if a resumed run counts on.  For a
+        host of unknown numbering, a row ahead of its own would make W&B reject the host's: the
+        latest values are then added to the host's next row.
         """
         run = host_run()
         if run is None:
@@ -189,9 +198,9 @@ class HostWandb:
             run.log(row, commit=False)
 
     def poll(self, *, is_final: bool = False) -> None:
-        """Read what the companion has said, and hand on what is no value of a step.
+        """Read the companion's output, and log its summary, alerts, tables and report.
 
-        Never from the training thread: a table takes milliseconds.
+        Never called from the training thread: a table takes milliseconds.
         """
         self._files.poll()
         run, wandb = host_run(), sys.modules.get("wandb")
@@ -233,11 +242,11 @@ class HostWandb:
             values |= self._predicted(values, time_s)
             values |= _rates(companion_values, time_s)
             if unix_s and (finish_unix_s := companion_values.get("finish_p50_unix_s")):
-                values["eta_h"] = hours_left(finish_unix_s, unix_s)
+                values["eta_h"] = hours_remaining(finish_unix_s, unix_s)
         return values
 
     def _predicted(self, known: Mapping[str, float], time_s: float) -> dict[str, float]:
-        """The prediction, its error, and whether the step lies in the band where there is one."""
+        """Return the prediction, its error and, given an interval, if the step lies in it."""
         predicted_s = known.get("step_time_predicted_s")
         if predicted_s is None and self._bare_s:
             predicted_s = median(self._bare_s)
@@ -255,7 +264,7 @@ class HostWandb:
 
 
 def _rates(companion_values: Mapping[str, float], time_s: float) -> dict[str, float]:
-    """Rates of a step: they are as much higher as it is shorter than the companion's last one."""
+    """Return the rates of a step, scaled from the companion's last step by the ratio of times."""
     faster = companion_values.get("step_time_s", 0.0) / time_s if time_s > 0.0 else 0.0
     return {
         name: faster * companion_values[name]
@@ -265,7 +274,7 @@ def _rates(companion_values: Mapping[str, float], time_s: float) -> dict[str, fl
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among the values."""
+    """Return the finite numbers among the values."""
     finite_values = {}
     for name, value in values.items():
         with suppress(OverflowError):

@@ -1,7 +1,7 @@
-"""The user's objects, looked at without a question: no property, ``__getattr__`` or override runs.
+"""Inspection of the user's objects without running a property, ``__getattr__`` or override.
 
-What is asked may answer with a side effect: a module that makes what it is asked for, a length that
-is a collective, a half-made object that raises.
+Ordinary attribute access may have side effects: a module that creates attributes on demand, a
+length that is a collective, a half-constructed object that raises.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _mro = type.__dict__["__mro__"].__get__
 _vars = type.__dict__["__dict__"].__get__
 _MISSING = object()
 _REGISTRIES = ("_modules", "_parameters", "_buffers")
-"""Where ``torch.nn.Module`` keeps what its ``__getattr__`` would find."""
+"""Dictionaries in which ``torch.nn.Module.__getattr__`` looks up names."""
 
 
 def contents(owner: Any) -> Mapping[str, Any]:
-    """The object's own ``__dict__``; empty where it has none."""
+    """Return the object's own ``__dict__``; empty if it has none."""
     try:
         instance_dict = object.__getattribute__(owner, "__dict__")
     except Exception:  # a class may have a property of that name, which may raise anything
@@ -27,33 +27,33 @@ def contents(owner: Any) -> Mapping[str, Any]:
 
 
 def classes(owner: Any) -> tuple[type, ...]:
-    """The classes that the object is an instance of, its own first."""
+    """Return the classes that the object is an instance of, its own first."""
     return _mro(type(owner))
 
 
 def holder(kind: type, name: str) -> type | None:
-    """The class or base that has ``name`` itself; None where none has."""
+    """Return the class or base that defines ``name``; None if none does."""
     return next((cls for cls in _mro(kind) if name in _vars(cls)), None)
 
 
 def is_a(owner: Any, kind: type) -> bool:
-    """``isinstance``, as Python itself knows it: neither the object nor its class is asked."""
+    """Return the true ``isinstance``, without calling overrides of the object or its class."""
     return any(cls is kind for cls in classes(owner))
 
 
 def module_name(owner: Any) -> str:
-    """Where the object's class says that it was defined; empty where it does not say."""
+    """Return the ``__module__`` of the object's class; empty if it has none."""
     defining_module = _vars(type(owner)).get("__module__")
     return defining_module if type(defining_module) is str else ""
 
 
 def class_names(owner: Any) -> set[str]:
-    """The names of these classes."""
+    """Return the names of the object's classes."""
     return {cls.__name__ for cls in classes(owner)}
 
 
 def attribute(owner: Any, name: str, default: Any = None) -> Any:
-    """What the object, its registries or its classes hold under that name, as it lies there.
+    """Return the raw attribute of the object, of its registries or of its classes.
 
     A function of a class is returned unbound; a property or another descriptor is ``default``.
     """
@@ -78,7 +78,7 @@ def attribute(owner: Any, name: str, default: Any = None) -> Any:
 
 
 def named_tree(model: Any) -> Iterator[tuple[str, Any]]:
-    """A module and all inside it, each once, with the names of ``named_modules``."""
+    """Yield a module and all its submodules, each once, with the names of ``named_modules``."""
     seen: set[int] = set()
     waiting = [("", model)]
     while waiting:
@@ -94,12 +94,12 @@ def named_tree(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def tree(*models: Any) -> tuple[Any, ...]:
-    """The modules of these models, each once."""
+    """Return the modules of these models, each once."""
     return tuple({id(m): m for model in models for _, m in named_tree(model)}.values())
 
 
 def direct_weights(module: Any) -> tuple[Any, ...]:
-    """The parameters that a module has itself."""
+    """Return a module's own parameters, without those of submodules."""
     parameters = contents(module).get("_parameters")
     return (
         tuple(w for w in dict.values(parameters) if w is not None)
@@ -109,5 +109,5 @@ def direct_weights(module: Any) -> tuple[Any, ...]:
 
 
 def weights(models: Iterable[Any]) -> tuple[Any, ...]:
-    """The parameters of these models, each once, in the order of ``parameters``."""
+    """Return the parameters of these models, each once, in the order of ``parameters``."""
     return tuple({id(w): w for module in tree(*models) for w in direct_weights(module)}.values())

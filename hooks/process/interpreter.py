@@ -1,6 +1,6 @@
-"""Which Python answers beside training: this one, another that the user names, or none here.
+"""Choice of the Python that answers during training: this one, a user-named one, or none.
 
-Standard library only, and nothing of what it looks for is imported.
+Uses the standard library only, and imports nothing of what it looks for.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ PACKAGES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "rich": ("rich", (13,)),
     "Jinja2": ("jinja2", (3,)),
 }
-"""What every answer needs: the module's name and the oldest version, as in setup.cfg."""
+"""Requirements of answers: the module's name and the oldest version, as in setup.cfg."""
 NUMPY_2_ALONE = ("pyarrow", 26)
-"""From this version on it cannot be imported beside NumPy 1, which its metadata do not say."""
+"""Package and its first version that cannot be imported with NumPy 1, although its metadata allow
+it."""
 
 COMPANION = f"{__name__.partition('.')[0]}.companion"
-"""In the command line of every companion."""
+"""Module in the command line of every companion."""
 _ELSEWHERE = """
 import sys
 sys.path[:] = [place for place in sys.path if place]
@@ -43,14 +44,14 @@ if wrong:
 from forerun.companion import main  # an older forerun has none: the versions are compared first
 sys.exit(main())
 """
-"""Nothing is taken from the working directory, as it would be with ``-m``."""
+"""Program for another interpreter; unlike ``-m``, it imports nothing from the working directory."""
 
 
 def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str, ...]:
-    """The program that answers; empty where no interpreter with the packages is known.
+    """Return the companion's command; empty if no interpreter with the packages is known.
 
-    ``python``, which a user has named for this run, wins.  Else it is this interpreter where it has
-    what answers need, else the one that ``FORERUN_PYTHON`` names.
+    A ``python`` that the user has named for this run takes precedence.  Otherwise it is this
+    interpreter if it has the requirements, else the one that ``FORERUN_PYTHON`` names.
     """
     if not python and not missing_packages():
         return (sys.executable, "-m", COMPANION)
@@ -58,12 +59,12 @@ def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str
     if not python:
         return ()
     code = _ELSEWHERE % {"extra": EXTRA, "version": running_version()}
-    # Not the PYTHONPATH and PYTHONHOME of training: they lead to packages of another Python.
+    # -E: training's PYTHONPATH and PYTHONHOME lead to packages of another Python.
     return (os.path.expanduser(python), "-E", "-c", code)
 
 
 def missing_packages() -> list[str]:
-    """What answers need and this interpreter has not, or not new enough, in words.
+    """Return the requirements that are missing here or too old, as text.
 
     >>> missing_packages()
     []
@@ -81,37 +82,38 @@ def missing_packages() -> list[str]:
 
 
 def install_command() -> str:
-    """The command that brings what answers need into this environment, and replaces nothing."""
+    """Return the command that installs the requirements here without replacing packages."""
     name, first = NUMPY_2_ALONE
     return EXTRA + (f" '{name}<{first}'" if _has_numpy_1() else "")
 
 
 def missing_packages_message(what: str) -> str:
-    """That ``what`` needs packages which are not here, and the remedy; empty where all are."""
+    """Return that ``what`` needs missing packages, and the remedy; empty if none are missing."""
     lacking = missing_packages()
     return f"{what} needs {', '.join(lacking)}: {install_command()}" if lacking else ""
 
 
 def is_installed(module: str) -> bool:
-    """True where a package can be imported; a folder of that name alone is none."""
+    """Return True if a package can be imported; a mere folder of that name does not count."""
     try:
         spec = find_spec(module)
-    except ValueError:  # imported already, by somebody who leaves no trace of where from
+    except ValueError:  # imported already, without a __spec__
         return True
     return spec is not None and spec.origin is not None
 
 
 def no_live_answers_message(directory: object) -> str:
-    """One line for a run whose records wait for an interpreter that can answer."""
+    """Return a line for a run without an interpreter that can answer; its records remain."""
     return (
-        f"no live answers: this environment lacks {', '.join(missing_packages())}; records are kept in "
-        f"{directory}; `forerun report {directory}` answers in an environment with "
+        f"no live answers: this environment lacks {', '.join(missing_packages())}; records are "
+        f"kept in {directory}; `forerun report {directory}` answers in an environment with "
         "forerun[analysis], and --calibrate-python=PATH to its Python gives live answers"
     )
 
 
 def objection(recorder: str) -> str:
-    """Why this interpreter cannot answer for training with that version; empty where it can."""
+    """Return why this interpreter cannot answer for training with version ``recorder``; else
+    empty."""
     if lacking := missing_packages():
         return f"{sys.executable} lacks {', '.join(lacking)}; run there: {install_command()}"
     version = running_version()
@@ -124,14 +126,14 @@ def objection(recorder: str) -> str:
 
 
 def running_version() -> str:
-    """That of the package that runs here."""
-    # Not an import: a records folder named like the package may hide the package's own __init__.
+    """Return the version of the running package."""
+    # No import: a records folder named like the package may shadow the package's __init__.
     return getattr(sys.modules.get(__name__.partition(".")[0]), "__version__", "")
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a distribution; None where it is not installed."""
-    from importlib import metadata  # slow to import, and few answers have to ask
+    """Return the version of a distribution; None if it is not installed."""
+    from importlib import metadata  # slow to import and rarely needed
 
     try:
         return metadata.version(name)
@@ -144,7 +146,7 @@ def _has_numpy_1() -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version.
+    """Return the leading numbers of a version.
 
     >>> _numbers("2.0.0rc1"), _numbers("24.07a0")
     ((2, 0, 0), (24, 7))

@@ -1,8 +1,9 @@
-"""The name of a launch, which all that is written for it or told to it carries.
+"""Name of a launch, which all its files and messages carry.
 
-``forerun run``, or the user, gives it as ``FORERUN_LAUNCH_ID``.  Else it is made here: of the
-elastic agent, so that it outlives restarts of the workers, or of the time and chance.  Nodes may
-propose different ones; what rank 0 proposes stands, and the store of the process group tells it.
+``forerun run``, or the user, gives it as ``FORERUN_LAUNCH_ID``.  Otherwise it is made here: from
+the elastic agent, so that it survives restarts of the ranks, or from time and randomness.  Nodes
+may propose different names; rank 0's proposal wins, and is shared through the process group's
+store.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ _log = logging.getLogger(__name__)
 LAUNCH_ID = "FORERUN_LAUNCH_ID"
 SCHEMA = 1
 PATIENCE_S = 30.0
-"""How long rank 0 is waited for; then the first one that proposes wins."""
+"""Timeout for rank 0's proposal; after it, the first proposal wins."""
 NO_STORE_S = 10.0
-"""How long a process group is waited for that is not there at the first step."""
+"""Timeout for a process group that does not exist at the first step."""
 LAST_PATIENCE_S = 5.0
-"""The same at the end of the process."""
+"""Timeout for rank 0's proposal at the end of the process."""
 RANKS_PER_S = 500
-"""Looks that the server of the store is asked to answer per second, of all ranks together."""
+"""Limit on polls of the store per second, over all ranks."""
 _KEY = "launch"
 _IS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _TICK_S = 0.1
 
 
 def launch_folder(directory: Path, launch_id: str) -> Path:
-    """Where all that one launch writes and is told lies."""
+    """Return the folder of all files to and from one launch."""
     return directory / RUNS / launch_id
 
 
 def is_launch_id(text: object) -> bool:
-    """True for letters, digits, ``._-``, at most 64, neither hidden nor a way up."""
+    """Return True for letters, digits, ``._-``, at most 64, neither hidden nor a path upwards."""
     return isinstance(text, str) and _IS_NAME.fullmatch(text) is not None
 
 
 def safe_launch_id(text: str) -> str:
-    """``text`` where it can be the name of a folder, else a safe text that stands for it alone.
+    """Return ``text`` if it is a valid folder name, else a safe name unique to it.
 
     >>> safe_launch_id("nightly-7")
     'nightly-7'
@@ -64,12 +65,12 @@ def safe_launch_id(text: str) -> str:
 
 
 def new_launch_id() -> str:
-    """A name that no other launch has: UTC time and chance."""
+    """Return a unique name of UTC time and random digits."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
 
 
 def proposed_launch_id(environ: Mapping[str, str]) -> str:
-    """What this process would call its launch."""
+    """Return this process's proposal for the launch's name."""
     given = environ.get(LAUNCH_ID, "")
     if given:
         return safe_launch_id(given)
@@ -81,9 +82,9 @@ def proposed_launch_id(environ: Mapping[str, str]) -> str:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process was started, in clock ticks since the boot.
+    """Return the start time of a process in clock ticks since boot.
 
-    None where it has ended, and where that is not told.
+    None if it has ended or the time is unknown.
     """
     try:
         fields = _fields_of(pid)
@@ -93,7 +94,7 @@ def process_start(pid: int) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """True for a process that a signal has stopped, until another lets it go on."""
+    """Return True for a process that a signal has stopped and none has continued."""
     try:
         return _fields_of(pid)[0] == "T"
     except (OSError, IndexError):
@@ -101,23 +102,24 @@ def is_stopped(pid: int) -> bool:
 
 
 def _fields_of(pid: int) -> list[str]:
-    """What Linux says of a process, behind its name: its state first."""
+    """Return the fields of ``/proc/PID/stat`` after the process's name, its state first."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     return text.rpartition(")")[2].split()
 
 
 def boot_id() -> str:
-    """Random since the machine was started; empty where it is not told."""
+    """Return the random ID of this boot; empty if unknown."""
     with suppress(OSError, UnicodeDecodeError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 class LaunchIdentity:
-    """``poll`` and ``settle`` are for the writer's thread; ``name`` is read anywhere.
+    """Agreement on the launch's name: the writer's thread calls ``poll`` and ``settle``.
 
-    Only ranks that need the name ask: rank 0, which proposes it, the one beside which the companion
-    runs, those that log, and the first of a node whose wrapper has given another name.
+    ``name`` may be read anywhere.  Only ranks that need the name poll: rank 0, which proposes it,
+    the companion's rank, those that log, and the first of a node whose wrapper has given another
+    name.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
@@ -132,16 +134,16 @@ class LaunchIdentity:
         self._begun_s = 0.0
         self._pause_s = max(_TICK_S, self._rank.world_size / RANKS_PER_S)
         self.name = ""
-        """Empty until it is known."""
+        """Name of the launch; empty until it is known."""
 
     def begin(self, *, is_needed: bool) -> None:
-        """Training has begun; ``is_needed``: this rank uses the name."""
+        """Begin training; ``is_needed``: this rank uses the name."""
         has_wrapper = bool(self._given) and self._rank.local_rank == 0
         self._begun_s = time.monotonic()
         self._is_needed = is_needed or has_wrapper or self._rank.rank == 0
 
     def poll(self) -> None:
-        """Look once, where a look is due."""
+        """Poll the store once, if a poll is due."""
         now_s = time.monotonic()
         if self.name or not self._is_needed or now_s < self._next_s:
             return
@@ -150,7 +152,7 @@ class LaunchIdentity:
         self._next_s = time.monotonic() + self._pause_s
 
     def settle(self, patience_s: float = LAST_PATIENCE_S) -> None:
-        """The process ends: wait for the name a little, then go without the others."""
+        """Wait briefly for the name at the end of the process, then continue without agreement."""
         until_s = time.monotonic() + (1.0 if is_failing() else patience_s)
         while self._is_needed and not self.name:
             is_last = time.monotonic() >= until_s
@@ -163,14 +165,14 @@ class LaunchIdentity:
             self._take(self._proposed)
             return
         agreed_id = ""
-        with suppress(OSError, RuntimeError, UnicodeDecodeError):  # a store that cannot be asked
+        with suppress(OSError, RuntimeError, UnicodeDecodeError):  # the store is unreachable
             agreed_id = self._ask(is_last=is_last)
         has_waited = self._link is None and time.monotonic() - self._begun_s > NO_STORE_S
         if agreed_id or is_last or has_waited:
             self._take(safe_launch_id(agreed_id) if agreed_id else self._proposed)
 
     def _ask(self, *, is_last: bool) -> str:
-        """What stands at the store; empty where nothing does yet, or there is no store."""
+        """Return the name in the store; empty if there is none yet, or no store."""
         self._link = self._link or find_link(self._rank.run_id)
         if self._link is None:
             return ""

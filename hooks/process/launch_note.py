@@ -1,10 +1,10 @@
-"""What rank 0 notes of its launch, once and never in the thread that trains.
+"""Description of the launch, which rank 0 writes once, outside the training thread.
 
 The words before the program are the parent's, which is torchrun's agent or accelerate's.  Files of
-``/proc``, the environment and the program's source are read; nothing is sent, and only what may be
-kept is written.  What the program lacks of what layouts ask for Megatron-LM's own namespace tells,
-where it parsed the arguments; a parser of one's own is gone by then, so that the source of the
-script and of the modules that it imported is read, not that of installed packages.
+``/proc``, the environment and the program's source are read; nothing is sent, and secrets are
+masked.  Options of layouts that the program lacks are read from Megatron-LM's own namespace if
+it parsed the arguments; a user's own parser is gone by then, so the source of the script and of
+the modules that it imported is searched, without installed packages.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ...calib.arguments import (
     VARIABLES,
     absent_of_trainer,
     absent_options,
-    kept_arguments,
-    kept_command,
+    masked_arguments,
+    masked_command,
     options_in,
     options_named,
 )
@@ -32,19 +32,19 @@ from .inspection import contents
 from .settings import Settings
 
 _MOST_NBYTES = 65_536
-"""Of a command line: longer ones hold lists of files, and are not kept."""
+"""Limit on a command line: longer ones are lists of files, and are not recorded."""
 _MOST_TEXT_NBYTES = 4 << 20
-"""Of all sources together: beyond, nothing is said of the options."""
+"""Limit on all sources together; beyond it, absent options are unknown."""
 _NOT_THEIRS = frozenset({"forerun", "_forerun_autoload", "megatron", "torch"})
-"""Packages that may lie beside a script and are not its own."""
+"""Packages that may lie next to a script but do not belong to it."""
 _INSTALLED = ("site-packages", "dist-packages")
 _HOSTS = ("megatron.bridge",)
 _RECORDED_VARIABLES = (*VARIABLES, "FORERUN_DEVICE")
-"""Of the environment; a run on the stand-in device is launched on it again."""
+"""Recorded environment variables; a run on the stand-in device is relaunched on it."""
 
 
 class LaunchNote:
-    """``poll`` writes it beside the records of rank 0, once their folder is there."""
+    """Launch description in rank 0's records; ``poll`` writes it once their folder exists."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class LaunchNote:
         self._is_due = settings.rank.rank == 0 and bool(settings.host_argv)
 
     def poll(self) -> None:
-        """Write it where it is due and can be written."""
+        """Write it if it is due and can be written."""
         folder = self._settings.directory / "records" / self._settings.rank.run_id
         if not self._is_due or not folder.is_dir():
             return
@@ -60,7 +60,7 @@ class LaunchNote:
         launch = launch_of(self._settings, self._environ, _parent_command(), sys.modules)
         text = json.dumps(launch.to_json())
         if len(text) <= _MOST_NBYTES:
-            with suppress(OSError):  # where nothing can be written, the writer says so
+            with suppress(OSError):  # the writer reports an unwritable folder
                 replace_file(folder / NAME, text + "\n", mode=PRIVATE)
 
 
@@ -70,7 +70,7 @@ def launch_of(
     parent: Sequence[str],
     modules: Mapping[str, object],
 ) -> Launch:
-    """The launch of this process; ``parent`` is the command line that started it."""
+    """Return the launch of this process; ``parent`` is the command line that started it."""
     rank = settings.rank
     each = max(1, rank.local_world_size)
     launcher, program = launcher_words(parent, settings.host_argv[0])
@@ -80,7 +80,7 @@ def launch_of(
     with suppress(OSError):
         folder = str(Path.cwd())
     return Launch(
-        argv=(*program, *kept_arguments(settings.host_argv)[1:]),
+        argv=(*program, *masked_arguments(settings.host_argv)[1:]),
         launcher=launcher,
         folder=folder,
         host=next((name for name in _HOSTS if name in modules), ""),
@@ -92,18 +92,18 @@ def launch_of(
 
 
 def launcher_words(parent: Sequence[str], program: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words of a launcher, and those that name the program, masked.
+    """Return the words of a launcher, and those that name the program, masked.
 
-    A module (``-m package.train``) is a path among the worker's own arguments.  Without a launcher
-    where the program is not in its words, as under srun.
+    A module (``-m package.train``) is a path among the process's own arguments.  The launcher is
+    empty if the program is not in its words, as under srun.
 
     >>> launcher_words(["python", "/bin/torchrun", "--nproc-per-node", "2", "t.py"], "t.py")
     (('python', '/bin/torchrun', '--nproc-per-node', '2'), ('t.py',))
     >>> launcher_words(["slurmstepd"], "t.py")
     ((), ('t.py',))
     """
-    masked_words = kept_command(parent)
-    # What comes before -- is forerun run with its own options.
+    masked_words = masked_command(parent)
+    # The words before -- are forerun run and its options.
     begin = parent.index("--") + 1 if "--" in parent else 0
     for place in range(begin, len(parent)):
         word, before = parent[place], parent[place - 1] if place else ""
@@ -111,11 +111,12 @@ def launcher_words(parent: Sequence[str], program: str) -> tuple[tuple[str, ...]
             return masked_words[begin : place - 1], masked_words[place - 1 : place + 1]
         if place and PurePath(word).name == PurePath(program).name:
             return masked_words[begin:place], (masked_words[place],)
-    return (), kept_arguments((program,))
+    return (), masked_arguments((program,))
 
 
 def is_module(name: str, program: str) -> bool:
-    """Whether a module of that name, or the package of it, is run from the file ``program``."""
+    """Return True if a module of that name, or the package of it, is run from the file
+    ``program``."""
     path = PurePath(*name.split("."))
     ends = (path.with_suffix(".py").parts, (path / "__main__.py").parts)
     return any(PurePath(program).parts[-len(end) :] == end for end in ends)
@@ -132,10 +133,10 @@ def _parent_command() -> tuple[str, ...]:
 
 
 def absent_features(program: str, modules: Mapping[str, object]) -> tuple[str, ...]:
-    """Options of layouts that the program does not take, and ``transformer_engine`` where it was
-    not imported; options are left out where nothing tells of them.
+    """Return options of layouts that the program does not accept, and ``transformer_engine`` if it
+    was not imported; unknown options are omitted.
 
-    Of hosts other than Megatron's that is known of a program on transformers alone.
+    Hosts other than Megatron's are only covered if the program uses transformers alone.
     """
     if "megatron.core" not in modules:
         is_trained = "transformers.trainer" in modules
@@ -149,15 +150,15 @@ def absent_features(program: str, modules: Mapping[str, object]) -> tuple[str, .
 
 
 def _megatron_names(modules: Mapping[str, object]) -> frozenset[str] | None:
-    """Names in Megatron-LM's namespace; None where it parsed nothing."""
+    """Return the names in Megatron-LM's namespace; None if it parsed nothing."""
     args = contents(modules.get("megatron.training.global_vars")).get("_GLOBAL_ARGS")
     return None if args is None else frozenset(contents(args))
 
 
 def _texts(program: str, modules: Mapping[str, object]) -> list[str]:
-    """The sources of the program; none where they are too long to be read.
+    """Return the sources of the program; none if they are too long.
 
-    One by one: a search in a text lets no other thread run.
+    They stay separate, since a search in a text blocks all other threads.
     """
     texts: list[str] = []
     remaining_nbytes = _MOST_TEXT_NBYTES
@@ -169,7 +170,7 @@ def _texts(program: str, modules: Mapping[str, object]) -> list[str]:
             if remaining_nbytes < 0:
                 return []
             texts.append(path.read_text(encoding="utf-8", errors="replace"))
-        except (OSError, ValueError):  # moved since it was imported, or not ours to read
+        except (OSError, ValueError):  # moved since the import, or unreadable
             continue
     return texts
 

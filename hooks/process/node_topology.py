@@ -1,11 +1,11 @@
-"""What a node's own system shows of its network: cards, slots, links, and what NCCL was told.
+"""Network of a node as its system reports it: cards, PCIe slots, links, and NCCL's settings.
 
-Files of ``/sys`` and the environment are read, and the driver is asked, once and never in the
-thread that trains.  Nothing is sent, opened for writing or kept but numbers and NCCL's settings.
+Files of ``/sys`` and the environment are read, and the driver is queried, once and never in the
+training thread.  Nothing is sent or opened for writing; only numbers and NCCL's settings are
+recorded.
 
-What NVIDIA's driver says of links between GPUs, by its own library; nothing where there is none.
-
-Loaded by name through ctypes, since training needs no package for it; calls let the interpreter go.
+Links between GPUs come from NVIDIA's driver library; without one there are none.  It is loaded by
+name through ctypes, since training needs no package for it; its calls release the interpreter.
 Structures and numbers are those of ``nvml.h`` (CUDA 12).
 """
 
@@ -38,13 +38,13 @@ _IS_PARTED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenLinks:
-    """NVLink as the driver shows it."""
+    """NVLink topology as the driver reports it."""
 
     num_gpus: int = 0
     joint: str = ""
-    """``switch``, ``mesh``, ``cube``, ``bridge`` or ``pcie``; empty where it is none of them."""
+    """``switch``, ``mesh``, ``cube``, ``bridge`` or ``pcie``; empty if it is none of them."""
     fabric: str = ""
-    """Cluster and clique; ``none`` where the driver says that there is no domain of hosts."""
+    """Cluster and clique; ``none`` if the driver reports no multi-node NVLink domain."""
 
 
 class _FabricInfo(ctypes.Structure):
@@ -71,7 +71,7 @@ class _PciInfo(ctypes.Structure):
 
 
 def detect_links(load: Callable[[str], Any] = ctypes.CDLL) -> SeenLinks:
-    """Links of the GPUs of this node; empty where the driver is not there or does not tell."""
+    """Return the links of this node's GPUs; empty if the driver is missing or reports none."""
     try:
         library = load(_LIBRARY)
         if library.nvmlInit_v2() != 0:
@@ -80,7 +80,7 @@ def detect_links(load: Callable[[str], Any] = ctypes.CDLL) -> SeenLinks:
         return SeenLinks()
     try:
         return _seen(library)
-    except AttributeError:  # an older driver has not all functions
+    except AttributeError:  # an older driver lacks some functions
         return SeenLinks()
     finally:
         library.nvmlShutdown()
@@ -102,7 +102,7 @@ def _seen(library: Any) -> SeenLinks:
 
 
 def _is_parted(library: Any, device: ctypes.c_void_p) -> bool:
-    """True where the GPU is parted into instances (MIG), which no link and no bus joins."""
+    """Return True if the GPU is partitioned into MIG instances, which no link or bus joins."""
     mode, pending = ctypes.c_uint(), ctypes.c_uint()
     try:
         code = library.nvmlDeviceGetMigMode(device, ctypes.byref(mode), ctypes.byref(pending))
@@ -112,7 +112,7 @@ def _is_parted(library: Any, device: ctypes.c_void_p) -> bool:
 
 
 def _joint(library: Any, device: ctypes.c_void_p, num_gpus: int) -> str:
-    """By what the links of the first GPU lead to."""
+    """Return the kind of interconnect, from the remote ends of the first GPU's links."""
     if num_gpus < 2:
         return ""
     peers: set[bytes] = set()
@@ -133,7 +133,7 @@ def _joint(library: Any, device: ctypes.c_void_p, num_gpus: int) -> str:
 
 
 def _of_peers(num_peers: int, num_gpus: int) -> str:
-    """What joins GPUs of which one is linked to so many others.
+    """Return the interconnect of GPUs of which one is linked to ``num_peers`` others.
 
     >>> _of_peers(0, 8), _of_peers(3, 4), _of_peers(4, 8), _of_peers(1, 8), _of_peers(2, 4)
     ('pcie', 'mesh', 'cube', 'bridge', '')
@@ -146,7 +146,7 @@ def _of_peers(num_peers: int, num_gpus: int) -> str:
 
 
 def _fabric(library: Any, device: ctypes.c_void_p) -> str:
-    """Empty where the driver is too old to be asked."""
+    """Return the NVLink domain of a GPU; empty if the driver is too old to report one."""
     info = _FabricInfo(version=ctypes.sizeof(_FabricInfo) | _FABRIC_VERSION << 24)
     try:
         code = library.nvmlDeviceGetGpuFabricInfoV(device, ctypes.byref(info))
@@ -183,25 +183,25 @@ VARIABLES = (
     "NCCL_MAX_CTAS",
     "NCCL_TOPO_FILE",
 )
-"""Of NCCL's environment variables those that change how it uses the network."""
+"""NCCL's environment variables that change how it uses the network."""
 _MOST_CHARACTERS = 60
-"""Of a value: all of them are in each message of a rank to the one that keeps its records."""
+"""Limit on a value: all values are part of each message to the rank that records for this one."""
 _MOST_PLACES = 256
-"""Devices of one kind that are looked at."""
+"""Limit on the number of devices of one kind."""
 _ACCELERATORS = ("0x0302", "0x0300", "0x1200")
-"""Beginnings of a PCI class: 3D and VGA controllers, processing accelerators."""
+"""Prefixes of PCI classes: 3D and VGA controllers, processing accelerators."""
 _VENDORS = ("0x10de", "0x1002")
-"""NVIDIA, AMD."""
+"""PCI IDs of NVIDIA and AMD."""
 _BITS = 8
 _GIGA, _MEGA = 1e9, 1e6
 _CODED_FRAC = 128 / 130
-"""Bits of data among those on the wire since PCIe 3."""
+"""Payload bits among those on the wire since PCIe 3."""
 _CODED_BEFORE_FRAC = 0.8
 _CODED_FROM_GIGA = 8.0
 
 
 class NodeTopology:
-    """What one rank tells of its cluster; read once, by the thread that writes."""
+    """Cluster information from one rank; read once, by the writer's thread."""
 
     def __init__(
         self, rank: RankInfo, environ: Mapping[str, str], stated: StatedNodes | None = None
@@ -212,9 +212,9 @@ class NodeTopology:
         self._cluster_json: JsonObject | None = None
 
     def cluster_json(self) -> JsonObject:
-        """``Cluster.to_json`` on the first rank of a node, else nothing."""
+        """Return ``Cluster.to_json`` on the first rank of a node, else an empty object."""
         if self._cluster_json is None:
-            self._cluster_json = {}  # a fault below is not run into again
+            self._cluster_json = {}  # do not repeat a fault below
             self._cluster_json = self._look()
         return self._cluster_json
 
@@ -238,7 +238,7 @@ def detect_node(
     root: Path = SYS,
     links: Callable[[], SeenLinks] = detect_links,
 ) -> SeenNode:
-    """All that this node tells; 0 and empty where it does not.  Never raises."""
+    """Return the inventory of this node; 0 and empty if unknown.  Never raises."""
     variables = tuple(f"{n}={environ[n][:_MOST_CHARACTERS]}" for n in VARIABLES if environ.get(n))
     gpus = list(_gpus(root))
     seen, cards = links(), _cards(root, environ)
@@ -265,7 +265,7 @@ def detect_node(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Device:
-    """A device with its place on PCI."""
+    """A PCI device with its link and NUMA node."""
 
     name: str = ""
     bytes_per_s: float = 0.0
@@ -277,14 +277,14 @@ class _Device:
 def _gpus(root: Path) -> Iterator[_Device]:
     for place in _places(root / "bus/pci/devices"):
         if _text(place / "vendor") in _VENDORS and _text(place / "class").startswith(_ACCELERATORS):
-            # An idle GPU lowers its own link: what it can do counts, not what it does now.
+            # An idle GPU lowers its link speed: read the maximum, not the current one.
             yield _Device(slot_bytes_per_s=_slot(place, "max"), numa=_numa(place))
 
 
 def _cards(root: Path, environ: Mapping[str, str]) -> list[_Device]:
-    """Ports that NCCL would use: InfiniBand's and RoCE's, without any the interfaces of sockets.
+    """Return the ports that NCCL would use: InfiniBand and RoCE, without any the socket interfaces.
 
-    Of different rates it takes the highest, since each GPU looks for the best way out.
+    Only those of the highest rate are returned, since each GPU chooses its best path.
     """
     is_socket = environ.get("NCCL_IB_DISABLE") == "1" or environ.get("NCCL_NET") == "Socket"
     cards = [] if is_socket else list(_ports(root, environ.get("NCCL_IB_HCA", "")))
@@ -311,7 +311,7 @@ def _ports(root: Path, allowed: str) -> Iterator[_Device]:
 
 
 def _interfaces(root: Path, allowed: str, wire: str) -> Iterator[_Device]:
-    """Those of a device, which bridges and tunnels have not; a speed that is not told is 0."""
+    """Yield interfaces of physical devices, unlike bridges and tunnels; an unknown speed is 0."""
     for place in _places(root / "class/net"):
         has_device = (place / "device").exists()
         if not has_device or _text(place / "operstate") != "up":
@@ -331,7 +331,8 @@ def _interfaces(root: Path, allowed: str, wire: str) -> Iterator[_Device]:
 
 
 def _is_allowed(name: str, allowed: str, *, port: str = "") -> bool:
-    """Whether a list of NCCL's takes a device: beginnings of names, ``=`` exact, ``^`` all others.
+    """Return True if NCCL's list selects a device: name prefixes, ``=`` exact names, ``^`` all
+    others.
 
     >>> [_is_allowed("mlx5_10", text) for text in ("mlx5", "=mlx5_1", "^mlx5_10", "mlx5_10:2", "")]
     [True, False, False, True, True]
@@ -353,7 +354,7 @@ def _is_named(name: str, port: str, word: str, is_exact: bool) -> bool:
 
 
 def _slot(place: Path, which: str) -> float:
-    """Bytes/s of a device's PCIe link in one direction; 0 where it is not told."""
+    """Return the bytes/s of a device's PCIe link in one direction; 0 if unknown."""
     giga = _number(_text(place / f"{which}_link_speed"))
     lanes = _number(_text(place / f"{which}_link_width"))
     coded = _CODED_FRAC if giga >= _CODED_FROM_GIGA else _CODED_BEFORE_FRAC
@@ -365,7 +366,7 @@ def _numa(place: Path) -> int:
 
 
 def _number(text: str) -> float:
-    """The number that a text begins with; 0 where it is not told, which ``-1`` says as well.
+    """Return the number that a text begins with; 0 if there is none, or for ``-1`` (unknown).
 
     >>> _number("400 Gb/sec (4X NDR)"), _number("32.0 GT/s PCIe"), _number("Unknown"), _number("-1")
     (400.0, 32.0, 0.0, 0.0)
@@ -375,7 +376,7 @@ def _number(text: str) -> float:
 
 
 def _text(path: Path) -> str:
-    """What a file of ``/sys`` says; empty where it cannot be read."""
+    """Return the text of a ``/sys`` file; empty if it cannot be read."""
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="ascii") as file:
         return file.read(_MOST_PLACES).strip()
     return ""
@@ -388,7 +389,7 @@ def _places(folder: Path) -> Iterable[Path]:
 
 
 def _in_order(path: Path) -> tuple[str, int, str]:
-    """``mlx5_10`` behind ``mlx5_9``."""
+    """Return a natural sort key: ``mlx5_10`` after ``mlx5_9``."""
     head = path.name.rstrip("0123456789")
     digits = path.name[len(head) :]
     return head, int(digits[:9] or 0), path.name

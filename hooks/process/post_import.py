@@ -1,4 +1,4 @@
-"""Run a callback when a module has been imported, or at once where it has been already."""
+"""Callbacks that run when a module has been imported, or at once if it already is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ During = Callable[[], AbstractContextManager[Any]]
 
 
 class _Finder(MetaPathFinder):
-    """Stands first on ``sys.meta_path`` while callbacks wait, and finds nothing by itself."""
+    """First entry of ``sys.meta_path`` while callbacks wait; it resolves no module itself."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Callback]] = {}
@@ -75,8 +75,8 @@ _FINDER = _Finder()
 def when_imported(module_name: str, callback: Callback, *, during: During | None = None) -> None:
     """Call ``callback(module)`` once, after ``module_name`` has been executed.
 
-    Runs at once where the module is there; ``during`` is a context for its execution.  A fault of
-    the callback is logged and never reaches the import.
+    Runs at once if the module is loaded; ``during`` is a context for its execution.  A fault of the
+    callback is logged and never reaches the import.
     """
     module = sys.modules.get(module_name)
     if module is not None and not _is_initializing(module):

@@ -1,4 +1,4 @@
-"""What the launch edge hands to the hooks: the user's options, and where they were given."""
+"""Settings from the launcher to the hooks: the user's options and this process's rank."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ...calib.records import StatedNodes
 from ...calib.workload import RunOptions
 
 RESTART_WINDOWS = 1000
-"""Windows of a loop that was begun again in the same process count on from a multiple of this."""
+"""Stride of window numbers between loops begun in the same process: each counts from a multiple."""
 
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 LOCAL_SIZES = (
     *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
     "SLURM_NTASKS_PER_NODE",
 )
-"""Names of these variables in torchrun, Open MPI, MPICH and Intel MPI, and Slurm."""
+"""Variables of local rank and size in torchrun, Open MPI, MPICH and Intel MPI, and Slurm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """This process among its peers, as torchrun's environment told it."""
+    """This process's ranks, from torchrun's environment."""
 
     rank: int
     world_size: int
@@ -36,7 +36,7 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CadenceHint:
-    """How long the run is, read from the host's own arguments where they use Megatron's names."""
+    """Length of the run, from the host's own arguments if they use Megatron's names."""
 
     train_iters: int | None = None
     train_samples: int | None = None
@@ -48,46 +48,47 @@ class CadenceHint:
     rampup_batch_size: tuple[int, ...] = ()
     step_batch_size_schedule: str = ""
     save: str = ""
-    """The folder that checkpoints go to; empty: none are written."""
+    """Folder of checkpoints; empty if none are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RunOptions):
-    """The user's options on one rank; the companion is sent all of them."""
+    """The user's options on one rank; the companion receives all of them."""
 
     rank: RankInfo
     cadence: CadenceHint = field(default_factory=CadenceHint)
     host_argv: tuple[str, ...] = ()
     companion_command: tuple[str, ...] = ()
-    """The program that reads the records and answers, started once on the last rank; its last
-    argument will be the directory.  Empty: records are written, nothing is analysed live."""
+    """Program that reads the records and answers, started once on the last rank with the directory
+    as additional last argument.  If empty, records are written without live analysis."""
     nodes: StatedNodes = field(default_factory=StatedNodes)
-    """What the file ``cluster`` states."""
+    """Nodes as stated in the file ``cluster``."""
     is_answered: bool = False
-    """Live answers are wanted: where there is no program for them, one line says what to do."""
+    """True if live answers are wanted: without a program for them, one line gives the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionSettings:
-    """All that the session tells its companion, as one JSON object; it is read back whole."""
+    """Settings of the companion, passed as one JSON object."""
 
     settings: Settings
-    """Of its arguments only what may be kept."""
+    """Settings of the rank, with masked arguments."""
     launch_id: str = ""
     started_unix_s: float = 0.0
     num_restarts: int = 0
     has_host_wandb: bool = False
     host_tensorboard: str = ""
-    """Folder that training writes its own event files to; empty: none is known."""
+    """Folder of training's own event files; empty if unknown."""
     has_host_trainjob: bool = False
-    """Training reports to its Kubeflow TrainJob itself."""
+    """True if training itself reports to its Kubeflow TrainJob."""
 
     @property
     def num_steps(self) -> int:
-        """Length of the run as far as it is known before its first step; 0: unknown."""
+        """Length of the run as known before its first step; 0 if unknown."""
         return self.settings.cadence.train_iters or self.settings.total_steps or 0
 
     @property
     def requests_since_unix_s(self) -> float:
-        """What was asked before is of an earlier launch; 0.0 after a restart, which follows it."""
+        """Time before which requests belong to an earlier launch; 0.0 after a restart, which
+        follows it."""
         return 0.0 if self.num_restarts else self.started_unix_s

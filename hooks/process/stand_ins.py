@@ -1,8 +1,8 @@
-"""Functions of ours in the place of others: what pickles, compares and compiles is the other's.
+"""Functions that replace others, yet pickle, compare and compile like the originals.
 
-A stand-in has the name, module and text of what it stands for, so that it pickles by reference as
-that does.  The compiler of torch reads the original where it would read the stand-in
-(``_torchdynamo_inline``), and is never handed a frame of ours: our code is passed over.
+A stand-in has the name, module and text of its original, so that it pickles by reference like it.
+torch's compiler traces the original in place of the stand-in (``_torchdynamo_inline``), and never
+compiles our frames.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _PACKAGE = __name__.partition(".hooks.")[0]
 _NEEDED = (f"{_PACKAGE}.hooks", f"{_PACKAGE}.calib")
 _UNDER = "_torchdynamo_inline"
-"""Where torch's compiler looks for what it is to trace in place of a function."""
+"""Attribute with the function that torch's compiler traces in place of another."""
 _OURS = "__wrapped_by_forerun__"
 _seen: set[str] = set()
 _standing: set[CodeType] = set()
 
 
 def stand_in(original: Callable[..., Any], ours: _F) -> _F:
-    """``ours``, which calls ``original``, made to be taken for it."""
+    """Return ``ours``, which calls ``original``, disguised as the original."""
     functools.update_wrapper(ours, original)
     vars(ours)[_OURS] = True
     if type(original) is FunctionType:
@@ -35,19 +35,21 @@ def stand_in(original: Callable[..., Any], ours: _F) -> _F:
 
 
 def calls_through(function: _F) -> _F:
-    """``function``, which calls what is not ours: that is compiled as if it were not there."""
+    """Return ``function``, marked so that the compiler skips it but compiles the foreign code it
+    calls."""
     _standing.add(function.__code__)
     _pass_over(function.__code__, is_all=False)
     return function
 
 
 def is_stood_in(function: Any) -> bool:
-    """True where a stand-in of ours lies there, or beneath what another has put around it."""
+    """Return True for a stand-in of ours, or a wrapper that another has put around one."""
     return _OURS in contents(function)
 
 
 def function_at(owner: Any, name: str) -> Any:
-    """The function of a module, or as a class or its base has it; None where it is no function."""
+    """Return a function of a module, or as defined by a class or its base; None if not a
+    function."""
     if not issubclass(type(owner), type):
         return getattr(owner, name, None)
     home = holder(owner, name)
@@ -56,9 +58,9 @@ def function_at(owner: Any, name: str) -> Any:
 
 
 def places_of(owner: Any, name: str) -> tuple[Any, ...]:
-    """Where a stand-in must lie: pickle looks a function up where it was defined, and compares.
+    """Return the owners that must have a stand-in: pickle looks up a function where it was defined.
 
-    That is the class that defines a method, and every module that has imported a function.
+    These are the class that defines a method, and every module that has imported a function.
     """
     if issubclass(type(owner), type):
         home = holder(owner, name)
@@ -71,7 +73,8 @@ def places_of(owner: Any, name: str) -> tuple[Any, ...]:
 
 
 def eager(note: Callable[[Any], object]) -> Callable[..., None]:
-    """A hook that gives ``note`` its first argument; in what is being compiled it is nothing."""
+    """Return a hook that calls ``note`` with its first argument, and does nothing during
+    compilation."""
     from torch.compiler import is_compiling
 
     def hook(thing: Any, *_: Any) -> None:
@@ -82,19 +85,19 @@ def eager(note: Callable[[Any], object]) -> Callable[..., None]:
 
 
 def pass_over_package() -> None:
-    """The compiler is handed no frame of the modules of ours that are imported by now."""
+    """Make the compiler skip all frames of our modules that are imported by now."""
     for name, module in list(sys.modules.items()):
         if name not in _seen and name.startswith(_NEEDED) and module is not None:
             _seen.add(name)
             path = getattr(module, "__file__", None)
             for code in _codes_of(module):
-                # What a decorator of the standard library has made has code of that library's.
+                # Functions from standard library decorators have that library's code objects.
                 if code.co_filename == path and code not in _standing:
                     _pass_over(code, is_all=True)
 
 
 def pass_over(function: _F) -> _F:
-    """``function``, which calls nothing of the user's: neither it nor what it calls is compiled."""
+    """Return ``function``, which calls no user code: neither it nor its callees are compiled."""
     _pass_over(function.__code__, is_all=True)
     return function
 
@@ -105,7 +108,7 @@ def _pass_over(code: CodeType, *, is_all: bool) -> None:
     from torch._C._dynamo import eval_frame
 
     strategy = getattr(eval_frame, "_FrameExecStrategy", None)
-    if strategy is None:  # before torch 2.7 each frame for itself
+    if strategy is None:  # before torch 2.7 frames are skipped one by one
         skip: Callable[[CodeType], object] = getattr(eval_frame, "skip_code", lambda _: None)
         skip(code)
         return

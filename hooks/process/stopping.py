@@ -1,4 +1,4 @@
-"""The question of a loop of one's own, which costs nothing where no session runs."""
+"""Stop test for a user's own loop, at no cost if no session runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _HOOKS = __name__.partition(".process")[0]
 
 
 def should_stop() -> bool:
-    """For a loop of one's own, after each step: True once all ranks end here, to save and leave.
+    """Return True once all ranks end here; called after each step, before the loop saves and exits.
 
-    The same answer on all ranks; False where ``--calibrate-on-advice=stop`` is not given.
+    The result is the same on all ranks; False without ``--calibrate-on-advice=stop``.
     """
     module = sys.modules.get(f"{_HOOKS}.session.session")
     session = None if module is None else module.running()

@@ -1,15 +1,14 @@
-"""All ranks or none: what they agree on by votes at the store, without a collective.
+"""Agreement of all ranks or none, by votes at the store without a collective.
 
 A collective that one rank does not join hangs the others, and on a group of training it would also
-be taken for training's next one.  So each question has one outcome, and its first write stands
-(compare and set): the last rank to accept writes ``yes``, and one that cannot or will not accept,
-or is out of patience, writes ``no`` and why.  ``yes`` means that every rank has accepted, and that
-none can have read anything else.  Nothing here waits inside the store, which other threads use.
+be matched with training's next one.  So each question has one outcome, whose first write wins
+(compare and set): the last rank to accept writes ``yes``, and one that refuses or times out writes
+``no`` and why.  ``yes`` means that every rank has accepted, and that none can have read anything
+else.  Nothing here waits inside the store, which other threads use.
 
-The way to the process group's store, over a connection of our own that training never waits for.
-
-Only the address is kept: the server may live in a worker, and a reference of ours would outlive
-``destroy_process_group``.  Nothing here runs in training's thread but ``find_link``.
+The store is reached over a private connection that training never waits for.  Only its address is
+stored: the server may live in a rank, and a reference of ours would outlive
+``destroy_process_group``.  Only ``find_link`` runs in training's thread.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ LATE = "late"
 _NO = "no: "
 _PAUSE_S = 0.0005
 _PAUSE_PER_RANK_S = 0.00002
-"""So that the store answers at most some 50,000 questions a second."""
+"""Pause per rank, which limits the store to some 50,000 requests a second."""
 
 
 class Votes:
-    """One question after the other, each under a number that is used once."""
+    """Sequence of questions, each under a number that is used once."""
 
     def __init__(self, store: Store, prefix: str, *, num_ranks: int) -> None:
         self._store = store
@@ -41,31 +40,32 @@ class Votes:
         self._num_ranks = num_ranks
 
     def propose(self, number: int, text: str) -> str:
-        """Lay a text before all ranks, where none lies there yet; the one that does."""
+        """Write a text for all ranks if there is none yet, and return the one that stands."""
         return self._settle(number, "proposal", text)
 
     def proposal(self, number: int) -> str:
-        """What is proposed under this number; empty where nothing is yet."""
+        """Return the proposal under this number; empty if there is none yet."""
         return self._read(number, "proposal")
 
     def accept(self, number: int) -> str:
-        """This rank will follow; the outcome where that settles it, else an empty text."""
+        """Accept on this rank, and return the outcome; empty if not settled."""
         if self._store.add(self._key(number, "count"), 1) >= self._num_ranks:
             return self._settle(number, "outcome", YES)
         return self.outcome(number)
 
     def refuse(self, number: int, why: str) -> str:
-        """Say no for all ranks; the outcome, which may be that all have accepted before."""
+        """Refuse for all ranks, and return the outcome, which may be an earlier acceptance by
+        all."""
         return self._settle(number, "outcome", _NO + why)
 
     def outcome(self, number: int) -> str:
-        """What stands; empty where nothing does yet."""
+        """Return the outcome; empty if there is none yet."""
         return self._read(number, "outcome")
 
     def meet(self, number: int, text: str, *, patience_s: float) -> bool:
-        """True on all ranks where all came in time with the same text; else False on all.
+        """Return True on all ranks if all came in time with the same text, else False on all.
 
-        On True every rank is inside this call; one that never comes costs the others their patience
+        On True every rank is inside this call; one that never comes costs the others ``patience_s``
         once.
         """
         if self.propose(number, text) != text:
@@ -92,7 +92,7 @@ class Votes:
 
 
 def refusal_reason(outcome: str) -> str:
-    """The reason in an outcome that is a no.
+    """Return the reason of a refusal.
 
     >>> refusal_reason("no: late")
     'late'
@@ -101,13 +101,13 @@ def refusal_reason(outcome: str) -> str:
 
 
 CONNECT_S = 5.0
-"""Within which a server that is there takes a connection."""
+"""Timeout for connecting to the store's server."""
 ANSWER_S = 30.0
-"""The same for the store's client, which may look up names first: seconds where DNS is slow."""
+"""Timeout of the store's client, which may look up names first: seconds with slow DNS."""
 
 
 class StoreLink:
-    """Opens short connections; ``key`` in front of all names tells one launch from another."""
+    """Factory of short connections; ``key`` prefixes all names, so that launches stay separate."""
 
     def __init__(self, store: Any, key: str) -> None:
         from torch._C._distributed_c10d import TCPStore
@@ -121,12 +121,12 @@ class StoreLink:
             self._store = store
 
     def connect(self) -> Any:
-        """A store that can be asked; raises ``OSError`` or ``RuntimeError`` where there is none."""
+        """Return a connected store; raises ``OSError`` or ``RuntimeError`` if there is none."""
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         store = self._store
         if self._address is not None:
-            # The client of the store tries again and again, and prints whole stacks: ask first.
+            # The store's client retries repeatedly and prints stack traces: test the address first.
             socket.create_connection(self._address, timeout=CONNECT_S).close()
             host, port = self._address
             timeout = timedelta(seconds=ANSWER_S)
@@ -135,7 +135,7 @@ class StoreLink:
 
 
 def find_link(key: str) -> StoreLink | None:
-    """The link to the store of this process's default group; None where there is none."""
+    """Return the link to the store of this process's default group; None if there is none."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -149,7 +149,7 @@ def find_link(key: str) -> StoreLink | None:
 
 
 def read_values(store: Any, names: list[str]) -> list[bytes] | None:
-    """The values of all names, None where one of them is not there: it is never waited for."""
+    """Return the values of all names; None, without waiting, if one is missing."""
     if not store.check(names):
         return None
     try:

@@ -1,19 +1,19 @@
 """From the marks of one step to records: every moment belongs to the deepest open operator.
 
-The marks lie in the order of execution.  The time between two of them goes to the transfer that is
-waited for, else to the deepest open operator, and always to the open phases.  So a duration is
-an operator's own: nested operators, synchronous collectives and our own hooks are out.
+Marks are in order of execution.  The time between two of them goes to the awaited transfer if
+there is one, else to the deepest open operator, and always to the open phases.  So a duration is
+an operator's self time, without nested operators, synchronous collectives and our own hooks.
 
-Of several streams of a device only the one that the step began on is that line.  A transfer on
-another is known by its marks there, and exposed as long as the step's stream stood still for it; an
-operator there is none of the step's, and named.
+Of a device's streams, only the one on which the step began is this time line.  A transfer on
+another stream is known by its marks there, and exposed as long as the step's stream waited for it;
+an operator on another stream has no time in the step, and is reported.
 
-Where a device waits for its host, our hooks hold it up as they do a host: their time belongs to no
-operator, as far as it was idle for them.  The rest between two such marks is the host's.  What the
-host takes by its own clock, also beside a busy device, goes to the same operators.
+If a device waits for its host, our hooks delay it as they delay a host: as far as it was idle for
+them, their time belongs to no operator.  The rest between two such marks is the host's.  Host time
+by its own clock, also during device work, goes to the same operators.
 
-Where the clock jumps back, or a mark has no time, what it touches has no duration: it is dropped
-and counted.
+If the clock jumps back, or a mark has no time, the affected records have no duration: they are
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from .waits import TransferTimes, Waits, exposures, host_times, lags_of, waits_f
 
 @dataclass(slots=True)
 class OpenOperator:
-    """An operator that is open: ``instance`` is the number of its forward span.
+    """An open operator: ``instance`` is the number of its forward span.
 
-    ``num_breaks`` are the jumps and the lost marks before it.
+    ``num_breaks`` counts the clock jumps and lost marks before it.
     """
 
     site: int
@@ -61,11 +61,11 @@ class OpenOperator:
     self_time_ns: int = 0
     host_bound_ns: int = 0
     host_ns: int = 0
-    """``NO_TIME`` where it is not known of all parts."""
+    """Host time; ``NO_TIME`` if unknown for any part."""
 
 
 _BROKEN = -1
-"""The clock has never jumped so often: a bracket without a begin or an end."""
+"""Impossible number of clock jumps: marks a bracket without a begin or an end."""
 
 
 @dataclass(slots=True)
@@ -80,12 +80,13 @@ class _Bracket:
 class Attribution:
     """Records of one resolved step.
 
-    ``weights`` say of each kind of transfer how many calls inside passes one that was timed there
-    speaks for, and ``wait_ns`` how long the passes of a name wait whose transfers were not timed.
+    ``weights`` maps each kind of transfer to the number of calls inside passes that a timed one
+    stands for, and ``wait_ns`` maps names of passes to the waiting of those without timed
+    transfers.
 
     ``fired`` collects (site, is_backward) of the operators that have a record, for the coverage,
-    and ``aside`` those that ran on another stream; ``num_dropped`` counts what jumps of the clock
-    and lost marks have cost.
+    and ``aside`` those that ran on another stream; ``num_dropped`` counts records lost to clock
+    jumps and lost marks.
     """
 
     def __init__(
@@ -120,7 +121,8 @@ class Attribution:
         self._parts: dict[int, dict[OperatorKind, Shape]] = {}
 
     def records(self) -> Iterator[Record]:
-        """All records of the step, operators first as they ended, transfers last."""
+        """Yield all records of the step, operators first in the order of their ends, transfers
+        last."""
         log = self.log
         streams: Sequence[int] = log.streams or (STEP_STREAM,) * len(log.what)
         lags: Sequence[int] = lags_of(log) or (NO_TIME,) * len(log.what)
@@ -172,7 +174,8 @@ class Attribution:
             self._waits.end(number, self._now_ns, self._num_jumps, is_done=is_done)
 
     def _mark_aside(self, code: int, number: int, mark: int, *, is_next: bool) -> None:
-        """A mark on another stream: nothing on the step's own began or ended there."""
+        """Process a mark on another stream, which begins or ends nothing on the step's own
+        stream."""
         if code <= Code.BACKWARD_END:
             self._spans_aside.add(number)
             self._open = [span for span in self._open if span.instance != number]
@@ -185,7 +188,8 @@ class Attribution:
             self._waits.end(number, mark, self._num_jumps, is_done=is_done, is_aside=True)
 
     def _lose(self, code: int, number: int) -> None:
-        """A mark without a time: what it begins or ends has none, nor have operators around it."""
+        """Process a mark without a time: its span has no duration, nor do the operators around
+        it."""
         self._num_breaks += 1
         if code in WAITING:
             self._num_jumps += 1
@@ -196,10 +200,10 @@ class Attribution:
                     bracket.num_jumps = _BROKEN
 
     def _refuse(self, *, is_all: bool) -> None:
-        """Drop the operators that are open: they would be given the time of what is not marked."""
+        """Drop the open operators, which would otherwise receive the time of the unmarked ones."""
         self._num_breaks += 1
         self._num_jumps += is_all
-        # Nor is its backward pass, which is inside theirs.
+        # Their backward passes are incomplete too: they contain the unmarked ones.
         self._incomplete.update(span.instance for span in self._open)
 
     def _end_stall(self) -> None:
@@ -208,15 +212,16 @@ class Attribution:
         self._stalled_ns = NO_TIME
 
     def _compare(self, mark: int, lag_ns: int) -> None:
-        """Has the device waited for the host since the mark before, and so for our hooks there?"""
+        """Determine if the device has waited for the host, and so for our hooks, since the last
+        mark."""
         self._is_idle = NO_TIME not in (self._lag_ns, lag_ns) and waits_for_host(
             self._lag_ns, lag_ns, mark - self._now_ns
         )
         if self._is_idle:
-            # A kernel may hide some of it now: the device would have been behind later.
+            # Accumulate: time that a kernel hides now delays the device later.
             self._owed_ns += self._ours_ns
         else:
-            # A device that was behind by more had work all the while.
+            # A device with a larger lag had work all the time.
             self._owed_ns = max(0, self._ours_ns - max(0, self._lag_ns))
 
     def _spend(self, mark: int, *, is_ours: bool) -> None:
@@ -267,7 +272,7 @@ class Attribution:
         around = [span for span in self._open if span.phase is not Phase.BACKWARD]
         parent = around[-1].instance if around else NO_SPAN
         if parent == NO_SPAN and is_recompute and self._open:
-            # Recomputed inside the backward pass of the operator that is open now.
+            # Recomputed inside the backward pass of the open operator.
             parent = deepest(self._open).instance
         self._parents[number] = parent
         self._depths[number] = self._depths[parent] + 1 if parent != NO_SPAN else 0
@@ -292,7 +297,7 @@ class Attribution:
         return 0
 
     def _unrelated(self, instance: int) -> list[OpenOperator]:
-        """Open backward spans that are neither inside nor around ``instance``."""
+        """Return open backward spans that are neither inside nor around ``instance``."""
         line = {instance, *self._ancestors(instance)}
         return [
             span
@@ -303,7 +308,7 @@ class Attribution:
         ]
 
     def _inside(self, instance: int) -> list[OpenOperator]:
-        """Open backward spans inside ``instance``."""
+        """Return open backward spans inside ``instance``."""
         return [
             span
             for span in self._open
@@ -328,7 +333,7 @@ class Attribution:
                 continue
             self.fired.add((span.site, span.phase is Phase.BACKWARD))
             if span.self_time_ns <= 0 and not log.is_host:
-                continue  # no kernel of it was on the step's stream: that is no time of it
+                continue  # none of its kernels was on the step's stream, so zero is not its time
             site = log.sites[span.site]
             yield OperatorRecord(
                 step=log.step,
@@ -347,12 +352,13 @@ class Attribution:
             )
 
     def _rows(self, span: OpenOperator) -> tuple[int, ...]:
-        """Of each expert, once: with the forward pass."""
+        """Return the rows of each expert, only with the forward pass."""
         raw = self.log.shapes[self.log.span_shapes[span.instance]][0]
         return raw[3] if span.phase is Phase.FORWARD and len(raw) > 3 else ()
 
     def _shape(self, instance: int) -> Shape | None:
-        """Canonical shape, known once the operators inside are; None where it broke off."""
+        """Return the canonical shape, known once the inner operators are; None if the call broke
+        off."""
         known = self._shapes[instance]
         number = self.log.span_shapes[instance]
         if known is not None or number == NO_SHAPE:
@@ -435,7 +441,7 @@ class Attribution:
 
 
 def deepest(spans: list[OpenOperator]) -> OpenOperator:
-    """The innermost of the open operators; of equals, the latest."""
+    """Return the innermost of the open operators; the latest if several are equally deep."""
     best = spans[0]
     for span in spans:
         if span.depth >= best.depth:

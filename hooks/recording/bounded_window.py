@@ -1,15 +1,15 @@
-"""A window of one rank of a large world: what of it goes into the file, and into the message.
+"""A window of one rank of a large world: selection of records for the file and for the message.
 
-Both are bounded.  The file of a rank lasts for the whole run: a window takes at most half of what
-is left.  In a small world, where nothing is sent, windows are bounded in the same way once the file
-has its first ``WHOLE_NBYTES``; their ends are written for ever.  Steps are in the file as they end,
-so that they outlive a crash; all else is packed when the window closes, and the same packed lines
-are sent.
+Both are bounded.  The file of a rank lasts for the whole run: a window takes at most half of the
+remaining space.  In a small world, where nothing is sent, windows are bounded in the same way once
+the file has its first ``WHOLE_NBYTES``; window ends are always written.  Step records are written
+as the steps end, so that they survive a crash; all else is packed when the window closes, and the
+same packed lines are sent.
 
-Where not all of a window fits, whole steps are kept, and whole passes within them.  Ranks choose
-for themselves and never talk, yet a transfer is only measured where all ranks of its group keep it.
-So every choice is one of a nested row, ordered by the numbers of steps and passes alone: whatever a
-rank with less room keeps, all others keep as well.
+If not all of a window fits, whole steps are retained, and whole passes within them.  Ranks choose
+independently, yet a transfer is only measured if all ranks of its group retain it.  So choices are
+nested and depend on the numbers of steps and passes alone: all other ranks retain what a rank with
+less space retains.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from ..sensors import BACKWARD, FORWARD, StepLog
 from .window_records import WindowRecords
 
 ENDS_NBYTES = 6 << 10
-"""Room for what is in every message: header, coverage, summary, the window's end."""
+"""Space for the parts of every message: header, coverage, summary, the window's end."""
 ASIDE_NBYTES = 12 << 10
-"""Room for what is no part of a hooked step: steps, evaluations, traces."""
-# A line has some hundred bytes: half a megabyte at most.
+"""Space for records outside hooked steps: steps, evaluations, traces."""
+# A line has about a hundred bytes: half a megabyte at most.
 MAX_ASIDE = 4096
-# Lines at a time, so that training gets the interpreter back in between.
+# Lines per call, so that training gets the interpreter in between.
 _BATCH = 32
 STEPS_WANTED = 4
-"""Steps that share the room before passes are kept whole: medians need several."""
+"""Steps that share the space before passes are retained whole: medians need several."""
 _ALWAYS = 64
-"""More halvings than any step has passes."""
+"""More halvings than the number of passes in any step."""
 _PASSES = (FORWARD, BACKWARD)
 _WEIGHT = re.compile(r'"stands_for": ([0-9.e+-]+)')
-"""The part of a collective's line that says how many calls it stands for."""
+"""Number of calls that a collective's line stands for."""
 
 
 def line_of(record: Record) -> str:
-    """The record as a line of a file."""
+    """Return the record as a line of a file."""
     return json.dumps(to_dict(record)) + "\n"
 
 
 def in_retention_order(ordinals: Iterable[int]) -> list[int]:
-    """Ordinals of hooked steps, the first to be kept first: any beginning of it is spread evenly.
+    """Return ordinals of hooked steps by priority of retention; any prefix is spread evenly.
 
     >>> in_retention_order(range(10))
     [0, 8, 4, 2, 6, 1, 3, 5, 7, 9]
@@ -70,10 +70,10 @@ def in_retention_order(ordinals: Iterable[int]) -> list[int]:
 
 
 def levels_of(samples: Sequence[int]) -> list[int]:
-    """The highest level at which each pass is still kept, by its number in the order of passes.
+    """Return the highest level at which each pass is retained, in the order of passes.
 
     ``samples`` is that of the step's log.  Level 0 has all passes, level 1 those whose operators
-    were timed, each further one half of the micro-batches before.
+    were timed, and each further level half of the micro-batches of the level before.
 
     >>> levels_of((0, -1, 2, -1, 4, -1, 6, -1))
     [64, 0, 1, 0, 2, 0, 1, 0]
@@ -91,14 +91,14 @@ class _Line:
     text: str
     level: int
     kind: str = ""
-    """Kind of a transfer inside a pass: it stands for those like it in passes that are left out."""
+    """Kind of a transfer inside a pass; such a line also stands for those of omitted passes."""
 
 
 class StepDetail:
-    """The lines of one hooked step, each with the level up to which it is kept.
+    """The lines of one hooked step, each with the highest level at which it is retained.
 
-    Phases and what happens outside the passes are kept at every level.  ``records`` are all of the
-    step; those that ``keeps`` refuses only tell where passes begin and end.
+    Phases and events outside the passes are retained at every level.  ``records`` are all of the
+    step; those that ``keeps`` rejects only define where passes begin and end.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class StepDetail:
 
     @property
     def max_level(self) -> int:
-        """The level beyond which nothing more goes."""
+        """Level beyond which nothing more is omitted."""
         return max((level for level in self._levels if level < _ALWAYS), default=0) + 1
 
     def lines(self, level: int) -> list[str]:
-        """What is kept at a level."""
+        """Return the lines retained at a level."""
         selected = [line for line in self._lines if line.level >= level]
         num_all = Counter(line.kind for line in self._lines)
         num_selected = Counter(line.kind for line in selected)
@@ -151,7 +151,7 @@ class StepDetail:
         return _Line(line_of(record), level, kind)
 
     def _home(self, at_ns: int) -> int:
-        """Level of the pass that is open at a time; that of what is always kept outside of them."""
+        """Return the level of the pass that is open at a time; ``_ALWAYS`` outside of passes."""
         return self._levels[self._index(at_ns)] if self._is_inside(at_ns) else _ALWAYS
 
     def _is_inside(self, at_ns: int) -> bool:
@@ -167,15 +167,15 @@ def _weighted(text: str, factor: float) -> str:
 
 
 def pack_steps(packer: Packer, steps: Iterator[StepDetail], num_steps: int) -> int:
-    """Put as many steps into the packer as fit, taken in keeping order; how many that are.
+    """Pack as many steps as fit, in order of retention; return their number.
 
-    The first one decides the level, such that ``STEPS_WANTED`` like it have room.  Where passes are
-    left out there are no more steps than those: with less room there would be as many.
+    The first one determines the level, such that ``STEPS_WANTED`` like it fit.  If passes are
+    omitted, no more steps than those are packed, since with less space there would be as many.
     """
     level, num_packed, num_wanted = -1, 0, max(1, min(num_steps, STEPS_WANTED))
     for step in steps:
         if level < 0:
-            level = _fitting_level(step, packer.num_left * 9 // (10 * num_wanted))
+            level = _fitting_level(step, packer.remaining_nbytes * 9 // (10 * num_wanted))
         if not packer.add(step.lines(level)):
             break
         num_packed += 1
@@ -193,22 +193,22 @@ def _fitting_level(step: StepDetail, nbytes: int) -> int:
 
 
 def _num_halvings(number: int) -> int:
-    """How often a number can be halved without rest."""
+    """Return how often a number is divisible by two."""
     return (number & -number).bit_length() - 1 if number else _ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedWindow:
-    """Lines for the own file, and the message: each at most as long as it may be."""
+    """Lines for the rank's own file, and the message, each within its limit."""
 
     lines: tuple[str, ...]
     message: str
 
 
 class BoundedWindow:
-    """Sorts the records of one rank by its part in the plan, window after window.
+    """Selects the records of one rank by its part in the plan, window after window.
 
-    ``pace`` is called now and then, to let others run; ``on_fault`` where a step makes no sense.
+    ``pace`` is called regularly, to let other threads run; ``on_fault`` for an inconsistent step.
     """
 
     def __init__(
@@ -230,9 +230,10 @@ class BoundedWindow:
         self._sent_aside = ""
 
     def takes(self, record: Record, line: str) -> bool:
-        """True where the line goes into the file at once.
+        """Return True if the line is to be written to the file at once.
 
-        It is kept for the message as well, or, where it is no step and no bracket, for ``aside``.
+        It is also buffered for the message or, if it is neither a step nor a bracket, for
+        ``aside``.
         """
         if self._part is Recorded.WATCH:
             return False
@@ -244,7 +245,8 @@ class BoundedWindow:
         return (is_small or isinstance(record, RunRecord)) and self._spend(len(line))
 
     def aside(self) -> str:
-        """What has come aside of steps since the last call, packed for the file; maybe nothing."""
+        """Return the records outside steps since the last call, packed for the file; may be
+        empty."""
         line, self._aside = _pack_some(self._aside), []
         if len(self._sent_aside) + len(line) <= ASIDE_NBYTES:
             self._sent_aside += line
@@ -258,7 +260,7 @@ class BoundedWindow:
         *,
         header: str,
     ) -> ClosedWindow:
-        """The window has closed; ``header`` is that of the file."""
+        """Return the lines and the message of the closed window; ``header`` is that of the file."""
         if self._part is Recorded.WATCH:
             for log in window.logs:
                 self._records(window, log)
@@ -282,7 +284,7 @@ class BoundedWindow:
         )
 
     def _pack(self, packer: Packer, window: WindowRecords, first_step: int) -> int:
-        """Detail of the undisturbed steps, as many as fit; how many did not."""
+        """Pack details of as many undisturbed steps as fit; return the number of omitted steps."""
         by_ordinal: dict[int, list[StepLog]] = {}
         rest: list[StepLog] = []
         for log in window.logs:
@@ -302,7 +304,8 @@ class BoundedWindow:
         return len(ordered) - num_packed
 
     def _records(self, window: WindowRecords, log: StepLog) -> list[Record]:
-        """Those of one step, none where it makes no sense: that costs no other step."""
+        """Return the records of one step; none if it is inconsistent, without affecting other
+        steps."""
         records = []
         try:
             for record in window.of(log):
@@ -327,7 +330,7 @@ class BoundedWindow:
 
 
 def _pack_some(lines: list[str]) -> str:
-    """The first of the lines as one, as many as have room; nothing where there is none."""
+    """Return the first lines packed into one, as many as fit; empty if there are none."""
     packer = Packer(ASIDE_NBYTES)
     for start in range(0, len(lines), _BATCH):
         if not packer.add(lines[start : start + _BATCH]):

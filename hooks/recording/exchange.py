@@ -1,8 +1,9 @@
-"""What ranks send to the one beside which the companion runs: at most 64 KiB per window each.
+"""Messages of ranks to the companion's rank, at most 64 KiB per window each.
 
-Over the store of the process group, from the writer's thread: no collective, no barrier.  Each rank
-has one key, so that the store holds one window of a run at most; what is collected is deleted.
-What a rank records, and whether it sends, is the same answer on all ranks, without talking.
+They go over the store of the process group, from the writer's thread: no collective, no barrier.
+Each rank has one key, so that the store has at most one window of a run; collected messages are
+deleted.  All ranks derive each rank's records and messages from the same plan, without
+communication.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...calib.records import open_own, pack, replace_file
+from ...calib.records import open_owned, pack, replace_file
 from ...calib.workload import (
     MESSAGE_NBYTES,
     SMALL_WORLD,
@@ -29,23 +30,23 @@ from ..process import RankInfo, Settings, StoreLink, find_link, read_values
 
 _log = logging.getLogger(__name__)
 BATCH = 256
-"""Keys that are asked for at once."""
+"""Keys per request."""
 SPREAD_S = 0.001
-"""Between the messages of one rank and the next: the server sees them one after the other."""
+"""Delay between the messages of consecutive ranks, so that the server is not flooded."""
 PATIENCE_S = 30.0
-"""How long messages are waited for beyond their spread."""
+"""Timeout for messages, beyond their spread."""
 LAST_PATIENCE_S = 10.0
-"""The same at the end of the process."""
+"""Timeout for messages at the end of the process."""
 PAUSE_S = 0.002
 _TICK_S = 0.2
-# More names than a person reads; the number of all stands before them.
+# A warning lists no more ranks than this, after their total number.
 _NUM_NAMED = 8
 _SEPARATOR = b"\n"
 
 
 @dataclass(slots=True)
 class _Collection:
-    """A window whose messages are being waited for."""
+    """A window whose messages are being collected."""
 
     window: int
     batches: list[list[int]]
@@ -56,7 +57,7 @@ class _Collection:
 
 
 class Exchange:
-    """One rank's end: it sends, or, on the ``is_home`` rank, collects and writes down."""
+    """One rank's end: it sends or, if ``is_home``, collects and writes messages."""
 
     def __init__(self, rank: RankInfo, folder: Path) -> None:
         self.is_home = rank.is_last
@@ -71,16 +72,16 @@ class Exchange:
         self.num_received_nbytes = 0
 
     def begin(self, plan: RecordingPlan) -> None:
-        """The plan is known; look where the store is."""
+        """Set the plan, and locate the store."""
         self._plan = plan
         self._link = find_link(self._rank.run_id)
 
     def hand_over(
         self, window: int, message: str, *, on_complete: Callable[[], None] | None = None
     ) -> None:
-        """This rank's window is written: send it, or wait for what the others send.
+        """Send this rank's written window, or begin to collect those of the others.
 
-        ``on_complete`` is called once all that can be had is here; elsewhere at once.
+        ``on_complete`` is called once all available messages are collected; on other ranks at once.
         """
         data = message.encode()
         if self.is_home:
@@ -96,7 +97,7 @@ class Exchange:
         self._outgoing = (_head(window) + data, due_s)
 
     def poll(self) -> None:
-        """Do what is due; called whenever the writer has nothing else to do."""
+        """Do what is due; called whenever the writer is idle."""
         now_s = time.monotonic()
         if self._outgoing is not None and now_s >= self._outgoing[1]:
             self._send()
@@ -106,7 +107,8 @@ class Exchange:
             collection.next_s = time.monotonic() + 1.0
 
     def finish(self, patience_s: float = LAST_PATIENCE_S) -> None:
-        """The process ends: send what is left, wait for what is missing, at most that long."""
+        """Send what remains and wait for missing messages, at most ``patience_s``, as the process
+        ends."""
         self._send()
         until_s = time.monotonic() + patience_s
         while self._collection is not None and time.monotonic() < until_s:
@@ -144,11 +146,11 @@ class Exchange:
             self._collection.summaries.append(local_message)
 
     def _look(self, collection: _Collection) -> None:
-        """Take the messages that are there; settle when none is missing or patience is over."""
+        """Take the available messages; settle if none is missing or after the timeout."""
         waited_s = time.monotonic() - collection.since_s
         spread_s = SPREAD_S * self._rank.world_size
         try:
-            # One slow rank holds up its batch until all have had their turn, then only itself.
+            # A slow rank delays its whole batch until the spread is over, then only itself.
             self._take_all(collection, splits=waited_s > spread_s)
         except (OSError, RuntimeError) as err:
             self._warn(str(err))
@@ -174,7 +176,7 @@ class Exchange:
         collection.batches = remaining_batches
 
     def _take(self, store: Any, collection: _Collection, messages: dict[int, bytes]) -> list[int]:
-        """Write down what came; the ranks whose message was of an earlier window."""
+        """Write received messages; return the ranks whose message was of an earlier window."""
         assert self._plan is not None
         stale = []
         for rank, data in messages.items():
@@ -190,17 +192,17 @@ class Exchange:
         return stale
 
     def _write_received(self, rank: int, text: bytes) -> None:
-        """The lines of a recording rank, unless its own file is in our folder."""
+        """Write the lines of a recording rank, unless its own file is in our folder."""
         if not (self._folder / f"rank-{rank:05d}.jsonl").exists():
             path = self._folder / f"received-{rank:05d}.jsonl"
             try:
-                with open_own(path) as file:
+                with open_owned(path) as file:
                     file.write(text)
             except OSError as err:  # the other ranks' files may be fine
                 self._warn(f"cannot write {path} ({err.strerror or err})")
 
     def _settle(self) -> None:
-        """The open collection is as complete as it will be."""
+        """Close the open collection, which is as complete as it will be."""
         collection, self._collection = self._collection, None
         if collection is None:
             return
@@ -213,7 +215,7 @@ class Exchange:
             collection.on_complete()
 
     def _write_summaries(self, summaries: Iterable[bytes]) -> None:
-        """One packed line per window; the oldest go when the file would grow too large."""
+        """Write one packed line per window; drop the oldest if the file would grow too large."""
         lines = [text.decode() for text in summaries]
         if not lines:
             return
@@ -234,7 +236,7 @@ class Exchange:
 
 
 class RecordingRole:
-    """What this rank records: decided before the first hooked step, until then everything.
+    """Part of this rank in recording: decided before the first hooked step, until then everything.
 
     Small worlds send nothing.
     """
@@ -250,11 +252,11 @@ class RecordingRole:
             self.exchange = Exchange(self._rank, folder)
 
     def describe(self, config: RunConfig | None) -> None:
-        """What is trained; a new description is decided on anew."""
+        """Set the run's configuration, for which the part is decided anew."""
         self._config, self._is_decided = config, False
 
     def decide(self, *, is_home: bool | None) -> RecordingPlan | None:
-        """The plan where the writer has to know it, once; ``is_home`` as the host says."""
+        """Return the plan once, when the writer needs it; ``is_home`` as the host reports it."""
         if self._is_decided or self.exchange is None:
             return None
         self._is_decided = True

@@ -1,17 +1,16 @@
-"""What the recorder that PyTorch keeps for debugging adds: calls of C++, and durations.
+"""PyTorch's flight recorder: collectives called from C++, and durations.
 
-It is read once per window, outside the training thread, and only where it can add something: it
-holds the interpreter for as long as it writes its text, and asks the device for events.  It is on
-by default in recent releases (2,000 calls), and holds the calls that never pass Python.  It knows
-durations where the user or ``--calibrate-trace=on`` has set ``TORCH_NCCL_ENABLE_TIMING=1`` before
-the groups were made: one more event per collective, which PyTorch cannot switch off again, so
-nothing else here sets it.
+It is read once per window, outside the training thread, and only if it can add something: a dump
+blocks the interpreter while it writes its text, and queries device events.  It is on by default in
+recent releases (2,000 calls), and has the calls that never pass through Python.  It has durations
+if the user or ``--calibrate-trace=on`` has set ``TORCH_NCCL_ENABLE_TIMING=1`` before the groups
+were created: one more event per collective, which PyTorch cannot switch off afterwards, so nothing
+else here sets it.
 
-How a thread beside training may ask the device while another thread captures a graph.
-
-CUDA keeps a capture mode for each thread.  In the usual one, ``global``, a question to an event
-ends the validity of a capture that any thread began in the same mode; in ``relaxed`` it does not.
-NCCL's own threads change theirs in this way before they ask.
+Querying the device while another thread captures a graph needs care.  CUDA has a capture mode for
+each thread.  In the usual one, ``global``, an event query invalidates a capture that any thread
+began in the same mode; in ``relaxed`` it does not.  NCCL's own threads switch to it before they
+query.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ RELAXED = 2
 """``cudaStreamCaptureModeRelaxed`` and ``hipStreamCaptureModeRelaxed``."""
 
 Exchange = Callable[[int], int]
-"""Gives the calling thread this mode, and returns the one that it had."""
+"""Function that sets the calling thread's capture mode, and returns the previous one."""
 
 
 def find_exchange(load: Callable[[str], Any] = ctypes.CDLL) -> Exchange | None:
-    """The runtime's own function; None where it cannot be found."""
+    """Return the runtime's own function; None if it is missing."""
     for library, name in _places():
         with suppress(OSError, AttributeError):
             return _called(getattr(load(library), name))
@@ -77,7 +76,7 @@ def _called(function: Any) -> Exchange:
 
 @contextmanager
 def relaxed(exchange: Exchange) -> Iterator[None]:
-    """For as long as that lasts, what this thread asks ends no capture of another."""
+    """Context in which queries of this thread do not invalidate a capture of another."""
     before = exchange(RELAXED)
     try:
         yield
@@ -86,19 +85,19 @@ def relaxed(exchange: Exchange) -> Iterator[None]:
 
 
 COLLECTIVES = "collectives"
-"""How the names of what counts as one begin in the coverage."""
+"""Prefix of collectives' names in the coverage."""
 _log = logging.getLogger(__name__)
 NUM_CALLS = 5_000
-"""Calls that are remembered: a dump takes the interpreter from training for 35 us for each
+"""Size of the recorder's ring; a dump blocks the interpreter for 35 us per call
 (``benchmarks/RESULTS.md``, On a GPU)."""
 ENVIRONMENT = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": str(NUM_CALLS)}
-"""What makes it useful, to be set before the first group: timing, and room for a step."""
+"""Useful settings, to be set before the first group: timing, and a buffer for a step."""
 _TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG")
-"""Each of them makes PyTorch time its calls."""
+"""Variables each of which makes PyTorch time its calls."""
 _YES = ("1", "y", "yes", "t", "true")
 _OLD_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-# PyTorch's ring of calls is bounded as well, and holds fewer steps of any real pipeline.
+# PyTorch's ring of calls has fewer steps of any real pipeline.
 MAX_STEPS = 64
 
 Dump = Callable[[], "str | bytes"]
@@ -113,10 +112,10 @@ class KnownGroup:
 
 
 class FlightRecorder:
-    """Remembers when the hooked steps of a window were, and puts durations into their records.
+    """Recorder of the time spans of a window's hooked steps, to add durations to their records.
 
     ``unseen`` names collectives that no hook sees, which are then taken from here; ``roles`` are
-    what groups are for.
+    those of process groups.
     """
 
     def __init__(
@@ -136,11 +135,11 @@ class FlightRecorder:
         self._groups: dict[str, KnownGroup] = {}
 
     def begin_step(self) -> None:
-        """A hooked step begins."""
+        """Begin a hooked step."""
         self._begin_ns, self._clock_ns = time.time_ns(), time.perf_counter_ns()
 
     def end_step(self, step: int) -> None:
-        """It ends; all of its collectives have been called."""
+        """End the step; all of its collectives have been called."""
         if self._dump is not None:
             while len(self._spans) >= MAX_STEPS:
                 del self._spans[next(iter(self._spans))]
@@ -151,15 +150,15 @@ class FlightRecorder:
                 self._groups.update(known_groups(self._roles))
 
     def close_window(self) -> FlightWindow:
-        """What the hooked steps since the last call will be amended with."""
+        """Return the data for the hooked steps since the last call."""
         spans, self._spans = self._spans, {}
         return FlightWindow(self._dump, spans, self._groups, self._unseen)
 
 
 class FlightWindow:
-    """Amends records, outside training; the recorder is dumped once, when the first are made.
+    """Flight data of one window; dumped once, outside training, when its first records are made.
 
-    ``unseen_names`` are those of what hooks do not see; without any, all calls are seen.
+    ``unseen_names`` are those of collectives that hooks do not see; if empty, all calls are seen.
     """
 
     def __init__(
@@ -176,17 +175,18 @@ class FlightWindow:
         self._entries: list[FlightEntry] | None = None
 
     def amend(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The same records, with durations where the flight recorder has them."""
+        """Yield the same records, with durations from the flight recorder if it has them."""
         entries = self._known()
         is_timed = any(entry.duration_ns is not None for entry in entries)
         return with_durations(records, entries, self._spans) if is_timed else iter(records)
 
     def span(self, step: int) -> HostSpan | None:
-        """When a hooked step was."""
+        """Return the time span of a hooked step."""
         return self._spans.get(step)
 
     def unseen(self, step: int, called: Iterable[Called]) -> list[FlightEntry]:
-        """Calls of a step that hooks, which saw ``called``, did not see; on known groups."""
+        """Return calls of a step on known groups that are missing in ``called``, the calls hooks
+        saw."""
         span = self._spans.get(step)
         if not self.unseen_names or span is None:
             return []
@@ -213,32 +213,33 @@ class FlightWindow:
 
 
 def known_groups(roles: GroupRoles) -> dict[str, KnownGroup]:
-    """Every group of this process by description and name, as records name it."""
+    """Return every group of this process by description and name, as records name it."""
     from torch.distributed import distributed_c10d
 
     groups = {}
     for group, ranks in [*distributed_c10d._world.pg_group_ranks.items()]:
         if not hasattr(group, "group_name"):
-            continue  # the number that stands for groups of others
+            continue  # a placeholder number for groups without this rank
         role = roles.of(group, tuple(ranks))
         groups[f"{group.group_desc}#{group.group_name}"] = KnownGroup(role, tuple(ranks))
     return groups
 
 
 def is_timed(environ: Mapping[str, str]) -> bool:
-    """True where PyTorch was told to time its calls, so that a dump has durations."""
+    """Return True if PyTorch is set to time its calls, so that a dump has durations."""
     return any(environ.get(name, "").lower() in _YES for name in _TIMING)
 
 
 def prepare(environ: MutableMapping[str, str]) -> None:
-    """Switch timing and a long buffer on for groups that are made later; the user's word stands."""
+    """Enable timing and a long buffer for groups created later; the user's settings take
+    precedence."""
     for name, value in ENVIRONMENT.items():
         if name != "TORCH_FR_BUFFER_SIZE" or _OLD_BUFFER_SIZE not in environ:
             environ.setdefault(name, value)
 
 
 def find_dump() -> Dump | None:
-    """PyTorch's own dump, that of NCCL first; None where this build has none."""
+    """Return PyTorch's own dump, preferring NCCL's; None if this build has none."""
     try:
         from torch._C import _distributed_c10d as c10d
     except ImportError:
@@ -246,12 +247,12 @@ def find_dump() -> Dump | None:
     functions: list[Any] = [getattr(c10d, name, None) for name in _DUMPS]
     dump = next((function for function in functions if function is not None), None)
     if dump is None or not (torch.version.cuda or torch.version.hip):
-        return dump  # without a device no event is asked for
+        return dump  # without a device no event is queried
     return capture_safe_dump(dump, find_exchange())
 
 
 def capture_safe_dump(dump: Dump, exchange: Exchange | None) -> Dump | None:
-    """The dump as a thread may ask for it while another captures a graph; None where none may."""
+    """Return a dump that is safe while another thread captures a graph; None if there is none."""
     if exchange is None:
         return None
 

@@ -1,4 +1,4 @@
-"""One step under PyTorch's profiler, for what events cannot tell: kernels, and who launched them.
+"""One step under PyTorch's profiler, for facts that events lack: kernels, and their launches.
 
 The profiler is stopped at the end of a step and never in its middle: stopping waits for the device,
 and in mid-step a rank could wait for a transfer that its peer begins only after its own stop.
@@ -30,15 +30,15 @@ _VARIABLES = (_TEARDOWN, "DISABLE_CUPTI_LAZY_REINIT")
 _SAFE_TEARDOWN = (12, 6)
 """Before this CUDA, a teardown of CUPTI crashes replays of CUDA graphs (pytorch pull 146604)."""
 TEARDOWN_S = 0.25
-"""The longest that a step's end waits for it; Kineto's thread flushes CUPTI's buffers before."""
+"""Timeout at a step's end for the teardown; before it, Kineto's thread flushes CUPTI's buffers."""
 _POLL_S = 0.002
 _THREADS = "/proc/self/task"
 _COUNTED = "ProfilerStep"
-"""PyTorch counts steps under this name from when a profiler is made to the end of its ``with``."""
+"""Name under which PyTorch counts steps, from a profiler's creation to the end of its ``with``."""
 LEAST_FREE_NBYTES = 3 << 29
 """Memory that CUPTI may take for its buffers, outside of PyTorch's allocator."""
 _ARGUMENTS = ("megatron.training.global_vars", "_GLOBAL_ARGS")
-# The profiler starts and ends around its steps, and two of them in one process abort it.
+# The profiler runs somewhat beyond its steps, and two profilers in one process abort it.
 _MARGIN_STEPS = 2
 
 
@@ -59,15 +59,15 @@ class TraceStopwatch:
         self.num_marks = 0
 
     def is_of_step(self, stream: Any) -> bool:
-        """False: what the host waits for shows in no trace of streams."""
+        """Return False: waits of the host do not appear in a trace of streams."""
         return False
 
     def mark_step_stream(self) -> int:
-        """The same as ``mark``."""
+        """Put an event into the trace, like ``mark``."""
         return self.mark()
 
     def begin_step(self) -> None:
-        """Nothing to prepare: the trace begins with the first micro-batch that is recorded."""
+        """Do nothing: the trace begins with the first recorded micro-batch."""
 
     def mark(self) -> int:
         """Put an event into the trace."""
@@ -84,12 +84,12 @@ class TraceStopwatch:
         return self.num_marks
 
     def end_step(self) -> HostReadings:
-        """Replaced by the times in the trace once it has been read."""
+        """Return empty readings, replaced by the trace's times once it has been read."""
         return HostReadings()
 
 
 class Tracer:
-    """Holds the profiler and the recorder's own stopwatch between ``begin`` and ``end``."""
+    """Owner of the profiler and of the recorder's original stopwatch, from ``begin`` to ``end``."""
 
     def __init__(self, recorder: Recorder, *, is_device: bool) -> None:
         self._recorder = recorder
@@ -110,7 +110,7 @@ class Tracer:
             activities.append(ProfilerActivity.CUDA)
         self._variables = {name: os.environ.get(name) for name in _VARIABLES}
         is_counted = _is_counted()
-        # Shapes tell which product of a linear's backward pass is which.
+        # Shapes distinguish the products of a linear's backward pass.
         self._profile = profile(activities=activities, record_shapes=True)
         if not is_counted and _is_counted():
             KinetoStepTracker.erase_step_count(_COUNTED)
@@ -122,14 +122,14 @@ class Tracer:
         self._is_running = True
 
     def end(self) -> TracedStep | None:
-        """Close the log and stop; None where no pass was recorded.  Safe to call in any state."""
+        """Close the log and stop; None if no pass was recorded.  Safe to call in any state."""
         log = self._recorder.close()
         self._recorder.stopwatch = self._original_stopwatch
         profile, self._profile = self._profile, None
         is_running, self._is_running = self._is_running, False
         try:
             if profile is not None and not is_running:
-                # A profiler that was prepared and never started would refuse the user's own.
+                # A prepared profiler that is never started would block the user's own.
                 profile.start_trace()
             if profile is not None:
                 with _torn_down() if self._is_device else nullcontext():
@@ -150,16 +150,16 @@ class Tracer:
 
 @contextmanager
 def _torn_down() -> Iterator[None]:
-    """CUPTI is taken down behind the trace that ends inside, unless the environment decides.
+    """Tear CUPTI down after the trace that ends inside, unless the environment decides.
 
-    Without that every launch stays 10 to 20 % slower (pytorch 144455).  Kineto (114171d,
+    Otherwise every launch stays 10 to 20 % slower (pytorch 144455).  Kineto (114171d,
     libkineto/src/CuptiActivityApi.cpp, teardownContext) reads the variable whenever a trace is
-    prepared or ends.  It is not there while ours is prepared: what an earlier profiler has left on
-    would be taken down under our trace.  A thread of Kineto's then waits for the end of any call
-    of CUDA's runtime, which takes CUPTI down, and reads the variable again, to take CUPTI up at
-    once or with the next trace.  A profiler that began before that call would see no kernels
-    (kineto pull 1554), and one that ended with the variable set would begin a second thread
-    (kineto pull 1169).  So we make that call, and wait for that thread before the variable goes.
+    prepared or ends.  It is unset while ours is prepared: otherwise, CUPTI left on by an earlier
+    profiler would be torn down during our trace.  A thread of Kineto's then waits for the end of
+    any CUDA runtime call, tears CUPTI down, and reads the variable again, to set CUPTI up at once
+    or with the next trace.  A profiler that began before that call would see no kernels (kineto
+    pull 1554), and one that ended with the variable set would begin a second thread (kineto pull
+    1169).  So we make that call, and wait for that thread before the variable is unset.
     """
     if not torch.version.cuda or _TEARDOWN in os.environ:
         yield
@@ -175,7 +175,7 @@ def _torn_down() -> Iterator[None]:
 
 
 def _threads() -> frozenset[str]:
-    """Threads of this process by number; none where the system does not say."""
+    """Return the thread IDs of this process; empty if the system does not list them."""
     try:
         return frozenset(os.listdir(_THREADS))
     except OSError:
@@ -190,10 +190,10 @@ def _put_back(name: str, value: str | None) -> None:
 
 
 def traced_samples(microbatches: tuple[int, ...]) -> tuple[int, ...]:
-    """Micro-batch of each pass, -1 where it is not traced: the last but one is.
+    """Return the micro-batch of each pass, -1 if it is not traced; the last but one is traced.
 
     The last one's backward pass shares the device with the reduction of gradients.  The profiler
-    runs from there to the end of the step, so the trace is short however many there are.
+    runs from there to the end of the step, so the trace is short regardless of their number.
 
     >>> traced_samples((0, 1, 0, 1, 2, 3, 2, 3))
     (-1, -1, -1, -1, 2, -1, 2, -1)
@@ -203,7 +203,7 @@ def traced_samples(microbatches: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def reason_against(step: int, *, is_device: bool, is_graphed: bool) -> str:
-    """Why a step must not be traced here, in words; empty where it may be."""
+    """Return why a step must not be traced here; empty if it may be."""
     from torch._C._autograd import _profiler_enabled
 
     if _profiler_enabled() or _is_profiling():
@@ -225,7 +225,7 @@ def _device_forbids(*, is_graphed: bool) -> str:
     reason = _graphs_suffer() if is_graphed else ""
     kinds = torch.profiler.supported_activities()
     if not reason and torch.profiler.ProfilerActivity.CUDA not in kinds:
-        # It would record two events around each operation instead, and no kernel.
+        # It would record two events around each operation instead of kernels.
         reason = "this PyTorch was built without what traces kernels of a device"
     return reason or _memory_is_short()
 
@@ -239,7 +239,10 @@ def _graphs_suffer() -> str:
 
 
 def _memory_is_short() -> str:
-    """A rank decides for itself: a step that any rank has traced stands for no rank's others."""
+    """Return why memory is too short for a trace; empty if it is not.
+
+    Ranks decide independently: a step that any rank has traced is excluded on all.
+    """
     free_nbytes = int(torch.cuda.mem_get_info()[0])
     if free_nbytes >= LEAST_FREE_NBYTES:
         return ""
@@ -253,9 +256,9 @@ def _is_profiling() -> bool:
 
 
 def _is_counted() -> bool:
-    """True where a profiler of the user's waits, warms up or was stopped without a ``with``.
+    """Return True if a profiler of the user's waits, warms up or was stopped without a ``with``.
 
-    One that waits would start in our trace, which is an error in the user's code, or behind it.
+    A waiting one would start inside our trace, which raises in the user's code, or after it.
     """
     profiler = sys.modules.get("torch.autograd.profiler")
     return _COUNTED in getattr(getattr(profiler, "KinetoStepTracker", None), "_step_dict", {})

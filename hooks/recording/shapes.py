@@ -1,4 +1,4 @@
-"""Canonical operator shapes (see ``OperatorKind``) from the tensors that a module saw."""
+"""Canonical operator shapes (see ``OperatorKind``) from the tensors of a module's call."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _LINEARS = frozenset(kind for kind in OperatorKind if kind.is_linear)
 def canonical_shape(
     kind: OperatorKind, raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]
 ) -> Shape:
-    """Shape of an operator from raw tensor shapes, and the shapes of the operators inside it.
+    """Return an operator's shape from raw tensor shapes and the shapes of its inner operators.
 
     ``raw`` is (first input, output[, more]): the key's and the value's shape, the rows of a table,
     or a number that no tensor shows.  Linear layers are described by the product that runs: under
-    sequence parallelism one side holds fewer tokens.
+    sequence parallelism one side has fewer tokens.
 
     >>> canonical_shape(OperatorKind.LINEAR_QKV, ((4, 2, 64), (8, 2, 96)), {})
     (16, 64, 96)
     """
-    if raw[0] is None:  # a configuration told it
+    if raw[0] is None:  # the shape is from a configuration
         return tuple(raw[1])
     first, output = tuple(raw[0]), tuple(raw[1])
     if kind in _LINEARS:
@@ -43,7 +43,7 @@ def _embedding(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shape
 
 
 def _attention(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shape:
-    """Heads whose values have a width of their own count as if all were as wide as the mean."""
+    """Return the attention's shape; if values are not as wide as keys, channels are their mean."""
     query, key = tuple(raw[0]), tuple(raw[2])
     value = tuple(raw[3]) if len(raw) > 3 else key
     if len(query) == 3:  # packed sequences have no batch dimension
@@ -53,7 +53,8 @@ def _attention(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shape
 
 
 def _position(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shape:
-    """With latent attention some channels of each head, and as many of all keys together."""
+    """Return tokens and width; with latent attention, some channels of each head and of a shared
+    key."""
     attention = parts.get(OperatorKind.CORE_ATTENTION)
     if len(raw) > 2 and attention is not None:
         micro_batch, heads, _, seq, _ = attention
@@ -66,7 +67,7 @@ def _position(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shape:
 
 
 def _activation(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shape:
-    # Of two grouped products the second is the one that is still known.
+    # If there are two grouped products, the second is the one still in ``parts``.
     grouped = parts.get(OperatorKind.GROUPED_LINEAR)
     if grouped is not None:
         _, rows, width, _ = grouped
@@ -93,7 +94,7 @@ def _permute(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shape:
 
 
 def _joined(raw: Sequence[Any], parts: Mapping[OperatorKind, Shape]) -> Shape:
-    """Hidden states beside an embedding of the same width."""
+    """Return the shape of hidden states concatenated with an embedding of the same width."""
     first = tuple(raw[0])
     return (_rows(first), 2 * first[-1])
 

@@ -1,7 +1,7 @@
-"""From a traced step to records: kernels go to the operator that was open when they were launched.
+"""From a traced step to records: a kernel belongs to the operator that was open at its launch.
 
-Marks of a traced step are events of the trace itself, so both have one clock, and what belongs to
-an operator is decided as in every other step.
+Marks of a traced step are events of the trace itself, so both have one clock, and work is
+attributed to operators as in every other step.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from ..sensors import BACKWARD, FORWARD, OPTIMIZER, HostReadings, StepLog, Trans
 from .attribution import Attribution, OpenOperator, deepest
 
 _LAUNCH = re.compile(r"(cu|cuda|hip)[A-Z]")
-"""Calls of CUDA's driver (cuBLAS launches by it on Hopper), of its runtime and of HIP.
+"""Calls of CUDA's driver (used by cuBLAS on Hopper), of its runtime and of HIP.
 
 Their numbers are of another series than those of operations, and both begin at 1.
 """
 MARK = "forerun"
 """Name of the events that are marks."""
 UNOWNED_REMARK_FRAC = 0.05
-"""Share of kernels' time without an operator from which it is said; sums between layers and
-gradients that the engine adds up are less."""
+"""Share of kernel time without an operator above which it is reported; sums between layers and of
+gradients in the autograd engine are less."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,19 +61,20 @@ class TracedStep:
 
     log: StepLog
     events: Callable[[], Iterable[Any]]
-    """Makes them: a microsecond for each, in one go, which is no work of the step's end."""
+    """Function that creates the events, a microsecond for each, too slow for the step's end."""
     num_marks: int
     first_transfer: int
     is_device: bool
     problem: str = ""
-    """Why nothing came of it, known after ``records``."""
+    """Reason for a failure, known after ``records``."""
     remark: str = ""
-    """The part that is missing in it, known after ``records``."""
+    """Part missing in the trace, known after ``records``."""
 
     def records(self, pause: Callable[[float], None] = time.sleep) -> list[Record]:
-        """Operators and transfers of the step; none, and a ``problem``, where the trace is short.
+        """Return operators and transfers of the step; none, and a ``problem``, if the trace is
+        incomplete.
 
-        Reads in small slices with pauses between; the profiler's own events are let go.
+        Reads in small slices with pauses between; the profiler's own events are released.
         """
         paced = Pacer(pause).over
         raw, self.events = list(self.events()), tuple
@@ -89,7 +90,7 @@ class TracedStep:
                 "another profiler is attached"
             )
             return []
-        # Mark 0 is all that came before the trace began.
+        # Mark 0 stands for all time before the trace.
         self.log.readings = HostReadings((times[0], *times))
         self.log.resolve()
         reading = _Reading(self.log, work_of(events, paced), self.first_transfer)
@@ -101,7 +102,8 @@ class TracedStep:
 
 
 def _let_go(items: list[Any]) -> Iterator[Any]:
-    """One by one and for good: to free all of a trace at once holds the interpreter as well."""
+    """Yield and release items one by one: freeing a whole trace at once also blocks the
+    interpreter."""
     items.reverse()
     while items:
         yield items.pop()
@@ -112,10 +114,10 @@ def _all(event: Any) -> bool:
 
 
 def _needed(raw: Sequence[Any], paced: Paced) -> Callable[[Any], bool]:
-    """True for marks, for the device's work, and for what of the host has launched it.
+    """Return a filter for marks, the device's work, and the host's events that launched it.
 
-    The rest is most of a trace.  So many objects more, alive at once, would make Python's collector
-    go through all of the process while training waits for it.
+    The rest is most of a trace.  So many additional live objects would make Python's collector scan
+    the whole process while training waits for it.
     """
     launches: set[int] = set()
     linked: set[int] = set()
@@ -141,7 +143,7 @@ def _is_host(event: Any) -> bool:
 
 
 def _event(event: Any) -> TraceEvent:
-    """One of the profiler's events; older releases tell no category and no details."""
+    """Return one of the profiler's events; older releases have no category and no details."""
     name = event.name()
     is_host = _is_host(event)
     category = _category(event, is_host)
@@ -160,12 +162,13 @@ def _event(event: Any) -> TraceEvent:
 
 
 def _category(event: Any, is_host: bool) -> str:
-    """The category; by its name where the profiler, PyTorch's before 2.12, has none."""
+    """Return the category, derived from the name for profilers without one (PyTorch before
+    2.12)."""
     kind = getattr(event, "activity_type", None)
     if kind is not None:
         return str(kind())
     if getattr(event, "is_user_annotation", bool)():
-        # Its span on the device is around kernels and none of them.
+        # Its span on the device encloses kernels but is not one.
         return USER_RANGE
     if not is_host:
         return KERNEL
@@ -177,10 +180,10 @@ def _shapes(event: Any, name: str) -> dict[str, Any]:
 
 
 def _details(event: Any) -> dict[str, Any]:
-    """What the profiler tells of a transfer; older releases have no text but ``extra_meta``."""
+    """Return the profiler's metadata of a transfer; older releases only have ``extra_meta``."""
     text = getattr(event, "metadata_json", str)().strip()
     try:
-        # The profiler writes the inside of an object, without its braces.
+        # The profiler writes an object's content without its braces.
         metadata = json.loads(text if text.startswith("{") else f"{{{text}}}")
     except ValueError:
         metadata = {}
@@ -189,14 +192,14 @@ def _details(event: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Pass:
-    """Kernels that were launched in one pass, by operators and by none."""
+    """Kernels launched in one pass, by operators and by none."""
 
     has_operators: bool = False
     owned_ns: int = 0
     unowned: list[TracedWork] = field(default_factory=list)
 
     def give(self, work: Sequence[TracedWork]) -> None:
-        """To an operator, as far as it is here."""
+        """Assign work of this pass to an operator."""
         given = set(map(id, work))
         self.owned_ns += sum(w.duration_ns for w in self.unowned if id(w) in given)
         self.unowned = [w for w in self.unowned if id(w) not in given]
@@ -204,7 +207,7 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _DeferredWeightGradient:
-    """The backward pass of a linear without ``count`` products of its weights."""
+    """The backward pass of a linear that lacks ``count`` products of its weights."""
 
     record: OperatorRecord
     work: Sequence[TracedWork]
@@ -214,8 +217,7 @@ class _DeferredWeightGradient:
 class _Reading(Attribution):
     """Attribution of work as well as of time.
 
-    What is launched where nothing is open belongs to no operator, but for products that linears
-    have put off.
+    Work launched while nothing is open belongs to no operator, except deferred products of linears.
     """
 
     def __init__(self, log: StepLog, work: Sequence[TracedWork], first_transfer: int) -> None:
@@ -234,14 +236,14 @@ class _Reading(Attribution):
     def unowned_frac(self) -> float:
         """Share of the kernels' time in the recorded passes that no operator has launched."""
         passes = [one for n, one in self._passes.items() if one.has_operators and n != _BETWEEN]
-        # Those that were put off are of a pass, wherever they are called.
+        # Deferred products belong to a pass, wherever they are called.
         late = {id(w): w for w in self._launched_late()}
         late |= {id(w): w for one in passes for w in one.unowned}
         unowned_ns = sum(item.duration_ns for item in late.values())
         return unowned_ns / max(1, unowned_ns + sum(one.owned_ns for one in passes))
 
     def records(self) -> Iterator[Record]:
-        """Operators as they ended, those that were put off behind them, then transfers."""
+        """Yield operators in the order of their ends, then deferred ones, then transfers."""
         bounds = (0, 0)
         for record in super().records():
             if isinstance(record, TraceRecord):
@@ -268,7 +270,7 @@ class _Reading(Attribution):
         super()._spend(mark, is_ours=is_ours)
 
     def _pass_number(self) -> int:
-        """That of the innermost pass, or between them."""
+        """Return the number of the innermost open pass; ``_BETWEEN`` if none is open."""
         open_passes = (b.number for b in reversed(self._brackets) if self._is_pass(b.number))
         return next(open_passes, _BETWEEN)
 
@@ -295,12 +297,13 @@ class _Reading(Attribution):
                     yield from _traced(record, parts)
 
     def _num_late(self, span: OpenOperator, work: list[TracedWork]) -> int:
-        """How many products of the weights are missing: as many as there are of the input."""
+        """Return the number of missing weight products, which equals the number of input
+        products."""
         count = self._count(span)
         return count if num_products(work) == count else 0
 
     def _count(self, span: OpenOperator) -> int:
-        # One product for all experts, or one for each; a linear has one, if in several pieces.
+        # One product for all experts, or one for each; a linear has one, possibly in pieces.
         is_grouped = self.log.sites[span.site].kind is OperatorKind.GROUPED_LINEAR
         return self._num_forward.get(span.instance, 0) if is_grouped else 1
 
@@ -320,10 +323,10 @@ class _Reading(Attribution):
         )
 
     def _late(self) -> Iterator[Record]:
-        """The linears that have put off: both gradients, the input's alone, or one backward pass.
+        """Yield deferred linears with both gradients, the input's alone, or one backward pass.
 
-        Megatron's node computes in the order of the backward pass.  A loop of the user's own may
-        have any: then it is not known whose is whose.
+        Megatron's node computes them in the order of the backward pass.  A loop of the user's own
+        may use any order: then products cannot be assigned.
         """
         late = self._launched_late()
         in_order = [item for item in late if item.is_late]
@@ -342,7 +345,7 @@ class _Reading(Attribution):
                 item.give(deferred_work)
 
     def _launched_late(self) -> list[TracedWork]:
-        """Work without an operator since the first was put off: Megatron's node, products."""
+        """Return work without an operator since the first deferral: Megatron's node, products."""
         begin_ns = min((one.record.start_ns for one in self._put_off), default=_NEVER_NS)
         passes = (one for n, one in self._passes.items() if one.has_operators or n == _BETWEEN)
         unowned = (w for one in passes for w in one.unowned if w.launched_ns >= begin_ns)
@@ -359,7 +362,8 @@ class _Reading(Attribution):
         ]
 
     def _known_transfers(self) -> Iterator[Record]:
-        """Calls and kernels of one group and collective, in order, where there are as many."""
+        """Yield transfers, matching calls and kernels of a group and collective if they are equally
+        many."""
         transfers_by_message: dict[TracedCollective, list[Transfer]] = {}
         for number in range(max(1, self._first_transfer), len(self.log.transfer_kinds)):
             transfer = self.log.transfer(number)
@@ -391,7 +395,7 @@ class _Reading(Attribution):
 
 
 def _joined_copies(messages: Sequence[TracedWork]) -> Iterator[TracedWork]:
-    """Copies of one call as one transfer: copy engines do a collective with several."""
+    """Yield messages with the copies of one call joined: copy engines split a collective."""
     for (call, is_copy), items in groupby(messages, lambda m: (m.call, m.name.startswith(_COPY))):
         copies = list(items)
         if not (call and is_copy):
@@ -405,10 +409,10 @@ def _joined_copies(messages: Sequence[TracedWork]) -> Iterator[TracedWork]:
 _NEVER_NS = sys.maxsize
 _BETWEEN = -1
 _COPY = "Mem"
-"""How Kineto's names of copies and of fills begin."""
+"""Prefix of Kineto's names of copies and fills."""
 Parts = tuple[tuple[Phase, Sequence[TracedWork]], ...]
 _SHARED = ("step", "window", "microbatch", "kind", "shape", "element_nbytes", "layer")
-"""What a traced operator has of the one that was open."""
+"""Fields that a traced operator copies from the one that was open."""
 _GRADIENTS = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 _WITH_WEIGHTS = frozenset(
     kind for kind in OperatorKind if kind.is_linear or kind is OperatorKind.GROUPED_LINEAR

@@ -1,18 +1,19 @@
-"""Times of the transfers of one step, in arrays: when called, how long waited for, when over.
+"""Times of the transfers of one step, in arrays: begin of the call, time waited, end.
 
-How far a device is behind its host at each mark of a step, and the host's own pace between two.
+Also the device's lag behind its host at each mark of a step, and the host's time between marks.
 
-A device runs what the host has asked for, some microseconds later, and the later the more the host
-is ahead.  Where it is not ahead, the device waits for it: what passes there between two marks is
-the host's time, the same for other sizes, and our own work on the host is part of it.
+A device runs work some microseconds after the host has launched it, and later if the host is
+ahead.  If the host is not ahead, the device waits for it: the time between two marks is then the
+host's, the same for other sizes, and includes our own work on the host.
 
-The two clocks have no common zero.  But a device never runs before it was asked: the least that it
-is behind is next to nothing, if it has caught up with the host at all.  Where it has not, how far
-it was when the step had ended says so.
+The two clocks have no common zero.  But a device never runs work before its launch: the minimum
+lag is almost zero, if the device has caught up with the host at all.  If it has not, its lag at
+the end of the step bounds the zero.
 
 The host's clock is read with every event.  While a device is busy the host runs ahead of it, at
-its own pace, until the device's queue is full; from there on it is as slow as the device.  How full
-the queue is, the events tell that the device has not passed yet, each with the launches around it.
+its own pace, until the device's queue is full; from there on it is as slow as the device.  The
+queue's length follows from the events that the device has not passed yet, each with the launches
+around it.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from itertools import chain, repeat
 from ..sensors import BACKWARD, FORWARD, NO_TIME, STEP_STREAM, Code, StepLog, unpack_mark
 
 BLOCKED_NS = 20_000
-"""A wait that took less found its transfer complete: the call itself takes some microseconds."""
+"""Least wait that blocked: a shorter one had its transfer complete, and the call itself takes some
+microseconds."""
 _SOON_NS = 5_000
-"""A stream on which so much passes between a call and its wait has had work in between."""
+"""Least time between a call and its wait that indicates work of the stream in between."""
 _UNSEEN = -1
 _AFTER_NS = 2_000
-"""The end of a wait may be marked so much before the end of what was waited for: rounding."""
+"""Tolerance for a wait's end that is marked before the end of its transfer, because of rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferTimes:
-    """One transfer; ``is_known`` where ``end_ns`` is its end and not merely after it."""
+    """Times of one transfer; ``is_known`` if ``end_ns`` is its end and not merely an upper
+    bound."""
 
     issue_ns: int
     end_ns: int
@@ -45,16 +48,16 @@ class TransferTimes:
     is_sync: bool
     is_known: bool
     is_broken: bool
-    """The clock has jumped back meanwhile, or a mark has no time."""
+    """True if the clock has jumped back meanwhile, or a mark has no time."""
     is_aside: bool = False
-    """It was called or waited for on another stream than the step's: exposed is what that waited.
-    """
+    """True if it was called or awaited on a stream other than the step's; ``exposed_ns`` only
+    counts waits of the step's stream."""
 
 
 class Waits:
-    """What is known of each transfer: its call, then its waits.
+    """Known times of each transfer: its call, then its waits.
 
-    ``num_open`` waits of the step's own stream last now; those of others hold nothing up.
+    ``num_open`` counts waits of the step's own stream; those of other streams delay nothing.
     """
 
     def __init__(self, num_transfers: int, *, is_host: bool = True) -> None:
@@ -72,14 +75,14 @@ class Waits:
     def begin(
         self, number: int, now_ns: int, num_jumps: int, *, is_next: bool, is_aside: bool = False
     ) -> None:
-        """The call begins, or a wait; ``is_next``: nothing has happened since the call."""
+        """Begin the call or a wait; ``is_next`` if no mark lies between it and the call."""
         self.num_open += not is_aside
         self._is_aside[number] |= is_aside
         if self._last_jumps[number] == _UNSEEN:
             self._issue[number] = now_ns
             self._jumps[number] = self._last_jumps[number] = num_jumps
         elif is_next and self._num_waits[number] == 1:
-            # On the host what lies between is our own time; a stream has none of that.
+            # On the host the time in between is our own; a stream does not have such time.
             is_soon = self._is_host or now_ns - self._end[number] <= _SOON_NS
             self._is_sync[number] |= is_soon
         self._begin[number] = now_ns
@@ -87,7 +90,7 @@ class Waits:
     def end(
         self, number: int, now_ns: int, num_jumps: int, *, is_done: bool, is_aside: bool = False
     ) -> None:
-        """The rank goes on; ``is_done`` says that the call has left nothing to wait for."""
+        """End the call or a wait; ``is_done`` if the call has left nothing to wait for."""
         self.num_open = max(0, self.num_open - (not is_aside))
         if self._last_jumps[number] == _UNSEEN:
             return
@@ -101,7 +104,8 @@ class Waits:
             self._last_jumps[number] = num_jumps
 
     def times(self, number: int, now_ns: int, num_jumps: int) -> TransferTimes | None:
-        """None where the call has not come back; ``now_ns`` bounds what nobody has waited for."""
+        """Return None if the call has not returned; ``now_ns`` is the end if nothing waited for
+        it."""
         count = self._num_waits[number]
         if count == 0:
             return None
@@ -123,11 +127,11 @@ class Waits:
 def exposures(
     stalls: Iterable[tuple[int, int]], times: Mapping[int, TransferTimes]
 ) -> dict[int, int]:
-    """By transfer, how long the step's stream stood still for it, in nanoseconds.
+    """Return by transfer how long the step's stream waited for it, in nanoseconds.
 
-    ``stalls`` are when that stream waited for another.  What it waited for is the transfer that
-    ended last by then, and before that one began those before it; no moment counts twice.  Only
-    transfers whose end is known can be the reason.
+    ``stalls`` are the spans in which that stream waited for another.  Each is assigned to the
+    transfer that ended last by then, and the time before that one began to those before it; no
+    moment counts twice.  Only transfers whose end is known qualify.
     """
     known = [(t.end_ns, t.issue_ns, number) for number, t in times.items() if t.is_known]
     known.sort()
@@ -145,7 +149,7 @@ def _spread(
     place: int,
     exposed_ns: dict[int, int],
 ) -> None:
-    """Give one stall to the transfers before ``place``, the last one first."""
+    """Distribute one stall over the transfers before ``place``, the last one first."""
     while place > 0 and end_ns > begin_ns:
         place -= 1
         done_ns, issue_ns, number = known[place]
@@ -158,31 +162,31 @@ def _spread(
 
 
 MOST_QUEUED = 1024
-"""Launches that CUDA holds before the host has to wait."""
+"""Launches that CUDA queues before the host has to wait."""
 LAUNCHES, BACKWARD_LAUNCHES = 4, 8
-"""Those that an event stands for, itself among them, in forward and other passes: twice as many as
-in layers of Megatron that launch every kernel alone."""
+"""Launches per event, including itself, in forward and other passes: twice the number in layers of
+Megatron that launch every kernel separately."""
 PEAK_FRAC = 0.5
-"""Share of the most that a step has in flight: a queue that has ever been full is not at that."""
+"""Share of a step's peak in flight below which the queue cannot be full, if it ever was."""
 _PASSES = frozenset({FORWARD, BACKWARD})
 CAUGHT_UP_NS = 20_000
-"""A device that is no further behind has caught up.  From a launch to its begin it takes 3 to
-10 us (9.6 us between short kernels that are waited for, 3.8 us in a row: NVIDIA's blog "Getting
-Started with CUDA Graphs", 2019), an event is read to 0.5 us (CUDA's manual), and both scatter."""
+"""Largest lag of a device that has caught up.  From a launch to its begin it takes 3 to 10 us (9.6
+us between short kernels that are waited for, 3.8 us in a row: NVIDIA's blog "Getting Started with
+CUDA Graphs", 2019), an event is read to 0.5 us (CUDA's manual), and both scatter."""
 DRIFT_FRAC = 1e-4
-"""The clocks of host and device run apart by no more: crystals are sold within 50 ppm, each."""
+"""Upper bound on the drift between host and device clock: crystals are sold within 50 ppm, each."""
 
 
 _HIDDEN_FRAC = 0.5
-"""Share of the host's time between two marks: the device had less than that still to do."""
+"""Share of the host's time between two marks that a device may lag and still count as waiting."""
 
 
 def waits_for_host(before_ns: int, after_ns: int, passed_ns: int) -> bool:
-    """True where a device kept pace with its host between two marks, ``passed_ns`` apart on it.
+    """Return True if a device kept pace with its host between two marks, ``passed_ns`` apart on it.
 
-    It was ``before_ns`` and then ``after_ns`` behind: no more than its last kernels may take beside
-    what the host took.  A queue that is full is further behind, and one that fills up falls behind.
-    A host that itself has waited for a result looks the same.
+    Its lag was ``before_ns`` and then ``after_ns``: no more than its last kernels may take during
+    the host's time.  With a full queue it lags more, and while the queue fills up the lag grows.  A
+    host that itself has waited for a result looks the same.
 
     >>> waits_for_host(0, 10_000, 40_000), waits_for_host(0, 150_000, 200_000)
     (True, False)
@@ -192,10 +196,11 @@ def waits_for_host(before_ns: int, after_ns: int, passed_ns: int) -> bool:
 
 
 def lags_of(log: StepLog) -> array[int]:
-    """Nanoseconds that the device was behind the host at each mark of a resolved step.
+    """Return the nanoseconds that the device lagged behind the host at each mark of a resolved
+    step.
 
-    ``NO_TIME`` for a mark on another stream, or without a time; empty where nothing is known of the
-    host's times, as in a step that the host itself has timed.
+    ``NO_TIME`` for a mark on another stream or without a time; empty if the host's times are
+    unknown, as in a step timed by the host itself.
     """
     if log.issued is None:
         return array("q")
@@ -207,10 +212,10 @@ def lags_of(log: StepLog) -> array[int]:
         if mark != NO_TIME and stream == STEP_STREAM:
             lags[place] = behind = mark - host_ns[event]
             places.append(place)
-            # The first that had not happened was this far behind, or further.
+            # The first event that had not happened yet lagged at least this much.
             bounds.append(behind - (log.issued.queried_ns - host_ns[event]) * (event == late))
     times = [log.marks[place] for place in places]
-    # Forwards, then backwards: no zero is above what a mark nearby allows.
+    # Forwards, then backwards: no zero exceeds the bound of a mark nearby.
     bounds = _least_so_far(times, bounds)
     bounds = _least_so_far(times[::-1], bounds[::-1])[::-1]
     for place, zero in zip(places, bounds, strict=True):
@@ -219,7 +224,7 @@ def lags_of(log: StepLog) -> array[int]:
 
 
 def _least_so_far(times_ns: Sequence[int], bounds: array[float]) -> array[float]:
-    """The least bound up to each time; it grows from there as the clocks run apart."""
+    """Return the least bound up to each time, relaxed over time by the clocks' drift."""
     least_bounds = array("d")
     least, before_ns = math.inf, 0
     for time_ns, bound in zip(times_ns, bounds, strict=True):
@@ -230,11 +235,11 @@ def _least_so_far(times_ns: Sequence[int], bounds: array[float]) -> array[float]
 
 
 def host_times(log: StepLog, lags: Sequence[int]) -> Iterator[int]:
-    """Nanoseconds of the host before each mark of a resolved step, since the one before it.
+    """Yield the host's nanoseconds from the previous mark to each mark of a resolved step.
 
-    Our own hooks are out.  ``lags`` are those of ``lags_of``.  ``NO_TIME`` where the host may have
-    waited for room in the queue or for a result, and for all marks of a step that it has timed
-    itself.
+    Our own hooks are excluded.  ``lags`` are those of ``lags_of``.  ``NO_TIME`` if the host may
+    have waited for space in the queue or for a result, and for all marks of a step timed by the
+    host itself.
     """
     if log.issued is None:
         yield from repeat(NO_TIME, len(log.what))
@@ -255,14 +260,15 @@ def host_times(log: StepLog, lags: Sequence[int]) -> Iterator[int]:
 
 @dataclass(slots=True)
 class _Pace:
-    """The mark before, and how long our hooks held the host up since."""
+    """The previous mark, and the time of our hooks on the host since."""
 
     issued_ns: int = 0
     lag_ns: int = NO_TIME
     ours_ns: int = 0
 
     def reach(self, issued_ns: int, lag_ns: int, *, is_ahead: bool) -> int:
-        """Return the host's time since the mark before; with ``is_ahead`` the queue may be full."""
+        """Return the host's time since the previous mark; with ``is_ahead`` the queue may be
+        full."""
         before_ns, whole_ns = self.lag_ns, issued_ns - self.issued_ns
         took_ns = max(0, whole_ns - self.ours_ns)
         self.issued_ns, self.lag_ns, self.ours_ns = issued_ns, lag_ns, 0
@@ -270,7 +276,7 @@ class _Pace:
             return NO_TIME
         if waits_for_host(before_ns, lag_ns, whole_ns + lag_ns - before_ns):
             return took_ns
-        # One that the device has overtaken meanwhile may have asked for what it had to do.
+        # If the device has caught up meanwhile, the host may have waited for its result.
         has_waited = CAUGHT_UP_NS < before_ns <= whole_ns
         return NO_TIME if is_ahead or has_waited else took_ns
 
@@ -284,26 +290,26 @@ class _Queue:
     total: int = 0
     num_passed: int = 0
     num_unknown: int = 1
-    """Events that have to be passed before all that is in flight has events."""
+    """Events to be passed before all launches in flight have events."""
 
     def launches(self, issued_ns: int) -> float:
-        """Those that may be in flight now; infinite where that is not known."""
+        """Return the launches that may be in flight now; infinite if unknown."""
         while self.num_passed < len(self.done_ns) and self.done_ns[self.num_passed] <= issued_ns:
             self.num_passed += 1
         is_known = self.num_passed >= self.num_unknown
         return self.total - self.sums[self.num_passed - 1] if is_known else math.inf
 
     def add(self, done_ns: int) -> None:
-        """One more event."""
+        """Append an event."""
         self.done_ns.append(done_ns)
         self.sums.append(self.total)
 
 
 def _queued(log: StepLog, lags: Sequence[int]) -> array[float]:
-    """Launches that may have been in flight at each mark; infinite where that is not known.
+    """Return the launches that may have been in flight at each mark; infinite if unknown.
 
-    What is launched before the step, and in passes whose operators are not recorded, has no events:
-    nothing is known before the device is through with it.
+    Launches before the step, and in passes whose operators are not recorded, have no events: the
+    number is unknown until the device has completed them.
     """
     assert log.issued is not None
     in_flight, host_ns = array("d"), log.issued.host_ns

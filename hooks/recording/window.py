@@ -1,7 +1,7 @@
-"""Which steps are hooked, and of which micro-batches their operators are recorded.
+"""Plan of hooked steps, and of the micro-batches whose operators are recorded.
 
-Warm-up is dropped, then hooked and bare steps come in ABBA blocks.  Of a hooked step few
-micro-batches are recorded, of a window all.
+Warm-up is dropped, then hooked and bare steps come in ABBA blocks.  Each hooked step records few
+micro-batches, a window records all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ...calib.timeline import Pipeline, schedule_table
 from ...calib.workload import RunConfig
 
-# First steps allocate, compile and connect; Megatron's own CUDA graphs begin after three as well.
+# First steps allocate, compile and connect; Megatron's CUDA graphs also begin after three.
 NUM_WARMUP_STEPS = 3
 MAX_STRIDE = 8
 _BLOCK = (True, False, False, True)
@@ -19,7 +19,7 @@ _BLOCK = (True, False, False, True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What happens in one step: ``window`` is None outside all windows."""
+    """Plan of one step; ``window`` is None outside all windows."""
 
     window: int | None
     is_hooked: bool
@@ -32,8 +32,8 @@ class StepPlan:
 class WindowPlan:
     """The plan of a whole run, a pure function of the step's number since the start of training.
 
-    All ranks start together, so all of them hook the same steps without talking about it.  ABBA
-    blocks cancel a linear drift of the step time in the comparison of hooked and bare steps.
+    All ranks start together, so they hook the same steps without communication.  ABBA blocks cancel
+    a linear drift of the step time in the comparison of hooked and bare steps.
 
     >>> plan = WindowPlan(steps=8)
     >>> [plan.at(i).is_hooked for i in range(3, 11)]
@@ -49,7 +49,7 @@ class WindowPlan:
     """First steps of windows that all ranks have agreed on, in order."""
 
     def at(self, index: int) -> StepPlan:
-        """The plan of step ``index``, counted from 0 since this process began to train."""
+        """Return the plan of step ``index``, counted from 0 since this process began to train."""
         if index < self.num_warmup:
             return StepPlan(window=0 if self.steps > 0 else None, is_hooked=False, is_warmup=True)
         first = index - self.num_warmup
@@ -64,7 +64,8 @@ class WindowPlan:
         return _inside(*opened, self.reopened_steps)
 
     def opened_at(self, index: int) -> WindowPlan:
-        """The plan with a window more, from step ``index`` on; as it is inside an open one.
+        """Return the plan with another window from step ``index`` on; unchanged inside an open
+        window.
 
         >>> WindowPlan(steps=8).opened_at(40).at(43)
         StepPlan(window=1, is_hooked=True, is_warmup=False, is_last=True, is_traced=False)
@@ -73,9 +74,10 @@ class WindowPlan:
         return replace(self, ordered=(*self.ordered, index)) if is_free else self
 
     def _reopened(self, index: int) -> tuple[int, int] | None:
-        """Number of the window after the first that is open, counted in order, and steps in it.
+        """Return the number of the open window after the first, counted in order, and the step in
+        it.
 
-        Where an ordered window reaches into one that comes by itself, that one is left out.
+        A periodic window that overlaps an ordered one is skipped.
         """
         length = self.reopened_steps
         for count, begin in enumerate(self.ordered):
@@ -121,9 +123,10 @@ def _inside(window: int, offset: int, length: int) -> StepPlan:
 
 
 def pass_microbatches(config: RunConfig) -> tuple[int, ...]:
-    """Micro-batch of every forward pass of a stage in its order, the same for backward passes.
+    """Return the micro-batch of every forward pass of a stage in order, the same for backward
+    passes.
 
-    The same on all ranks, which therefore record the same micro-batches.
+    The result is the same on all ranks, which therefore record the same micro-batches.
     """
     if config.parallelism.vp == 1:
         return tuple(range(config.num_microbatches))
@@ -139,7 +142,7 @@ def pass_microbatches(config: RunConfig) -> tuple[int, ...]:
 
 
 def sampling_stride(num_microbatches: int) -> int:
-    """Distance between the micro-batches of a step whose operators are timed.
+    """Return the distance between the micro-batches of a step whose operators are timed.
 
     >>> [sampling_stride(n) for n in (0, 1, 2, 4, 8, 64)]
     [1, 1, 2, 4, 8, 8]
@@ -148,10 +151,10 @@ def sampling_stride(num_microbatches: int) -> int:
 
 
 def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
-    """Micro-batch of each pass, -1 where it is not recorded, in the hooked step of that number.
+    """Return the micro-batch of each pass in hooked step ``num_hooked``, -1 if it is not recorded.
 
-    Whole micro-batches, so that an operator without time is one that did not run; the choice
-    rotates.  Empty where all are recorded, or the passes are not known.
+    Micro-batches are recorded whole, so that an operator without time did not run; the choice
+    rotates. Empty if all are recorded, or the passes are unknown.
 
     >>> samples((0, 1, 2, 3), 0), samples((0, 1, 2, 3), 1)
     ((0, -1, -1, -1), (-1, 1, -1, -1))
@@ -164,10 +167,10 @@ def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
 
 
 def thin_samples(chosen: tuple[int, ...], num_hooked: int, level: int) -> tuple[int, ...]:
-    """The same with one of ``2 ** level`` micro-batches, counted over all hooked steps.
+    """Return the samples with one of ``2 ** level`` micro-batches, counted over all hooked steps.
 
-    A higher level has none that a lower one has not, so that ranks which disagree share the fewer.
-    Where all passes are recorded, or they are not known, a step is one choice.
+    Higher levels are subsets of lower ones, so that ranks which disagree share the smaller set.  If
+    all passes are recorded, or they are unknown, whole steps are chosen.
 
     >>> thin_samples((0, -1, 2, -1), 0, 1), thin_samples((), 0, 1), thin_samples((), 1, 1)
     ((0, -1, -1, -1), (), (-1,))

@@ -1,15 +1,14 @@
-"""What a rank holds back until its window has closed, and the records that are then made of it.
+"""Logs that a rank buffers until its window has closed, and the records made from them.
 
-Passes of a window that were not timed get weights and waiting from those that were.  On a device
-only some passes have their transfers timed.  All are counted, so that one that was timed speaks for
-a known number of calls; and a pass that was not timed waits as long as one that was, on average.
+Passes of a window that were not timed get weights and waits from those that were.  On a device only
+some passes have their transfers timed.  All are counted, so that a timed one stands for a known
+number of calls; and an untimed pass waits as long as the timed ones on average.
 
-Collectives that no hook sees, put where they belong in a step: DDP's buckets, compiled regions.
-
-On the host a call gets marks like any other.  ``DistributedDataParallel`` waits for its buckets at
-the end of the backward pass, so that the last of them ends there, and the operators that are open
-do not pay for the wait.  On a device the marks are the stream's, which knows nothing of the call;
-there a call is a record with the recorder's duration, or one that the step bounds.
+Collectives that no hook sees (DDP's buckets, compiled regions) are inserted into their step.  On
+the host a call gets marks like any other.  ``DistributedDataParallel`` waits for its buckets at the
+end of the backward pass, so the last of them ends there, and the open operators are not charged for
+the wait.  On a device the marks are the stream's, which does not show the call; there a call is a
+record with the flight recorder's duration, or one bounded by the step.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _WAIT_BEGIN, _WAIT_END, _CALL_DONE = map(int, (Code.WAIT_BEGIN, Code.WAIT_END, C
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """A backward pass: its end is mark number ``end``."""
+    """A backward pass; its end is mark number ``end``."""
 
     begin_ns: int
     end_ns: int
@@ -61,8 +60,8 @@ class _Pass:
 
 
 def add_unseen(log: StepLog, window: FlightWindow) -> list[CollectiveRecord]:
-    """Puts the calls of a resolved step that no hook saw into its log, as far as that is one of the
-    host's; of a device's, their records."""
+    """Insert the calls of a resolved step that no hook saw into its log; return records instead if
+    the log is a device's."""
     span = window.span(log.step)
     if not window.unseen_names or span is None:
         return []
@@ -102,8 +101,11 @@ def _at(entry: FlightEntry, span: HostSpan) -> int:
 
 
 def _put_marks(log: StepLog, numbers: Sequence[int], times_ns: Sequence[int]) -> None:
-    """A call takes no time of the host's; the last one of a backward pass all until its end, and
-    buffers before a forward pass until its first module."""
+    """Insert marks of calls.
+
+    A call takes no host time, except that the last one of a backward pass lasts until its end, and
+    buffers before a forward pass last until its first module.
+    """
     passes = _passes(log)
     last = {_pass_at(passes, time): number for number, time in zip(numbers, times_ns, strict=True)}
     added: list[tuple[int, int, int, int]] = []
@@ -124,7 +126,8 @@ def _put_marks(log: StepLog, numbers: Sequence[int], times_ns: Sequence[int]) ->
 
 
 def _is_waited_for(log: StepLog, number: int, place: int) -> bool:
-    """True for buffers that DDP sends before a forward pass: the first module runs after it."""
+    """Return True for buffers that DDP sends before a forward pass: the first module runs after
+    it."""
     is_sent = log.transfer(number).kind.collective is Collective.BROADCAST
     return is_sent and place < len(log.what) and unpack_mark(log.what[place])[0] == Code.SPAN_BEGIN
 
@@ -135,7 +138,7 @@ def _merge(log: StepLog, added: Sequence[tuple[int, int, int, int]]) -> None:
         what += log.what[done:place]
         marks += log.marks[done:place]
         what.append(code)
-        # Two clocks: what is a little early or late stays between its neighbours.
+        # The clocks differ slightly: clamp so that marks stay in order.
         before = marks[-1] if marks else time_ns
         marks.append(max(before, time_ns))
         done = place
@@ -143,7 +146,7 @@ def _merge(log: StepLog, added: Sequence[tuple[int, int, int, int]]) -> None:
 
 
 def _place(marks: array[int], time_ns: int) -> int:
-    """Before the first mark that is later; marks of a clock that jumped are not in order."""
+    """Return the index of the first later mark; marks of a clock that jumped are not in order."""
     return next((at for at, mark in enumerate(marks) if mark > time_ns), len(marks))
 
 
@@ -187,7 +190,7 @@ _ENDS = (Code.WAIT_END, Code.CALL_DONE, Code.STALL_END)
 
 @dataclass(slots=True)
 class WindowRecords:
-    """Logs of the hooked steps of one window, and what is counted while records are made."""
+    """Logs of the hooked steps of one window, and counts collected while records are made."""
 
     logs: list[StepLog] = field(default_factory=list)
     fired: dict[str, set[int]] = field(default_factory=dict)
@@ -201,12 +204,12 @@ class WindowRecords:
     _shares: tuple[int, dict[TransferKind, float], dict[str, int]] = (0, {}, {})
 
     def note(self, record: Record) -> None:
-        """Remember how long an undisturbed hooked step took."""
+        """Store the duration of an undisturbed hooked step."""
         if isinstance(record, StepRecord) and record.is_hooked and not record.flags:
             self.step_ns[record.step] = record.duration_ns
 
     def of(self, log: StepLog) -> Iterator[Record]:
-        """The records of one step, counted as they are made."""
+        """Yield the records of one step, counted as they are made."""
         known = len(log.transfer_kinds)
         unseen = add_unseen(log, self.flight)
         if len(log.transfer_kinds) > known:
@@ -233,13 +236,14 @@ class WindowRecords:
             self.fired.setdefault("collectives", set()).add(0)
 
     def counted(self, window: WindowRecord) -> WindowRecord:
-        """The window's record with what was dropped while records were made."""
+        """Return the window's record, with the records dropped so far added."""
         return replace(window, num_dropped=window.num_dropped + self.num_dropped)
 
     def coverage(
         self, installed: tuple[CoverageRecord, ...], window: WindowRecord
     ) -> Iterator[CoverageRecord]:
-        """The installed hooks, with how many fired, and remarks on operators without a time."""
+        """Yield the installed hooks, with how many fired, and remarks on operators without a
+        time."""
         for known in installed:
             yield replace(known, fired=len(self.fired.get(known.name, ())))
         remarks = sorted(self.aside)
@@ -249,17 +253,18 @@ class WindowRecords:
             yield CoverageRecord(window=window.window, name=name, installed=0, fired=0)
 
     def summary(self, window: WindowRecord) -> RankRecord:
-        """What every rank can send; complete once the records of all steps were made."""
+        """Return the summary for every rank's message; complete once all steps' records were
+        made."""
         return summarise(window.window, self.step_ns, self.sums, window.memory_peak_nbytes)
 
 
 def coverage_name(kind: str, is_backward: bool) -> str:
-    """Name of an operator's forward or backward hooks in the coverage."""
+    """Return the name of an operator's forward or backward hooks in the coverage."""
     return f"{kind}:backward" if is_backward else kind
 
 
 def transfer_weights(logs: Iterable[StepLog]) -> dict[TransferKind, float]:
-    """By kind, the calls inside passes of all these steps over those that were timed."""
+    """Return, by kind, the ratio of all calls inside passes of these steps to the timed ones."""
     called: Counter[TransferKind] = Counter()
     timed: Counter[TransferKind] = Counter()
     for log in logs:
@@ -272,9 +277,9 @@ def transfer_weights(logs: Iterable[StepLog]) -> dict[TransferKind, float]:
 
 
 def mean_waits(logs: Sequence[StepLog]) -> dict[str, int]:
-    """By name, how long the timed passes of resolved steps wait on average, in nanoseconds.
+    """Return, by name, the mean wait of the timed passes of resolved steps, in nanoseconds.
 
-    Empty where the transfers of all passes were timed.
+    Empty if the transfers of all passes were timed.
     """
     if not any(log.untimed_passes for log in logs):
         return {}
@@ -289,7 +294,7 @@ def mean_waits(logs: Sequence[StepLog]) -> dict[str, int]:
 
 
 def _waits(log: StepLog) -> dict[int, int]:
-    """The waiting of the step's own stream in each timed pass, by the number of its phase."""
+    """Return the wait of the step's own stream in each timed pass, by the number of its phase."""
     streams = log.streams or (STEP_STREAM,) * len(log.what)
     waits: dict[int, int] = {}
     current, num_open, before_ns = -1, 0, 0

@@ -1,10 +1,10 @@
 """One thread and one bounded queue per rank: records to ``records/<run>/rank-<n>.jsonl``.
 
-Training hands things over and never waits.  Marks of hooked steps become records only when their
+Training enqueues items and never waits.  Marks of hooked steps become records only when their
 window has closed, in small slices, so that this thread does not take the interpreter from training
 while it is being measured.  In a large world most ranks write no file, and those that do are
-bounded, as those of a small world are behind their first 32 MiB: ``bounded_window`` has what
-becomes of a window there.  The first line of a file is its header: whose records follow.
+bounded, like those of a small world beyond their first 32 MiB (see ``bounded_window``).  The first
+line of a file is its header, which identifies the rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...calib.records import (
     Header,
     Record,
     WindowRecord,
-    open_own,
+    open_owned,
     parse_header,
 )
 from ...calib.workload import WHOLE_NBYTES, RecordingPlan, recording_plan
@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 QUEUE_LENGTH = 4096
-# Records that wait for the plan: the newest matter, and they must not fill memory.
+# Records that wait for the plan: the newest matter, and memory must stay bounded.
 MAX_EARLY = 1000
 FAILING_S = 3.0
-"""How long the end of a process is held up that an error has ended."""
+"""Longest delay of a process's end after an error."""
 _IDLE_S = 1.0
-# A header has 2 to 5 kB; a longer first line is no file of ours.
+# A header has 2 to 5 kB; a file with a longer first line is not ours.
 _MAX_HEADER_NBYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEnd:
-    """The window has closed: what the training side knows about it."""
+    """End of a window, with the training side's data about it."""
 
     record: WindowRecord
     coverage: tuple[CoverageRecord, ...] = ()
@@ -74,7 +74,7 @@ Item = Record | StepLog | WindowEnd | RecordingPlan
 
 
 class RecordWriter:
-    """Writes records of one rank; where it cannot, says so once and training goes on.
+    """Writer of one rank's records; if it fails, it logs so once and training goes on.
 
     With an ``exchange`` nothing is written before a ``RecordingPlan`` has been put.
     """
@@ -110,7 +110,7 @@ class RecordWriter:
         self.num_dropped = 0
 
     def put(self, item: Item) -> bool:
-        """Hand over without waiting; False (and counted) where the queue is full."""
+        """Enqueue without waiting; False (and counted) if the queue is full."""
         if self.is_broken or self._is_closing:
             return False
         try:
@@ -122,7 +122,7 @@ class RecordWriter:
         return True
 
     def wake(self) -> None:
-        """Start the thread where it does not run yet: its idle time is of use before any record."""
+        """Start the thread if it does not run yet: its idle calls are useful before any record."""
         if self._thread is None and not (self.is_broken or self._is_closing):
             self._thread = threading.Thread(
                 target=self._run, name=f"{THREAD_NAME_PREFIX}writer", daemon=True
@@ -130,7 +130,7 @@ class RecordWriter:
             self._thread.start()
 
     def close(self, timeout_s: float = 20.0) -> None:
-        """Write what is left, at full speed; only for the end of the process."""
+        """Write what remains, at full speed; only for the end of the process."""
         self._is_closing = True
         if self._thread is None:
             return
@@ -142,7 +142,7 @@ class RecordWriter:
         self._thread.join(timeout_s)
 
     def leave(self) -> None:
-        """In a forked child: the file is the parent's, and so is what has not reached it yet."""
+        """Disconnect a forked child: the file and its unwritten buffer belong to the parent."""
         self.is_broken = True
         self._thread = None
         if self._file is not None:
@@ -205,7 +205,7 @@ class RecordWriter:
             self._give_up(err)
 
     def _begin(self, plan: RecordingPlan) -> None:
-        """Who records is known: what came before goes its way."""
+        """Set the plan of recording ranks, and write the records that waited for it."""
         if self._exchange is not None:
             self._exchange.begin(plan)
             if self._bounded is None or plan != self._plan:
@@ -221,7 +221,7 @@ class RecordWriter:
         )
 
     def _write_now(self, record: Record) -> None:
-        """A record that does not wait for its window's end."""
+        """Write a record that does not wait for its window's end."""
         if self._exchange is not None and self._plan is None:
             self._early = [*self._early[-MAX_EARLY:], record]
             return
@@ -231,7 +231,8 @@ class RecordWriter:
             self._write([line])
 
     def _write_rest(self) -> None:
-        """The process ends inside a window: what its steps have is kept where files are kept."""
+        """Write the steps of an unfinished window as the process ends, unless there is an
+        exchange."""
         if self._exchange is None:
             self._write(line_of(r) for log in self._window.logs for r in self._window.of(log))
         if self._file is not None:
@@ -245,7 +246,7 @@ class RecordWriter:
                 self._path,
                 err.strerror or err,
             )
-        # Where ranks send what they have, that goes on.
+        # With an exchange, ranks still send their messages.
         self._is_file_off = True
         if self._exchange is None:
             self.is_broken = True
@@ -277,7 +278,7 @@ class RecordWriter:
             self._keep_pace()
 
     def _keep_pace(self) -> None:
-        """Give the interpreter back every millisecond, while there is training."""
+        """Release the interpreter every millisecond while training runs."""
         if not self._is_closing:
             self._pace.keep()
 
@@ -300,7 +301,7 @@ class RecordWriter:
             self._bound(recording_plan(self._header().world_size))
 
     def _write_step(self, log: StepLog, window: WindowRecords) -> None:
-        """What can be told from a step's marks; a step that makes no sense costs no other."""
+        """Write a step's records; an inconsistent step does not affect others."""
         try:
             self._write(map(line_of, window.of(log)))
         except OSError:
@@ -332,7 +333,7 @@ def header_of(
     started_unix_s: float,
     cluster: JsonObject | None = None,
 ) -> Header:
-    """Whose records follow, as far as it is known."""
+    """Return the header of a rank's file, as far as it is known."""
     return Header(
         schema=SCHEMA,
         run_id=rank.run_id,
@@ -349,12 +350,12 @@ def header_of(
 
 
 def open_records(path: Path) -> IO[bytes]:
-    """The file of a rank, ready for a header; a restarted worker goes on after what it finds.
+    """Open the file of a rank, ready for a header; a restarted rank appends to an existing one.
 
-    A file whose first line cannot be read is moved aside: it would make ours unreadable.  Raises
-    ``OSError`` as ``open_own``.
+    A file whose first line cannot be read is renamed: it would make ours unreadable.  Raises
+    ``OSError`` as ``open_owned``.
     """
-    file = open_own(path)
+    file = open_owned(path)
     file.seek(0)
     first = file.readline(_MAX_HEADER_NBYTES)
     if not first:
@@ -364,7 +365,7 @@ def open_records(path: Path) -> IO[bytes]:
     except (RecordError, ValueError):
         file.close()
         path.replace(path.with_name(path.name + ".damaged"))
-        return open_own(path)
+        return open_owned(path)
     file.seek(-1, os.SEEK_END)
     if file.read(1) != b"\n":
         file.write(b"\n")

@@ -1,11 +1,10 @@
-"""Parts of a model that CUDA graphs hide: of a layer, a layer, a module's forward, or all of it.
+"""Parts of a model that run without Python, where hooks are silent: CUDA graphs and compiled code.
 
-As read in Megatron-LM core_v0.12.0 to core_v0.19.0 and its main of August 2026, and in torch 2.13.
-A replay calls no module that was captured, and of a module around it the time is not its own.
+A CUDA graph replays parts of a layer, a layer, a module's forward, or the whole model.  A replay
+calls no captured module, and the self time of a module around it is wrong.  Based on Megatron-LM
+core_v0.12.0 to core_v0.19.0 and its main of August 2026, and on torch 2.13.
 
-Parts of a model that run without Python: CUDA graphs and compiled code, where hooks are silent.
-
-What is inside them is named in the coverage; the time around them is that of the pass alone.
+Hidden parts are named in the coverage; only the time of the pass around them is known.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SCOPES = ("cuda_graph_modules", "cuda_graph_scope")
 """Fields of a configuration, the newer one first: 0.18 renamed it."""
 _NOT_PARTS = frozenset({"full", "full_iteration_inference"})
 _IN_INFERENCE = frozenset({"TransformerBlock", "MambaStack", "GPTModel", "HybridModel"})
-"""Classes that Megatron gives a manager, by which they are run when they generate text alone."""
+"""Classes to which Megatron gives a manager that only runs them during text generation."""
 _EMPTY = frozenset({"IdentityOp", "IdentityFuncOp"})
 
 _ATTENTION = (
@@ -46,40 +45,41 @@ _LOCAL_PARTS = {
     "cudagraph_manager_router": (*_ROUTER, *_BEFORE_DISPATCH),
     "cudagraph_manager_postprocess": _AFTER_COMBINE,
 }
-"""Managers of a layer of experts, and what the methods call that each of them replaces."""
+"""Managers of a layer of experts, with the calls in the method that each of them replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """What of a module is replayed: the paths of its parts and methods, or all of it."""
+    """Replayed parts of a module: the paths of its parts and methods, or all of it."""
 
     kind: str
     parts: tuple[str, ...] = ()
     scope: tuple[str, ...] = ()
     is_replayed: bool = True
-    """False until graphs are there: Megatron captures those of TransformerEngine after warm-up."""
+    """False until graphs exist: Megatron captures those of TransformerEngine after warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """What replays do not call, by ``id``."""
+    """Objects that replays do not call, by ``id``."""
 
     modules: frozenset[int]
-    """Token dispatchers are among them, which are no modules."""
+    """Modules, and token dispatchers, which are no modules."""
     methods: frozenset[tuple[int, str]]
     layers: frozenset[int]
-    """Those of which a part is captured: what they do between their parts may be, too."""
+    """Layers with a captured part: their code between the parts may be captured, too."""
 
 
 def graph_of(module: Any) -> Graph | None:
-    """The graph, or graphs, that a module or parts of it are replayed from; None: it has none."""
+    """Return the graph, or graphs, of a module or its parts; None if it has none."""
     if is_graphed_forward(contents(module).get("forward")):
         return Graph(kind=FORWARD_ALONE)
     return _local(module) or _by_engine(module)
 
 
 def is_graphed_forward(forward: Any) -> bool:
-    """True for what ``make_graphed_callables`` of torch or TransformerEngine puts in its place."""
+    """Return True for a forward replaced by ``make_graphed_callables`` of torch or
+    TransformerEngine."""
     if type(forward) is not FunctionType:
         return False
     home, name = forward.__module__, forward.__qualname__
@@ -88,9 +88,10 @@ def is_graphed_forward(forward: Any) -> bool:
 
 
 def _local(module: Any) -> Graph | None:
-    """By managers, which are there from the start.
+    """Return the graph of a module with managers, which exist from the start.
 
-    One of a layer captures its whole call, whatever the scope: that decides which layers have one.
+    A layer's manager captures its whole call, whatever the scope: that decides which layers have
+    one.
     """
     if class_names(module) & _IN_INFERENCE:
         return None
@@ -104,7 +105,7 @@ def _local(module: Any) -> Graph | None:
 
 
 def _by_engine(layer: Any) -> Graph | None:
-    """By the list of graphs that a layer has, and the scope of its configuration."""
+    """Return the graph from a layer's list of graphs and the scope of its configuration."""
     graphs = contents(layer).get("cuda_graphs")
     if graphs is None or not is_a(graphs, list):
         return None
@@ -118,7 +119,8 @@ def _by_engine(layer: Any) -> Graph | None:
 
 
 def _graph(layer: Any, kind: str, parts: Iterable[str], *, is_replayed: bool = True) -> Graph:
-    """Shared experts that overlap the dispatch run inside of it, and no graph holds them."""
+    """Return a graph of parts, without shared experts that run inside the dispatch, which is not
+    captured."""
     mlp = attribute(layer, "mlp")
     if attribute(mlp, "shared_expert_overlap") is True:
         parts = (part for part in parts if part != "mlp.shared_experts")
@@ -127,7 +129,7 @@ def _graph(layer: Any, kind: str, parts: Iterable[str], *, is_replayed: bool = T
 
 
 def _engine_parts(layer: Any, scope: set[str]) -> Iterator[str]:
-    """What a layer's ``_te_cuda_graph_capture`` calls for these words."""
+    """Yield the parts that a layer's ``_te_cuda_graph_capture`` calls for these words."""
     mlp = attribute(layer, "mlp")
     is_sparse = "MoELayer" in class_names(mlp)
     attentions = [attribute(layer, name) for name in ("self_attention", "cross_attention")]
@@ -148,14 +150,15 @@ def _is_empty(part: Any) -> bool:
 
 
 def _hands_on_norm(layer: Any) -> bool:
-    """True in core 0.12, where the norm before the MLP was the end of the attention's part."""
+    """Return True in core 0.12, where the norm before the MLP ended the attention's part."""
     method = attribute(layer, "_forward_mlp")
     taken = method.__code__.co_varnames if type(method) is FunctionType else ()
     return "pre_mlp_layernorm_output" in taken[1:2]
 
 
 def scope_of(config: Any) -> set[str]:
-    """Which parts are captured: a name, a list of names or of enum members; empty means all."""
+    """Return the captured parts, from a name, a list of names or of enum members; empty means
+    all."""
     value = next((v for name in _SCOPES if (v := attribute(config, name))), ())
     if isinstance(value, Enum):
         value = (value,)
@@ -164,7 +167,7 @@ def scope_of(config: Any) -> set[str]:
 
 
 def implementation_of(config: Any) -> str:
-    """Megatron's name of it, or ``none``; before core 0.15 two switches said the same."""
+    """Return Megatron's name of it, or ``none``; before core 0.15 two switches had this meaning."""
     named = attribute(config, "cuda_graph_impl")
     if named and named != _NONE:
         return str(named)
@@ -174,14 +177,14 @@ def implementation_of(config: Any) -> str:
 
 
 def config_in(model: Any) -> Any:
-    """The configuration that a model or, else, its first layer carries."""
+    """Return the configuration of a model or, else, of its first layer."""
     layers = (module for module in tree(model) if "TransformerLayer" in class_names(module))
     configs = (attribute(one, "config") for one in (model, *layers))
     return next((config for config in configs if config is not None), None)
 
 
 def whole_model_capture(model: Any) -> str:
-    """What captures all of a model, in words; empty where nothing does."""
+    """Return what captures all of a model, as text; empty if nothing does."""
     known = _captured_models.get(id(model))
     if known is not None and known[0]() is model:
         return known[1]
@@ -196,14 +199,14 @@ _captured_models: dict[int, tuple[Reference, str]] = {}
 
 
 def register_captured(models: Iterable[Any], what: str) -> None:
-    """A framework replays all calls of these models from a graph that is none of theirs."""
+    """Register models whose calls a framework replays from a graph that is not theirs."""
     for key in [key for key, (known, _) in _captured_models.items() if known() is None]:
         del _captured_models[key]
     _captured_models.update((id(model), (reference(model), what)) for model in models)
 
 
 def hidden_by_graphs(models: Iterable[Any]) -> Hidden:
-    """All that graphs which are there by now hide of these models."""
+    """Return all parts of these models that existing graphs hide."""
     modules: set[int] = set()
     methods: set[tuple[int, str]] = set()
     layers: set[int] = set()
@@ -229,7 +232,7 @@ def hidden_by_graphs(models: Iterable[Any]) -> Hidden:
 
 
 def _at(module: Any, path: str) -> tuple[Any, str]:
-    """Who has the last name of a path, and that name."""
+    """Return the owner of the last name of a path, and that name."""
     owner, name = module, path
     while "." in name:
         first, _, name = name.partition(".")
@@ -238,14 +241,15 @@ def _at(module: Any, path: str) -> tuple[Any, str]:
 
 
 def _with_dispatchers(module: Any) -> set[int]:
-    """A module and all in it; a token dispatcher is no module."""
+    """Return the ids of a module, all modules in it, and their token dispatchers, which are no
+    modules."""
     parts = tree(module)
     dispatchers = (attribute(part, "token_dispatcher") for part in parts)
     return {id(part) for part in (*parts, *dispatchers) if part is not None}
 
 
 def num_graphs() -> int:
-    """Graphs that this process holds; each object that Python tracks is looked at."""
+    """Return the number of this process's graphs; scans every object that Python tracks."""
     if not torch.cuda.is_initialized():
         return 0
     kind = torch.cuda.CUDAGraph
@@ -253,19 +257,19 @@ def num_graphs() -> int:
 
 
 _DEFAULT_WARMUP_STEPS = 3
-"""Megatron's own, where a configuration does not tell it."""
+"""Megatron's default, for configurations without the field."""
 _CAPTURE_STEPS = 2
-"""Steps after those run eagerly: one in which graphs are captured, one that replays them first."""
+"""Steps after the eager ones: one in which graphs are captured, one that replays them first."""
 
 
 _OUTER = ", outer time only"
 _Words = tuple[str, str, str]
-"""Before and after a number, with the word for one of what is counted, if anything is."""
+"""Text before and after a number, and the noun that it counts, if any, in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regions:
-    """What was found in a model, in words, and the steps until graphs are replayed."""
+    """Silent regions of a model, as text, and the steps until graphs are replayed."""
 
     names: tuple[str, ...] = ()
     warmup_steps: int = 0
@@ -273,10 +277,9 @@ class Regions:
 
 
 def graphs_remark() -> tuple[str, ...]:
-    """Why operators may be silent where nothing known says it: graphs that the process holds.
+    """Return a remark if unexplained silence may be due to graphs of the process.
 
-    All objects are looked at, which takes a while: only where operators that are watched were never
-    called.
+    All objects are scanned, which takes a while: only called if hooked operators never fired.
     """
     number = num_graphs()
     if not number:
@@ -289,10 +292,10 @@ _EP_OVERLAP_ATTRIBUTE = "overlap_moe_expert_parallel_comm"
 
 
 def why_no_operators(models: Iterable[torch.nn.Module]) -> str:
-    """Why no operator of these models can be told from another, in words; empty where all can.
+    """Return why operators of these models cannot be separated; empty if they can.
 
-    Megatron's combined 1F1B calls the parts of a layer, not the layer, and those of one micro-batch
-    forwards between those of another backwards, on two streams.
+    Megatron's combined 1F1B calls the parts of a layer, not the layer, and interleaves the forward
+    pass of one micro-batch with the backward pass of another, on two streams.
     """
     if any(attribute(config_in(model), _EP_OVERLAP_ATTRIBUTE) is True for model in models):
         flag = "--" + _EP_OVERLAP_ATTRIBUTE.replace("_", "-")
@@ -304,9 +307,9 @@ def why_no_operators(models: Iterable[torch.nn.Module]) -> str:
 
 
 def find_regions(models: Iterable[torch.nn.Module]) -> Regions:
-    """The silent regions of some model chunks.
+    """Return the silent regions of some virtual stages.
 
-    Looked at when hooks are first put on: whatever is compiled or captured later is seen as
+    Determined when hooks are first installed: parts that are compiled or captured later appear as
     operators that do not fire.
     """
     region_counts: Counter[_Words] = Counter()
@@ -335,22 +338,22 @@ def _sentence(start: str, what: str, end: str, number: int) -> str:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """True for what ``torch.compile(module)`` returns and after ``module.compile()``."""
+    """Return True for the result of ``torch.compile(module)`` and after ``module.compile()``."""
     instance_dict = contents(module)
     is_wrapper = "_orig_mod" in (instance_dict.get("_modules") or ())
     return is_wrapper or instance_dict.get("_compiled_call_impl") is not None
 
 
 is_being_compiled: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
-"""True, as the compiler reads our code, in what it compiles: there our hooks are nothing at all.
+"""True for the compiler as it traces our code: our hooks do nothing in compiled code.
 
-A function that is compiled may call modules that are not; a mark in them would be a break in its
-graph, and a guard on what changes with every window a compilation more for each of them.
+A compiled function may call modules that are not compiled; a mark in them would break its graph,
+and a guard on state that changes with every window would cause a recompilation for each.
 """
 
 
 def _graphed(model: torch.nn.Module) -> Iterator[tuple[_Words, Any]]:
-    """Per captured module, or once for all of a model: the words for it, and its configuration."""
+    """Yield text and configuration for each captured module, or once for a captured model."""
     whole = whole_model_capture(model)
     if whole:
         yield (f"inside a CUDA graph: {whole}", "", ", step time only"), config_in(model)

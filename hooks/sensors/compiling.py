@@ -1,13 +1,12 @@
-"""When torch begins to compile: what is put on for a step comes off before any frame is read.
+"""Start of a compilation, before which a step's hooks are removed, and stalls of the step's stream.
 
-When the step's stream waits for another stream of its device: what runs there is exposed then.
-
+When the step's stream waits for another stream of its device, the work there is exposed.
 ``Stream.wait_stream`` and ``Stream.wait_event`` both call ``torch.cuda.Event.wait``, which has a
-stand-in during hooked steps.  It queues a mark before the wait and one after it, where the stream
-that waits is the step's own.  Functional collectives (those of DTensor) wait in C++, for which
-their module has one function: with a stand-in, the time is none of the operator's that comes first
-to use the result.  Compiled frames may be bound to that function: where there are any it stays as
-it is, since they would be compiled again for another one.
+stand-in during hooked steps.  It queues a mark before the wait and one after it if the waiting
+stream is the step's own.  Functional collectives (those of DTensor) wait in C++, through one
+function of their module: with a stand-in, the wait is not charged to the operator that first uses
+the result.  Compiled frames may be bound to that function: if there are any it is not replaced,
+since that would recompile them.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class CompileWatch:
     """Calls ``on_start`` when a compilation begins, between ``begin`` and ``remove``."""
 
     def __init__(self, on_start: Callable[[], object]) -> None:
-        # One object: a list of callbacks is searched by identity, and takes it back as it got it.
+        # One object: callbacks are removed from their list by identity.
         self._start = lambda *_: on_start()
         self._place: list[Callable[..., Any]] | None = None
 
     def begin(self) -> None:
-        """Watch; a compiler that is not there yet begins when it is imported."""
+        """Start watching; a compiler that is not loaded yet counts as begun when it is imported."""
         handler = getattr(sys.modules.get(_CALLBACKS), "callback_handler", None)
         self._place = place = getattr(handler, "start_callbacks", _BEFORE_IMPORT)
         if place is _BEFORE_IMPORT and not place:
@@ -43,7 +42,7 @@ class CompileWatch:
         place.append(self._start)
 
     def remove(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         place, self._place = self._place, None
         if place is not None and self._start in place:
             place.remove(self._start)
@@ -65,7 +64,7 @@ _FUNCTIONAL, _WAIT = "torch.distributed._functional_collectives", "wait_tensor"
 
 
 class StallHooks:
-    """Stand-ins for what waits, between ``install`` and ``remove``."""
+    """Stand-ins for waiting functions, between ``install`` and ``remove``."""
 
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         self._recorder = recorder
@@ -74,7 +73,7 @@ class StallHooks:
         self._saved: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
-        """Put them in; events wait where marks are a device's."""
+        """Install them; events are only covered if marks are a device's."""
         if self._saved:
             return
         functional = sys.modules.get(_FUNCTIONAL)
@@ -91,7 +90,7 @@ class StallHooks:
             setattr(owner, name, ours)
 
     def remove(self) -> None:
-        """Put the originals back; what another has put there meanwhile stays his."""
+        """Restore the originals, except those that someone else has replaced meanwhile."""
         while self._saved:
             owner, name, original, ours = self._saved.pop()
             if vars(owner).get(name) is ours:
@@ -119,6 +118,7 @@ class StallHooks:
 
 
 def _has_compiled() -> bool:
-    """True where a frame of this process was compiled, or may have been by a release unknown."""
+    """Return True if a frame of this process was compiled, or may have been in an unknown
+    release."""
     compiler = sys.modules.get(_CONVERT_FRAME)
     return compiler is not None and getattr(compiler, "FRAME_COUNTER", 1) > 0

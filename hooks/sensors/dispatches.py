@@ -1,8 +1,8 @@
 """Exchanges of tokens with experts that call no ``ProcessGroup``: DeepEP's, HybridEP's, NCCL EP's.
 
-Megatron's flexible dispatcher leaves them to a manager, whose two methods return when the tokens
-are there: each call is one transfer, and the backward pass of each is one the other way.  Where a
-dispatcher of that sort has no manager, its own two methods count.
+Megatron's flexible dispatcher delegates them to a manager, whose two methods return when the tokens
+have arrived: each call is one transfer, and its backward pass is one in the opposite direction.
+If such a dispatcher has no manager, its own two methods count.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .step_log import StepLog, TransferKind
 _AT_DISPATCHER = ("token_dispatch", "token_combine")
 _AT_MANAGER = ("dispatch", "combine")
 _BY_PROCESS_GROUP = frozenset({"MoEAlltoAllTokenDispatcher", "MoEAllGatherTokenDispatcher"})
-"""Dispatchers whose transfers are collectives of torch, which are seen as such."""
+"""Dispatchers whose transfers are torch collectives, recorded as such."""
 _SENDS_EACH_ONCE = "_DeepepManager"
-"""Its rows are tokens; those of the other managers are copies, one for each expert."""
+"""Manager whose rows are tokens; those of the others are copies, one for each expert."""
 _number_of_nodes = getattr(torch.autograd, "_get_sequence_nr", lambda: 2**63)
 _ACCUMULATES = 2**63
-"""Nodes that accumulate gradients have numbers from here on."""
+"""Least sequence number of nodes that accumulate gradients."""
 _MOST_NODES = 64
 _WithoutModes = torch._C.DisableTorchFunction
 _Begun = tuple[StepLog, int, int]
 
 
 class DispatchHooks:
-    """Records these exchanges between ``install`` and ``remove``."""
+    """Hooks that record these exchanges between ``install`` and ``remove``."""
 
     def __init__(self, models: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard) -> None:
         chunks = list(models)
@@ -59,26 +59,27 @@ class DispatchHooks:
                 else:
                     self._methods.add(end.owner, end.name, Exchange(self, end))
         self.unseen = tuple(sorted(unseen))
-        """What is not recorded, each with the reason, such as ``token_dispatch:captured``."""
+        """Unrecorded methods, each with the reason, such as ``token_dispatch:captured``."""
 
     def install(self) -> None:
-        """Watch them."""
+        """Install the hooks."""
         self._methods.install()
 
     def remove(self) -> None:
-        """Watch them no more; hooks on the graph of the running step stay and do nothing."""
+        """Remove the hooks; those on the graph of the running step stay and do nothing."""
         self._methods.remove()
         self._marked.clear()
 
     def drop_marks(self) -> None:
-        """Take the hooks off the graph: a compiler is about to read them."""
+        """Remove the hooks from the graph before a compiler reads them."""
         take_off(self._marked)
 
     def put(self, node: Any, hook: Any) -> None:
         """Call ``hook`` when the engine reaches ``node``.
 
-        A hook that the user registers later has the number that it has without us: it is part of
-        what a module pickles to.  Those of operators leave it free as well, so ours is another.
+        A hook that the user registers later must get the same number as without us: it is part of a
+        module's pickle.  Hooks of operators leave the counter unchanged as well, so ours are
+        negative.
         """
         number = RemovableHandle.next_id
         RemovableHandle.next_id = -1 - len(self._marked)
@@ -90,19 +91,19 @@ class DispatchHooks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """One of the two methods of an exchange, and what it moves."""
+    """One of the two methods of an exchange, with the share of bytes it moves."""
 
     owner: Any
     name: str
     is_dispatch: bool
     kind: TransferKind
     at_experts: float
-    """Bytes that are moved by those of the rows at the experts; 0 where they do not tell."""
+    """Moved bytes per byte of the rows at the experts; 0 if these do not determine them."""
     at_home: float
-    """The same by those of the tokens of this rank."""
+    """Moved bytes per byte of this rank's tokens."""
 
     def nbytes(self, values: tuple[Any, ...], output: Any) -> int:
-        """Bytes that a call has moved, to this rank as its experts see it."""
+        """Return the bytes moved by a call, to this rank as its experts see it."""
         given = next((value for value in values if is_tensor(value)), None)
         result = first_tensor(output)
         experts, home = (result, given) if self.is_dispatch else (given, result)
@@ -112,7 +113,7 @@ class _End:
 
 
 class Exchange:
-    """The calls of one such method."""
+    """Recorder of the calls of one such method."""
 
     __slots__ = ("_end", "_hooks", "_known", "_recorder")
 
@@ -122,7 +123,7 @@ class Exchange:
         self._known: tuple[StepLog | None, int] = (None, 0)
 
     def begin(self, module: Any) -> _Begun | None:
-        """A call begins."""
+        """Begin a call."""
         log = self._recorder.log
         if log is None or not self._recorder.is_of_step:
             return None
@@ -130,7 +131,7 @@ class Exchange:
         return log, self._begin(log, 0), first_node
 
     def end(self, begun: _Begun, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """It has returned: now it is known how much was moved."""
+        """End a call, whose bytes are known only now."""
         log, number, first_node = begun
         self._finish(number)
         with _WithoutModes():
@@ -140,7 +141,7 @@ class Exchange:
             self._follow_backward(log, nbytes, output, first_node)
 
     def fail(self, begun: _Begun) -> None:
-        """It has raised."""
+        """End a call that raised."""
         self._finish(begun[1])
 
     def _kind(self, log: StepLog) -> int:
@@ -159,14 +160,14 @@ class Exchange:
         self._recorder.end_wait(number, is_done=True)
 
     def _follow_backward(self, log: StepLog, nbytes: int, output: Any, first_node: int) -> None:
-        """From where the engine reaches its nodes to where it first reaches one behind them."""
+        """Mark the backward pass, from its first node to the first node behind its last."""
         result = first_tensor(output)
         begin = last_node(output, result) if result is not None else None
         if begin is None or not first_node <= begin._sequence_nr() < _ACCUMULATES:
             return
         ends = _behind(begin, first_node)
         if not ends:
-            return  # nothing tells where it is over
+            return  # the end of the exchange cannot be marked
         back = _BackwardExchange(self, log, nbytes)
         protect = self._hooks.guard.protect
         self._hooks.put(begin, partial(_reached, protect(back.begin)))
@@ -188,19 +189,20 @@ class _BackwardExchange:
         self._number: int | None = None
 
     def begin(self) -> None:
-        """The engine has reached it."""
+        """Begin when the engine reaches its first node."""
         if self._log.is_open and self._number is None:
             self._number = self._exchange._begin(self._log, self._nbytes)
 
     def end(self) -> None:
-        """The engine has reached what is behind."""
+        """End when the engine reaches a node behind it."""
         number, self._number = self._number, None
         if self._log.is_open and number is not None:
             self._exchange._finish(number)
 
 
 def _behind(node: Any, first_node: int) -> list[Any]:
-    """The nodes that a call was given: those of its own have numbers from ``first_node`` on."""
+    """Return the nodes of a call's inputs: those created in it have numbers from ``first_node``
+    on."""
     waiting, seen, input_nodes = [node], {node}, []
     while waiting and len(seen) < _MOST_NODES:
         for behind, _ in waiting.pop().next_functions:
@@ -220,7 +222,7 @@ def _dispatchers(models: Iterable[torch.nn.Module]) -> Iterator[Any]:
 
 
 def _ends(dispatcher: Any) -> Iterator[_End]:
-    """Both methods, where there are such and a group that they work on."""
+    """Yield both methods if they exist and have a process group."""
     manager = attribute(dispatcher, "_comm_manager")
     owner, names = (dispatcher, _AT_DISPATCHER) if manager is None else (manager, _AT_MANAGER)
     group = attribute(manager, "group") or attribute(dispatcher, "tp_ep_group")
@@ -246,10 +248,10 @@ def _ends(dispatcher: Any) -> Iterator[_End]:
 
 
 def _shares(dispatcher: Any, manager: Any) -> tuple[float, float]:
-    """What is moved for each row at the experts, and for each token of this rank.
+    """Return the moved bytes per byte of rows at the experts, and per byte of this rank's tokens.
 
-    A token is sent once to each rank that has one of its experts.  A buffer of a size of its own
-    does not tell how much is in it: there what leaves counts.
+    A token is sent once to each rank that has one of its experts.  The size of a fixed buffer does
+    not show how much of it is used: then the sent tokens count.
     """
     config = attribute(dispatcher, "config")
     chosen = int(attribute(config, "moe_router_topk") or 0)

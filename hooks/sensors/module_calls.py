@@ -1,15 +1,13 @@
-"""Calls of modules, seen where torch makes them: nothing is put into a module, a class or a copy.
+"""Calls of modules and methods, intercepted in their class: no object is modified or copied.
 
 While anything is watched, ``torch.nn.Module._call_impl`` is a stand-in that knows the watched
-modules by identity.  A copy is another module, and is not watched; what is pickled, scripted,
-exported or read by ``vars()`` is what it was.  Compared with torch's own hooks for all modules:
-those cost each module of the process some 2 us a call, make ``torch.compile(model)`` warn, and are
-guarded by compiled code, which is then compiled once more (tried on torch 2.13).
+modules by identity.  A copy is another module, and is not watched; pickling, scripting, exporting
+and ``vars()`` are unaffected.  torch's own hooks for all modules were rejected: they cost each
+module of the process some 2 us a call, make ``torch.compile(model)`` warn, and are guarded by
+compiled code, which is then recompiled (tried on torch 2.13).
 
-Methods of Megatron's that are operators and no modules: losses, copies of rows, joins of inputs.
-
-The class's method has a stand-in during hooked steps, which knows its objects by identity: nothing
-is put into them, and a copy is another object.
+Methods of Megatron's that are operators but no modules (losses, copies of rows, joins of inputs)
+are intercepted likewise: their class has a stand-in during hooked steps.
 """
 
 from __future__ import annotations
@@ -30,36 +28,38 @@ _Module = torch.nn.Module
 
 
 class Watch(Protocol):
-    """What is done around the calls of one module.  Faults cost nothing but the watch."""
+    """Observer of one module's calls.  Its faults cost nothing but the observation."""
 
     def begin(self, module: Any) -> Any:
-        """The call begins, before all hooks of torch; None where its end is of no interest."""
+        """Begin a call, before all hooks of torch; None if its end is of no interest."""
         ...
 
     def end(self, begun: Any, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
-        """It has returned; ``begun`` is what ``begin`` gave."""
+        """End a call; ``begun`` is the result of ``begin``."""
         ...
 
     def fail(self, begun: Any) -> None:
-        """It has raised."""
+        """End a call that raised."""
         ...
 
 
 MOST_CHANGES = 400 if sys.version_info >= (3, 13) else sys.maxsize
-"""Python 3.13 counts how often a class has changed: after 1,000 times it looks up each attribute of
-it, and of its subclasses, anew.  Before that the stand-in stays, and passes on."""
+"""Limit on changes of the class, after which the stand-in stays installed and passes calls through.
+
+Python 3.13 stops caching attributes of a class, and of its subclasses, after 1,000 changes.
+"""
 _is_traced = torch._C._get_tracing_state
-"""Under ``jit.trace`` the sizes of tensors are part of what is traced."""
+"""Tracing state; under ``jit.trace`` the sizes of tensors are traced too."""
 Entry = tuple[weakref.ref[Any], Watch, Guard]
 
 
 def entries_of(watches: Iterable[tuple[Any, Watch]], guard: Guard) -> dict[int, Entry]:
-    """Objects by their identity, each with what watches its calls."""
+    """Return the observed objects by identity, each with the observer of its calls."""
     return {id(owner): (weakref.ref(owner), watch, guard) for owner, watch in watches}
 
 
 class ModuleCalls:
-    """What is watched in one process, by who watches; the stand-in is there while anything is."""
+    """Watched modules of one process, by owner; the stand-in is installed while there are any."""
 
     def __init__(self) -> None:
         self._watched: dict[object, dict[int, Entry]] = {}
@@ -69,7 +69,7 @@ class ModuleCalls:
         self._num_changes = 0
 
     def watch(self, owner: object, entries: dict[int, Entry]) -> None:
-        """Watch these modules for ``owner``; who comes first is the outermost."""
+        """Watch these modules for ``owner``; the first owner is the outermost."""
         if entries:
             self._watched[owner] = entries
             self._join()
@@ -77,7 +77,7 @@ class ModuleCalls:
                 self._install()
 
     def unwatch(self, owner: object) -> None:
-        """Watch nothing for ``owner`` any more."""
+        """Stop watching for ``owner``."""
         if self._watched.pop(owner, None) is not None:
             self._join()
             if not self._watched:
@@ -98,8 +98,8 @@ class ModuleCalls:
         setattr(_Module, _NAME, self._ours)
 
     def _remove(self) -> None:
-        """Put the original back, unless another has put his own there meanwhile: then ours, which
-        he calls, has nothing to watch any more."""
+        """Restore the original, unless someone else has replaced ours meanwhile; ours then has no
+        entries."""
         if self._num_changes >= MOST_CHANGES:
             return
         ours, self._ours = self._ours, None
@@ -109,7 +109,7 @@ class ModuleCalls:
 
 
 def wrap_calls(original: Callable[..., Any], entries: dict[int, Entry]) -> Callable[..., Any]:
-    """A stand-in for a method: calls on the objects of these entries are watched."""
+    """Return a stand-in for a method that watches calls on the objects of these entries."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         entry = entries.get(id(self))
@@ -139,7 +139,7 @@ def wrap_calls(original: Callable[..., Any], entries: dict[int, Entry]) -> Calla
 
 @dataclass(frozen=True, slots=True)
 class _Both:
-    """Two watches of one module; a fault of one keeps nothing from the other."""
+    """Two observers of one module; a fault of one does not affect the other."""
 
     outer: Watch
     inner: Watch
@@ -161,18 +161,18 @@ class _Both:
 
 
 def _both(first: Entry, second: Entry) -> Entry:
-    """Where one of them is dead, its number has gone to the other."""
+    """Return both entries combined; only the live one if an ``id`` was reused."""
     if first[0]() is not second[0]():
         return second if first[0]() is None else first
     return first[0], _Both(first[1], second[1], first[2]), first[2]
 
 
 CALLS = ModuleCalls()
-"""Of this process."""
+"""The watched modules of this process."""
 
 
 class Methods:
-    """The watched methods of some objects, between ``install`` and ``remove``."""
+    """Watched methods of some objects, between ``install`` and ``remove``."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -180,13 +180,13 @@ class Methods:
         self._saved: list[tuple[type, str, Any, Any]] = []
 
     def add(self, owner: Any, name: str, watch: Watch) -> None:
-        """Watch a method of an object where its class has it from."""
+        """Watch a method of an object in the class that defines it."""
         home = next(cls for cls in classes(owner) if name in vars(cls))
         entries = self._entries.setdefault((home, name), {})
         entries |= entries_of([(owner, watch)], self._guard)
 
     def install(self) -> None:
-        """Put the stand-ins in; does nothing where they are."""
+        """Install the stand-ins, unless they are installed already."""
         if self._saved:
             return
         for (home, name), entries in self._entries.items():
@@ -196,7 +196,7 @@ class Methods:
             type.__setattr__(home, name, ours)
 
     def remove(self) -> None:
-        """Put the originals back; what another has put there meanwhile stays his."""
+        """Restore the originals, except those that someone else has replaced meanwhile."""
         while self._saved:
             home, name, original, ours = self._saved.pop()
             if vars(home).get(name) is ours:

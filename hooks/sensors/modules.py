@@ -1,13 +1,13 @@
-"""Operators, seen at calls of the modules of a model and at marks on autograd nodes.
+"""Operators, recorded at calls of a model's modules and at marks on autograd nodes.
 
-Full backward hooks are out of the question: they make Megatron's outputs views, which it then
-modifies in place.  A backward pass begins where the engine reaches the node of a module's output
-and ends where it reaches the node of an input; both marks go with the graph.
+Full backward hooks are unsuitable: they make Megatron's outputs views, which it then modifies in
+place.  A backward pass begins when the engine reaches the node of a module's output and ends when
+it reaches the node of an input; both marks disappear with the graph.
 
-What FSDP2 does around a module that it shards is no part of any operator.  Its hook gathers the
-parameters inside the call of the module.  A span begins again where they are there, with the
+FSDP2's work around a module that it shards is not part of any operator.  Its hook gathers the
+parameters inside the call of the module: the span restarts once they are gathered, with the
 arguments that the module then gets.  In the backward pass it gathers and reduces between the nodes
-of the graph, while the operator before is still open: that is a pause.
+of the graph, while the preceding operator is still open: that is a pause.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _HOMES = (
     "torch.distributed.fsdp._fully_shard._fsdp_param_group",
     "torch.distributed._composable.fsdp._fsdp_param_group",
 )
-"""Of torch 2.6 and later, and before."""
+"""Module of FSDP2's parameter groups in torch 2.6 and later, and before."""
 _CLASS, _BEFORE = "FSDPParamGroup", "pre_forward"
 _BETWEEN = ("pre_backward", "post_backward")
 SHARDED = "FSDPModule"
-"""A class of every module that FSDP2 shards."""
+"""Base class of every module that FSDP2 shards."""
 
 
 class ModuleHooks:
     """Marks around the operators of a model, between ``install`` and ``remove``.
 
-    Modules are known by weak references and their identity; nothing is put into them.
+    Modules are known by weak references and identity, and are not modified.
     """
 
     def __init__(self, models: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard) -> None:
@@ -76,7 +76,7 @@ class ModuleHooks:
         self._marked: list[tuple[Any, Any]] = []
         self.sites = tuple(sites)
         self.unseen = tuple(sorted(unseen))
-        """What is not recorded, each with the reason, such as ``linear_fc1:compiled``."""
+        """Unrecorded operators, each with the reason, such as ``linear_fc1:compiled``."""
 
     def install(self) -> None:
         """Watch all operators."""
@@ -86,14 +86,14 @@ class ModuleHooks:
         self._methods.install()
 
     def remove(self) -> None:
-        """Watch them no more; marks on the graph of the running step stay and do nothing."""
+        """Stop watching; marks on the graph of the running step stay and do nothing."""
         CALLS.unwatch(self)
         self.gathers.remove()
         self._methods.remove()
         self._marked.clear()
 
     def drop_marks(self) -> None:
-        """Take the marks off the graph: a compiler is about to read its hooks."""
+        """Remove the marks from the graph before a compiler reads its hooks."""
         take_off(self._marked)
 
     def end(
@@ -105,11 +105,11 @@ class ModuleHooks:
         kwargs: dict[str, Any],
         output: Any,
     ) -> None:
-        """An operator has returned; ``owner`` is the module, or the name of the method."""
+        """End an operator's call; ``owner`` is the module, or the name of the method."""
         at = self.recorder.stopwatch.mark()
         log, span = begun
         raw, nbytes = None, 0
-        # Reading a shape is a call of every torch function mode and tensor subclass in force.
+        # Reading a shape would call every active torch function mode and tensor subclass.
         with _WithoutModes():
             values = (*args, *kwargs.values())
             inputs = _activations(values)
@@ -131,29 +131,30 @@ class ModuleHooks:
     ) -> Any:
         """Mark both ends of its backward pass.
 
-        The node of the input that ends it is returned, unless that is an operator's own.
+        Return the input's node that ends it, or None if that node belongs to an operator itself.
         """
         self._mark_node(log, node, backward_mark(span, is_begin=True))
         last, latest = None, -1
         for tensor in inputs:
             if tensor.requires_grad:
                 node = tensor.grad_fn or get_gradient_edge(tensor).node
-                # Of nodes that are ready, the engine runs the one that was created last.
+                # The engine runs the most recently created of the ready nodes.
                 sequence = node._sequence_nr()
                 if sequence > latest:
                     last, latest = node, sequence
         if last is None or (not last.next_functions and _backward_pass() < 0):
-            # What a stage receives is reached before the weights beside it: the pass ends there.
+            # A stage's received input is reached before the weights' nodes: the operator ends with
+            # the pass.
             return None
         is_of_operator = _is_marked(last, log)
         self._mark_node(log, last, backward_mark(span, is_begin=False))
         return None if is_of_operator else last
 
     def _follow_work_around(self, log: StepLog, span: int, node: Any) -> None:
-        """Mark where the work around ``span`` goes on between the operators beside it.
+        """Mark where the work around ``span`` resumes between its sibling operators.
 
-        Autograd runs last what was first: behind the product of the keys comes what was done to the
-        queries before it, and then the product of the queries.
+        Autograd runs in reverse: after the product of the keys comes the work done on the queries
+        before it, and then the product of the queries.
         """
         waiting, seen = [node], {node}
         while waiting and len(seen) < _MOST_NODES:
@@ -177,8 +178,8 @@ class ModuleHooks:
         number = RemovableHandle.next_id
         hook = functools.partial(self._reached, log, marks)
         self._marked.append((node.register_prehook(hook), hook))
-        # A hook that the user registers later has the number that it has without us: it is part of
-        # what a module pickles to.
+        # A hook that the user registers later must get the same number as without us: it is part
+        # of a module's pickle.
         if RemovableHandle.next_id == number + 1:
             RemovableHandle.next_id = number
 
@@ -190,7 +191,7 @@ class ModuleHooks:
 
 
 class Span:
-    """The calls of one operator, as a module or as a method of that name."""
+    """Recorder of one operator's calls, as a module or as a method of that name."""
 
     __slots__ = ("_hooks", "_method", "_number", "_read", "_recorder")
 
@@ -199,7 +200,7 @@ class Span:
         self._recorder = hooks.recorder
 
     def begin(self, module: Any) -> _Begun | None:
-        """A call begins; None where it is not recorded."""
+        """Begin a call; None if it is not recorded."""
         log = self._recorder.log
         if log is None or not log.is_sampling:
             return None
@@ -207,41 +208,41 @@ class Span:
         return None if span == NO_SPAN else (log, span)
 
     def end(self, begun: _Begun, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """It has returned."""
+        """End a call."""
         self._hooks.end(begun, self._read, self._method or module, args, kwargs, output)
 
     def fail(self, begun: _Begun) -> None:
-        """It has raised, as a layer does that runs again until nothing is missing: no record."""
+        """Drop a call that raised, such as a recomputed layer stopped early: no record."""
         log, span = begun
         if self._recorder.log is log:
             self._recorder.end_span(span, self._recorder.stopwatch.mark(), None, 0)
 
 
 class ShardedSpan(Span):
-    """The same of a module whose parameters are gathered inside the call."""
+    """Span of a module whose parameters are gathered inside the call."""
 
     __slots__ = ()
 
     def begin(self, module: Any) -> _Begun | None:
-        """A call begins."""
+        """Begin a call."""
         begun = super().begin(module)
         if begun is not None:
             self._hooks.gathers.begin(module, begun[1])
         return begun
 
     def end(self, begun: _Begun, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """It has returned."""
+        """End a call."""
         super().end(begun, module, *self._hooks.gathers.end(module, args, kwargs), output)
 
 
 _TENSORS = frozenset({"torch", "transformer_engine", "megatron", "torchao"})
-"""Whose tensors are looked into: a class of the user's own may have another ``shape``."""
+"""Packages whose tensors are inspected: a user's own class may redefine ``shape``."""
 
 
 def is_tensor(value: Any) -> bool:
-    """True for a tensor whose attributes run nobody's code but torch's and its extensions'.
+    """Return True for a tensor whose attributes run only code of torch and its extensions.
 
-    ``isinstance`` would ask a foreign object for its ``__class__``.
+    ``isinstance`` would query a foreign object's ``__class__``.
     """
     kind = type(value)
     if kind is torch.Tensor:
@@ -250,12 +251,12 @@ def is_tensor(value: Any) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that is on this rank, where it is spread over several (DTensor)."""
+    """Return this rank's part of a tensor that is distributed over several (DTensor)."""
     return tensor if type(tensor) is torch.Tensor else attribute(tensor, "_local_tensor", tensor)
 
 
 def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Tensors among the arguments; a parameter (a shared embedding) is no activation."""
+    """Return the tensors among the arguments, except parameters (a shared embedding)."""
     return [
         value
         for value in values
@@ -265,17 +266,17 @@ def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 _MOST_NODES = 48
-"""Of the work around an operator, that are looked at."""
+"""Limit on nodes inspected in the work around an operator."""
 
 
 def _is_marked(node: Any, log: StepLog) -> bool:
-    """True for the end of an operator, and for what was marked already."""
+    """Return True for a node that is marked already, such as the end of an operator."""
     known = node.metadata.get(_MARKS)
     return known is not None and known[0] is log
 
 
 def last_node(output: Any, result: torch.Tensor) -> Any:
-    """Of the tensors in a result, the node that autograd runs first: that which came last."""
+    """Return the node that autograd runs first among those of a result: the latest created."""
     last, latest = result.grad_fn, -1
     if last is None or not issubclass(type(output), (tuple, list)):
         return last
@@ -289,7 +290,7 @@ def last_node(output: Any, result: torch.Tensor) -> Any:
 
 
 def take_off(marked: list[tuple[RemovableHandle, Any]]) -> None:
-    """Take hooks off the graph that are still there, each with the handle that it was put on by."""
+    """Remove hooks that are still on the graph, each with the handle of its registration."""
     while marked:
         handle, hook = marked.pop()
         hooks = handle.hooks_dict_ref()
@@ -298,7 +299,7 @@ def take_off(marked: list[tuple[RemovableHandle, Any]]) -> None:
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
-    """The tensor that a call gave, or the first of several; None where it gave none."""
+    """Return the tensor that a call returned, or the first of several; None if there is none."""
     if type(value) is torch.Tensor:
         return value
     for kind in (tuple, list, tuple, list):
@@ -308,7 +309,8 @@ def first_tensor(value: Any) -> torch.Tensor | None:
 
 
 ReadShape = Callable[[Any, list[torch.Tensor], torch.Tensor], tuple[Any, ...]]
-"""What ``canonical_shape`` takes, from the module (or the method's name), inputs and result."""
+"""Reader of ``canonical_shape``'s input from the module (or the method's name), inputs and
+result."""
 
 
 def _reader(site: Site) -> ReadShape:
@@ -337,7 +339,8 @@ def _grouped(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tu
 
 
 def _rows_of_experts(values: tuple[Any, ...], number: int) -> tuple[int, ...]:
-    """As the host has them in a list; a tensor of them is not waited for."""
+    """Return the rows of each expert from a list on the host; a tensor would need
+    synchronisation."""
     for value in values:
         if type(value) is list and len(value) == number and all(type(n) is int for n in value):
             return tuple(value)
@@ -360,7 +363,8 @@ def _gates(owner: Any, inputs: list[torch.Tensor]) -> tuple[int, ...]:
 
 
 def _rotated_channels(owner: Any, inputs: list[torch.Tensor]) -> tuple[int, ...]:
-    """With latent attention only some channels of a head carry positions."""
+    """Return the channels with positions, if latent attention limits them to a part of each
+    head."""
     config = attribute(owner, "config")
     is_latent = attribute(config, "multi_latent_attention")
     return (int(attribute(config, "qk_pos_emb_head_dim", 0)),) if is_latent else ()
@@ -372,7 +376,7 @@ _MORE: Mapping[OperatorKind, Callable[[Any, list[torch.Tensor]], tuple[Any, ...]
     OperatorKind.ACTIVATION: _gates,
     OperatorKind.POSITION: _rotated_channels,
 }
-"""What the two ends do not show, as a gate beside the values."""
+"""Readers of shape details that input and output lack, such as gates."""
 
 
 def _element_nbytes(inputs: list[torch.Tensor], result: torch.Tensor) -> int:
@@ -384,7 +388,7 @@ def _element_nbytes(inputs: list[torch.Tensor], result: torch.Tensor) -> int:
 
 
 class ParameterGatherHooks:
-    """Stand-ins for what a group of sharded parameters does before and between operators."""
+    """Stand-ins for the work of a group of sharded parameters before and between operators."""
 
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         self._recorder = recorder
@@ -396,7 +400,7 @@ class ParameterGatherHooks:
         self._saved: list[tuple[type, str, Any, Any]] = []
 
     def install(self) -> None:
-        """Put them in, where FSDP2 is imported."""
+        """Install them if FSDP2 is imported."""
         home = next((m for m in map(sys.modules.get, _HOMES) if m is not None), None)
         owner = vars(home).get(_CLASS) if home is not None else None
         if owner is None or self._saved:
@@ -413,7 +417,7 @@ class ParameterGatherHooks:
             setattr(owner, name, ours)
 
     def remove(self) -> None:
-        """Put the originals back; what another has put there meanwhile stays his."""
+        """Restore the originals, except those that someone else has replaced meanwhile."""
         while self._saved:
             owner, name, original, ours = self._saved.pop()
             if vars(owner).get(name) is ours:
@@ -422,11 +426,12 @@ class ParameterGatherHooks:
         self._given.clear()
 
     def begin(self, module: Any, span: int) -> None:
-        """A span of a sharded module has begun, before its parameters are there."""
+        """Begin a span of a sharded module, before its parameters are gathered."""
         self._spans[id(module)] = span
 
     def end(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Its call has returned: what the module itself was given, by what the call was."""
+        """End the module's call: return the arguments that the module itself got, given the
+        call's."""
         self._spans.pop(id(module), None)
         return self._given.pop(id(module), (args, kwargs))
 

@@ -1,6 +1,6 @@
-"""When an optimizer of torch begins to step and when it has, without a hook in or for optimizers.
+"""Begin and end of each step of a torch optimizer, without a hook in or for optimizers.
 
-Torch's hooks for all optimizers are read, and guarded, by code that compiles a step.  Two things
+torch's hooks for all optimizers are read, and guarded, by code that compiles a step.  Two functions
 that ``Optimizer.step`` calls around each step are not: the label that it puts on a profile, and the
 empty function at its end that profilers look for.  Both have stand-ins.
 """
@@ -30,7 +30,7 @@ _STEP = "Optimizer.step#"
 class OptimizerSteps:
     """Calls ``before`` and ``after`` with each optimizer that steps, until ``remove``.
 
-    Both must be protected.  What is compiled as a whole calls neither.
+    Both must be protected.  A step that is compiled as a whole calls neither.
     """
 
     def __init__(self, before: Note, after: Note) -> None:
@@ -46,7 +46,7 @@ class OptimizerSteps:
             ]
 
     def remove(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         while self._handles:
             self._handles.pop().remove()
         if self in _WATCHING:
@@ -56,7 +56,7 @@ class OptimizerSteps:
 
 
 class _StandIns:
-    """The two, of this process."""
+    """The two stand-ins of this process."""
 
     def __init__(self) -> None:
         self._saved: list[tuple[Any, str, Any, Any]] = []
@@ -67,7 +67,7 @@ class _StandIns:
             self._put(_Optimizer, _END, _ending)
 
     def remove(self) -> None:
-        """Take them away; where another has put his own over one, it passes on."""
+        """Remove them; one that someone else has wrapped stays and passes calls through."""
         while self._saved:
             owner, name, original, ours = self._saved.pop()
             if vars(owner).get(name) is ours:

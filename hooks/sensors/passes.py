@@ -1,8 +1,8 @@
 """Forward and backward passes of a model that no framework brackets: phases of hooked steps.
 
 A forward pass is the outermost call of a module of the chain.  A backward pass is a run of the
-engine that adds to gradients: ``torch.autograd.backward`` and ``Tensor.backward`` look up a private
-function for it, which has a stand-in during hooked steps.
+engine that accumulates gradients: ``torch.autograd.backward`` and ``Tensor.backward`` look up a
+private function for it, which has a stand-in during hooked steps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PassHooks:
         self._saved: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def install(self) -> None:
-        """Watch the modules and stand before the engine."""
+        """Watch the modules and wrap the engine's function."""
         original = vars(torch.autograd).get(_ENGINE)
         if self._saved is not None or original is None:
             return
@@ -58,7 +58,7 @@ class PassHooks:
         setattr(torch.autograd, _ENGINE, self._saved[1])
 
     def remove(self) -> None:
-        """Take all of it away, unless another has stood before the engine meanwhile."""
+        """Remove all hooks, except an engine wrapper that someone else has wrapped meanwhile."""
         CALLS.unwatch(self)
         self._depth = {FORWARD: 0, BACKWARD: 0}
         saved, self._saved = self._saved, None
@@ -66,7 +66,7 @@ class PassHooks:
             setattr(torch.autograd, _ENGINE, saved[0])
 
     def _enter(self, name: str) -> None:
-        """A pass begins, or one inside it.
+        """Begin a pass, or a nested one.
 
         Modules of the chain call each other, and a checkpointed layer runs a backward pass of its
         own inside the one of the step.
@@ -76,7 +76,7 @@ class PassHooks:
             self._begin(name)
 
     def _leave(self, name: str) -> None:
-        """It ends."""
+        """End a pass, or a nested one."""
         self._depth[name] -= 1
         if self._depth[name] == 0:
             self._end(name)
@@ -97,7 +97,7 @@ class PassHooks:
 
 
 class ForwardPass:
-    """Calls of the modules of a chain while gradients are wanted."""
+    """Calls of the modules of a chain while gradients are enabled."""
 
     __slots__ = ("_passes",)
 
@@ -105,7 +105,7 @@ class ForwardPass:
         self._passes = passes
 
     def begin(self, module: Any) -> bool | None:
-        """True where the call is (part of) a pass, else None."""
+        """Return True if the call is (part of) a pass, else None."""
         with _WithoutModes():
             is_pass = torch.is_grad_enabled()
         if is_pass:
@@ -113,9 +113,9 @@ class ForwardPass:
         return is_pass or None
 
     def end(self, begun: Any, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """The call has returned."""
+        """End the call."""
         self._passes.leave(FORWARD)
 
     def fail(self, begun: Any) -> None:
-        """It has raised."""
+        """End a call that raised."""
         self._passes.leave(FORWARD)

@@ -1,7 +1,7 @@
-"""Collectives, seen at the methods of ``ProcessGroup``, below all import-time aliases.
+"""Collectives, recorded at the methods of ``ProcessGroup``, below all import-time aliases.
 
 Only these methods and ``Work.wait`` are replaced, at class level and during hooked steps alone.
-Functional collectives (torch.compile, DTensor) do not pass here.
+Functional collectives (torch.compile, DTensor) do not pass through them.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _UNDESCRIBED = frozenset({"", "undefined"})
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """How one method is counted: the place of the tensors that count, and that of the peer.
+    """Payload of one method: the positions of the tensors that count, and of the peer, in its
+    arguments.
 
-    With ``other`` the larger of two sides counts: a rank to which more is sent than it sends is as
-    long at it.
+    With ``other`` the larger of two sides counts: receiving more than sending takes a rank as long.
     """
 
     collective: Collective
@@ -64,7 +64,7 @@ class Payload:
     other: int | None = None
 
     def nbytes(self, args: tuple[Any, ...]) -> int:
-        """Bytes of the payload of one call."""
+        """Return the payload's bytes of one call."""
         if self.place is None or len(args) <= self.place:
             return 0
         nbytes = tensor_nbytes(args[self.place])
@@ -74,7 +74,7 @@ class Payload:
 
 
 def role_of(description: str) -> GroupRole:
-    """What a group is for, from its ``group_desc``; Megatron names all of its groups.
+    """Return a group's role from its ``group_desc``; Megatron names all of its groups.
 
     >>> role_of("DATA_PARALLEL_GROUP_WITH_CP").value
     'dp'
@@ -83,12 +83,12 @@ def role_of(description: str) -> GroupRole:
 
 
 def is_described(description: str) -> bool:
-    """False for what torch says of a group that was made without a description."""
+    """Return False for torch's description of a group that was created without one."""
     return description not in _UNDESCRIBED
 
 
 def tensor_nbytes(value: Any) -> int:
-    """Bytes of a tensor, or of all tensors in nested lists; 0 for anything else."""
+    """Return the bytes of a tensor, or of all tensors in nested lists; 0 for anything else."""
     if isinstance(value, (list, tuple)):
         return sum(tensor_nbytes(item) for item in value)
     try:
@@ -104,7 +104,7 @@ _EXCHANGE = Payload(Collective.ALL_TO_ALL, _INPUT, other=_OUTPUT)
 _REDUCE = Payload(Collective.ALL_REDUCE, 0)
 _BARRIER = Payload(Collective.OTHER, None)
 
-# torch 2.13 renamed the single-tensor methods; the old names are bindings of the same work.
+# torch 2.13 renamed the single-tensor methods; the old names are bound to the same work.
 PAYLOADS: Mapping[str, Payload] = {
     "allreduce": _REDUCE,
     "allreduce_coalesced": _REDUCE,
@@ -146,15 +146,17 @@ _FIRST: Mapping[Collective, tuple[GroupRole, ...]] = {
     Collective.SEND: _BETWEEN_STAGES,
     Collective.RECV: _BETWEEN_STAGES,
 }
-"""Of groups with the same ranks, those that are used so; of the rest the dense ones come first."""
+"""Preferred roles of a collective among groups with the same ranks; then the dense ones come
+first."""
 
 
 class GroupRoles:
-    """The roles of groups, in the process that has them.
+    """Roles of process groups, in the process that has them.
 
-    ``roles_by_name`` says some by name.  A group without a description is known by its ranks where the
-    layout is known and nothing names any group: Megatron's own have descriptions, unless somebody
-    has made them in its place; then those without are the user's.
+    ``roles_by_name`` gives some by name.  A group without a description is identified by its ranks
+    if the layout is known and no group has a name.  Megatron describes its groups, although others
+    may create them in its place without descriptions; next to described groups, one without is the
+    user's.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class GroupRoles:
     def of(
         self, group: Any, ranks: Sequence[int], collective: Collective | None = None
     ) -> GroupRole:
-        """What a group is for, or what a collective on it is."""
+        """Return the role of a group, or of a collective on it."""
         named_role = self._roles_by_name.get(group.group_name)
         if named_role is not None:
             return named_role
@@ -201,7 +203,7 @@ def role_by_ranks(
     ranks: Sequence[int],
     collective: Collective | None = None,
 ) -> GroupRole:
-    """The role of the group of ``rank`` that has these ranks; ``OTHER`` where none has.
+    """Return the role of the group of ``rank`` that has these ranks; ``OTHER`` if there is none.
 
     >>> role_by_ranks(Parallelism(tp=2, dp=2, pp=2), 5, (5, 7)).value
     'dp'
@@ -214,7 +216,7 @@ def role_by_ranks(
         try:
             group_ranks = ranks_of(parallelism, role, rank)
         except ConfigError:
-            return GroupRole.OTHER  # another number of ranks than the layout has
+            return GroupRole.OTHER  # the number of ranks differs from the layout's
         if len(wanted) > 1 and tuple(sorted(group_ranks)) == wanted:
             return role
     return GroupRole.OTHER
@@ -222,11 +224,11 @@ def role_by_ranks(
 
 _WithoutModes = torch._C.DisableTorchFunction
 _called: dict[int, tuple[Reference, set[tuple[Collective, int]]]] = {}
-"""Collective and peer of the calls that hooked steps have made, by group; it may be gone by now."""
+"""Collective and peer of the calls in hooked steps, by group, which may no longer exist."""
 
 
 def was_called(group: Any, collective: Collective, peer: int = -1) -> bool:
-    """True where a hooked step has made such a call on the group's own communicator."""
+    """Return True if a hooked step has made such a call on the group's own communicator."""
     group_ref, calls = _called.get(id(group), (None, set()))
     return group_ref is not None and group_ref() is group and (collective, peer) in calls
 
@@ -249,7 +251,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Patch:
-    """A method that is replaced, with the wrapper of what was found there last."""
+    """A replaced method, with the wrapper of the last original."""
 
     owner: type
     name: str
@@ -259,7 +261,8 @@ class _Patch:
 
 
 class ProcessGroupHooks:
-    """Records every collective between ``install`` and ``remove``; ``roles`` are its groups'."""
+    """Recorder of every collective between ``install`` and ``remove``; ``roles`` are its
+    groups'."""
 
     def __init__(self, recorder: Recorder, guard: Guard, roles: GroupRoles | None = None) -> None:
         self._roles = roles or GroupRoles()
@@ -270,7 +273,7 @@ class ProcessGroupHooks:
         self._works: dict[int, tuple[Any, tuple[int, ...]]] = {}
         self._coalesced: list[int] | None = None
         self._is_in_call = False
-        # One wrapper object per name: dynamo refuses one object under two names of torch.
+        # One wrapper object per name: dynamo rejects one object under two names of torch.
         self._patches = [
             *(
                 _Patch(ProcessGroup, name, lambda f, n=name, p=payload: self._wrap_call(f, n, p))
@@ -282,7 +285,7 @@ class ProcessGroupHooks:
         ]
 
     def install(self) -> None:
-        """Replace the methods; does nothing where they are replaced already."""
+        """Replace the methods, unless they are replaced already."""
         if self._is_installed:
             return
         self._is_installed = True
@@ -294,7 +297,7 @@ class ProcessGroupHooks:
                 setattr(patch.owner, patch.name, patch.wrapper)
 
     def remove(self) -> None:
-        """Put the original methods back and forget the step's groups and works."""
+        """Restore the original methods and forget the step's groups and works."""
         if not self._is_installed:
             return
         self._is_installed = False
@@ -346,7 +349,7 @@ class ProcessGroupHooks:
             peer = known.ranks[int(values[payload.peer])]
         kind = known.kinds.get((name, peer))
         if kind is None:
-            # NCCL makes a communicator of their own for two ranks whose messages are not batched.
+            # NCCL creates a separate communicator for two ranks whose messages are not batched.
             if payload.peer is None or self._coalesced is not None:
                 _note_call(group, payload.collective, peer)
             kind = known.kinds[name, peer] = log.kind_number(
@@ -358,7 +361,7 @@ class ProcessGroupHooks:
                     peer=peer,
                 )
             )
-        # Reading a size is a call of every torch function mode in force.
+        # Reading a size would call every active torch function mode.
         with _WithoutModes():
             return self._recorder.add_transfer(kind, payload.nbytes(values))
 
@@ -371,7 +374,7 @@ class ProcessGroupHooks:
             self._remember(work, (transfer,))
 
     def _remember(self, work: Any, transfers: tuple[int, ...]) -> None:
-        # A strong reference would keep the transfer's buffers alive longer than without us.
+        # A strong reference would extend the life of the transfer's buffers.
         self._works[id(work)] = (weakref.ref(work), transfers)
 
     def _wrap_start_coalescing(self, original: Any) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What happens in a hooked step, as compact marks; ``attribution`` makes records of it later.
+"""Recorder of a hooked step as compact marks; ``attribution`` makes records of them later.
 
 Everything here runs inside training: a mark is two appends to integer arrays.
 """
@@ -30,18 +30,18 @@ _ENCLOSING_RESUMED = int(Code.ENCLOSING_RESUMED)
 
 
 class Recorder:
-    """Marks of the step that is being hooked; without one, every method returns at once."""
+    """Marks of the hooked step; without one, every method returns at once."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self.log: StepLog | None = None
         self.is_in_exchange = False
-        """True inside a transfer that calls no process group: what it calls is part of it."""
+        """True inside a transfer that calls no process group: nested collectives are part of it."""
         self._thread = 0
         self._device: DeviceStopwatch | None = None
 
     def open(self, log: StepLog) -> StepLog:
-        """Start to fill a step's log."""
+        """Open a step's log."""
         watch = self.stopwatch
         self._device = watch if isinstance(watch, DeviceStopwatch) else None
         log.is_host = watch.is_host
@@ -55,13 +55,13 @@ class Recorder:
     def is_of_step(self) -> bool:
         """True on the thread that trains, and on those of autograd during its backward pass.
 
-        What another thread calls is no waiting of the training, and between the two appends of a
-        mark it would put the arrays out of step.
+        Waits of other threads do not delay training, and their marks could come between the two
+        appends of a mark and misalign the arrays.
         """
         return get_ident() == self._thread or _backward_pass() >= 0
 
     def close(self) -> StepLog | None:
-        """End the step's log; late marks of it are ignored."""
+        """Close the step's log; its late marks are ignored."""
         log, self.log = self.log, None
         if log is not None:
             log.is_open = False
@@ -79,7 +79,7 @@ class Recorder:
         log.what.append(what)
 
     def begin_span(self, site: int) -> int:
-        """A module's forward begins; number of the span, or -1 where it is not recorded."""
+        """Begin a module's forward; return the number of the span, or -1 if it is not recorded."""
         log = self.log
         if log is None or not log.is_sampling:
             return NO_SPAN
@@ -96,7 +96,7 @@ class Recorder:
         return number
 
     def restart_span(self, number: int) -> None:
-        """What came before was no part of that span: it begins now."""
+        """Restart a span: the work so far was not part of it."""
         log = self.log
         if log is not None and number >= 0 and log.num_free_marks > 0:
             log.num_free_marks -= 1
@@ -106,9 +106,9 @@ class Recorder:
     def end_span(
         self, number: int, at: int, raw_shape: tuple[Any, ...] | None, element_nbytes: int
     ) -> None:
-        """The forward of that span ended at mark ``at``; the time since then was ours.
+        """End the forward of a span at mark ``at``; the time since then was ours.
 
-        The raw shape is what the canonical one will be computed from; None where there is none.
+        The canonical shape will be computed from the raw shape; None if there is none.
         """
         log = self.log
         if log is None or number < 0:
@@ -123,7 +123,7 @@ class Recorder:
         self._end_mark(log)
 
     def _end_mark(self, log: StepLog) -> None:
-        """Our own time is none of a device's, unless it waits for the host."""
+        """Log the time of our hook, which delays a device only if that waits for the host."""
         device = self._device
         if device is not None:
             hook_times_ns = log.hook_times_ns
@@ -132,7 +132,7 @@ class Recorder:
             hook_times_ns.append(device.clock() - device.issued_ns)
 
     def mark_backward(self, log: StepLog, marks: Iterable[int]) -> None:
-        """The autograd engine has reached a node where backward spans begin and end."""
+        """Mark a node that the autograd engine has reached, where backward spans begin and end."""
         if log.is_open:
             now = self.stopwatch.mark()
             for what in marks:
@@ -141,7 +141,7 @@ class Recorder:
             self._end_mark(log)
 
     def begin_phase(self, name: str) -> None:
-        """A bracket of the host framework begins."""
+        """Begin a phase of the host framework."""
         log = self.log
         if log is None:
             return
@@ -155,7 +155,7 @@ class Recorder:
         self._mark(log, number << BITS | _PHASE_BEGIN)
 
     def end_phase(self, name: str) -> None:
-        """The latest open bracket of that name ends; does nothing where there is none."""
+        """End the latest open phase of that name, if there is one."""
         log = self.log
         if log is None:
             return
@@ -166,26 +166,26 @@ class Recorder:
                 log.end_pass()
 
     def add_transfer(self, kind: int, nbytes: int) -> int:
-        """Number of a new transfer; -1 where it is only counted or no step is hooked.
+        """Return the number of a new transfer; -1 if it is only counted or no step is hooked.
 
-        ``kind`` is what ``StepLog.kind_number`` of the step has given.
+        ``kind`` is a result of the step's ``StepLog.kind_number``.
         """
         return NO_TRANSFER if self.log is None else self.log.add_transfer(kind, nbytes)
 
     def begin_wait(self, transfer: int) -> None:
-        """The rank begins to stand still for a transfer (in the call, or in its wait)."""
+        """Mark the begin of waiting for a transfer (in the call, or in its wait)."""
         log = self.log
         if log is not None and transfer >= 0:
             self._mark(log, transfer << BITS | _WAIT_BEGIN)
 
     def end_wait(self, transfer: int, *, is_done: bool = False) -> None:
-        """The rank goes on; ``is_done`` says that a call has left no work to wait for."""
+        """Mark the end of waiting; ``is_done`` if a call has left no work to wait for."""
         log = self.log
         if log is not None and transfer >= 0:
             self._mark(log, transfer << BITS | (_CALL_DONE if is_done else _WAIT_END))
 
     def begin_pause(self) -> bool:
-        """A framework does something of its own inside a pass; False where that is not timed."""
+        """Begin a framework's own work inside a pass; False if that is not timed."""
         log = self.log
         if log is None or not log.is_sampling:
             return False
@@ -196,12 +196,12 @@ class Recorder:
         return True
 
     def end_pause(self) -> None:
-        """It is over."""
+        """End the framework's own work."""
         if self.log is not None:
             self._mark(self.log, _PAUSE_END)
 
     def begin_stall(self) -> bool:
-        """The step's stream begins to wait for another; False where that is not timed."""
+        """Mark that the step's stream begins to wait for another; False if that is not timed."""
         log = self.log
         if log is None or not log.has_transfers:
             return False
@@ -212,7 +212,7 @@ class Recorder:
         return True
 
     def end_stall(self) -> None:
-        """It goes on."""
+        """Mark that the step's stream continues."""
         if self.log is not None:
             self._mark_step_stream(self.log, _STALL_END)
 
@@ -223,10 +223,11 @@ class Recorder:
 
 
 def around_mark(span: int) -> int:
-    """The mark for a moment of the backward pass in which what is around ``span`` goes on."""
+    """Return the mark for a moment of the backward pass in which the work around ``span``
+    resumes."""
     return span << BITS | _ENCLOSING_RESUMED
 
 
 def backward_mark(span: int, *, is_begin: bool) -> int:
-    """The mark for the begin or the end of the backward pass of ``span``."""
+    """Return the mark for the begin or the end of the backward pass of ``span``."""
     return span << BITS | (_BACKWARD_BEGIN if is_begin else _BACKWARD_END)

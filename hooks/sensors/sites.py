@@ -1,15 +1,14 @@
-"""The sites of a model's operators: modules and methods of Megatron's, of transformers' and of
-torchtitan's.
+"""Sites of a model's operators: modules and methods of Megatron, transformers and torchtitan.
 
 Megatron's are known by name and class.  In a transformers model queries, keys and values, and the
-two halves of a gated MLP, are products of their own, attention outside its products is one operator
-with the rotation of its heads, and a configuration has the shapes.  torchtitan names its parts in
-another way, and its attention without the rotation is a module.
+two halves of a gated MLP, are separate products; attention outside its products is one operator
+with the rotation of its heads; and a configuration has the shapes.  torchtitan uses other names,
+and its attention without the rotation is a module.
 
-Layers of experts of both are known by their parts and not by their names.  Such a layer holds a
-router and the experts.  The router with its product is one operator, and so are the experts with
-theirs; copies of rows between them are what is left of torchtitan's layer, and in transformers'
-they are inside the experts.
+Layers of experts of both are known by their parts and not by their names: such a layer has a router
+and the experts.  The router with its product is one operator, and so are the experts with theirs;
+the rest of torchtitan's layer is copies of rows between them, which in transformers' are inside the
+experts.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ FORWARD = "forward"
 _CAPTURED, _COMPILED, _FUSED = "captured", "compiled", "fused"
 _OVERLAPPED = "overlapped"
 _FUSED_MLPS = frozenset({"TEFusedMLP", "FusedSharedExpertMLP"})
-"""They never call the products that they have: one chain of TransformerEngine does their work."""
+"""MLPs that never call their products: one chain of TransformerEngine does their work."""
 _LOCAL_EXPERTS = ".local_experts."
-"""In the name of an expert that runs beside others, one after the other."""
+"""Part of the name of an expert that is one of several run in sequence."""
 _LOSS = "compute_language_model_loss"
 _JOIN = "_concat_embeddings"
-"""Method of a prediction layer that joins its two inputs, which may run again."""
+"""Method of a prediction layer that joins its two inputs, which may be recomputed."""
 _AT_EXPERTS = ("dispatch_postprocess", "combine_preprocess")
 _AT_HOME = ("dispatch_preprocess", "combine_postprocess")
 """Methods of a token dispatcher that copy rows, after their transfer and before it."""
@@ -87,23 +86,23 @@ _BY_TITAN_NAME = (
 _Patterns = tuple[tuple[re.Pattern[str], OperatorKind], ...]
 _ROUTERS = ("router", "gate")
 _LAST = ("down_proj", "w2", "w2_EDF")
-"""The second product of the experts, whose weight shows how wide they are inside."""
+"""Second product of the experts, whose weight shows their inner width."""
 _COPIES = ("reorderer", "token_dispatcher", "inner_experts")
-"""Parts of what copies rows by itself."""
+"""Parts of modules that copy rows themselves."""
 _OF_EXPERTS, _OF_WIDTHS = ("ep",), ("tp", "etp")
-"""Dimensions of a mesh that split a tensor of experts by expert, and inside each of them."""
+"""Mesh dimensions that split a tensor of experts by expert, and within each expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """An operator, and what computes its canonical shape from that of its result."""
+    """An operator, and the function from its result's shape to its canonical shape."""
 
     kind: OperatorKind
     shape_of: Callable[[Shape], Shape] | None = None
 
 
 def expert_parts(model: Any, top_k: int) -> Mapping[int, Part | None]:
-    """The parts of the layers of experts by ``id``; None for what is inside of a part.
+    """Return the parts of the layers of experts by ``id``; None for modules inside a part.
 
     A row at the experts stands for ``top_k`` copies of a token.
     """
@@ -155,7 +154,7 @@ def _with(rows: Callable[[Shape], int], *sizes: int) -> Callable[[Shape], Shape]
 
 
 def _products(block: Any, experts: Any, top_k: int) -> Iterator[tuple[int, Part]]:
-    """The experts, or all of the block where they are modules, which run one after the other."""
+    """Yield the experts, or the whole block if they are modules run in sequence."""
     weight, each = _last_of(experts), ()
     if weight is None and (each := tuple(_modules(experts).values())):
         weight = attribute(_last_of(each[0]), "weight")
@@ -165,7 +164,7 @@ def _products(block: Any, experts: Any, top_k: int) -> Iterator[tuple[int, Part]
     inside = prod(weight.shape[-2:]) // _num_parts(weight, _OF_WIDTHS)
 
     def shape_of(result: Shape) -> Shape:
-        # Rows that went to the experts of other ranks are as many as came from there, on average.
+        # On average as many rows are sent to other ranks' experts as are received from them.
         return (prod(result[:-1]), result[-1], inside // result[-1], top_k, here, here)
 
     yield id(block if each else experts), Part(kind=OperatorKind.EXPERTS, shape_of=shape_of)
@@ -176,7 +175,7 @@ def _last_of(experts: Any) -> Any:
 
 
 def _num_parts(weight: Any, names: tuple[str, ...]) -> int:
-    """How many parts a tensor is in along such dimensions of its mesh; 1 where it has none."""
+    """Return the number of parts of a tensor along such mesh dimensions; 1 if it has none."""
     mesh = attribute(attribute(weight, "_spec"), "mesh")
     dims = getattr(mesh, "mesh_dim_names", None) or ()
     return prod(mesh.size(number) for number, name in enumerate(dims) if name in names)
@@ -189,19 +188,20 @@ def _patterns(names: Iterable[tuple[str, OperatorKind]]) -> _Patterns:
 _OF_TRANSFORMERS, _OF_TITAN = _patterns(_BY_NAME), _patterns(_BY_TITAN_NAME)
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)(?:\.|$)")
 _WRAPPED = frozenset({"_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod"})
-"""What wrappers of torch call the module that they stand for: checkpoints, FSDP1, compiled ones."""
+"""Names of the wrapped module in torch's wrappers: checkpoints, FSDP1, compiled ones."""
 
 Place = tuple[Any, str, Site]
-"""An object, the name of a method of it, and what the method computes."""
+"""An object, the name of a method of it, and the operator that the method computes."""
 
 
 def find_places(models: Sequence[torch.nn.Module]) -> list[Place]:
-    """All methods that are operators: modules, then losses, dispatchers and joins of inputs."""
+    """Return all methods that are operators: modules, then losses, dispatchers and joins of
+    inputs."""
     places: list[Place] = [(module, FORWARD, site) for module, site in find_sites(models)]
     modules = tree(*models)
     if places:
         loss = Site(kind=OperatorKind.LOSS)
-        # A language model has the method on every stage, and computes the loss on the last.
+        # A language model has the method on every stage, but computes the loss on the last.
         last = [m for m in modules if attribute(m, _LOSS) and attribute(m, "post_process", True)]
         places += [(module, _LOSS, loss) for module in last]
     places += _dispatches(modules)
@@ -210,7 +210,7 @@ def find_places(models: Sequence[torch.nn.Module]) -> list[Place]:
 
 
 def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module, Site]]:
-    """The modules of these libraries' layers that are operators, and their layer."""
+    """Return the modules of these libraries' layers that are operators, and their layer."""
     sites = []
     for model in models:
         library_sites = _transformers_sites(model) or _titan_sites(model)
@@ -232,9 +232,9 @@ def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module,
 
 
 def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Site]]:
-    """The operators of a decoder that carries a transformers configuration.
+    """Return the operators of a decoder with a transformers configuration.
 
-    Empty where there is no such configuration.
+    Empty if there is no such configuration.
     """
     config = next((c for c in map(transformers_config, tree(model)) if c is not None), None)
     if config is None:
@@ -244,7 +244,7 @@ def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, S
 
 
 def _titan_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Site]]:
-    """The operators of a decoder of torchtitan; empty where it is none."""
+    """Return the operators of a torchtitan decoder; empty if it is none."""
     if not any(module_name(module).startswith("torchtitan.models.") for module in tree(model)):
         return []
     parents = {
@@ -260,14 +260,14 @@ def _titan_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Site]]:
             return _titan_attention(parents.get(id(module)))
         return None
 
-    # Rows at the experts are copies already, one for each that a token is sent to.
+    # Rows at the experts are copies already, one for each expert of a token.
     return _named_sites(model, _OF_TITAN, shape_of, 1)
 
 
 def _titan_attention(around: Any) -> Any:
-    """What computes the shape of attention, with heads before tokens, or without a batch.
+    """Return a function for the shape of attention, with heads before tokens, or without a batch.
 
-    Of keys with a width of their own (latent attention) and values the mean counts.
+    If keys (latent attention) and values differ in width, their mean counts.
     """
     heads = int(attribute(around, "n_heads", 1))
     per_group = heads // int(attribute(around, "n_kv_heads", None) or heads)
@@ -293,7 +293,7 @@ def _named_sites(
     shape_of: Callable[[OperatorKind, Any], Any],
     top_k: int,
 ) -> list[tuple[torch.nn.Module, Site]]:
-    """The modules that match a pattern, and the parts of layers of experts."""
+    """Return the modules that match a pattern, and the parts of layers of experts."""
     parts = expert_parts(model, top_k)
     sites = []
     for name, module in _unwrapped(model):
@@ -313,10 +313,10 @@ _NO_PART = Part(kind=OperatorKind.LAYER)
 
 
 def _unwrapped(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The modules that compute something, with the names that they have without wrappers.
+    """Yield the modules that compute something, with their names without wrappers.
 
-    What a wrapper around a layer does (it gathers parameters, or runs the layer again) is none of
-    the layer's operators.
+    The work of a wrapper around a layer (gathering parameters, or recompute) is not an operator of
+    the layer.
     """
     for name, module in named_tree(model):
         if _WRAPPED.isdisjoint(contents(module).get("_modules") or ()):
@@ -324,7 +324,7 @@ def _unwrapped(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def transformers_config(module: torch.nn.Module) -> Any | None:
-    """The configuration of transformers that a module carries: objects of others are not asked."""
+    """Return a module's transformers configuration, without querying objects of other libraries."""
     config = attribute(module, "config")
     is_theirs = any(
         cls.__module__.startswith("transformers.") and cls.__name__.lower() == "pretrainedconfig"
@@ -334,7 +334,7 @@ def transformers_config(module: torch.nn.Module) -> Any | None:
 
 
 class _Shapes:
-    """Canonical shapes of operators that their tensors alone do not tell; batch comes first."""
+    """Canonical shapes of operators whose tensors do not suffice; batch comes first."""
 
     def __init__(self, config: Any) -> None:
         self._heads = int(config.num_attention_heads)
@@ -348,7 +348,8 @@ class _Shapes:
         self.top_k = int(getattr(config, "num_experts_per_tok", None) or 1)
 
     def of(self, kind: OperatorKind) -> Any:
-        """What computes the shape of this kind from a module's result, or None: its tensors do."""
+        """Return the function from a module's result to the shape of this kind; None if tensors
+        suffice."""
         known = {
             OperatorKind.CORE_ATTENTION: self._attention,
             OperatorKind.ACTIVATION: self._activation,
@@ -374,12 +375,13 @@ def _kind(name: str, names: set[str], module: torch.nn.Module) -> OperatorKind |
         return OperatorKind.GROUPED_LINEAR if _GROUPED in names else kind
     kind = next((kind for cls, kind in MODULES_BY_CLASS.items() if cls in names), None)
     if kind is OperatorKind.PERMUTE and attribute(module, "num_local_experts", 1) == 1:
-        return None  # a single expert's result is joined with no other
+        return None  # a single expert's result needs no combination
     return kind
 
 
 def dispatch_methods(dispatcher: Any) -> tuple[str, ...]:
-    """The methods of a token dispatcher that copy rows; core 0.12 does all of it in two others."""
+    """Return the methods of a token dispatcher that copy rows; core 0.12 uses two others for all of
+    it."""
     is_exchange = "AlltoAll" in type(dispatcher).__name__
     names = _AT_HOME if is_exchange else ()
     if not is_exchange or attribute(dispatcher, "num_local_experts", 1) > 1:
@@ -388,7 +390,7 @@ def dispatch_methods(dispatcher: Any) -> tuple[str, ...]:
 
 
 def _dispatches(modules: Iterable[torch.nn.Module]) -> Iterator[Place]:
-    """Token dispatchers of expert layers, each with the name of a method that copies rows."""
+    """Yield token dispatchers of expert layers, each with the name of a method that copies rows."""
     for module in modules:
         dispatcher = attribute(module, "token_dispatcher")
         if dispatcher is not None:
@@ -400,15 +402,15 @@ def _dispatches(modules: Iterable[torch.nn.Module]) -> Iterator[Place]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnhookableParts:
-    """What Python does not run line by line, by ``id``, with the reason."""
+    """Parts that Python does not run line by line, by ``id``, with the reason."""
 
     modules: Mapping[int, str]
     methods: Mapping[tuple[int, str], str]
     around: Mapping[int, str]
-    """Modules whose own time cannot be told from that of an operator inside."""
+    """Modules whose self time cannot be separated from that of an operator inside."""
 
     def why(self, owner: Any, name: str) -> str | None:
-        """Why calls of this method are not recorded; None where they are."""
+        """Return why calls of this method are not recorded; None if they are."""
         reason = self.modules.get(id(owner)) or self.methods.get((id(owner), name))
         if reason is None and name == FORWARD and id(owner) in self.around:
             return f"partly {self.around[id(owner)]}"
@@ -416,11 +418,11 @@ class UnhookableParts:
 
 
 def find_unhookable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> UnhookableParts:
-    """Which of these places are inside a region whose inside is not called, or around one.
+    """Return the regions that run without calling their modules, and the places around them.
 
-    A compiled, captured or fused region has no inside that is called.  Replicas of
-    ``DataParallel`` are shallow copies: other modules, and gone with each pass.  What is around
-    such a region is no operator that could be modelled by its shape: its time holds that of the
+    Modules inside a compiled, captured or fused region are not called.  Replicas of
+    ``DataParallel`` are shallow copies: other modules, and gone with each pass.  A module around
+    such a region is no operator that could be modelled by its shape: its time includes that of the
     operators inside.
     """
     chunks, all_places = list(models), list(places)
@@ -446,7 +448,7 @@ def find_unhookable(models: Iterable[torch.nn.Module], places: Iterable[Place]) 
 
 
 def _is_in_parts(module: Any) -> bool:
-    """True for shared experts whose two products run between transfers, each by a method."""
+    """Return True for shared experts whose two products run between transfers, each by a method."""
     flag = attribute(attribute(module, "config"), "moe_shared_expert_overlap")
     return flag is True and "SharedExpertMLP" in class_names(module)
 
@@ -476,7 +478,7 @@ def _region(module: torch.nn.Module) -> str | None:
 
 
 def unhookable_reason(owner: Any, name: str) -> str | None:
-    """Why calls of a method cannot be told apart by their object; None where they can."""
+    """Return why calls of a method cannot be attributed to their object; None if they can."""
     override = contents(owner).get(name)
     if override is not None and not (name == FORWARD and _is_redistributing(override)):
         return "replaced"
@@ -486,5 +488,5 @@ def unhookable_reason(owner: Any, name: str) -> str | None:
 
 
 def _is_redistributing(forward: Any) -> bool:
-    """True where torchtitan has put the way from and to DTensors around a module's own forward."""
+    """Return True if torchtitan has wrapped a module's own forward in conversions of DTensors."""
     return type(forward) is FunctionType and forward.__module__ == "torchtitan.protocols.module"

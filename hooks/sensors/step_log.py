@@ -1,11 +1,11 @@
 """The marks of one hooked step, in arrays of bounded size.
 
-A window holds the logs of all its hooked steps until it has closed.  What a step may take follows
-from that, and from the events that a device still has: where it is not enough, operators of whole
-later micro-batches go first, then the transfers of whole later passes; both are counted.
+A window retains the logs of all its hooked steps until it has closed, which limits the marks of a
+step, together with the remaining events of a device.  Beyond the limit, operators of whole later
+micro-batches are omitted first, then the transfers of whole later passes; both are counted.
 
-On a device a mark is dear.  There the transfers inside passes are timed with the operators of the
-same micro-batches, but for those that come once or twice a step; all are counted.
+On a device a mark is expensive.  There the transfers inside passes are timed with the operators of
+the same micro-batches, except those that occur once or twice a step; all are counted.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ NO_SPAN = -1
 NO_SHAPE = -1
 NO_TRANSFER = -1
 UNKNOWN_TRANSFER = 0
-"""Number under which waiting for a call that was made before the step is marked."""
+"""Number for waits for a call that was made before the step."""
 BITS = 4
 MARKS_PER_SPAN = 5
 """Begin and end, forwards and backwards, and the end of our own part."""
 MOST_SELDOM_PASSES = 2
-"""A kind of transfer that more passes of a step have comes in all of them, and is sampled."""
+"""A kind of transfer in more passes of a step than this counts as frequent, and is sampled."""
 MOST_SELDOM_CALLS = 32
-"""The same of calls, in a window that has room for few micro-batches."""
+"""A kind with more calls than this is frequent too, in a window with space for few
+micro-batches."""
 
 
 class Code(IntEnum):
-    """What a mark means; the number beside it says of which span, transfer or phase."""
+    """Meaning of a mark; its number identifies the span, transfer or phase."""
 
     SPAN_BEGIN = 0  # as ``Recorder.begin_span`` writes it
     SPAN_END = 1
@@ -53,36 +54,36 @@ class Code(IntEnum):
     CALL_DONE = 6  # the end of a call that left no work to wait for
     PHASE_BEGIN = 7
     PHASE_END = 8
-    HOOK_END = 9  # the time since the mark before was our own
+    HOOK_END = 9  # the time since the previous mark was our own
     STALL_BEGIN = 10  # the step's stream begins to wait for another stream
     STALL_END = 11
-    PAUSE_BEGIN = 12  # what a framework does in between is nobody's
+    PAUSE_BEGIN = 12  # the framework's work in between belongs to no operator
     PAUSE_END = 13
-    ENCLOSING_RESUMED = 14  # backwards, what is around that span goes on
-    REFUSED = 15  # from here on operators (0), or marks of any kind (1), have no room
+    ENCLOSING_RESUMED = 14  # backwards, the work around that span resumes
+    REFUSED = 15  # from here on there is no space for operators (0), or marks of any kind (1)
 
 
 WAITING = frozenset(
     {Code.WAIT_BEGIN, Code.WAIT_END, Code.CALL_DONE, Code.STALL_BEGIN, Code.STALL_END}
 )
-"""Marks between which a stream stands still."""
+"""Marks between which a stream waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A place in the model that is hooked; ``layer`` is 0 outside the transformer layers."""
+    """A hooked place in the model; ``layer`` is 0 outside the transformer layers."""
 
     kind: OperatorKind
     layer: int = 0
     shape_of: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
-    """The canonical shape from that of the result, where a configuration tells the rest."""
+    """Function from the result's shape to the canonical one, if a configuration gives the rest."""
     has_siblings: bool = False
-    """Operators beside it take the same input, or what is around it works between them."""
+    """True if sibling operators take the same input, or the surrounding work runs between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferKind:
-    """What the calls of one collective on one group (with one peer) have in common."""
+    """Common fields of the calls of one collective on one group (with one peer)."""
 
     collective: Collective
     role: GroupRole
@@ -101,7 +102,7 @@ class Transfer:
 
     @property
     def called(self) -> dict[str, Any]:
-        """The same by the names of a ``CollectiveRecord``."""
+        """Fields of a ``CollectiveRecord``."""
         shared = {name: getattr(self.kind, name) for name in TransferKind.__slots__}
         return {**shared, "nbytes": self.nbytes, "sequence": self.sequence}
 
@@ -112,22 +113,23 @@ def _numbers() -> array[int]:
 
 @dataclass(slots=True, kw_only=True)
 class StepLog:
-    """The marks of one step: ``what[i]`` holds code and number, ``marks[i]`` the time.
+    """The marks of one step: ``what[i]`` is code and number, ``marks[i]`` the time.
 
-    ``streams[i]`` is the number of the stream it is on, 0 for that of the step; empty where there
-    is one line of time.  A mark without a time is ``NO_TIME``.
+    ``streams[i]`` is the number of the mark's stream, 0 for that of the step; empty if there is one
+    time line.  A mark without a time is ``NO_TIME``.
 
-    ``samples[k]`` is the micro-batch of pass k, or -1 where its operators are not recorded; where
+    ``samples[k]`` is the micro-batch of pass k, or -1 if its operators are not recorded; if
     ``samples`` is empty all of them are.  Phases are complete, and transfers as far as there is
-    room.  Of span s, ``span_sites[s]`` is its site and ``shapes[span_shapes[s]]`` its raw shape and
-    the bytes of an element.
+    space.  For span s, ``span_sites[s]`` is its site and ``shapes[span_shapes[s]]`` its raw shape
+    and the bytes of an element.
 
-    On a device ``issued`` has the host's times of its events, and ``events`` the number of each
-    mark's.  ``own_ns[i]`` is how long our hooks held the host up at mark i, 0 behind its end.
+    On a device ``issued`` has the host's times of its events, and ``events`` the event number of
+    each mark.  ``hook_times_ns[i]`` is how long our hooks delayed the host at mark i, 0 beyond its
+    end.
 
-    With ``samples_transfers`` those of other passes are counted alone, but for the seldom ones:
-    ``frequent`` are the kinds of transfers that come with every pass, as a step before has shown;
-    None where none has.  ``largest_pass`` is how many spans a pass is expected to have.
+    With ``samples_transfers``, transfers of other passes are only counted, except seldom ones:
+    ``frequent`` are the kinds of transfers in every pass, as determined in an earlier step; None if
+    there was none.  ``largest_pass`` is the expected number of spans of a pass.
     """
 
     step: int
@@ -170,7 +172,7 @@ class StepLog:
     transfer_sequences: array[int] = field(default_factory=lambda: array("i", [0]))
     transfer_nbytes: array[int] = field(default_factory=lambda: array("q", [0]))
     transfer_passes: array[int] = field(default_factory=lambda: array("i", [-1]))
-    """Number of the phase that is the pass around each transfer, -1 outside of passes."""
+    """Phase number of the pass around each transfer, -1 outside of passes."""
     num_free_marks: int = 0
     max_spans: int = 0
     num_dropped: int = 0
@@ -191,16 +193,16 @@ class StepLog:
         self.max_spans = max(1, self.max_marks // (2 * MARKS_PER_SPAN))
 
     def begin_pass(self, count: int, number: int, *, is_forward: bool) -> None:
-        """Decide what is recorded of pass ``count``, which is phase ``number``.
+        """Decide which marks of pass ``count``, phase ``number``, are recorded.
 
-        Whole micro-batches are, while there is room.
+        Micro-batches are recorded whole, while there is space.
         """
         self.current_pass = number
         self.has_free_marks = self.has_transfers = self.num_free_marks > self.max_marks // 8
         if self.samples:
             self._choose(count, is_forward=is_forward)
         elif not self.has_free_marks:
-            # Without the waiting inside them operators would be given its time.
+            # Without marks of the waits inside, operators would be charged for them.
             self.is_sampling = False
             self.num_dropped += MARKS_PER_SPAN
         if not self.has_transfers:
@@ -219,13 +221,13 @@ class StepLog:
             self.num_dropped += self.largest_pass * MARKS_PER_SPAN
         self._first_span = len(self.span_sites) if is_forward and self.is_sampling else NO_SPAN
         if self.samples_transfers:
-            # Until a step has shown what is frequent, both ends of it are timed as well.
+            # Until a step has determined the frequent kinds, its first and last pass are timed too.
             is_end = self.frequent is None and place in (0, len(self.samples) - 1)
             is_end = is_end and len(self.samples) > 1
             self.has_transfers = self.has_free_marks and (self.is_sampling or is_end)
 
     def end_pass(self) -> None:
-        """Outside the passes operators are recorded only where all passes are."""
+        """End a pass; outside of passes operators are recorded only if all passes are."""
         self.has_transfers = self.has_free_marks = True
         if self.is_sampling and self.samples_transfers and self.marks:
             ends = self._first_mark, self.marks[-1]
@@ -240,7 +242,7 @@ class StepLog:
         return self.has_free_marks and len(self.span_sites) + self.largest_pass <= self.max_spans
 
     def add_transfer(self, kind: int, nbytes: int) -> int:
-        """Number of a transfer that is timed; -1 where it is only counted."""
+        """Return the number of a transfer that is timed; -1 if it is only counted."""
         sequence = self.num_calls[kind]
         self.num_calls[kind] = sequence + 1
         if self.current_pass >= 0:
@@ -257,7 +259,7 @@ class StepLog:
         return number
 
     def set_nbytes(self, number: int, kind: int, nbytes: int) -> None:
-        """Say of a transfer that was added with 0 bytes how many it had; -1 was only counted."""
+        """Set the bytes of a transfer that was added with 0 bytes; -1 was only counted."""
         if number >= 0:
             self.transfer_nbytes[number] = nbytes
         elif nbytes:
@@ -267,7 +269,8 @@ class StepLog:
                 del self.counted[kind, 0]
 
     def refuse(self, what: int) -> None:
-        """There was no room for a mark: what is open around it must know, once of each sort."""
+        """Note that there was no space for a mark, once for each kind, which invalidates open
+        spans."""
         self.num_dropped += 1
         if self.num_refused <= what:
             self.num_refused = what + 1
@@ -281,7 +284,8 @@ class StepLog:
             self.num_passes[kind] += 1
 
     def frequent_kinds(self, *, is_thin: bool) -> frozenset[TransferKind]:
-        """The kinds that come with every pass; ``is_thin``: few micro-batches have room."""
+        """Return the kinds that occur in every pass; ``is_thin``: there is space for few
+        micro-batches."""
         most = MOST_SELDOM_CALLS if is_thin else math.inf
         return frozenset(
             kind
@@ -290,7 +294,7 @@ class StepLog:
         )
 
     def shape_number(self, key: tuple[Any, int]) -> int:
-        """Number of a raw shape and an element's bytes; -1 beyond the limit."""
+        """Return the number of a raw shape and an element's bytes; -1 beyond the limit."""
         number = self.shape_numbers.get(key, NO_SHAPE)
         if number == NO_SHAPE:
             if len(self.shapes) >= MAX_SHAPES:
@@ -301,7 +305,7 @@ class StepLog:
         return number
 
     def kind_number(self, kind: TransferKind) -> int:
-        """Number of a kind of transfer in this step."""
+        """Return the number of a kind of transfer in this step."""
         if kind not in self.kinds:
             self.kinds.append(kind)
             self.is_frequent.append(self.frequent is None or kind in self.frequent)
@@ -311,7 +315,7 @@ class StepLog:
         return self.kinds.index(kind)
 
     def transfer(self, number: int) -> Transfer:
-        """The transfer of that number, from 1 on."""
+        """Return the transfer of that number, from 1 on."""
         return Transfer(
             kind=self.kinds[self.transfer_kinds[number]],
             nbytes=self.transfer_nbytes[number],
@@ -319,9 +323,9 @@ class StepLog:
         )
 
     def resolve(self, end_s: float = math.inf) -> bool:
-        """Turn marks into nanoseconds where that is possible without waiting; True when done.
+        """Convert marks to nanoseconds if possible without waiting; True when done.
 
-        Reading goes on until ``end_s`` of ``time.perf_counter``.
+        Reading continues until ``end_s`` of ``time.perf_counter``.
         """
         if self.readings is None:
             return True
@@ -336,7 +340,7 @@ class StepLog:
         return True
 
     def settle(self) -> bool:
-        """Read no more: marks that were not read have no time; False where none was, or may be.
+        """Stop reading: unread marks have no time; False if no mark was, or can be, read.
 
         Those without a time are dropped, and counted.
         """
@@ -350,7 +354,7 @@ class StepLog:
         return False
 
     def drop(self) -> None:
-        """Let all that was not read go; it counts as dropped."""
+        """Release all unread marks, which count as dropped."""
         if isinstance(self.readings, DeviceReadings):
             self.readings.give_back()
         self.readings = None
@@ -358,5 +362,5 @@ class StepLog:
 
 
 def unpack_mark(what: int) -> tuple[int, int]:
-    """Code and number of a mark."""
+    """Return code and number of a mark."""
     return what & (1 << BITS) - 1, what >> BITS

@@ -1,9 +1,8 @@
 """Time marks on the host or on the device's streams, with one interface.
 
-A mark is an ``int`` that costs next to nothing to take and is turned into nanoseconds later.  On
-the host it is nanoseconds already.  On a device it is the number of an event on the stream that is
-current, or ``NO_TIME`` where there was none; events are read when all have happened, so reading can
-never block.
+A mark is an ``int`` that costs almost nothing and is converted to nanoseconds later.  On the host
+it is nanoseconds already.  On a device it is the number of an event on the current stream, or
+``NO_TIME`` if there was none; events are read when all have happened, so reading never blocks.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 NO_TIME = -(1 << 62)
-"""A mark, or the time of one, that nothing is known of: whatever touches it is dropped."""
+"""A mark without a known time; whatever depends on it is dropped."""
 MAX_EVENTS = 65_536
-"""Events that exist at once."""
+"""Limit on existing events."""
 STEP_STREAM = 0
-"""Number of the stream that was current when the step began; others count up as they come."""
+"""Number of the stream that was current when the step began; others are numbered as they come."""
 REBASE_MS = 128.0
-"""Readings are float32 milliseconds: beyond this they are coarser than 16 ns, and the reference is
-renewed."""
+"""Age at which the reference is renewed: readings are float32 milliseconds, beyond this coarser
+than 16 ns."""
 _UNORDERED_NS = 1_000
-"""Rounding can put a mark so far before the one before it on its stream."""
-# Reading an event takes microseconds; the budget is looked at after each slice.
+"""Tolerance for a mark before the previous one of its stream, because of rounding."""
+# Reading an event takes microseconds; the budget is checked after each slice.
 _SLICE_EVENTS = 16
 
 
@@ -37,11 +36,11 @@ DeviceEvent = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """When the host asked for the events of a step, in nanoseconds of its clock.
+    """Times at which the host issued the events of a step, in nanoseconds of its clock.
 
-    ``host_ns`` has a time for each number of an event.  When the step had ended, at ``issued_ns``,
-    the device had passed all events of the step's stream before number ``late``, and not that one;
-    -1: it had passed all, or could not be asked.
+    ``host_ns`` has a time for each event number.  After the end of the step, at ``queried_ns``, the
+    device had passed all events of the step's stream before number ``late``, but not that one; -1:
+    it had passed all, or could not be queried.
     """
 
     host_ns: array[int]
@@ -50,33 +49,33 @@ class Issued:
 
 
 class HostReadings:
-    """Marks that are nanoseconds already, or places in a sequence of times in nanoseconds."""
+    """Marks that are nanoseconds already, or indices of a sequence of times in nanoseconds."""
 
     num_dropped = 0
     issued: Issued | None = None
-    """No device follows the host."""
+    """None: no device follows the host."""
 
     def __init__(self, times_ns: Sequence[int] | None = None) -> None:
         self._times_ns = times_ns
 
     def is_ready(self, end_s: float = math.inf) -> bool:
-        """Always True."""
+        """Return True."""
         return True
 
     def read(self, marks: array[int]) -> array[int]:
-        """``marks`` itself, or the times of ``marks``."""
+        """Return ``marks`` itself, or the times of ``marks``."""
         if self._times_ns is None:
             return marks
         times = self._times_ns
         return array("q", [times[mark] if mark != NO_TIME else NO_TIME for mark in marks])
 
     def streams(self, marks: array[int]) -> array[int]:
-        """Nothing: all are of one line of time."""
+        """Return an empty array: all marks are on one time line."""
         return array("h")
 
 
 class EventPool:
-    """Events that have been read and can be recorded again; at most ``MAX_EVENTS`` exist."""
+    """Reusable events; at most ``MAX_EVENTS`` exist."""
 
     def __init__(self, make_event: Callable[[], DeviceEvent]) -> None:
         self._make_event = make_event
@@ -89,7 +88,7 @@ class EventPool:
         return len(self._free) + self._num_remaining
 
     def take(self) -> DeviceEvent | None:
-        """A free event, or a new one; None where there are enough already."""
+        """Return a free event, or a new one; None at the limit."""
         if self._free:
             return self._free.pop()
         if self._num_remaining <= 0:
@@ -98,7 +97,7 @@ class EventPool:
         return self._make_event()
 
     def give(self, events: list[DeviceEvent]) -> None:
-        """Return events whose times have been read, or are of no interest any more."""
+        """Return events whose times have been read, or are no longer needed."""
         self._free.extend(events)
 
 
@@ -126,7 +125,7 @@ class DeviceReadings:
         self._pool = pool
         self._events = events
         self._on = on
-        # Events of one stream happen in order: the last of each stands for all before it.
+        # Events of one stream happen in order: the last of each covers all before it.
         last = {stream: event for stream, event in zip(on, events, strict=True)}
         self._last = list(last.values())
         self._times = array("q")
@@ -135,12 +134,12 @@ class DeviceReadings:
         self._reference_ns = self._newest_ns = anchor_ns
 
     def is_ready(self, end_s: float = math.inf) -> bool:
-        """True when the device has passed all events and all have been read.
+        """Return True when the device has passed all events and all have been read.
 
-        Reading stops at ``end_s`` of ``time.perf_counter`` and goes on with the next call.
+        Reading stops at ``end_s`` of ``time.perf_counter`` and continues with the next call.
         """
         if self._is_capturing():
-            return False  # a question would end the capture
+            return False  # a query would end the capture
         while self._last:
             if not self._last[-1].query():
                 return False
@@ -163,45 +162,45 @@ class DeviceReadings:
         time_ns = self._reference_ns + round(time_ms * 1e6)
         if stream == STEP_STREAM:
             if time_ns < self._newest_ns - _UNORDERED_NS:
-                return NO_TIME  # what was queued later cannot pass earlier: that is no time
+                return NO_TIME  # an event queued later cannot pass earlier: the reading is invalid
             self._newest, self._newest_ns = event, max(time_ns, self._newest_ns)
             return self._newest_ns
         return time_ns
 
     def read(self, marks: array[int]) -> array[int]:
-        """``marks`` in nanoseconds, after ``is_ready``; gives the events back to the pool.
+        """Return ``marks`` in nanoseconds, after ``is_ready``; gives the events back to the pool.
 
-        One whose reading is no number, or lies before the mark before it on the step's own stream,
-        has no time; the others have theirs.
+        A mark whose reading is not finite, or lies before the previous mark on the step's own
+        stream, has no time; the others have theirs.
         """
         times = self._times
         self.give_back()
         return array("q", [times[mark] if mark != NO_TIME else NO_TIME for mark in marks])
 
     def streams(self, marks: array[int]) -> array[int]:
-        """The number of the stream that each of the marks is on."""
+        """Return the stream number of each mark."""
         return array("h", [self._on[mark] if mark != NO_TIME else STEP_STREAM for mark in marks])
 
     def settle(self) -> int:
-        """Read no more: what has no reading by now has no time; how many events have one."""
+        """Stop reading: unread events have no time; return the number of those read."""
         num_read = len(self._times)
         self._last = []
         self._times.extend([NO_TIME] * (len(self._events) - num_read))
         return num_read
 
     def give_back(self) -> None:
-        """Let the events go, read or not."""
+        """Release the events, read or not."""
         events, self._events, self._last = self._events, [], []
         self._times = array("q")
         self._pool.give(events)
 
 
 Readings = HostReadings | DeviceReadings
-"""The marks of one finished step, perhaps still on their way; they are read once."""
+"""The marks of one finished step, perhaps still pending; they are read once."""
 
 
 class Stopwatch(Protocol):
-    """Takes marks during one step at a time."""
+    """Source of marks during one step at a time."""
 
     is_host: bool
     mark: Callable[[], int]
@@ -212,18 +211,18 @@ class Stopwatch(Protocol):
         ...
 
     def is_of_step(self, stream: Any) -> bool:
-        """True where a stream (None: the current one) is that of the step."""
+        """Return True if a stream (None: the current one) is that of the step."""
         ...
 
     def mark_step_stream(self) -> int:
-        """A mark on the step's own stream, whichever is current."""
+        """Return a mark on the step's own stream, whichever is current."""
         ...
 
     def begin_step(self) -> None:
-        """Start a step; marks before it are forgotten."""
+        """Start a step; earlier marks are forgotten."""
 
     def end_step(self) -> Readings:
-        """What the step's marks will read."""
+        """Return the readings of the step's marks."""
         ...
 
 
@@ -237,28 +236,28 @@ class HostStopwatch:
         self.mark = clock
 
     def is_of_step(self, stream: Any) -> bool:
-        """Always True: the host's work is one line."""
+        """Return True: the host's work is one time line."""
         return True
 
     def mark_step_stream(self) -> int:
-        """The same as ``mark``."""
+        """Return a mark, like ``mark``."""
         return self.mark()
 
     def begin_step(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def end_step(self) -> HostReadings:
-        """Readings that are ready."""
+        """Return readings that are ready."""
         return HostReadings()
 
 
 class DeviceStopwatch:
     """Marks of events on the device's current stream; never synchronises.
 
-    ``stream_key`` names the current stream cheaply, and ``current_stream`` makes the object that an
-    event is recorded on; it is asked once per step and stream.  ``is_capturing`` tells whether a
-    graph is being captured, when no event may be recorded or read.  ``clock`` is the host's, in
-    nanoseconds: it is looked at before an event is recorded, so that no device is ahead of it.
+    ``stream_key`` identifies the current stream cheaply, and ``current_stream`` returns the object
+    that an event is recorded on; it is called once per step and stream.  ``is_capturing`` returns
+    True during capture of a graph, when no event may be recorded or read.  ``clock`` is the host's,
+    in nanoseconds: it is read before an event is recorded, so that no device is ahead of it.
     """
 
     is_host = False
@@ -274,7 +273,7 @@ class DeviceStopwatch:
     ) -> None:
         self.clock = clock
         self.issued_ns = 0
-        """When the latest mark was asked for, by that clock."""
+        """Time of the latest mark, by that clock."""
         self._pool = EventPool(make_event)
         self.stream_key = stream_key
         self._current_stream = current_stream
@@ -311,12 +310,14 @@ class DeviceStopwatch:
         return self._record(*known)
 
     def is_of_step(self, stream: Any) -> bool:
-        """True where ``stream``, or the current one for None, is the one that the step began on."""
+        """Return True if ``stream``, or the current one for None, is the one that the step began
+        on."""
         key = self.stream_key() if stream is None else getattr(stream, "cuda_stream", None)
         return self._streams.get(key, (-1, None))[0] == STEP_STREAM
 
     def mark_step_stream(self) -> int:
-        """The same as ``mark`` on the stream that the step began on, whichever is current."""
+        """Return a mark, like ``mark``, on the stream that the step began on, whichever is
+        current."""
         self.issued_ns = self.clock()
         if self.is_capturing() or not self._streams:
             return self._no_mark()
@@ -337,7 +338,8 @@ class DeviceStopwatch:
         return NO_TIME
 
     def end_step(self) -> DeviceReadings:
-        """Readings that become ready when the device has passed the last mark of each stream."""
+        """Return readings that become ready when the device has passed the last mark of each
+        stream."""
         readings = DeviceReadings(
             self._pool,
             self._anchor_ns,
@@ -352,7 +354,8 @@ class DeviceStopwatch:
         return readings
 
     def _issued(self) -> Issued:
-        """The host's times, with how far the device is by now: some questions, none waits."""
+        """Return the host's times and the device's progress, found by a few queries without
+        waiting."""
         if self.is_capturing():
             return Issued(host_ns=self._host_ns)
         queried_ns = self.clock()
@@ -369,7 +372,8 @@ class DeviceStopwatch:
         return Issued(host_ns=self._host_ns, late=late, queried_ns=queried_ns)
 
     def _before(self, number: int, least: int) -> int:
-        """The last event of the step's stream before ``number`` and behind ``least``, else that."""
+        """Return the last event of the step's stream before ``number`` and after ``least``, else
+        ``least``."""
         number -= 1
         while number > least and self._on[number] != STEP_STREAM:
             number -= 1

@@ -1,7 +1,8 @@
-"""Notes when phases begin and end, at the calls of Megatron's timers during hooked steps.
+"""Begin and end of phases, at the calls of Megatron's timers during hooked steps.
 
 Megatron's own timers synchronise the device on each start and stop, so they run as the user
-configured them and are never used to measure.  Their classes have stand-ins, their objects stay.
+configured them and are never used to measure.  Their classes have stand-ins; their objects are
+unchanged.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from .recorder import Recorder
 
 
 class PlantedTimers:
-    """What schedules call where the host has no timers; copied, compared or pickled it is None."""
+    """Timers for a host that has none; copies and pickles of it are None."""
 
     def __init__(self, begin: Callable[[str], Any], end: Callable[[str], Any]) -> None:
         self._begin, self._end = begin, end
 
     def __call__(self, name: str, log_level: int | None = None) -> PlantedTimer:
-        """The timer of that name, as Megatron's ``Timers`` gives it."""
+        """Return the timer of that name, like Megatron's ``Timers``."""
         return PlantedTimer(name, self._begin, self._end)
 
     def __copy__(self) -> None:
@@ -41,11 +42,11 @@ class PlantedTimer:
         self._name, self._begin, self._end = name, begin, end
 
     def start(self, barrier: bool = False) -> None:
-        """The phase begins."""
+        """Begin the phase."""
         self._begin(self._name)
 
     def stop(self, barrier: bool = False) -> None:
-        """It ends."""
+        """End the phase."""
         self._end(self._name)
 
 
@@ -64,11 +65,11 @@ class TimerHooks:
 
     @property
     def num_installed(self) -> int:
-        """Places that are watched now."""
+        """Number of watched places."""
         return len(self._timers) + len(self._planted)
 
     def install(self, holders: Iterable[tuple[Any, str]]) -> None:
-        """Watch the timers that each (object, attribute) holds; None becomes planted ones."""
+        """Watch the timers of each (object, attribute); None is replaced by planted ones."""
         for owner, name in holders:
             timers, find = attribute(owner, name), reference(owner)
             if timers is None and find() is not None:
@@ -80,7 +81,7 @@ class TimerHooks:
                 self._cover(type(timers), "__call__", self._naming)
 
     def remove(self) -> None:
-        """Put back what was there; what another has put there meanwhile stays his."""
+        """Restore the originals, except those that someone else has replaced meanwhile."""
         while self._planted:
             find, name, planted = self._planted.pop()
             owner = find()
@@ -104,7 +105,7 @@ class TimerHooks:
             type.__setattr__(home, name, ours)
 
     def _naming(self, original: Any) -> Any:
-        """The call that gives a timer; all names above the log level share one."""
+        """Wrap the call that returns a timer; all names above the log level share one."""
 
         def call(timers: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             timer = original(timers, name, *args, **kwargs)
@@ -123,7 +124,7 @@ class TimerHooks:
         self._cover(kind, "stop", self._stopping)
 
     def _starting(self, original: Any) -> Any:
-        """Start it, then mark: its barrier and synchronisation are not the phase's."""
+        """Start it, then mark: its barrier and synchronisation are not part of the phase."""
 
         def start(timer: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(timer, *args, **kwargs)
@@ -135,7 +136,7 @@ class TimerHooks:
         return start
 
     def _stopping(self, original: Any) -> Any:
-        """Mark, then stop it."""
+        """Mark, then stop it: its barrier and synchronisation are not part of the phase."""
 
         def stop(timer: Any, *args: Any, **kwargs: Any) -> Any:
             name = self._names.get(id(timer))

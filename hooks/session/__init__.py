@@ -1,7 +1,7 @@
-"""One session per process: when to hook, record, probe and trace, and when to take all off.
+"""One session per process: schedules hooks, recording, probes and traces, and removes them all.
 
-In: calls of an adapter. Out: records, and events to the companion. Imports all rooms but
-``adapters``.
+In: calls of an adapter. Out: records, and events to the companion. Imports all packages of
+``hooks`` except ``adapters``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""For loops that no adapter knows: ``with attach(model, optimizer) as run: ... run.step()``."""
+"""API for loops without an adapter: ``with attach(model, optimizer) as run: ... run.step()``."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from .session import EVAL, SAVE, Session
 
 DEFAULTS = RunOptions()
 OFF = "FORERUN_OFF"
-"""Set to 1 by a user: everything here does nothing.  As in ``_forerun_autoload``, which the package
-must not need."""
+"""Variable that a user sets to 1 to disable everything here.  Duplicated from
+``_forerun_autoload``, on which the package must not depend."""
 
 
 def attach(
@@ -51,16 +51,17 @@ def attach(
     is_analysed: bool = True,
     on_advice: str = DEFAULTS.on_advice.value,
 ) -> AttachedRun:
-    """A context manager around a training loop; call its ``step()`` at the end of every step.
+    """Return a context manager around a training loop; call its ``step()`` at the end of every
+    step.
 
-    ``config`` describes the run; without it the model's own configuration does, where it is one of
+    ``config`` describes the run; without it the model's own configuration does, if it is one of
     transformers, else steps, phases and collectives are recorded and no layout is modelled.
-    ``train_iters`` is the number of steps of the whole run: without it there is no finish, but of
-    the pass over the data where a ``DataLoader`` feeds the loop.  ``rank`` is read from
-    ``torch.distributed`` where that is initialised.
-    ``is_analysed`` starts the process that answers while the run goes on.  ``on_advice`` is one of
-    ``log``, ``alert`` and ``stop``; with ``stop`` ask ``run.should_stop()`` after every step.
-    With ``FORERUN_OFF=1`` in the environment all of it does nothing.
+    ``train_iters`` is the number of steps of the whole run: without it only the end of the pass
+    over the data is forecast, if a ``DataLoader`` feeds the loop.  ``rank`` is read from
+    ``torch.distributed`` if that is initialised. ``is_analysed`` starts the companion, which
+    answers while the run goes on.  ``on_advice`` is one of ``log``, ``alert`` and ``stop``; with
+    ``stop`` call ``run.should_stop()`` after every step. With ``FORERUN_OFF=1`` in the environment
+    all of it does nothing.
     """
     session = new_session(
         directory=directory,
@@ -85,7 +86,7 @@ def new_session(
     is_analysed: bool = True,
     on_advice: str = DEFAULTS.on_advice.value,
 ) -> Session:
-    """A session that no flag started; the arguments are those of ``attach``."""
+    """Return a session that no flag started; the arguments are those of ``attach``."""
     settings = Settings(
         rank=rank or current_rank(),
         steps=steps,
@@ -104,7 +105,7 @@ def new_session(
 
 
 class AttachedRun:
-    """A loop under observation.  A step lasts from the end of the one before to ``step()``."""
+    """An attached loop.  A step lasts from the end of the previous one to ``step()``."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class AttachedRun:
         """Begin the first step."""
         optimizer, self._optimizer = self._optimizer, None
         if optimizer is not None:
-            # A wrapper has one of torch's inside, which is none that is known here.
+            # A wrapper's inner torch optimizer is unknown here: match by the weights it updates.
             groups = param_groups(optimizer)
             updated = frozenset(id(weight) for group in groups for weight in group["params"])
             marks = self._session.begin_phase, self._session.end_phase
@@ -170,21 +171,21 @@ class AttachedRun:
         return self
 
     def step(self) -> None:
-        """The optimizer has been stepped: end this step and begin the next."""
+        """End this step, after the optimizer's, and begin the next."""
         self._session.end_step()
         if self._loop_observer is not None:
             self._session.guard.protect(self._look)(self._loop_observer)
         self._session.begin_step()
 
     def _look(self, observer: LoopObserver) -> None:
-        """At what the first steps show."""
+        """Process what the first steps reveal."""
         self._data.end_step()
         observer.end_step()
         if observer.is_over:
             self._loop_observer = None
 
     def should_stop(self) -> bool:
-        """True once all ranks are to end, the same answer on all after the same step.
+        """Return True once all ranks are to end, the same on all after the same step.
 
         Save and leave the loop then; always False without ``on_advice="stop"``.
         """
@@ -192,7 +193,8 @@ class AttachedRun:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name a part of the step; ``eval`` and ``save-checkpoint`` are left out of its time."""
+        """Mark a named part of the step; ``eval`` and ``save-checkpoint`` are excluded from its
+        time."""
         session = self._session
         if name in (EVAL, SAVE):
             begin, end = session.begin_bracket, session.end_bracket
@@ -210,7 +212,8 @@ class AttachedRun:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take everything off and write what is left; the step that has just begun is dropped."""
+        """Remove all hooks and write the remaining records; the step that has just begun is
+        dropped."""
         if self._steps is not None:
             self._steps.remove()
         if self._loop_observer is not None:
@@ -220,29 +223,29 @@ class AttachedRun:
 
 
 def _mark_optimizer(updated: Set[int], mark: Callable[[str], object], optimizer: Any) -> None:
-    """Mark where an optimizer updates what the run's own does."""
+    """Mark steps of optimizers that update the same weights as the run's own."""
     weights = (weight for group in param_groups(optimizer) for weight in group["params"])
     if any(id(weight) in updated for weight in weights):
         mark(OPTIMIZER)
 
 
 def _sees_calls(models: Iterable[torch.nn.Module]) -> bool:
-    """Whether calls of the whole model are worth a hook: they end transfers, or fill a layout.
+    """Return True if calls of the whole model need a hook: they end transfers, or define a layout.
 
-    A function that calls a bare model may be compiled, and with such a hook would be once more.
+    A function that calls a bare model may be compiled, and such a hook would cause a recompilation.
     """
     known = tuple(models)
     return bool(num_replicas(known)) or is_self_described(known)
 
 
 def _integer_from_environ(names: Iterable[str], default: int) -> int:
-    """The first of these variables that is a whole number."""
+    """Return the first of these variables that is a whole number."""
     texts = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in texts if text.isascii() and text.isdecimal()), default)
 
 
 def current_rank() -> RankInfo:
-    """This process among its peers, from ``torch.distributed``, else alone."""
+    """Return this process's ranks from ``torch.distributed``, else those of a single process."""
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not is_distributed:
         return RankInfo(

@@ -1,4 +1,4 @@
-"""The modules around a set of parameters: a model and its wrappers, found among those alive."""
+"""Modules around a set of parameters: a model and its wrappers, among the live objects."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _UNSEEN_DTENSOR = "collectives through DTensor"
 
 
 def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
-    """Live modules that hold all parameters of an optimizer, the outermost first.
+    """Return the live modules that have all parameters of an optimizer, the outermost first.
 
-    Every object that Python tracks is looked at once, some tens of milliseconds: for warm-up only.
-    Empty where the objects are hidden from the collector (``gc.freeze``).
+    Every object that Python tracks is scanned once, which takes some tens of milliseconds: for
+    warm-up only.  Empty if the objects are hidden from the collector (``gc.freeze``).
     """
     wanted = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     parents: dict[int, list[nn.Module]] = {}
@@ -36,7 +36,7 @@ def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
             parents.setdefault(id(child), []).append(module)
     if not owners:
         return ()
-    # A graph that a compiler has made of the optimizer's step has the weights too.
+    # A compiler's graph of the optimizer's step has the weights too.
     owner = min(reversed(owners), key=lambda module: issubclass(type(module), GraphModule))
     modules_by_id = {id(module): module for module in _line(owner, parents)}
     holding = [module for module in modules_by_id.values() if _holds(module, wanted)]
@@ -44,7 +44,7 @@ def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
 
 
 def _line(module: nn.Module, parents: dict[int, list[nn.Module]]) -> Iterable[nn.Module]:
-    """The module and all that it is inside of."""
+    """Yield the module and all modules that contain it."""
     seen, pending = set[int](), [module]
     while pending:
         module = pending.pop()
@@ -59,10 +59,10 @@ def _holds(module: nn.Module, wanted: set[int]) -> bool:
 
 
 def unseen_in(chain: Iterable[nn.Module]) -> tuple[str, ...]:
-    """Names of what the process-group hooks cannot see of these modules.
+    """Return names of collectives that the process-group hooks cannot see in these modules.
 
     DistributedDataParallel reduces its buckets in C++.  Compiled regions and DTensor call
-    functional collectives; the shards of FSDP2 are DTensors too, but their collectives are seen.
+    functional collectives; the shards of FSDP2 are DTensors too, but their collectives are visible.
     """
     names, modules = [], tree(*chain)
     if any(issubclass(type(module), DistributedDataParallel) for module in modules):
@@ -75,16 +75,16 @@ def unseen_in(chain: Iterable[nn.Module]) -> tuple[str, ...]:
 
 
 def is_split(modules: Iterable[nn.Module]) -> bool:
-    """True where ranks share the work on a sample (DTensor)."""
+    """Return True if ranks share the work on a sample (DTensor)."""
     return any(map(_is_split, weights(modules)))
 
 
 def roles_in(chain: Iterable[nn.Module]) -> dict[str, GroupRole]:
-    """What the process groups of DDP, FSDP1, FSDP2 and of DTensors are for, by name.
+    """Return the roles of the process groups of DDP, FSDP1, FSDP2 and DTensors, by name.
 
     The group that reduces gradients, or shards, is that of data parallelism; the one between copies
     of all shards (HSDP) is that of the optimizer's instances.  Groups along which a DTensor is
-    split are for what its mesh calls them.
+    split have the role that its mesh names.
     """
     models, roles = tuple(chain), dict[str, GroupRole]()
     for group, role in (*_groups_in(models), *_dimensions_in(models)):
@@ -95,24 +95,24 @@ def roles_in(chain: Iterable[nn.Module]) -> dict[str, GroupRole]:
 
 
 def num_copies(chain: Iterable[nn.Module]) -> int:
-    """Copies of all shards that train side by side (HSDP); 1 where all ranks share one."""
+    """Return the copies of all shards that train in parallel (HSDP); 1 if all ranks share one."""
     between = (g for g, role in _groups_in(chain) if role is GroupRole.DP_INSTANCES)
     return next((group.size() for group in between), 1)
 
 
 def num_replicas(chain: Iterable[nn.Module]) -> int:
-    """Ranks that gradients are averaged over, by the wrappers; 0 where there are none."""
+    """Return the ranks over which wrappers average gradients; 0 without wrappers."""
     sizes = {role: group.size() for group, role in _groups_in(chain)}
     return math.prod(sizes.values()) if sizes else 0
 
 
 _OF_WRAPPERS = {GroupRole.DP: "process_group", GroupRole.DP_INSTANCES: "_inter_node_pg"}
-"""The attributes of DDP and of FSDP1."""
+"""Attributes of DDP and of FSDP1."""
 _OF_MESHES = {
     GroupRole.DP: "shard_process_group",
     GroupRole.DP_INSTANCES: "replicate_process_group",
 }
-"""Those of what FSDP2 knows of a group of parameters."""
+"""Attributes of FSDP2's mesh information on a group of parameters."""
 
 
 def _groups_in(chain: Iterable[nn.Module]) -> Iterator[tuple[Any, GroupRole]]:
@@ -148,10 +148,10 @@ def _dimensions_in(chain: Iterable[nn.Module]) -> Iterator[tuple[Any, GroupRole]
 
 
 def _mesh_infos(module: Any) -> tuple[Any, ...]:
-    """Of the parameters that FSDP2 gathers with this module.
+    """Return the mesh information of the parameters that FSDP2 gathers with this module.
 
-    Not the mesh of the parameters themselves: of equal meshes DTensor keeps one, whatever groups
-    the other has.
+    The mesh of the parameters themselves is unsuitable: DTensor deduplicates equal meshes, even if
+    their groups differ.
     """
     find = attribute(module, "_get_fsdp_state")
     state = find(module) if find is not None else None
@@ -161,12 +161,12 @@ def _mesh_infos(module: Any) -> tuple[Any, ...]:
 
 
 def is_sharded(chain: Iterable[nn.Module]) -> bool:
-    """True where parameters are spread over the ranks (FSDP1 or FSDP2)."""
+    """Return True if parameters are sharded over the ranks (FSDP1 or FSDP2)."""
     return bool(_class_names(chain) & {"FullyShardedDataParallel", "FSDPModule"})
 
 
 def is_flattened(chain: Iterable[nn.Module]) -> bool:
-    """True where the shards of a unit are one plain tensor (FSDP1)."""
+    """Return True if the shards of a unit are one plain tensor (FSDP1)."""
     return "FullyShardedDataParallel" in _class_names(chain)
 
 
@@ -175,7 +175,7 @@ def _class_names(chain: Iterable[nn.Module]) -> set[str]:
 
 
 def _is_split(weight: Any) -> bool:
-    """True for a DTensor that is split along more than the dimension that FSDP2 splits."""
+    """Return True for a DTensor that is split along more than the dimension that FSDP2 splits."""
     mesh = weight.device_mesh if "DTensor" in class_names(weight) else None
     names = set(getattr(mesh, "mesh_dim_names", None) or ())
     return bool(names & _DIMENSIONS.keys())

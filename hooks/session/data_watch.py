@@ -1,11 +1,11 @@
-"""Which ``DataLoader`` feeds a loop, how long it is, and how many of its batches make a step.
+"""Detection of the ``DataLoader`` that feeds a loop, its length, and its batches per step.
 
-One private method beneath torch's loaders is replaced until the first steps have shown it.  It
-returns what it did: no batch is drawn, no random state is touched, no loader is kept alive, and no
-object of the user's is asked for anything.  How many batches a pass over a loader has is read from
-what torch's own samplers hold: ``__len__`` of a data set or sampler of the user's own may draw
-random numbers, meet other ranks or take its time.  Whoever is no sampler of torch's, to the exact
-class, says nothing here.
+One private method beneath torch's loaders is replaced until the first steps have shown this.  It
+passes results through: no batch is drawn, no random state is touched, no loader is kept alive, and
+no method of a user's object is called.  The number of batches in a pass over a loader is read from
+attributes of torch's own samplers: ``__len__`` of a user's data set or sampler may draw random
+numbers, synchronise with other ranks or be slow.  Samplers that are not exactly of a torch class
+are ignored.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ from .first_step import FirstStep, FrameworkSettings, batch_shape
 from .session import Session
 
 NUM_STEPS = 2
-"""The first step may draw more: a loop that looks ahead, a step that a scaler of losses skips."""
+"""Steps to observe: the first may draw more, as with prefetching or a step skipped by a loss
+scaler."""
 _RANGE = type(iter(range(0)))
 _MAP = 0
-"""A data set with an index, as torch's loaders number the kinds."""
+"""Kind of a data set with an index, as numbered by torch's loaders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderProgress:
-    """What the loader that feeds a loop says; steps are counted from the loop's first."""
+    """State of the loader that feeds a loop; steps are counted from the loop's first."""
 
     length: DataLength = DataLength.UNSEEN
     end: int = 0
-    """Steps that will be done at the end of the pass that runs; 0: unknown."""
+    """Steps done by the end of the running pass; 0 if unknown."""
     steps: int = 0
     """Steps of a whole pass."""
     samples: int = 0
-    """Of the batches of a step, by the first of them."""
+    """Samples of a step's batches, all taken to be like the first batch."""
     tokens: int = 0
 
 
@@ -67,20 +68,20 @@ class _Loader:
     """A loader that batches were drawn from."""
 
     alive: Reference
-    """Its sampler, which lives as long as it does; else the iterator of one pass."""
+    """Its sampler, which lives as long as the loader; else the iterator of one pass."""
     num_batches: int | None
-    """Of a pass; None where torch does not know, and no pass has ended."""
+    """Batches of a pass; None if torch does not know and no pass has ended."""
     num_drawn: int = 0
-    """In the pass that runs."""
+    """Batches drawn in the running pass."""
     draws: tuple[int, ...] = ()
-    """Of each step so far."""
+    """Batches drawn in each step so far."""
     num_in_step: int = 0
     shape: tuple[int, ...] = ()
-    """Of its first batch: samples, and tokens of each where it holds some."""
+    """Shape of its first batch: samples, and tokens of each if there are tokens."""
 
 
 class DataWatch:
-    """Counts the batches of each loader, from ``install`` to ``remove``."""
+    """Counter of the batches of each loader, from ``install`` to ``remove``."""
 
     def __init__(self, guard: Guard) -> None:
         self._note, self._note_end = guard.protect(self._draw), guard.protect(self._end_pass)
@@ -89,7 +90,7 @@ class DataWatch:
         self._num_steps = 0
 
     def install(self) -> None:
-        """Stand around the method; does nothing where that is so already."""
+        """Wrap the method, unless it is wrapped already."""
         owner = _iterators()
         original = vars(owner).get(_NEXT)
         if self._saved is not None or original is None:
@@ -109,7 +110,7 @@ class DataWatch:
         setattr(owner, _NEXT, self._saved[1])
 
     def remove(self) -> None:
-        """Put it back; what another has replaced meanwhile stays his."""
+        """Restore the method, unless someone else has replaced it meanwhile."""
         saved, self._saved = self._saved, None
         if saved is not None and vars(_iterators()).get(_NEXT) is saved[1]:
             setattr(_iterators(), _NEXT, saved[0])
@@ -117,18 +118,18 @@ class DataWatch:
 
     @property
     def is_over(self) -> bool:
-        """Enough steps have been counted."""
+        """True once enough steps have been counted."""
         return self._num_steps >= NUM_STEPS
 
     def end_step(self) -> None:
-        """The optimizer has stepped."""
+        """Count a step, after the optimizer's."""
         self._num_steps += 1
         for loader in self._loaders.values():
             loader.draws = (*loader.draws, loader.num_in_step)
             loader.num_in_step = 0
 
     def seen(self) -> LoaderProgress:
-        """Of the loader that most batches of the last step came from."""
+        """Return the progress of the loader with most batches in the last step."""
         drawn = [one for one in self._loaders.values() if one.draws and one.draws[-1]]
         loader = max(drawn, key=lambda one: one.draws[-1], default=None)
         if loader is None:
@@ -153,14 +154,17 @@ class DataWatch:
         loader.shape = loader.shape or batch_shape(batch)
 
     def _end_pass(self, iterator: Any) -> None:
-        """A whole pass says how long the next one is, where it has been seen from its start."""
+        """Set the length of a loader from a complete pass."""
         drawn = contents(iterator)[_DRAWN]
         if drawn:
             loader = self._loader_of(iterator)
             loader.num_batches = loader.num_batches or drawn
 
     def _loader_of(self, iterator: Any) -> _Loader:
-        """A loader is its sampler and data set; of a sampler that allows no reference, a pass."""
+        """Return the loader of an iterator, identified by sampler and data set.
+
+        If the sampler does not support weak references, each pass counts as a loader.
+        """
         instance_dict = contents(iterator)
         owner = instance_dict.get("_index_sampler")
         if reference(owner)() is None:
@@ -176,18 +180,19 @@ _NEXT, _DRAWN = "__next__", "_num_yielded"
 
 
 def _iterators() -> Any:
-    """The class of all iterators of torch's loaders."""
+    """Return the base class of all iterators of torch's loaders."""
     return getattr(dataloader, "_BaseDataLoaderIter", object)
 
 
 def pass_length(iterator: Any) -> int | None:
-    """Batches of the pass that runs, after some have been drawn; None where torch does not say."""
+    """Return the batches of the running pass, after some have been drawn; None if torch does not
+    know."""
     instance_dict = contents(iterator)
     sampler, drawing = instance_dict.get("_index_sampler"), instance_dict.get("_sampler_iter")
     if instance_dict.get("_dataset_kind") != _MAP:
         return None
     inner = _local(drawing, "sampler_iter") if type(sampler) is BatchSampler else None
-    if _has_ended(drawing) or _has_ended(inner):  # workers are given some before they are drawn
+    if _has_ended(drawing) or _has_ended(inner):  # workers prefetch
         return _whole(instance_dict.get("_send_idx", instance_dict.get("_num_yielded")))
     if type(sampler) is not BatchSampler:
         return _num_rows(sampler, drawing)
@@ -202,7 +207,7 @@ def pass_length(iterator: Any) -> int | None:
 
 
 def _num_rows(sampler: Any, drawing: Any) -> int | None:
-    """Numbers of rows in a pass of a sampler, whose iterator is ``drawing``."""
+    """Return the rows in a pass of a sampler, whose iterator is ``drawing``."""
     kind, instance_dict = type(sampler), contents(sampler)
     if kind is WeightedRandomSampler or kind is DistributedSampler:
         return _whole(instance_dict.get("num_samples"))
@@ -228,7 +233,7 @@ def _has_ended(drawing: Any) -> bool:
 
 
 def _local(drawing: Any, name: str) -> Any:
-    """What a generator of torch's, which waits to be asked for more, has under that name."""
+    """Return a local variable of a suspended torch generator."""
     if type(drawing) is not GeneratorType or drawing.gi_frame is None:
         return None
     return drawing.gi_frame.f_locals.get(name)
@@ -239,14 +244,15 @@ def _whole(value: Any) -> int | None:
 
 
 MakeHost = Callable[[Any, tuple[Any, ...], Callable[[], Any]], Host]
-"""The host of an optimizer, of the modules around its parameters, and of what describes the run."""
+"""Function that makes a host of an optimizer, the modules around its parameters, and a function
+that returns the run's configuration."""
 
 
 class LoopObserver:
-    """Describes the run after its first step, and tells of its loop once ``data`` have shown it.
+    """Describes the run after its first step, and its loop once ``data`` is complete.
 
-    Nothing of the user's is kept alive.  ``data`` is told of steps by who installed it.  Without
-    ``sees_calls`` no hook is on the model: the batch is that of the loader.
+    No object of the user's is kept alive.  Whoever installed ``data`` reports the steps to it.
+    Without ``sees_calls`` no hook is on the model: the batch is that of the loader.
     """
 
     def __init__(
@@ -269,18 +275,18 @@ class LoopObserver:
 
     @property
     def is_over(self) -> bool:
-        """There is nothing more to be seen."""
+        """True if nothing remains to be observed."""
         return self._first is None and self._loop is None
 
     def end_step(self) -> None:
-        """The optimizer has stepped."""
+        """Process a step, after the optimizer's."""
         if self._first is not None:
             self._describe(self._first)
         if self._loop is not None and (self._data is None or self._data.is_over):
             self._report(self._loop)
 
     def close(self) -> None:
-        """Take away what is left, and tell what is known so far."""
+        """Remove the remaining hooks, and report what is known so far."""
         first, self._first = self._first, None
         if first is not None:
             first.close()

@@ -1,4 +1,5 @@
-"""What one warm-up step shows of a run that no framework describes: its batch, and its model."""
+"""Observation of one warm-up step of a run that no framework describes: its batch, and its
+model."""
 
 from __future__ import annotations
 
@@ -32,22 +33,23 @@ from .instruments import device_name
 
 _log = logging.getLogger(__name__)
 _DEPTH = 8
-"""Of containers in each other that a batch is looked for in."""
+"""Limit on nested containers searched for a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkSettings:
-    """What a framework's own arguments add."""
+    """Facts from a framework's own arguments."""
 
     cadence: Cadence = field(default_factory=Cadence)
     autocast_dtype: str = ""
     framework: str = ""
     num_microbatches: int = 0
-    """0: as many as the first step ran."""
+    """Micro-batches per step; 0 means as many as the first step ran."""
 
 
 class FirstStep:
-    """Counts passes and reads the shape of a batch, at calls that are watched until ``close``."""
+    """Counter of passes and reader of a batch's shape, at calls that are watched until
+    ``close``."""
 
     def __init__(self, chain: Iterable[torch.nn.Module], guard: Guard) -> None:
         self._passes: Counter[int] = Counter()
@@ -57,19 +59,19 @@ class FirstStep:
         CALLS.watch(self, entries_of(((module, self) for module in chain), guard))
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         CALLS.unwatch(self)
 
     def begin(self, module: Any) -> bool | None:
-        """A call of a module of the chain; None where no gradients are wanted."""
+        """Begin a call of a module of the chain; None if gradients are disabled."""
         with torch._C.DisableTorchFunction():
             return torch.is_grad_enabled() or None
 
     def fail(self, begun: Any) -> None:
-        """It has raised, and counts for nothing."""
+        """Ignore a call that raised."""
 
     def end(self, begun: Any, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """It has returned."""
+        """Count a call, and read the shape of its batch."""
         self._passes[id(module)] += 1
         with torch._C.DisableTorchFunction():
             shape = batch_shape((args, kwargs))
@@ -79,7 +81,7 @@ class FirstStep:
         self._num_samples = self._num_samples or (shape[0] if shape else 0)
 
     def loop(self, chain: tuple[torch.nn.Module, ...], known: FrameworkSettings) -> LoopRecord:
-        """What a step of this rank works on; without a batch where ranks share their samples."""
+        """Return this rank's work per step, without a batch if ranks share their samples."""
         passes = known.num_microbatches or max(self._passes.values(), default=0)
         if is_split(chain):
             passes = 0
@@ -99,7 +101,8 @@ class FirstStep:
         rank: RankInfo,
         known: FrameworkSettings,
     ) -> RunConfig | None:
-        """The run, where its model carries a configuration of a known kind; else None, and said."""
+        """Return the run's configuration if the model's is of a known kind; else log why and return
+        None."""
         try:
             return self._run_config(chain, optimizer, rank, known)
         except ConfigError as err:
@@ -146,12 +149,13 @@ class FirstStep:
 
 
 def is_self_described(models: Iterable[torch.nn.Module]) -> bool:
-    """True where a model carries a configuration of transformers."""
+    """Return True if a model carries a transformers configuration."""
     return any(_config_of(model) is not None for model in models)
 
 
 def batch_shape(value: Any) -> tuple[int, ...]:
-    """Samples and tokens of a batch of whole numbers, samples alone of another; else nothing."""
+    """Return samples and tokens of a batch of whole numbers, else only samples; empty without
+    tensors."""
     with torch._C.DisableTorchFunction():
         tensors = [*_tensors(value)]
         tokens = next((t for t in tensors if _is_tokens(t)), None)
@@ -166,7 +170,7 @@ def _config_of(module: torch.nn.Module) -> Mapping[str, Any] | None:
 
 
 def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Tensors of torch's own kinds; of containers only what Python's own methods take out."""
+    """Yield tensors of torch's own types, from containers read by Python's own methods alone."""
     if is_a(value, torch.Tensor):
         if module_name(value).partition(".")[0] == "torch":
             yield value

@@ -1,4 +1,4 @@
-"""Everything that is put on for a hooked step and taken off after it."""
+"""All hooks of a hooked step, installed before it and removed after it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _STRANGE = "operators not recorded: the model is not of a library whose layers a
 class Instruments:
     """The hooks of one training process, off unless a step is being hooked.
 
-    ``microbatches[k]`` is the micro-batch of pass k, as far as that is known; a window has at most
+    ``microbatches[k]`` is the micro-batch of pass k, as far as known; a window has at most
     ``num_steps`` hooked steps, which share the recorder's memory; ``num_hooked`` were hooked before
     it, and are in ``budget``.  A step is expected to take ``step_s``.  Without ``has_operators``
-    only phases and collectives are recorded.  Nothing of the host is kept alive; one whose model is
-    gone raises ``ReferenceError``.
+    only phases and collectives are recorded.  No host object is kept alive; a host whose model no
+    longer exists raises ``ReferenceError``.
     """
 
     def __init__(
@@ -114,16 +114,16 @@ class Instruments:
 
     @property
     def is_graphed(self) -> bool:
-        """True where parts of the model are replayed as CUDA graphs."""
+        """True if parts of the model are replayed as CUDA graphs."""
         return self._regions.is_graphed
 
     @property
     def is_traceable(self) -> bool:
-        """True where a trace shows operators of an accelerator: the same on all ranks."""
+        """True if a trace shows operators of an accelerator, the same on all ranks."""
         return self._place.type == "cuda" and not self._remarks
 
     def _give_way(self) -> None:
-        """A compiler is about to read the process: nothing of ours is on till the step's end."""
+        """Remove everything until the end of the step: a compiler is about to read the process."""
         self._num_compiled += self.recorder.close() is not None
         self._drop_marks()
         self._remove(*self._hooks)
@@ -133,7 +133,7 @@ class Instruments:
         self._dispatches.drop_marks()
 
     def put_on(self, *, step: int, window: int, is_traced: bool = False) -> None:
-        """Install all hooks and open the step's log; on what is gone there are none."""
+        """Install all hooks and open the step's log; dead objects get no hooks."""
         living_host = self._host.alive()
         self._compiling.begin()
         self._modules.install()
@@ -188,7 +188,7 @@ class Instruments:
         )
 
     def _remove(self, *all_hooks: Any) -> None:
-        # One that fails keeps none of the others from being taken off.
+        # A failure must not prevent the removal of the others.
         protect = self._guard.protect
         for hooks in all_hooks:
             if hooks is not None:
@@ -199,7 +199,8 @@ class Instruments:
                     protect(hooks.remove)()  # goes on after what failed
 
     def coverage(self, window: int) -> tuple[CoverageRecord, ...]:
-        """What is installed in a hooked step; what fired is counted from the marks."""
+        """Return the hooks installed in a hooked step; those that fired are counted from the
+        marks."""
         kinds = Counter(site.kind.value for site in self._modules.sites)
         installed = {
             coverage_name(kind, is_backward): count
@@ -213,7 +214,7 @@ class Instruments:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             installed[COLLECTIVES] = int(torch.distributed.get_world_size() > 1)
         named = {name: count for name, count in installed.items() if count}
-        # A remark about what is silent: its operators are counted under their own names.
+        # Remarks on silent regions, whose operators are counted under their own names.
         named |= dict.fromkeys((*self._regions.names, *self._remarks), 0)
         if self._is_strange:
             named[_STRANGE] = 0
@@ -227,7 +228,7 @@ class Instruments:
         )
 
     def memory_peak_nbytes(self) -> int:
-        """Peak of the device allocator; on CPU the peak resident set."""
+        """Return the peak of the device allocator; on CPU the peak resident set."""
         if self.device != "cpu":
             return peak_nbytes(self._place)
         import resource
@@ -235,7 +236,7 @@ class Instruments:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def device_memory_nbytes(self) -> int:
-        """Memory that the device has; on CPU an equal share of the host's for each rank of it."""
+        """Return the device's memory; on CPU an equal share of the host's for each of its ranks."""
         if self.device == "cpu":
             host_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             return host_nbytes // self._num_local_ranks
@@ -243,7 +244,7 @@ class Instruments:
 
 
 def device_name(models: tuple[torch.nn.Module, ...]) -> str:
-    """Name of the accelerator that computes, or ``cpu``."""
+    """Return the name of the accelerator that computes, or ``cpu``."""
     return name_of(_device(models))
 
 
@@ -252,5 +253,5 @@ def _device(models: tuple[torch.nn.Module, ...]) -> torch.device:
 
 
 def stopwatch_for(models: tuple[torch.nn.Module, ...]) -> Stopwatch:
-    """What takes marks where the model computes."""
+    """Return the stopwatch of the model's device."""
     return stopwatch_on(_device(models))

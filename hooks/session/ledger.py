@@ -1,4 +1,4 @@
-"""The step that is running, the time before it, and the way of what has ended to the writer."""
+"""The running step, the gap before it, and the transfer of finished steps to the writer."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 READ_FRAC = 0.003
-"""Share of a step that its end gives to reading the events of hooked steps."""
+"""Share of a step that its end spends on reading the events of hooked steps."""
 LATE_READ_FRAC = 0.01
-"""The same after the window's end, when nothing is measured and an answer is waited for."""
+"""Share of a step for reading after the window's end, when nothing is measured and an answer is
+due."""
 LEAST_READ_S = 0.0002
-"""What a short step gives at least: a hundred events."""
+"""Least reading time of short steps: a hundred events."""
 MOST_LATE_STEPS, MOST_LATE_S = 5, 10.0
 """Steps and seconds after a window's end in which its events may be read, the longer of the two:
-steps of 60 ms leave 0.6 ms each, and a hooked one of a Llama has 2 ms to read.  Then what was not
-read is dropped."""
+steps of 60 ms provide 0.6 ms each, and a hooked one of a Llama needs 2 ms.  Then unread marks are
+dropped."""
 
 
 @dataclass(slots=True)
 class OpenStep:
-    """What is known of it so far."""
+    """The running step as known so far."""
 
     number: int
     plan: StepPlan
@@ -46,11 +47,11 @@ class OpenStep:
 
     @property
     def sorted_flags(self) -> tuple[StepFlag, ...]:
-        """The flags in one order."""
+        """The flags in a fixed order."""
         return tuple(sorted(self.flags, key=lambda flag: flag.value))
 
     def record(self, window: int, duration_ns: int, *, is_hooked: bool) -> StepRecord:
-        """The step as a record of ``window``, once it is over."""
+        """Return the finished step as a record of ``window``."""
         return StepRecord(
             step=self.number,
             window=window,
@@ -71,12 +72,12 @@ class StepGap:
     brackets: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def extend(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Brackets of one name are one: its first begin to its last end."""
+        """Add a bracket; brackets of one name are merged, from the first begin to the last end."""
         known = self.brackets.get(name, (start_ns, end_ns))
         self.brackets[name] = (min(known[0], start_ns), max(known[1], end_ns))
 
     def gap_ns(self, start_ns: int) -> int:
-        """From the last step's end to ``start_ns`` without the brackets."""
+        """Return the time from the last step's end to ``start_ns`` without the brackets."""
         if self.end_ns is None:
             return 0
         gap_ns, covered_ns = start_ns - self.end_ns, self.end_ns
@@ -88,9 +89,9 @@ class StepGap:
 
 
 class Ledger:
-    """What the training side knows of the window that is open; marks wait until they can be read.
+    """The training side's data about the open window; marks wait until they can be read.
 
-    ``send_event`` takes the event that all records of a window have their place.
+    ``send_event`` is called once all records of a window are written.
     """
 
     def __init__(self, writer: RecordWriter, guard: Guard, send_event: Callable[..., None]) -> None:
@@ -112,14 +113,14 @@ class Ledger:
         return self._first is not None
 
     def add_step(self, record: StepRecord, *, is_warmup: bool) -> None:
-        """A step of a window has ended."""
+        """Add a finished step of a window."""
         self.window, self.last = record.window, record.step
         if not is_warmup and self._first is None:
             self._first = record.step
         self._writer.put(record)
 
     def add_brackets(self, brackets: Mapping[str, tuple[int, int]], step: int) -> None:
-        """Evaluations, saves and probes that came after ``step``: begin and end, nanoseconds."""
+        """Add evaluations, saves and probes after ``step``: begin and end, in nanoseconds."""
         for name, (start_ns, end_ns) in brackets.items():
             self._writer.put(
                 PhaseRecord(
@@ -133,15 +134,15 @@ class Ledger:
             )
 
     def send_window_event(self, event: str) -> None:
-        """An event about the latest window."""
+        """Send an event about the latest window."""
         self._send_event(event, window=self.window, last_step=self.last)
 
     def add_log(self, log: StepLog) -> None:
-        """Marks of a hooked step."""
+        """Add the marks of a hooked step."""
         self._pending.append(log)
 
     def end_window(self, instruments: Instruments | None) -> None:
-        """The window's last step is in; does nothing where none is open."""
+        """End the window after its last step; does nothing if none is open."""
         if self._first is None:
             return
         self._ending = WindowEnd(
@@ -164,11 +165,11 @@ class Ledger:
         self._num_late_steps, self._late_s = 0, 0.0
 
     def drain(self, *, step_s: float = math.inf, is_end_deferred: bool = False) -> None:
-        """Hand on the steps whose marks can be read by now, then the window's end.
+        """Pass on the steps whose marks can be read by now, then the window's end.
 
-        Reading takes a share of a step of ``step_s``; where that does not do within a few steps and
-        seconds of the window's end, the rest is dropped and named.  ``is_end_deferred`` keeps the end back:
-        something of the window is still to come.
+        Reading takes a share of a step of ``step_s``; if that does not suffice within a few steps
+        and seconds of the window's end, the rest is dropped and reported.  ``is_end_deferred``
+        delays the end while records of the window are still to come.
         """
         frac = READ_FRAC if self._ending is None else LATE_READ_FRAC
         self._read(time.perf_counter() + max(LEAST_READ_S, frac * step_s))
@@ -188,14 +189,14 @@ class Ledger:
             if is_resolved is False:
                 self._pending.insert(0, log)
                 break
-            if is_resolved is None:  # its marks cannot be read; those after it can
+            if is_resolved is None:  # its marks cannot be read, but later ones can
                 self._num_dropped += len(log.what)
                 continue
             self._num_dropped += log.num_dropped
             self._writer.put(log)
 
     def _counted(self, record: WindowRecord) -> WindowRecord:
-        """The window with what was dropped since the one before it ended."""
+        """Return the window with the records dropped since the end of the previous one."""
         total = self._num_dropped + self._writer.num_dropped
         before, self._num_dropped_before = self._num_dropped_before, total
         return replace(record, num_dropped=total - before)
@@ -212,7 +213,7 @@ class Ledger:
         self._ending = replace(self._ending, coverage=(*self._ending.coverage, remark))
 
     def give_up(self) -> None:
-        """Drop and count the marks that were not read by now: waiting would synchronise."""
+        """Drop and count the unread marks: waiting would synchronise."""
         for log in self._pending:
             is_of_use = self._guard.protect(log.settle)()
             self._num_dropped += log.num_dropped
@@ -221,6 +222,6 @@ class Ledger:
         self._pending.clear()
 
     def forget(self) -> None:
-        """The loop has begun again: the open window does not end."""
+        """Discard the open window, which does not end: the loop has begun anew."""
         self._pending.clear()
         self._first = self._ending = None

@@ -1,8 +1,7 @@
-"""How many micro-batches of a window have their operators timed, where a mark is dear.
+"""Budget of a window's marks: the micro-batches whose operators are timed if a mark is expensive.
 
-On a device each mark is an event that is recorded in training and read after it.  What a window may
-have of them follows from the time of a step, and what a micro-batch costs from the steps that were
-hooked before.
+On a device each mark is an event that is recorded in training and read after it.  The budget of a
+window follows from the time of a step, and the cost of a micro-batch from earlier hooked steps.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ from ..recording import thin_samples
 from ..sensors import MAX_EVENTS, StepLog, TransferKind
 
 MARKS_PER_S = 1_000
-"""Marks for each second of a window.  One takes some 7 us where it is made and some 2 us where it
-is read (``benchmarks/costs/marks.py`` on a slow processor): 0.7 % and 0.2 % of the time."""
+"""Marks for each second of a window.  One takes some 7 us to record and some 2 us to read
+(``benchmarks/costs/marks.py`` on a slow processor): 0.7 % and 0.2 % of the time."""
 STEP_MARKS = MAX_EVENTS // 3
-"""What a step may have: two hooked ones follow each other, and one may not be read yet."""
+"""Limit per step: two hooked steps are consecutive, and one may not be read yet."""
 LEAST_MICROBATCHES = 2
-"""So many are timed in a window of steps that are too short for it."""
+"""Micro-batches that are timed in a window whose steps are too short for it."""
 _MARKS_PER_SITE = 4
 
 
 @dataclass(slots=True, kw_only=True)
 class MarkBudget:
-    """What hooked steps have shown; ``num_sites`` is a guess at a pass until one has."""
+    """Costs observed in hooked steps; ``num_sites`` is a guess at a pass until one has been
+    observed."""
 
     num_sites: int
     frequent: frozenset[TransferKind] | None = None
@@ -34,9 +34,10 @@ class MarkBudget:
     _other_marks: float = 0.0
 
     def level(self, num_steps: int, num_chosen: int, step_s: float) -> int:
-        """The level of ``thinned`` for windows of so many hooked steps, of as many micro-batches.
+        """Return the level of ``thin_samples`` for windows of so many hooked steps and
+        micro-batches.
 
-        Every hooked step has a bare one beside it.
+        Every hooked step is paired with a bare one.
         """
         each = max(1.0, self._microbatch_marks or _MARKS_PER_SITE * self.num_sites)
         num_free_marks = min(2 * MARKS_PER_S * step_s, STEP_MARKS) - self._other_marks
@@ -49,14 +50,15 @@ class MarkBudget:
     def chosen(
         self, samples: tuple[int, ...], num_hooked: int, num_steps: int, step_s: float
     ) -> tuple[int, ...]:
-        """The micro-batches of ``samples`` that a hooked step times; the first step has one."""
+        """Return the micro-batches of ``samples`` that a hooked step times; the first step times
+        one."""
         num_chosen = max(1, len({number for number in samples if number >= 0}))
         if self._microbatch_marks == 0.0 and num_chosen > 1:
             return thin_samples(samples, 0, math.ceil(math.log2(num_chosen)))
         return thin_samples(samples, num_hooked, self.level(num_steps, num_chosen, step_s))
 
     def learn(self, log: StepLog, *, is_thin: bool) -> None:
-        """A hooked step is over: what its marks were, and which transfers come in every pass."""
+        """Update the costs and the transfers of every pass from a finished hooked step."""
         shown = log.frequent_kinds(is_thin=is_thin)
         if log.num_pass_marks:
             self.frequent = shown | (self.frequent or frozenset())

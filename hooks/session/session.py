@@ -1,4 +1,5 @@
-"""One session per training process: warm-up, window, watching; ties hooks, files and companion."""
+"""One session per training process: warm-up, window, watching; connects hooks, files and
+companion."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ _BRACKET_FLAGS = {
 
 
 class Session:
-    """What adapters call.  No method raises; after three faults all of them do nothing."""
+    """Interface for adapters.  No method raises; after three faults all of them do nothing."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -60,7 +61,7 @@ class Session:
         self._clock = time.perf_counter_ns
         self._started_unix_s = time.time()
         self._plan = WindowPlan(steps=settings.steps, every=settings.every)
-        self._owner: Reference | None = None  # a framework may hang its model on a callback
+        self._owner: Reference | None = None  # weak: a callback may reference the framework's model
         self._is_described = False
         self._live = Live(settings)
         self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
@@ -83,7 +84,7 @@ class Session:
         self._least_step_s = math.inf
         self._step: OpenStep | None = None
         self.is_in_step = False
-        """Between ``begin_step`` and ``end_step``."""
+        """True between ``begin_step`` and ``end_step``."""
         self._between = StepGap()
         self._collections = CollectionWatch(self._note_collection)
         self._brackets: dict[str, int] = {}
@@ -104,7 +105,7 @@ class Session:
         )
 
     def _protect_entry_points(self) -> None:
-        """What adapters call, protected."""
+        """Protect the methods that adapters call."""
         protect = self.guard.protect
         self.begin_step = protect(self._begin_step)
         self.end_step = protect(self._end_step)
@@ -119,28 +120,28 @@ class Session:
         self.should_stop = protect(self._orders.ask)
 
     def _begin_phase(self, name: str) -> None:
-        """A phase that the adapter itself brackets."""
+        """Begin a phase that the adapter itself marks."""
         if self._fitting.instruments is not None:
             self._fitting.instruments.recorder.begin_phase(name)
 
     def _end_phase(self, name: str) -> None:
-        """The end of such a phase."""
+        """End such a phase."""
         if self._fitting.instruments is not None:
             self._fitting.instruments.recorder.end_phase(name)
 
     def claim(self, adapter: object) -> bool:
-        """True where this adapter's loop is the one that is watched: the first that asks."""
+        """Return True if this adapter's loop is the observed one, which is the first to call."""
         if self._owner is None and self._fitting.host is None:
             self._owner = reference(adapter)
         return self._owner is not None and self._owner() is adapter
 
     @property
     def is_claimed(self) -> bool:
-        """True where an adapter has the session for its own loop."""
+        """True if an adapter has claimed the session for its own loop."""
         return self._owner is not None
 
     def describe(self, host: Host) -> None:
-        """What is trained here, as far as it is known by now; a later call replaces it."""
+        """Set the host as known by now; a later call replaces it."""
         self._fitting.describe(host)
         self._orders.describe(host)
         if self._step is None:
@@ -152,13 +153,13 @@ class Session:
             self._plan = replace(self._plan, num_warmup=num_warmup)
 
     def switch_off(self) -> None:
-        """Before its first step: nothing is hooked, written, started or said."""
+        """Disable everything before the first step: no hooks, files, processes or messages."""
         self._is_finished = True
         self._orders.is_wanted = False
 
     def _begin_step(self, step: int | None = None) -> None:
         self.guard.enter()
-        # Counted before all else, faults or not: ranks agree on what they do at which number.
+        # Counted first, regardless of faults: ranks agree on actions by step number.
         last, number = self._next - 1, self._next if step is None else step
         self._next, self.is_in_step = number + 1, True
         is_opening = self._orders.begin_step(number)
@@ -186,7 +187,7 @@ class Session:
             self._collections.begin()
         if plan.is_hooked:
             self._decide()
-        if self._step is not None:  # a fault above takes all off
+        if self._step is not None:  # a fault above removes everything
             self._put_on(self._step)
 
     def _probe(self, last: int) -> None:
@@ -195,7 +196,7 @@ class Session:
         self._probes.before_step(host, planned, self._between, step=last, window=window)
 
     def _put_on(self, step: OpenStep) -> None:
-        """Hooks, or the profiler, where the plan has them on this step."""
+        """Install hooks, or the profiler, as planned for this step."""
         plan = step.plan
         if plan.is_hooked and plan.window is not None and self._fitting.host is not None:
             instruments = self._fitting.put_on(
@@ -217,7 +218,8 @@ class Session:
             )
 
     def _start(self) -> None:
-        """On the first step: a way to the companion where it belongs; the writer starts it."""
+        """Open the companion link on the rank that hosts it, on the first step; the writer starts
+        it."""
         atexit.register(self._at_exit)
         in_forked_child(self, Session._leave)
         self.guard.protect(self._live.start)(self._fitting.host)
@@ -225,7 +227,7 @@ class Session:
         pass_over_package()
 
     def _describe_run(self) -> None:
-        """Once, as soon as the host tells: what is trained, for all that is modelled."""
+        """Record the run's configuration, once the host has one."""
         host = self._fitting.host
         if self._is_described or host is None or host.run_config is None:
             return
@@ -242,11 +244,11 @@ class Session:
             self._decide()
 
     def _report_loop(self, loop: LoopRecord) -> None:
-        """What the first steps have shown, with the length that the user states."""
+        """Record the observations of the first steps, with the run length that the user states."""
         self._writer.put(replace(loop, num_steps=self._length.steps(loop.num_steps)))
 
     def _decide(self) -> None:
-        """Before the first hooked step: who records, in a large world."""
+        """Choose the recording ranks of a large world, before the first hooked step."""
         plan = self._duty.decide(is_home=self._fitting.host.is_home if self._fitting.host else None)
         if plan is not None:
             self._writer.put(plan)
@@ -261,7 +263,7 @@ class Session:
         log = None
         if self._fitting.instruments is not None and step.plan.is_hooked:
             take_off = self.guard.protect(self._fitting.instruments.take_off)
-            log = take_off() or take_off()  # what a fault has left on is taken off once more
+            log = take_off() or take_off()  # retry what a fault has left installed
         if step.plan.is_traced:
             self._tracing.end()
         end_ns = self._clock()
@@ -277,11 +279,11 @@ class Session:
         plan = replace(step.plan, is_hooked=log is not None)
         duration_ns = end_ns - step.start_ns - step.excluded_ns
         if duration_ns < 0 or step.hook_ns < 0:
-            # The clock has jumped back: the step took no time that anybody knows.
+            # The clock has jumped back: the step's time is unknown.
             step.flags.add(StepFlag.FAULTED)
             duration_ns, step.hook_ns = max(0, duration_ns), max(0, step.hook_ns)
         self._report(step, plan, duration_ns)
-        if self._index > 1:  # the first one connects and compiles
+        if self._index > 1:  # the first step connects and compiles
             self._least_step_s = min(self._least_step_s, duration_ns / NS_PER_S)
         self._drain(duration_ns / NS_PER_S)
 
@@ -312,12 +314,12 @@ class Session:
         end_ns = self._clock()
         self._between.extend(name, start_ns, end_ns)
         if self._step is not None:
-            # A loop of the user's own may evaluate or save before it says that a step has ended.
+            # A user's own loop may evaluate or save before it ends a step.
             self._step.excluded_ns += end_ns - max(start_ns, self._step.start_ns)
             self._step.flags |= self._report_brackets(self._next - 1)
 
     def _report_brackets(self, last: int) -> set[StepFlag]:
-        """Write down what came after step ``last``; the flags that it puts on the next one."""
+        """Record the brackets after step ``last``; return their flags for the next step."""
         brackets, self._between = self._between.brackets, StepGap()
         step = max(0, last)
         self._ledger.add_brackets(brackets, step)
@@ -331,7 +333,7 @@ class Session:
             self._step.flags.add(StepFlag.COLLECTED)
 
     def _abandon(self) -> None:
-        """The step that runs will not end: everything off, the steps before it stay."""
+        """Remove everything: the running step will not end; earlier steps remain."""
         self.is_in_step = False
         self._take_all_off()
 
@@ -344,7 +346,8 @@ class Session:
         self._step = None
 
     def _restart(self) -> None:
-        """Training begins again in this process: no state of the loop before, a new warm-up."""
+        """Reset for another training in this process: no state of the earlier loop, a new
+        warm-up."""
         self._abandon()
         self._fitting.forget()
         self._ledger.forget()
@@ -354,7 +357,7 @@ class Session:
         self._num_restarts += 1
 
     def _finish(self) -> None:
-        """Training is over: close an open window, write the rest, tell the companion."""
+        """Finish training: close an open window, write the rest, notify the companion."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -379,7 +382,7 @@ class Session:
         self._live.close()
 
     def _leave(self) -> None:
-        """In a forked child, which is not training: no hook, no file, no word to the companion."""
+        """Disconnect a forked child, which is not training, from hooks, files and companion."""
         self._is_finished = True
         self._writer.leave()
         self._orders.leave()
@@ -402,12 +405,12 @@ _STATE: dict[str, Session] = {}
 
 
 def running() -> Session | None:
-    """The session that a flag started in this process."""
+    """Return the session that a flag started in this process."""
     return _STATE.get("session")
 
 
 def begin(settings: Settings) -> Session | None:
-    """The session of this process, begun; None where there is one already."""
+    """Return this process's new session; None if there is one already."""
     if "session" in _STATE:
         return None
     session = _STATE["session"] = Session(settings)
@@ -415,7 +418,7 @@ def begin(settings: Settings) -> Session | None:
 
 
 class RunLength:
-    """Weighs ``--calibrate-total-steps`` against what the host says, which wins."""
+    """Choice between ``--calibrate-total-steps`` and the host's number, which takes precedence."""
 
     def __init__(self, settings: Settings) -> None:
         self._stated_steps = settings.total_steps or 0
@@ -423,10 +426,10 @@ class RunLength:
         self._is_silent = settings.rank.rank != 0
 
     def steps(self, reported_steps: int) -> int:
-        """Steps of the whole run where the host tells so many (0: it does not); 0: unknown.
+        """Return the steps of the whole run, given the host's number (0: none); 0 if unknown.
 
-        The host's own arguments count as its word.
-        Says once, on one rank, that the user's number is not used.
+        The host's own arguments count as its number.  Logs once, on one rank, that the user's
+        number is not used.
         """
         reported_steps = reported_steps or self._hint
         if reported_steps and self._stated_steps not in (0, reported_steps) and not self._is_silent:

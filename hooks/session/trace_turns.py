@@ -1,6 +1,7 @@
-"""The traced step of a window: begun where it is wanted and harmless, read in a thread of its own.
+"""Turns of trace, hooks and probes: the traced step of a window, read in a thread of its own.
 
-The profiler belongs to the process: whatever else is profiled, this stands down and says why.
+The profiler belongs to the process: if anything else is profiled, no step is traced, and the reason
+is recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TIMEOUT_S = 20.0
 
 
 class Tracing:
-    """At most one traced step at a time; ``put`` takes records from any thread."""
+    """At most one traced step at a time; ``put`` accepts records from any thread."""
 
     def __init__(self, choice: TraceChoice, guard: Guard, put: Callable[[Record], bool]) -> None:
         self._choice = choice
@@ -40,7 +41,7 @@ class Tracing:
         self._thread: threading.Thread | None = None
 
     def is_wanted(self, instruments: Instruments) -> bool:
-        """True where the window has a traced step: the same on all ranks of a run."""
+        """Return True if the window has a traced step, the same on all ranks of a run."""
         if self._choice is TraceChoice.AUTO:
             return instruments.is_traceable
         return self._choice is TraceChoice.ON
@@ -51,7 +52,7 @@ class Tracing:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, instruments: Instruments | None, *, step: int, window: int) -> set[StepFlag]:
-        """Trace this step and flag it; or no flag, and the reason against it in the coverage."""
+        """Trace this step and return its flag; or no flag, with the reason in the coverage."""
         if instruments is None:
             return set()
         from ..recording import Tracer, reason_against
@@ -68,7 +69,8 @@ class Tracing:
         return {StepFlag.TRACED}
 
     def end(self, *, is_recorded: bool = True) -> None:
-        """The step is over: stop the profiler, take the hooks off, read elsewhere what is kept."""
+        """Stop the profiler after the step, remove the hooks, and read the trace in another
+        thread."""
         tracer, self._tracer = self._tracer, None
         instruments, self._instruments = self._instruments, None
         try:
@@ -84,7 +86,7 @@ class Tracing:
             self._thread.start()
 
     def finish(self) -> None:
-        """The process ends: stop what runs, and wait for what is being read."""
+        """Stop a running trace at the end of the process, and wait for one being read."""
         self.end(is_recorded=False)
         if self._thread is not None:
             self._thread.join(_TIMEOUT_S)
@@ -102,7 +104,8 @@ class Tracing:
             self._put_remark(window, f"{COVERAGE}: {traced.remark}")
 
     def _put_remark(self, window: int, name: str) -> None:
-        """A remark: it has no hooks that could fire, and so does not count as coverage."""
+        """Record a remark, which has no hooks that could fire, and so does not count as
+        coverage."""
         self._put(CoverageRecord(window=window, name=name, installed=0, fired=0))
 
 
@@ -112,7 +115,7 @@ GONE = "hooks: the model no longer exists"
 
 
 class InstrumentManager:
-    """Knows the host without keeping any of its objects alive; ``put`` takes remarks."""
+    """Access to the host without keeping its objects alive; ``put`` takes remarks."""
 
     def __init__(self, guard: Guard, put: Callable[[Record], object]) -> None:
         self._guard = guard
@@ -124,19 +127,20 @@ class InstrumentManager:
         self.instruments: Instruments | None = None
         self.device = "cpu"
         self.config: RunConfig | None = None
-        """What the host says that it trains, once it is known."""
+        """The host's configuration, once known."""
 
     @property
     def host(self) -> Host | None:
-        """What the host has told, without its objects."""
+        """The host as described, without its objects."""
         return None if self._known is None else self._known.detached_host
 
     def alive(self) -> Host | None:
-        """The host with its objects, None where there is none or a model is gone; not to keep."""
+        """Return the host with its objects, not to be stored; None without a host or if a model is
+        gone."""
         return None if self._known is None else self._known.alive()
 
     def describe(self, host: Host) -> None:
-        """Who is hooked from the next window on."""
+        """Set the host to hook from the next window on."""
         self._known = WeakHost(host)
 
     def put_on(
@@ -150,7 +154,7 @@ class InstrumentManager:
         num_local_ranks: int,
         step_s: float,
     ) -> Instruments | None:
-        """Everything that a hooked step has; None, and said, where the model is gone."""
+        """Install the hooks of a hooked step; None, with a log message, if the model is gone."""
         if self._known is None:
             return None
         if self._known.alive() is None:
@@ -183,14 +187,14 @@ class InstrumentManager:
             self._put(CoverageRecord(window=window, name=GONE, installed=0, fired=0))
 
     def drop(self) -> None:
-        """Let go of buffers, events and what was found in the model; hooks must be off."""
+        """Release buffers, events and sites; hooks must be off."""
         if self.instruments is not None:
             self._num_hooked = self.instruments.num_hooked
             self._budget = self.instruments.budget
             self.instruments = None
 
     def forget(self) -> None:
-        """Other objects will be trained."""
+        """Reset for training of other objects."""
         self._known = self.instruments = self.config = self._budget = None
         self._num_hooked = 0
 
@@ -199,7 +203,7 @@ PROBE = "probe"
 
 
 class ProbeScheduler:
-    """One turn before each step outside of windows; nothing is imported before the first.
+    """Scheduler of one turn before each step outside of windows; imports nothing before the first.
 
     ``on_done`` is called once, a step after the last turn, or at the end of training.
     """
@@ -221,7 +225,7 @@ class ProbeScheduler:
     def before_step(
         self, host: Host | None, plan: StepPlan, between: StepGap, *, step: int, window: int
     ) -> None:
-        """Run a slice of the probes where this is a moment for them, and bracket it."""
+        """Run and bracket a slice of the probes if the plan allows it."""
         if self.is_over or host is None or plan.window is not None:
             return
         if self._probing is not None and self._probing.is_done:
@@ -233,19 +237,19 @@ class ProbeScheduler:
         between.extend(PROBE, start_ns, self._clock())
 
     def stop(self) -> None:
-        """No more turns here, and no more collectives on any rank."""
+        """End turns on this rank, and collectives on all ranks."""
         if not self.is_over and self._probing is not None:
             self._probing.abstain()
-        self.is_over, self._probing = True, None  # it has buffers and groups
+        self.is_over, self._probing = True, None  # releases buffers and groups
 
     def finish(self) -> None:
-        """All that was measured has been handed over."""
+        """Report that all measurements have been passed on."""
         if not self.is_over and self._probing is not None:
             self.is_over, self._probing = True, None
             self._on_done()
 
     def _take(self, host: Host, step: int, window: int) -> bool:
-        """One slice; False where there is nothing to probe here."""
+        """Run one slice; False if there is nothing to probe."""
         if self._probing is None:
             self._probing = self._begin(host)
         if self._probing is None:

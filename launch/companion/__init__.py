@@ -1,6 +1,6 @@
-"""The process beside training: it reads records, answers after each window, scores itself.
+"""Companion process of training: reads records, answers after each window, scores its forecasts.
 
-In: events of the session. Out: files, lines in the log, values for sinks, orders.
+In: events of the session. Out: files, log lines, values for sinks, orders.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What the companion does with events: reads what hooks wrote, answers, logs, gives orders."""
+"""Event loop of the companion: reads hook records, answers, logs, sends orders to training."""
 
 from __future__ import annotations
 
@@ -52,17 +52,19 @@ from .log_lines import WriteGuard, log_line, print_lines
 
 _ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
 PATIENCE_S = 30.0
-"""How long the other ranks' files are waited for after a window has closed here."""
+"""Longest wait for other ranks' files after a window has closed here."""
 LOOK_EVERY_S = 1.0
-"""How often they are looked for."""
+"""Polling interval for those files."""
 MIN_REMAINING_S = 20.0
-"""Of a run, for another window: ranks agree on its first step 12 s before it in a calm run."""
+"""Remaining run time required for another window: with regular steps, ranks agree on its first
+step 12 s ahead."""
 MOST_WINDOWS = 3
-"""Windows that are reopened for a second opinion in one run."""
+"""Maximum number of windows requested in one run to confirm advice."""
 
 
 class CompanionLoop:
-    """Events in; transcript, files and W&B out.  It reads no clock."""
+    """Turns events into transcript, files and sink values.  Reads no clock; callers pass the
+    time."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class CompanionLoop:
         settings, rank = companion_settings.settings, companion_settings.settings.rank
         self._companion_settings, self._place = companion_settings, place_of(companion_settings)
         request_fields = {"goals": settings.goals, "host_argv": settings.host_argv}
-        # The time is read by the caller.
+        # Placeholder; callers pass the time.
         self._base_request = Request(
             now_unix_s=0.0, num_restarts=companion_settings.num_restarts, **request_fields
         )
@@ -111,7 +113,7 @@ class CompanionLoop:
         self._is_over = False
 
     def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
-        """Take one event of the training process."""
+        """Process one event of the training process."""
         self._analysis_interval.now(now_unix_s)
         kind = event.get("event")
         if kind == "step":
@@ -130,9 +132,9 @@ class CompanionLoop:
             self._closed.close(event, now_unix_s, is_probed=kind == "probed")
 
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> bool:
-        """Analyse the closed window once all ranks' files are there, or patience is over.
+        """Analyse the closed window once all ranks' files are there or ``PATIENCE_S`` has passed.
 
-        True where one was analysed.
+        Return True if the window was handled.
         """
         self._analysis_interval.now(now_unix_s)
         self._follow_clock(now_unix_s)
@@ -153,7 +155,7 @@ class CompanionLoop:
                 return False
             self._analyse(closed, now_unix_s)
         except ForerunError as err:
-            # Where nothing can be read yet there is time; an analysis that fails would fail again.
+            # Incomplete files may still be completed; an analysis that failed would fail again.
             if not is_patience_over and not self._windows.is_complete(closed.window):
                 return False
             self._settle(f"no answer for window {closed.window}: {err}")
@@ -162,20 +164,21 @@ class CompanionLoop:
         return True
 
     def _follow_clock(self, now_unix_s: float) -> None:
-        """A clock that was set back holds up no look and no answer."""
+        """Tolerate the wall clock moving backwards."""
         if now_unix_s < self._next_look_unix_s - LOOK_EVERY_S:
             self._next_look_unix_s = now_unix_s
             if (closed := self._closed.waiting) is not None:
                 self._closed.waiting = replace(closed, since_unix_s=now_unix_s)
 
     def finish(self, now_unix_s: float, *, is_analysed: bool = True) -> None:
-        """The last window, where there is time for it, and last words."""
+        """Analyse the last window if there is time for it, and write the final results."""
         if is_analysed:
             self.poll(now_unix_s, is_final=True)
         self.write_final_results(now_unix_s)
 
     def write_final_results(self, now_unix_s: float) -> None:
-        """What is still held, and how the predictions did; once."""
+        """Write buffered rows and the score of the predictions; only the first call has an
+        effect."""
         if self._is_over:
             return
         self._is_over = True
@@ -192,7 +195,7 @@ class CompanionLoop:
         if self._answer is not None:
             ended_unix_s = end_of_run(place.directory, place.run_id)
             self._answer = answer = replace(self._answer, ended_unix_s=ended_unix_s)
-            # Once more: the end tells what the finishes that windows predicted were worth.
+            # Repeated, because the end now known scores the finishes that windows predicted.
             if answer.modelled is not None:
                 tables = wandb_tables(windows_tables(answer))
                 self._sink.tables(self._run.last_iteration, tables)
@@ -205,14 +208,14 @@ class CompanionLoop:
         self._sink.close(self._summary())
 
     def _summary(self) -> dict[str, Any]:
-        """What predictions were worth so far, and the throughput of the measured step."""
+        """Return the score of predictions so far and the throughput of the measured step."""
         score = self._steps.score.summary()
         return score if self._answer is None else score | summary_values(self._answer)
 
     def _write_last(self, place: Place, track: Evaluation | None) -> None:
         answer, shown = self._answer, self._shown
         score = {**self._steps.score.summary(), **self._closed.counts()}
-        if place.directory.is_dir():  # else the ranks have said that nothing can be written
+        if place.directory.is_dir():  # else the ranks have reported that nothing can be written
             self._writing(lambda: write_steps(place, self._steps))
         if answer is not None or track is not None:
             self._writing(lambda: write_score(place, score, track))
@@ -221,19 +224,19 @@ class CompanionLoop:
             self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._steps))
 
     def report_dropped_events(self, num_events: int) -> None:
-        """So many events were dropped before this one."""
+        """Log that ``num_events`` events were dropped."""
         log_line(
             f"{num_events} training events arrived faster than they could be read: these steps are "
             "not scored; training and records are not affected"
         )
 
     def _keep(self, write: Callable[[], object]) -> None:
-        """Write answers; never over those of a newer run of the launch."""
+        """Write answers, unless a newer run of the launch has written its own."""
         if self._publisher.is_newest():
             self._writing(write)
 
     def _publish(self) -> None:
-        """To the top what has been written, where that is ours."""
+        """Publish to the top level if we own it."""
         log_line(self._writing(self._publisher.publish) or "")
 
     def _report_drift(self, line: str) -> None:
@@ -244,14 +247,14 @@ class CompanionLoop:
 
     @property
     def _is_about_to_end(self) -> bool:
-        """True where a window that is asked for now would not begin, or tell nobody anything."""
+        """True if a window requested now would start too late to be useful."""
         seen = self._answer
         if seen is None or not seen.has_finish:
             return False
         return seen.forecast.finish_p50_unix_s - self._run.last_unix_s < MIN_REMAINING_S
 
     def _rebase(self, drift: Drift | None) -> None:
-        """From a drift on, forecasts rest on the steps since then, those of windows left out."""
+        """Base forecasts on the steps since a drift, without those recorded in windows."""
         if drift is None:
             return
         self._run.rebase(drift.since_iteration)
@@ -261,9 +264,9 @@ class CompanionLoop:
             self._answer = replace(self._answer, modelled=replace(modelled, model_forecast=view))
 
     def _renew_forecast(self, now_unix_s: float) -> None:
-        """Between windows: all steps so far, no new fit."""
+        """Renew the forecast between windows from all steps so far, without a new fit."""
         answer, run = self._answer, self._run
-        # Only its first step tells that another pass over the data begins.
+        # A further pass over the data is recognised only at its first step.
         if answer is None or run.last_iteration == answer.end.pass_end:
             return
         request = self._forecasts.due(answer.end, run, self._base_request, now_unix_s)
@@ -276,7 +279,7 @@ class CompanionLoop:
             print_lines(finish_lines(renewed_answer, self._base_request.goals))
 
     def _analyse(self, closed: Closed, now_unix_s: float) -> None:
-        # Steps after the window are what the answer is scored on, also those that came meanwhile.
+        # Exclude steps after the window, even those already received: the answer is scored on them.
         known = self._run.request(
             self._base_request, now_unix_s, last_iteration=closed.last_iteration
         )
@@ -304,8 +307,8 @@ class CompanionLoop:
         self._publish_answer(answer, is_repeated=closed.is_repeated)
 
     def _publish_answer(self, answer: Answer, *, is_repeated: bool) -> None:
-        """What a window says, which may say it again: to readers of files, the log, the sinks, the
-        user and training."""
+        """Publish a window's answer, possibly a repeated one, to files, log, sinks, alerts and
+        training."""
         if not is_repeated:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
@@ -321,7 +324,7 @@ class CompanionLoop:
             self._sink.alert("forerun: stop advised", answer.advice)
 
     def _settle(self, problem: str = "") -> None:
-        """The window that waits is done with: held rows may go."""
+        """Finish the pending window and release the rows buffered for it."""
         log_line(problem)
         self._closed.settle()
         self._analysis_interval.over()
@@ -341,17 +344,17 @@ class CompanionLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """A window that waits for its answer."""
+    """Closed window whose answer is pending."""
 
     window: int
     last_iteration: int
     since_unix_s: float
     is_repeated: bool = False
-    """It had its answer; probes have come since."""
+    """True if it was answered before, and probes have arrived since."""
 
 
 class ClosedWindows:
-    """Takes windows as they close, and counts those that closed while another was analysed."""
+    """Tracks the pending closed window and counts those skipped while another was analysed."""
 
     def __init__(self) -> None:
         self.waiting: Closed | None = None
@@ -359,12 +362,12 @@ class ClosedWindows:
         self._skipped: list[int] = []
 
     def close(self, event: dict[str, Any], now_unix_s: float, *, is_probed: bool = False) -> None:
-        """A window has closed, or was probed after that; it takes the place of one that waits."""
+        """Record that a window closed, or was probed after closing; it replaces a pending one."""
         window, waiting = int(event["window"]), self.waiting
         if is_probed and waiting is not None and waiting.window > window:
-            return  # the answer of that window has these probes as well
+            return  # the newer window's answer includes these probes
         start = window - window % RESTART_WINDOWS
-        if waiting is not None and waiting.window < start:  # the loop was begun again
+        if waiting is not None and waiting.window < start:  # the training loop was restarted
             self._skipped = [*self._skipped_before(waiting.window), waiting.window]
             self._newest = waiting.window
         self.waiting = Closed(
@@ -375,14 +378,14 @@ class ClosedWindows:
         )
 
     def settle(self) -> None:
-        """The window that waits is done with, with an answer or without."""
+        """Mark the pending window as finished, answered or not."""
         if self.waiting is not None:
             self._skipped = self._skipped_before(self.waiting.window)
             self._newest = self.waiting.window
         self.waiting = None
 
     def problems(self) -> tuple[str, ...]:
-        """A line for the answer of the one that waits on what was passed over so far; maybe none.
+        """Return a line for the pending answer on windows skipped so far; empty if none were.
 
         >>> windows = ClosedWindows()
         >>> for window in (0, 3):
@@ -405,7 +408,7 @@ class ClosedWindows:
         )
 
     def counts(self) -> dict[str, int]:
-        """For the score."""
+        """Return the number of skipped windows for the score; empty if none."""
         return {"num_skipped_windows": len(self._skipped)} if self._skipped else {}
 
     def _skipped_before(self, window: int) -> list[int]:
@@ -414,7 +417,8 @@ class ClosedWindows:
 
 
 class AdviceOrders:
-    """Advice needs two windows in a row: the second is asked for, so that it comes soon."""
+    """Sends orders that follow from advice: a stop, or the second consecutive window that advice
+    needs."""
 
     def __init__(self, on_advice: OnAdvice, give: Callable[[dict[str, Any]], object]) -> None:
         self._may_stop = on_advice is OnAdvice.STOP
@@ -422,7 +426,7 @@ class AdviceOrders:
         self._num_windows = 0
 
     def follow(self, decision: Decision) -> None:
-        """Ask for what follows from a decision; for a stop only where the user has opted in."""
+        """Send the order that follows from a decision; a stop only if the user has opted in."""
         if decision.action is Action.STOP:
             if self._may_stop:
                 met = [reason for reason in decision.reasons if reason.is_met]
@@ -436,7 +440,7 @@ class AdviceOrders:
 
 
 class StopRequests:
-    """A request becomes an order to all ranks, once; only one that is for this launch."""
+    """Turns a stop request for this launch into one order to all ranks."""
 
     def __init__(
         self, place: Place, give: Callable[[dict[str, Any]], object], *, since_unix_s: float = 0.0
@@ -447,13 +451,13 @@ class StopRequests:
         self._is_given = False
 
     def look(self) -> None:
-        """Pass on a request of the launch's own wrapper."""
+        """Forward a request from this launch's wrapper."""
         if self._is_given or not self._place.launch_id:
             return
         value = read_object(self._place.path / STOP_REQUEST)
         if value is None or value.get("launch_id") != self._place.launch_id:
             return
-        # A name may be given again, and the wrapper of the launch before have died.
+        # Launch names can be reused, so an older launch's wrapper may have left this request.
         if finite_number(value.get("unix_s")) < self._since_unix_s:
             return
         self._is_given = True

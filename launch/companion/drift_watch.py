@@ -1,4 +1,4 @@
-"""The step's level while a run goes on: drifts are said, kept, asked about, and later explained."""
+"""Drift of the step's level during a run: logged, stored, measured by a window, explained."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .log_lines import WriteGuard
 
 DRIFT = "drift.json"
 MOST_WINDOWS = 10
-"""Windows that are asked for because of drifts, in one run."""
+"""Maximum number of windows requested because of drifts in one run."""
 MOST_EVENTS = 500
-"""Newest events that are kept in the file, of all launches."""
-# Steps before the first answer; a run of milliseconds a step must not fill memory.
+"""Maximum number of events in the file, over all launches; the newest are retained."""
+# Bounds steps buffered before the first answer, for runs with steps of milliseconds.
 _MOST_WAITING = 10_000
 
 
 class DriftWatch:
-    """Takes steps in order; ``notify`` gets each event's line, ``give_order`` the wish for a window.
+    """Takes steps in order; passes event lines to ``notify`` and window orders to ``give_order``.
 
-    Steps wait until ``begin``: only then is it known where the batch size changes, which is no
-    drift.
+    Steps are buffered until ``begin``: only then are the changes of batch size known, which are not
+    drifts.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class DriftWatch:
         self._earlier_events = _read_events(place.path / DRIFT)
         self._events: list[DriftEvent] = []
         self._open: int | None = None
-        """Place of the newest event whose causes are not known yet."""
+        """Index of the newest event without known causes."""
         self._compared: tuple[int, ...] = ()
         self._num_requested = 0
 
     def begin(self, ends: Sequence[int] = ()) -> list[Drift]:
-        """Start, or go on, with the last iteration of each batch size; drifts of what waited."""
+        """Set the last iteration of each batch size and return the drifts in buffered steps."""
         self._is_begun, self._ends = True, tuple(ends)
         waiting = [*self._waiting]
         self._waiting.clear()
         return [drift for row in waiting if (drift := self.add(row)) is not None]
 
     def add(self, row: LoggedStep) -> Drift | None:
-        """Take a step; a drift where this step confirms one."""
+        """Add a step; return the drift that it confirms, if any."""
         if not self._is_begun:
             self._waiting.append(row)
             return None
@@ -85,14 +85,14 @@ class DriftWatch:
         return drift
 
     def values(self) -> dict[str, float]:
-        """For W&B: the level of the step, and how far it is from the first one."""
+        """Return W&B values: the step's level, and its relative deviation from the first level."""
         level_s, first_s = self._monitor.level_s, self._first_level_s
         if level_s is None or first_s is None:
             return {}
         return {"level_s": level_s, "drift_frac": level_s / first_s - 1.0}
 
     def window_closed(self, table: SampleTable, window: int, *, unix_s: float) -> None:
-        """Hold a window against those before: what explains the drift, and what the step hides."""
+        """Compare a closed window with earlier ones to explain a drift or find a hidden change."""
         try:
             explained = self._explain(table, window)
             windows = tuple(w for w in windows_of(table) if w <= window)[-2:]
@@ -138,6 +138,6 @@ class DriftWatch:
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
-    """What earlier starts of this launch have kept; nothing where it is missing or damaged."""
+    """Return the events of earlier starts of this launch; empty if missing or damaged."""
     events = (read_object(path) or {}).get("events")
     return [one for one in events if isinstance(one, dict)] if isinstance(events, list) else []

@@ -1,7 +1,7 @@
-"""What a run has shown so far, its energy too, and when its forecast is made anew.
+"""Steps, brackets and energy observed in a run so far, and the schedule of its forecasts.
 
-Energy is that of this node's accelerators, from NVML's own counters, read by the companion and
-never in training.  NVML is loaded by name, without torch.
+Energy is that of this node's accelerators, from NVML's counters, read by the companion and never
+in the training process.  NVML is imported by name, without torch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..store import LoggedStep
 
 ReadEnergy = Callable[[], "float | None"]
 NUM_RECENT_STEPS = 1000
-"""Bare steps that a forecast rests on: the newest."""
+"""Newest steps without hooks or flags that a forecast uses."""
 NUM_RECENT_IRREGULAR = 200
-"""Steps beside a collection, an evaluation or a save: the newest."""
+"""Newest steps next to a garbage collection, an evaluation or a save that a forecast uses."""
 NUM_RECENT_BRACKETS = 500
-"""Evaluations, and saves, that a forecast rests on: the newest."""
+"""Newest evaluations, and saves, that a forecast uses."""
 RENEW_AFTER_STEPS = 20
 RENEW_AFTER_S = 30.0
-"""Both must have passed until a forecast is made anew."""
+"""Minimum steps and seconds between forecasts; both must have passed."""
 RENEW_AFTER_FRAC = 0.1
-"""Of the whole run, where that is less than those seconds: a run of a minute has forecasts too."""
+"""Fraction of the whole run that replaces ``RENEW_AFTER_S`` if shorter, for runs of a minute."""
 JOULES_PER_MJ = 1e-3
 """NVML counts millijoules."""
 _IRREGULAR = frozenset({"collected", "evaluated", "saved"})
@@ -36,16 +36,16 @@ _IRREGULAR = frozenset({"collected", "evaluated", "saved"})
 
 @dataclass(slots=True)
 class ObservedRun:
-    """Steps, evaluations, saves and energy of this process, as they come in."""
+    """Accumulates steps, evaluations, saves and energy of this process."""
 
     num_nodes: float = 1.0
-    """Nodes of the job for each one whose energy is read."""
+    """Nodes of the job per node whose energy is read."""
     meter: ReadEnergy = lambda: None
     last_iteration: int = 0
     last_unix_s: float = 0.0
-    """When the last step ended: it may have been waiting here for a while."""
+    """End of the last step, which may precede its receipt."""
     level_since: int = 0
-    """Iteration from which on the level of now holds."""
+    """Iteration at which the current level began."""
     _bare: deque[LoggedStep] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_STEPS))
     _irregular: deque[LoggedStep] = field(
         default_factory=lambda: deque(maxlen=NUM_RECENT_IRREGULAR)
@@ -55,7 +55,7 @@ class ObservedRun:
     """First and newest reading: Unix seconds and joules."""
 
     def add(self, row: LoggedStep, unix_s: float) -> None:
-        """A step has ended."""
+        """Add a finished step."""
         self.last_iteration, self.last_unix_s = row.iteration, unix_s
         if not (row.is_hooked or row.is_disturbed):
             if not row.flags:
@@ -64,18 +64,18 @@ class ObservedRun:
                 self._irregular.append(row)
 
     def rebase(self, since_iteration: int) -> None:
-        """The step has drifted: what came before tells of its level no more, but of its drifts."""
+        """Start a new level after a drift; earlier steps then count only as evidence of drifts."""
         self.level_since = since_iteration
         while self._irregular and self._irregular[0].iteration < since_iteration:
             self._irregular.popleft()
 
     def add_bracket(self, event: dict[str, Any]) -> None:
-        """An evaluation or a save has ended."""
+        """Add a finished evaluation or save."""
         known = self._brackets.setdefault(str(event["name"]), deque(maxlen=NUM_RECENT_BRACKETS))
         known.append(float(event["time_s"]))
 
     def read_energy(self, now_unix_s: float) -> None:
-        """Take one reading where there are any."""
+        """Take one energy reading, if available."""
         energy_j = self.meter()
         if energy_j is not None:
             self._energy = [*self._energy[:1], (now_unix_s, energy_j)]
@@ -83,9 +83,9 @@ class ObservedRun:
     def request(
         self, base_request: Request, now_unix_s: float, *, last_iteration: int | None = None
     ) -> Request:
-        """The asked of the user with all that is known; steps up to ``last_iteration``.
+        """Return the user's request with all observations; steps up to ``last_iteration``.
 
-        Its moment is the end of the last step, ``now_unix_s`` only where none has ended.
+        Its time is the end of the last step, or ``now_unix_s`` if none has ended.
         """
         end = self.last_iteration if last_iteration is None else last_iteration
         bare = [row for row in self._bare if row.iteration <= end]
@@ -118,62 +118,62 @@ class ObservedRun:
 
 @dataclass(slots=True)
 class AnalysisInterval:
-    """From when to when the companion computed: steps at that time are not as others are."""
+    """Interval in which the companion analysed a window, which may disturb steps."""
 
     _begin_unix_s: float = math.inf
     _end_unix_s: float = -math.inf
     _is_over: bool = True
 
     def begin(self, unix_s: float) -> None:
-        """A window has closed: its analysis is next."""
+        """Start the interval at the closing of a window."""
         self._begin_unix_s, self._end_unix_s, self._is_over = unix_s, math.inf, False
 
     def over(self) -> None:
-        """It is done; when, the next ``now`` says."""
+        """End the interval; the next ``now`` sets the time."""
         self._is_over = True
 
     def now(self, unix_s: float) -> None:
-        """The clock of the loop."""
+        """Pass the loop's time."""
         if self._is_over and self._end_unix_s == math.inf:
             self._end_unix_s = unix_s
 
     def covers(self, unix_s: float) -> bool:
-        """True where a step that ended then ran beside it."""
+        """True if a step that ended at ``unix_s`` overlapped the analysis."""
         return self._begin_unix_s < unix_s <= self._end_unix_s
 
 
 class ForecastSchedule:
-    """Makes the forecast anew once enough has come in, and says when it is news."""
+    """Decides when to renew the forecast, and when to report it to the user."""
 
     def __init__(self) -> None:
         self._at_iteration, self._at_unix_s, self._every_s = 0, 0.0, RENEW_AFTER_S
         self._last: Forecast | None = None
-        """What the user was told."""
+        """Forecast last reported to the user."""
 
     def answered(self, forecast: Forecast, iteration: int) -> None:
-        """A window has had its answer, which the user has seen."""
+        """Record a window's answer as reported."""
         self._last = forecast
         self._at_iteration, self._at_unix_s = iteration, forecast.now_unix_s
         self._every_s = min(RENEW_AFTER_S, RENEW_AFTER_FRAC * forecast.total_s)
 
     def rebase(self) -> None:
-        """The step has drifted: the next forecast is due now, and is news."""
+        """Make the next forecast due at once, and reported, after a drift."""
         self._at_iteration, self._at_unix_s, self._last = -RENEW_AFTER_STEPS, -math.inf, None
 
     def due(
         self, end: RunEnd, run: ObservedRun, base_request: Request, now_unix_s: float
     ) -> Request | None:
-        """What the next forecast rests on, which now counts as made; None where none is due."""
+        """Return the request of the next forecast and mark it as made; None if none is due."""
         num_new = run.last_iteration - self._at_iteration
         if not end.horizon or 0 < end.steps_total <= run.last_iteration:
             return None
         if num_new < RENEW_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < self._every_s:
-            return None  # a clock that was set back says nothing of when the last one was
+            return None  # due if the clock was set back
         self._at_iteration, self._at_unix_s = run.last_iteration, now_unix_s
         return run.request(base_request, now_unix_s)
 
     def is_news(self, forecast: Forecast) -> bool:
-        """True where the end has left the interval that was said last; then it counts as said."""
+        """True if the end has left the last reported interval; marks the forecast as reported."""
         if (last := self._last) is not None:
             early_s = last.now_unix_s + last.remaining_low_s
             if early_s <= forecast.finish_p50_unix_s <= last.finish_p95_unix_s:
@@ -183,10 +183,10 @@ class ForecastSchedule:
 
 
 def open_meter(num_local_ranks: int, environ: Mapping[str, str]) -> ReadEnergy:
-    """A function that returns joules since the driver was loaded, summed over this job's devices.
+    """Return a function that reads joules since driver load, summed over this job's devices.
 
-    It returns None from the first error on, where there is no NVML, and for devices that cannot be
-    told apart from those of other jobs.
+    The function returns None after a first error, without NVML, and if devices cannot be told apart
+    from those of other jobs.
     """
     try:
         nvml: Any = importlib.import_module("pynvml")
@@ -201,7 +201,7 @@ def open_meter(num_local_ranks: int, environ: Mapping[str, str]) -> ReadEnergy:
     def read() -> float | None:
         try:
             counts = [nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
-        except nvml.NVMLError:  # before Volta they do not count; a lost one raises too
+        except nvml.NVMLError:  # devices before Volta have no counter; a lost device raises too
             handles.clear()
             return None
         return sum(counts) * JOULES_PER_MJ if counts else None
@@ -210,7 +210,7 @@ def open_meter(num_local_ranks: int, environ: Mapping[str, str]) -> ReadEnergy:
 
 
 def _handles(nvml: Any, num_local_ranks: int, environ: Mapping[str, str]) -> list[Any]:
-    """Devices of the local ranks; none where it is not known which of them they are."""
+    """Return the devices of the local ranks; empty if they cannot be identified."""
     words = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     words = [word for word in words if word]
     if not words:

@@ -1,4 +1,4 @@
-"""Lines of the companion in the training log, which may be gone or full like any other file."""
+"""Companion lines in the training log; failures to write are tolerated."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _MOST_CHARS = 200
 
 
 def log_line(text: str) -> None:
-    """One line into the training log; nothing where there is no text."""
+    """Print one line to the training log; nothing if the text is empty."""
     if text:
         print_lines([f"[forerun] {masked_text(text)}"])
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Lines that have their prefix already."""
-    with suppress(OSError, ValueError):  # nobody reads it any more, or its disk is full
+    """Print lines that already have their prefix."""
+    with suppress(OSError, ValueError):  # the reader is gone, or the disk is full
         for line in lines:
-            # A name of bytes that are no text is shown by their numbers.
+            # File names may hold bytes that are not text; print them escaped.
             print(line.encode("utf-8", "backslashreplace").decode(), flush=True)
 
 
 class WriteGuard:
-    """Runs what writes files; that one cannot be written is one line, and no reason to stop."""
+    """Runs functions that write files; logs each kind of failure once and goes on."""
 
     def __init__(self) -> None:
         self._reported: set[tuple[str, str]] = set()
 
     def __call__(self, write: Callable[[], _T]) -> _T | None:
-        """What ``write`` returns; None where a file could not be made or written."""
+        """Return the result of ``write``; None if a file could not be written."""
         try:
             return write()
         except UnwrittenError as err:
@@ -48,7 +48,7 @@ class WriteGuard:
         return None
 
     def _report(self, name: str, err: Exception) -> None:
-        """One line for a reason; what is the matter with one file alone is said of each."""
+        """Log one line per reason; for errors specific to one file, one line per file."""
         if isinstance(err, OSError):
             name, reason = str(err.filename or name), err.strerror or type(err).__name__
             is_of_one = err.errno in _OF_ONE_FILE

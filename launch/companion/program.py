@@ -1,9 +1,9 @@
-"""The process beside the last rank: answers and logs, and costs training nothing but idle time.
+"""Companion process on the last rank's node: answers and logs, using only idle processor time.
 
-It takes the lowest priority before anything else, and loads pandas, the models and W&B only when
-the first window has closed, so that it does not disturb what the window measures.  Events arrive as
-JSON lines on its standard input; end of file means that training is gone, and it finishes what it
-can in a fixed time.
+It sets the lowest priority before anything else, and loads pandas, the models and W&B only after
+the first window has closed, so that it does not disturb the measurement.  Events arrive as JSON
+lines on standard input; end of file means that training has ended, and it then finishes what it
+can within a fixed time.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 LOWEST_PRIORITY = 19
-# How late an answer may be, and values of steps: each wake-up takes from a processor of training.
+# Latency of answers and of step values; every wake-up takes processor time from training.
 _TICK_S, _STEPS_APART_S = 0.5, 1.0
 _MARGIN = 1.5
-"""The last window is analysed where there is this many times the processor time of an analysis."""
+"""Remaining time required to analyse the last window, in multiples of the longest analysis."""
 MOST_STEPS, MOST_OTHERS = 10_000, 1000
-"""Steps that wait at most, of which the newest tell more, and evaluations and saves."""
+"""Queue limits: steps, of which the newest are retained, and evaluations and saves."""
 LEAVE_AFTER_S = 25.0
-"""From the end of training to the end of this process, at most."""
+"""Longest time from the end of training to the end of this process."""
 LAST_WORDS_S = 5.0
-"""Of these: for what can be said without another analysis."""
+"""Part of ``LEAVE_AFTER_S`` reserved for final results without another analysis."""
 _GRACE_S = 2.0
-"""For what is being written; then the alarm ends the process."""
+"""Extra time to finish writing, before the alarm ends the process."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until the training process ends or dies; 0, or 1 where there are no settings."""
-    # A thread of training waits until the settings are read: before all else.
+    """Run until the training process ends or dies; return 0, or 1 if settings are unreadable."""
+    # First, because a thread of training waits until the settings are read.
     try:
         companion_settings = _read_settings(argv)
     except (OSError, ValueError) as err:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     _lower_priority()
-    # Ctrl-C is for training, which then ends our input: what is known by then is still said.
+    # Ctrl-C is meant for training, which then closes our input; final results are still written.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     publisher = Publisher(place_of(companion_settings))
     log_line(publisher.begin(time.time()))
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answer(companion_loop: CompanionLoop, queue: EventQueue) -> float:
-    """Answer until the end; the most processor time that an answer took, seconds."""
+    """Answer until the end; return the longest processor time of an answer, seconds."""
     longest_s = 0.0
     is_over = has_missed = False
     while not is_over:
@@ -99,7 +99,7 @@ def _answer(companion_loop: CompanionLoop, queue: EventQueue) -> float:
 
 
 def _cache_fit(directory: Path) -> None:
-    """Make the fit that the first ``predict`` or ``plan`` would have to make."""
+    """Cache the fit that the first ``predict`` or ``plan`` would otherwise have to make."""
     from ...calib.errors import ForerunError
     from ..known import open_machine
 
@@ -108,17 +108,17 @@ def _cache_fit(directory: Path) -> None:
 
 
 def _lower_priority() -> None:
-    """Run only where nothing else wants to; elsewhere than on Linux, at the lowest priority."""
+    """Run in the idle scheduling class; outside Linux, at the lowest priority."""
     os.nice(LOWEST_PRIORITY)
     if hasattr(os, "SCHED_IDLE"):
-        # A wake-up of training interrupts it at once, which the lowest priority alone does not do.
+        # Training preempts this class at once on wake-up, which niceness alone does not ensure.
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _write_back(order: dict[str, Any]) -> None:
-    """To the training process, over the pair of sockets that our input comes from."""
-    with suppress(OSError):  # training is gone, or our input is a mere pipe
+    """Send an order to the training process over the socket pair that is our input."""
+    with suppress(OSError):  # training is gone, or our input is a plain pipe
         os.write(0, json.dumps(order).encode() + b"\n")
 
 
@@ -140,7 +140,7 @@ def _read(queue: EventQueue, shutdown: Shutdown, status: StatusWriter) -> None:
 
 
 def _read_settings(argv: Sequence[str] | None) -> CompanionSettings:
-    """What the session tells over the descriptor that its command line names."""
+    """Read the session's settings from the file descriptor named on the command line."""
     parser = argparse.ArgumentParser(prog="forerun.companion")
     parser.add_argument(SETTINGS_FD, type=int, required=True)
     with os.fdopen(parser.parse_args(argv).settings_fd, encoding="utf-8") as file:
@@ -148,11 +148,11 @@ def _read_settings(argv: Sequence[str] | None) -> CompanionSettings:
 
 
 class EventQueue:
-    """What training tells, in bounded room: filled by a thread that reads, emptied by the loop.
+    """Bounded queue of training events, filled by a reader thread and emptied by the loop.
 
-    Steps are dropped, and counted, where there is no room.  Of closed windows the newest is kept,
-    since only that one gets an answer.  The end is never lost.  Steps that nothing else presses are
-    taken ``apart_s`` after those before: many at once cost half of what each alone does.
+    Steps that do not fit are dropped and counted.  Only the newest closed window is retained, since
+    only that one gets an answer.  The end is never lost.  Steps alone are taken at most every
+    ``apart_s`` seconds: in batches they cost half as much as one by one.
     """
 
     def __init__(self, most_steps: int = MOST_STEPS, *, apart_s: float = 0.0) -> None:
@@ -163,18 +163,18 @@ class EventQueue:
             kind: deque(maxlen=number) for kind, number in most.items()
         }
         self._num_put = self.num_dropped = 0
-        """Dropped are steps, evaluations and saves that nobody has seen."""
+        """Dropped events: unread steps, evaluations and saves."""
         self._is_over = False
 
     def put(self, event: Event) -> None:
-        """Keep an event; one that says the end closes the queue."""
+        """Add an event; the end event closes the queue."""
         with self._changed:
             if self._is_over:
                 return
             self._num_put += 1
             kind = event.get("event")
             rows = self._waiting.get(kind, self._waiting["another"])
-            # A window that takes the place of another is no loss.
+            # A window replaced by a newer one does not count as dropped.
             self.num_dropped += 1 < len(rows) == rows.maxlen
             rows.append((self._num_put, event))
             self._is_over = kind == "end"
@@ -182,18 +182,19 @@ class EventQueue:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the queue."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
 
     def wait_for_window(self) -> None:
-        """Return when a window has closed, or all is over."""
+        """Block until a window has closed or the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or bool(self._waiting["window_closed"]))
 
     def take(self, timeout_s: float) -> tuple[list[Event], bool]:
-        """All that has come, in its order, waiting a while for something; True: it was the last."""
+        """Return queued events in order, after waiting for one up to ``timeout_s``, and whether the
+        queue is closed."""
         with self._changed:
             if self._changed.wait_for(self._has_any, timeout_s):
                 self._changed.wait_for(self._is_pressing, self._next_s - time.monotonic())
@@ -211,7 +212,7 @@ class EventQueue:
 
 
 class Shutdown:
-    """Ends this process a fixed time after training; the thread that hears of that begins it."""
+    """Ends this process a fixed time after training; begun by the thread that reads the end."""
 
     def __init__(self, leave_after_s: float = LEAVE_AFTER_S) -> None:
         self._leave_after_s = leave_after_s
@@ -219,17 +220,17 @@ class Shutdown:
         self._last_words: Callable[[], object] | None = None
 
     def set_last_words(self, last_words: Callable[[], object]) -> None:
-        """What is said and written if there is no time for more; may run in another thread."""
+        """Set the function that writes final results if time runs out, maybe in another thread."""
         self._last_words = last_words
 
     def begin(self) -> None:
-        """Training has ended: the time runs; a second call changes nothing."""
+        """Start the timers at the end of training; a second call does nothing."""
         if self._since_s is not None:
             return
         self._since_s = time.monotonic()
         _leave_idle_class()
         words_s = max(0.0, self._leave_after_s - LAST_WORDS_S)
-        # Answers are replaced at once, so that none is left half written.
+        # Exiting in the middle of a write is safe, because files are replaced atomically.
         for delay_s, act in (
             (words_s, self._run_last_words),
             (self._leave_after_s, lambda: os._exit(0)),
@@ -237,25 +238,25 @@ class Shutdown:
             timer = threading.Timer(delay_s, act)
             timer.daemon = True
             timer.start()
-        # Where compiled code keeps the interpreter no thread of ours comes to its turn.
+        # Timer threads cannot run while compiled code holds the interpreter lock.
         with suppress(AttributeError, ValueError, OSError):
             signal.setitimer(signal.ITIMER_REAL, self._leave_after_s + _GRACE_S)
 
     @property
     def remaining_s(self) -> float:
-        """Until the last words are due; all of it while training goes on."""
+        """Seconds until the final results are due; the full time while training runs."""
         since_s = time.monotonic() if self._since_s is None else self._since_s
         return self._leave_after_s - LAST_WORDS_S - (time.monotonic() - since_s)
 
     def _run_last_words(self) -> None:
         if self._last_words is not None:
-            # The loop may be at work on the same things: what then fails was its own to say.
+            # The loop may be writing the same results concurrently; ignore errors from that race.
             with suppress(Exception):
                 self._last_words()
 
 
 def _leave_idle_class() -> None:
-    """Training is gone: from the idle class to that of others, still at the lowest priority."""
+    """Leave the idle scheduling class after training has ended, still at the lowest priority."""
     if hasattr(os, "SCHED_IDLE"):
         for thread in threading.enumerate():
             with suppress(OSError):

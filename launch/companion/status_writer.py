@@ -1,6 +1,6 @@
-"""Writes ``status.json`` beside training, from a thread that no analysis holds up.
+"""Writer of ``status.json`` during training, in a thread that no analysis blocks.
 
-Standard library only: it begins before pandas is loaded.
+Standard library only: it starts before pandas is loaded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..store import BEAT_S, STATUS, Phase, Publisher, StatusFile, finite_number,
 from .log_lines import log_line
 
 EVERY_S = 5.0
-"""No file is written sooner after the one before."""
+"""Minimum seconds between two writes."""
 NUM_NEWEST = 100
-"""Regular steps that the step time is told of."""
+"""Number of newest regular steps from which the reported step time is computed."""
 _MISSED_FRAC = 0.05
 
 
 class StatusWriter:
-    """``note`` takes every event as it comes in; ``start`` writes what they say, now and then."""
+    """Collects events by ``note`` and, after ``start``, writes the status at intervals."""
 
     def __init__(self, companion_settings: CompanionSettings, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -45,11 +45,11 @@ class StatusWriter:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Write at once, then where something has come in, and as a sign of life."""
+        """Write at once, then after new events and as a heartbeat."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Take an event of training; of what it says nothing is believed that is no number."""
+        """Take an event of training; values that are not numbers are ignored."""
         kind, unix_s = event.get("event"), finite_number(event.get("unix_s"))
         with self._lock:
             changed: dict[str, Any] = {"heard_unix_s": unix_s or self._now.heard_unix_s}
@@ -66,7 +66,7 @@ class StatusWriter:
             self._is_new = True
 
     def end(self) -> None:
-        """Training is gone, with or without a word: the last file says which."""
+        """Write the final status: ended, or gone if training sent no end event."""
         with self._lock:
             if self._now.phase is Phase.RUNS:
                 self._now = replace(self._now, phase=Phase.GONE)
@@ -82,7 +82,7 @@ class StatusWriter:
             self._ended.wait(EVERY_S)
 
     def _write(self, now_unix_s: float) -> None:
-        # One at a time, so that the last word stays; events do not wait for a disk.
+        # One write at a time, so that the final status is last; events do not wait for the disk.
         with self._writing:
             with self._lock:
                 if times := sorted(self._newest):
@@ -96,7 +96,7 @@ class StatusWriter:
                     replace(self._now, unix_s=now_unix_s).to_json(self._publisher.place.stamp()),
                     indent=2,
                 )
-            # A full disk is told of by whoever writes answers.
+            # A full disk is reported by the code that writes answers.
             with suppress(OSError):
                 if self._publisher.is_newest():
                     replace_file(self._publisher.place.path / STATUS, text + "\n")

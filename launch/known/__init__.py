@@ -1,6 +1,6 @@
-"""What is known of a machine: runs of a directory, imported tables, its fit.
+"""Knowledge of a machine: runs of a directory, imported tables, and the fitted step model.
 
-In: directories. Out: a ``Machine``, whose step model every verb asks.
+In: directories. Out: a ``Machine``, whose step model every verb uses.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What the verbs know of a machine: its steps, a plan on it, and how its run was launched."""
+"""Machine as the verbs use it: its step model, plans on it, and the launch of its run."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ..store import command_words, newest_of_run, read_object, top_of
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Machine:
-    """What a directory says of the steps of any layout."""
+    """Step model for any layout, from the data of a directory."""
 
     name: str
-    """The run, or the machine that was imported."""
+    """Run id, or name of the imported machine."""
     running: RunConfig
-    """The layout that others are held against."""
+    """Layout that others are compared with."""
     steps: FittedSteps
     memory_capacity_nbytes: int | None
     memory_offset_nbytes: int | None
-    """What a measured peak had beyond its estimate; None where none was measured."""
+    """Measured minus estimated peak memory; None if not measured."""
     is_elsewhere: bool = False
-    """True where nothing was measured on its device; ``running`` is the run as it would be there."""
+    """True if nothing was measured on its device; ``running`` is then the run transferred to it."""
     problems: tuple[str, ...] = ()
     basis: str = ""
-    """The source of its times, in words, where no run of the user was measured; else empty."""
+    """Source of its times, in words, if no run of the user was measured; else empty."""
 
     def runs(self, config: RunConfig) -> bool:
-        """True where a layout does the work of the run on this machine, so that both times may be
-        compared."""
+        """True if a layout does the same work as the run on this machine, so that their times are
+        comparable."""
         return not self.is_elsewhere and config.does_work_of(self.running)
 
 
@@ -50,9 +50,9 @@ def plan_on(
     keep: Keep | None = None,
     memory_capacity_nbytes: int | None = None,
 ) -> Plan:
-    """The best layouts of a machine against one that runs; see ``plan``.
+    """Rank layouts on a machine against the running one; see ``plan``.
 
-    ``memory_capacity_nbytes``: of a device (None: as the machine's own).
+    ``memory_capacity_nbytes`` is that of one device (None: the machine's).
     """
     machine_plan = plan(
         config,
@@ -69,9 +69,9 @@ def plan_on(
 
 
 def launch_of_run(directory: Path, run_id: str, layout: Parallelism) -> Launch:
-    """The launch of a run; empty where neither its rank 0 nor its companion left it.
+    """Return the launch of a run; empty if neither its rank 0 nor its companion recorded it.
 
-    A request says the arguments alone; nodes are those of the layout then.
+    The companion's request has only the arguments; nodes are then those of the layout.
     """
     if (noted := _noted(directory, run_id)) is not None:
         return noted
@@ -82,19 +82,19 @@ def launch_of_run(directory: Path, run_id: str, layout: Parallelism) -> Launch:
 
 
 def absent_in(directory: Path, run_id: str) -> tuple[str, ...]:
-    """What the program of a run lacks (``RunConfig.absent``); empty where nobody noted it."""
+    """Return what the program of a run lacks (``RunConfig.absent``); empty if not recorded."""
     noted = _noted(directory, run_id)
     return () if noted is None else noted.absent
 
 
 def with_program(config: RunConfig, directory: Path, run_id: str) -> RunConfig:
-    """The layout of a run with the name of its program, and what that lacks."""
+    """Return the run's configuration with the name of its program and what that lacks."""
     launch = launch_of_run(directory, run_id, config.parallelism)
     return replace(config, program=program_of(launch.argv), absent=launch.absent)
 
 
 def launch_of_command(command: Sequence[str], layout: Parallelism) -> Launch:
-    """The launch that a command line says, with or without a launcher in front.
+    """Return the launch described by a command line, with or without a launcher.
 
     >>> launch_of_command(["torchrun", "--nnodes=1", "t.py", "--lr", "1"], Parallelism()).argv
     ('t.py', '--lr', '1')
@@ -107,12 +107,12 @@ def launch_of_command(command: Sequence[str], layout: Parallelism) -> Launch:
 
 def _noted(directory: Path, run_id: str) -> Launch | None:
     value = read_object(top_of(directory)[0] / "records" / run_id / NAME)
-    with suppress(RecordError):  # of another version, or damaged: as if it were not there
+    with suppress(RecordError):  # written by another version, or damaged: treat as absent
         return None if value is None else Launch.from_json(value)
     return None
 
 
 def _on_nodes(launch: Launch, layout: Parallelism, per_node: int = 0) -> Launch:
-    """On hosts of so many ranks; 0: of as many as a node of the layout has."""
+    """Place a launch on nodes of ``per_node`` ranks; 0: as many as in a node of the layout."""
     each = min(per_node or layout.ranks_per_node or layout.num_ranks, layout.num_ranks)
     return replace(launch, ranks_per_node=each, num_nodes=max(1, layout.num_ranks // each))

@@ -1,4 +1,4 @@
-"""The step model of a directory, fitted anew from what was recorded in it or imported into it."""
+"""Fit of a directory's step model from records or imported tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fit_machine(
     device: str | None,
     stated: StatedNodes | None,
 ) -> Machine:
-    """See ``machines.open_machine``."""
+    """Fit the machine of a directory; see ``machines.open_machine``."""
     imported = read_imported(directory)
     if machine is not None or (imported.steps and run_id is None and not has_run(directory)):
         if like is not None or device is not None:
@@ -72,9 +72,9 @@ def fit_machine(
 
 
 def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Machine:
-    """A machine of the layout's device that nothing was measured on, by data sheets alone.
+    """Return an unmeasured machine of the configuration's device, by data sheets alone.
 
-    ``stated`` is said of its nodes.
+    ``stated`` describes its nodes.
     """
     device = config.device
     cluster = Cluster(stated=stated or StatedNodes())
@@ -97,8 +97,8 @@ def _untold(device: str) -> str:
 def _on_device(
     table: SampleTable, device: str, problems: tuple[str, ...], stated: StatedNodes | None
 ) -> Machine:
-    """The run on a device that nothing was measured on; of a run on another kind of device its
-    layout alone counts."""
+    """Return the run transferred to an unmeasured device; between CPU and GPU, only its layout is
+    transferred."""
     config = remaining_layout(with_measured_routing(config_on(table, device, stated), table))
     measured = table.config().device
     if is_processor(measured) is not is_processor(device):
@@ -144,7 +144,7 @@ def _joined(row: StepRow, cluster: Cluster) -> StepRow:
 
 
 def _elsewhere(directory: Path, running: RunConfig) -> tuple[KnownStep, ...]:
-    """Runs and imported rows of another directory that ran on the same kind of device."""
+    """Return steps of another directory's runs and imports on the same kind of device."""
     if not has_run(directory):
         return read_imported(directory).known(running)
     loaded = load(directory, None)

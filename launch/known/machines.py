@@ -1,6 +1,6 @@
-"""The one door of the verbs to a step model: a calibrated run, or a machine that was imported.
+"""Entry point of the verbs to a step model, of a calibrated run or an imported machine.
 
-A fit is cached beside the samples and read back while nothing that it stands on has changed.
+A fit is cached next to the samples and reused while nothing that it depends on has changed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def open_machine(
     device: str | None = None,
     stated: StatedNodes | None = None,
 ) -> Machine:
-    """The step model of a directory: of its newest run, else of what was imported into it.
+    """Return the machine of a directory: of its newest run, else of its imported tables.
 
-    ``also`` are directories whose runs and imported rows are evidence too; operators of the run in
-    ``like``, maybe of another device, are carried over to this one's, and with ``device`` those of
-    this run to a device that nothing was measured on.  ``stated`` is said of the nodes, over what
-    the run saw and was told of them.  Raises ``RecordError`` where there is neither, and
-    ``ConfigError`` where machines have to be told apart or a fit needs packages that are missing.
+    ``also`` are directories whose runs and imported rows are further evidence.  Operators of the
+    run in ``like``, maybe on another device, are transferred to this run's device; with ``device``,
+    those of this run are transferred to an unmeasured device.  ``stated`` describes the nodes and
+    overrides what the run detected or stated.  Raises ``RecordError`` if there is neither run nor
+    import, and ``ConfigError`` if the machine is ambiguous or packages for a fit are missing.
     """
     nodes = None if stated is None else json.dumps(stated.values, sort_keys=True)
     question = (run_id, machine, None if like is None else str(like.absolute()), device, nodes)
@@ -45,17 +45,17 @@ def open_machine(
     if fitted is None:
         if lacking := missing_packages_message("a fit"):
             raise ConfigError(lacking)
-        from .machine_fits import fit_machine  # what reads and fits is slow to import
+        from .machine_fits import fit_machine  # slow to import
 
         fitted = fit_machine(directory, run_id, machine, also, like, device, stated)
-        with suppress(TypeError):  # it holds what no file does
+        with suppress(TypeError):  # not everything can be stored in a file
             values = {one.name: getattr(fitted, one.name) for one in fields(fitted)}
             cached.write(pack_model(values))
     return replace(fitted, running=with_program(fitted.running, directory, fitted.name))
 
 
 def _read(cached: CachedFile) -> Machine | None:
-    """A cached fit; None where there is none, or it is damaged or of another version."""
+    """Return a cached fit; None if there is none, or it is damaged or of another version."""
     body = cached.read()
     with suppress(*DAMAGE_ERRORS):
         return Machine(**unpack_model(body)) if body else None

@@ -1,4 +1,4 @@
-"""Runs of a directory: the one that is asked for, and what earlier ones add to it."""
+"""Runs of a directory: the requested one, and evidence from earlier ones."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ from .table_files import ImportedTables, read_imported
 
 _T = TypeVar("_T")
 NUM_EARLIER = 8
-"""Runs that are read at most: the newest ones."""
+"""Maximum number of earlier runs that are read; the newest are chosen."""
 
 
 class EarlierRuns:
-    """Joins what earlier runs sampled: a resumed run goes on with it.  They are read once."""
+    """Adds samples of earlier runs, so that a resumed run continues with them.  Reads each once."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read: dict[str, tuple[SampleTable, RunConfig] | None] = {}
 
     def join(self, table: SampleTable) -> SampleTable:
-        """The table with the samples of earlier runs that trained the same model in this layout.
+        """Return the table with samples of earlier runs of the same model and layout added.
 
-        Steps, windows and forecasts stay those of the table's own run.  Runs that cannot be read
-        are passed over.
+        Steps, windows and forecasts remain those of the table's run.  Unreadable runs are skipped.
         """
         running = _where_possible(table.config)
         if running is None:
@@ -47,13 +46,13 @@ class EarlierRuns:
         return replace(table, samples=normalise("samples", pd.concat([*same, table.samples])))
 
     def steps(self, table: SampleTable) -> tuple[KnownStep, ...]:
-        """The measured steps of earlier runs on the same kind of device, in any layout, and those
-        that were imported into the directory."""
+        """Return measured steps of earlier runs on the same kind of device, in any layout, and the
+        steps imported into the directory."""
         running = _where_possible(table.config)
         if running is None:
             return ()
         runs = [run for run, config in self._runs(table.run_id) if config.device == running.device]
-        # A known step is made of its steps alone; samples are most of a table.
+        # Known steps need no samples, which are most of a table.
         bare = (replace(run, samples=run.samples.iloc[:0]) for run in runs)
         known = (_where_possible(partial(known_elsewhere, run, running)) for run in bare)
         return (*(step for step in known if step is not None), *self._imported.known(running))
@@ -63,7 +62,7 @@ class EarlierRuns:
         return read_imported(self._directory)
 
     def _runs(self, run_id: str) -> list[tuple[SampleTable, RunConfig]]:
-        """Those before a run whose layout is known, oldest first."""
+        """Return earlier runs with a known layout, oldest first."""
         names = run_ids(self._directory)
         names = names[: names.index(run_id)] if run_id in names else ()
         described_runs = [self._run(name) for name in names[-NUM_EARLIER:]]
@@ -81,7 +80,7 @@ def _described(directory: Path, name: str) -> tuple[SampleTable, RunConfig]:
 
 
 def _where_possible(make: Callable[[], _T]) -> _T | None:
-    """None where a run does not say enough of itself."""
+    """Return the result of ``make``; None if the run's data are insufficient."""
     try:
         return make()
     except ForerunError:
@@ -90,18 +89,18 @@ def _where_possible(make: Callable[[], _T]) -> _T | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The newest run of a directory, or the one that was asked for."""
+    """Newest run of a directory, or the requested one."""
 
     table: SampleTable
     problems: tuple[str, ...]
     is_of_records: bool
-    """False where the sample table is all that is left."""
+    """False if only the sample table exists."""
     known: tuple[KnownStep, ...] = ()
     """Steps of other runs on the same kind of device."""
 
 
 def load(directory: Path, run_id: str | None) -> Loaded:
-    """The run that ``read`` reads, with what earlier runs of the directory add to it."""
+    """Return the run of ``read`` with the evidence of the directory's earlier runs."""
     loaded = read(directory, run_id)
     earlier = EarlierRuns(top_of(directory)[0])
     table = earlier.join(loaded.table) if loaded.is_of_records else loaded.table
@@ -109,10 +108,10 @@ def load(directory: Path, run_id: str | None) -> Loaded:
 
 
 def read(directory: Path, run_id: str | None) -> Loaded:
-    """From the records where they are, else from the sample table.
+    """Read a run from its records, else from the sample table.
 
-    ``directory`` may be the folder of one launch.  Raises ``RecordError`` where there is neither,
-    or where the run is not in the directory.
+    ``directory`` may be the folder of one launch.  Raises ``RecordError`` if there is neither, or
+    if the run is not in the directory.
     """
     top, _ = top_of(directory)
     newest = newest_run_id(directory)
@@ -130,9 +129,9 @@ def read(directory: Path, run_id: str | None) -> Loaded:
 
 
 def newest_run_id(directory: Path) -> str | None:
-    """The recorded run that started last, of those of a launch where its folder is given.
+    """Return the recorded run that started last; in a launch folder, the last of that launch.
 
-    None where none has records.
+    None if no run has records.
     """
     top, launch_run_ids = top_of(directory)
     return next(
@@ -142,7 +141,7 @@ def newest_run_id(directory: Path) -> str | None:
 
 
 def has_run(directory: Path) -> bool:
-    """Whether anything was recorded there."""
+    """True if the directory has records or a sample table."""
     return bool(run_ids(top_of(directory)[0]) or paths_of(directory, SAMPLES))
 
 

@@ -1,4 +1,4 @@
-"""Asks Slurm's own commands, which may be absent or hang.  Standard library only."""
+"""Queries by Slurm's commands, which may be absent or hang.  Standard library only."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 
-# A busy controller takes seconds.
+# A busy Slurm controller takes seconds to answer.
 _PATIENCE_S = 20.0
 
 Ask = Callable[[Sequence[str]], "str | None"]
-"""A command to what it prints; None where it is absent, fails or hangs."""
+"""Maps a command to its output; None if it is absent, fails or hangs."""
 
 
 def ask_slurm(command: Sequence[str]) -> str | None:
-    """What the command prints; None where it is absent, fails or does not answer in time."""
+    """Return a command's output; None if it is absent, fails or does not answer in time."""
     try:
         done = subprocess.run(
             list(command),

@@ -1,6 +1,6 @@
-"""Tables of measurements: in files, imported into a directory, and those that others published.
+"""Tables of measurements: in files, imported into a directory, and published.
 
-Imported ones make a machine that nobody has to have calibrated here.
+Imported tables define a machine without a calibration here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...calib.fit import device_prior, is_processor
 from ...calib.importers import (
     NEEDED,
     REQUIRED,
-    own_frame,
+    canonical_frame,
     read_steps,
     read_table,
     table_kind,
@@ -34,19 +34,19 @@ from ...calib.workload import RunConfig
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 IMPORTED = "imported"
-"""The folder of a directory that holds them, as CSV in our own format."""
+"""Subfolder for imported tables, as CSV in our format."""
 FOLDER = Path(__file__).parents[2] / "recipes" / "published"
 _SIMULATED = "steps_vtrain_single_node.csv.gz"
 _MOST_NAMED = 3
-"""Machines that an error lists."""
+"""Maximum number of machines that an error message lists."""
 _STEPS = "steps"
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """The rows of a table file.
+    """Return the rows of a table file.
 
-    ``ConfigError`` where the file is not there, cannot be read or is of another format,
-    ``CalibrationError`` where it is empty.
+    Raises ``ConfigError`` if the file is missing, unreadable or of another format, and
+    ``CalibrationError`` if it is empty.
     """
     if not path.name.endswith(ENDINGS):
         raise ConfigError(f"{path} is not a table; give a file that ends in {', '.join(ENDINGS)}")
@@ -65,7 +65,7 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table in the format that the name asks for."""
+    """Write a table in the format of the file name's extension."""
     check_ending(path)
     if path.suffix == ".parquet":
         frame.to_parquet(path, index=False)
@@ -74,7 +74,7 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 
 
 def check_ending(path: Path) -> None:
-    """``ConfigError`` where no table can be written under this name."""
+    """Raise ``ConfigError`` if the extension is not that of a table."""
     if not path.name.endswith(ENDINGS):
         raise ConfigError(
             f"--out {path} is not a table; give a name that ends in {', '.join(ENDINGS)}"
@@ -82,29 +82,29 @@ def check_ending(path: Path) -> None:
 
 
 def table_names(paths: Sequence[Path]) -> list[str]:
-    """How answers call the tables: by file name, by path where names are equal."""
+    """Return display names of tables: the file name, or the path if names are equal."""
     names = [path.name for path in paths]
     return [n if names.count(n) == 1 else str(p) for n, p in zip(names, paths, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImportedTables:
-    """Everything that was imported into a directory."""
+    """All tables imported into a directory."""
 
     steps: tuple[StepRow, ...] = ()
-    """Rows without a flag, in the order of their files and lines."""
+    """Rows without a flag, in order of files and lines."""
     operators: tuple[pd.DataFrame, ...] = ()
     collectives: tuple[pd.DataFrame, ...] = ()
     problems: tuple[str, ...] = ()
 
     def known(self, running: RunConfig) -> tuple[KnownStep, ...]:
-        """Rows of a run's kind of device as evidence for it; each machine is a site of its own."""
+        """Return rows on the run's kind of device as evidence; each machine is a separate site."""
         wanted = device_prior(running.device).name
         alike = [row for row in self.steps if device_prior(row.config.device).name == wanted]
         return tuple(KnownStep.of(row, site=row.machine) for row in alike)
 
     def machine(self, name: str | None) -> tuple[StepRow, ...]:
-        """The rows of a machine; ``ConfigError`` where its name is not there, or is needed."""
+        """Return the rows of a machine; ``ConfigError`` if its name is unknown, or needed."""
         names = list(dict.fromkeys(row.machine for row in self.steps))
         if name is None and len(names) == 1:
             name = names[0]
@@ -121,18 +121,18 @@ class ImportedTables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A table as it lies in the directory now."""
+    """Result of importing a table."""
 
     path: Path
     num_rows: int
     skipped: tuple[str, ...] = ()
-    """Rows that could not be made a layout, and columns that say nothing to us, with the reason."""
+    """Rows that define no valid layout, and unused columns, with the reason."""
 
 
 def import_table(path: Path, directory: Path) -> Written:
-    """A table of steps, operators or collectives into a directory.
+    """Import a table of steps, operators or collectives into a directory.
 
-    The same name again replaces what was there.  ``ConfigError`` where its columns are of none.
+    A table of the same name is replaced.  Raises ``ConfigError`` if its columns fit none of these.
     """
     frame, name = read_frame(path), path.name.partition(".")[0]
     columns = frozenset(map(str, frame.columns))
@@ -145,13 +145,13 @@ def import_table(path: Path, directory: Path) -> Written:
         if not table.rows:
             raise RecordError(f"{path} has no row that is a layout: {'; '.join(skipped[:3])}")
         skipped += tuple(f"the column {name}, which nothing reads" for name in table.unused)
-        return _write(own_frame(list(table.rows)), directory, name, _STEPS, skipped)
+        return _write(canonical_frame(list(table.rows)), directory, name, _STEPS, skipped)
     measured = read_table(frame, path.name)
     return _write(measured, directory, name, table_kind(measured))
 
 
 def read_imported(directory: Path) -> ImportedTables:
-    """What ``import_table`` has written; a damaged table is named and the rest is read."""
+    """Read the tables of ``import_table``; damaged ones are reported and skipped."""
     frames: dict[str, list[pd.DataFrame]] = {what: [] for what in NEEDED}
     rows: list[StepRow] = []
     problems: list[str] = []
@@ -188,14 +188,14 @@ def _write(
 
 @cache
 def published_rows() -> tuple[StepRow, ...]:
-    """Every row that nothing speaks against; a simulator's output is none."""
+    """Return all published rows without a flag; simulator output is excluded."""
     paths = (path for path in sorted(FOLDER.glob("steps_*")) if path.name != _SIMULATED)
     return tuple(row for path in paths for row in read_steps(read_frame(path), path.name).usable)
 
 
 def with_normal(answer: Answer, directory: Path) -> Answer:
-    """The answer with a line on its rate among published ones; the same of a CPU, and where
-    nothing is published of its device."""
+    """Return the answer with a line on its rate among published ones; unchanged on a CPU or if
+    nothing is published for its device."""
     if answer.modelled is None or is_processor(answer.device):
         return answer
     step = {"config": answer.modelled.config, "measured_s": answer.measured_step_s}

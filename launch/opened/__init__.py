@@ -1,4 +1,4 @@
-"""A calibrated run as a Python object: ``forerun.load(DIR)``.  The verbs ask it too."""
+"""A calibrated run as a Python object, ``forerun.load(DIR)``, which the verbs use too."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Answers that show themselves, and the forecast and decision that a run last published."""
+"""Printable answers, and the forecast and decision that a run last published."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 class PrintableAnswer(ABC):
-    """An answer.  ``str`` is what the verb prints, and ``repr`` where that is no longer than a
-    screen; a notebook shows tables.
+    """Answer with text, JSON and notebook forms.  ``str`` is what the verb prints; ``repr`` is that
+    cut to a screen; a notebook shows tables.
 
-    What draws tables is imported where one is drawn: it is slow to, and programs read JSON.
+    The table printer is imported on use: it is slow to import, and programs read JSON.
     """
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """What the verb prints for programs with ``--json``: one JSON object."""
+        """Return the JSON object that the verb prints with ``--json``."""
 
     @property
     def sentence(self) -> str:
-        """The answer in a sentence."""
+        """Answer in one sentence."""
         return ""
 
     def parts(self) -> Iterable[Part]:
-        """The answer for people: tables, sentences, and several lines that stand as they are."""
+        """Return the answer for people: tables, sentences, and preformatted lines."""
         return (self.sentence,)
 
     def __str__(self) -> str:
@@ -64,33 +64,33 @@ class PrintableAnswer(ABC):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class LayoutAnswer(PrintableAnswer):
-    """What the step model answers of one layout, or of two."""
+    """Step-model answer on one or two layouts."""
 
     machine: Machine
-    """The model that it was asked of."""
+    """Step model that gave the answer."""
     description_notes: tuple[str, ...] = ()
-    """What a description of another run says and the model does not know."""
+    """Settings of another run's description that the model does not cover."""
 
     @property
     def run_id(self) -> str:
-        """The run, or the machine that was imported."""
+        """Run id, or name of the imported machine."""
         return self.machine.name
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """All that a reader should know beside it: also damaged records, and what was not
-        measured."""
+        """Notes for the reader, including damaged records and anything not measured."""
         return (*self.description_notes, *self.machine.problems)
 
     @property
     @abstractmethod
     def layouts(self) -> Mapping[str, RunConfig]:
-        """The layouts whose steps it is about, by their names."""
+        """Layouts whose steps the answer covers, by name."""
 
     def write_timeline(self, path: Path | str) -> None:
-        """Write the steps of all layouts as a trace for Perfetto, a process each on one scale;
-        compressed where the name ends in ``.gz``.  ``OSError`` where the file cannot be written."""
-        # Of use here alone, and slow to import.
+        """Write the steps of all layouts as a Perfetto trace, one process each on a common scale;
+        compressed if the name ends in ``.gz``.  Raises ``OSError`` if the file cannot be
+        written."""
+        # Slow to import, and used only here.
         from ...calib.answers import PREDICTED, step_trace
         from ...calib.records import write_json
 
@@ -101,19 +101,19 @@ class LayoutAnswer(PrintableAnswer):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class _PublishedAnswer(PrintableAnswer):
-    """What an object of JSON says."""
+    """Answer read from a published JSON object."""
 
     run_id: str
     whole: Mapping[str, Any] = field(default_factory=dict)
-    """All that was said."""
+    """Complete JSON object."""
 
     def to_json(self) -> dict[str, Any]:
-        """All that was said."""
+        """Return the complete JSON object."""
         return stamped(self.whole)
 
 
 def _value(whole: Mapping[str, Any], name: str, kind: str) -> Any:
-    """A number or a text; raises ``RecordError`` where it is missing or of another kind."""
+    """Return a number or text; raises ``RecordError`` if it is missing or of another type."""
     given = whole.get(name)
     is_right = isinstance(given, str) if kind == "str" else isinstance(given, (int, float))
     if not is_right or isinstance(given, bool):
@@ -126,18 +126,18 @@ def _value(whole: Mapping[str, Any], name: str, kind: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class RunForecast(_PublishedAnswer, ForecastFile):
-    """When the run ends.  Intervals are 90 %; ``p95`` has 5 % beyond it."""
+    """Forecast of the run's end.  Intervals are 90 %; ``p95`` is exceeded with 5 % probability."""
 
     gpu_hours: float | None = None
-    """Of this launch to its end; None on processors that have no price."""
+    """GPU-hours of this launch to its end; None on processors without a price."""
     cost: float | None = None
     energy_j: float | None = None
     ended_unix_s: float | None = None
-    """The end itself, where it has come."""
+    """Actual end, once reached."""
 
     @staticmethod
     def of(run_id: str, whole: Mapping[str, Any], ended_unix_s: float | None) -> RunForecast:
-        """What ``forecast.json`` says; ``RecordError`` where it is damaged."""
+        """Read the content of ``forecast.json``; ``RecordError`` if it is damaged."""
         named = {one.name: _value(whole, one.name, "float") for one in fields(ForecastFile)}
         for name in ("gpu_hours", "cost", "energy_j"):
             named[name] = None if whole.get(name) is None else _value(whole, name, "float")
@@ -146,23 +146,23 @@ class RunForecast(_PublishedAnswer, ForecastFile):
 
     @property
     def finish_p50(self) -> datetime:
-        """The end as likely before as after, in UTC."""
+        """Median of the end, in UTC."""
         return _moment(self.finish_p50_unix_s)
 
     @property
     def finish_p95(self) -> datetime:
-        """The end that 5 % lie beyond, in UTC."""
+        """95th percentile of the end, in UTC."""
         return _moment(self.finish_p95_unix_s)
 
     @property
     def sentence(self) -> str:
-        """When it ends, or ended, and what was done by when that was said."""
+        """End of the run, forecast or actual, and the progress at the time of the forecast."""
         from ...calib.answers import format_moment  # slow to import
 
         if self.ended_unix_s is not None:
             return f"ended {format_moment(self.ended_unix_s, 0.0)}"
         steps = self.steps_done + self.steps_left
-        # With their dates: a session may be of another day.
+        # With dates, since a session may be read on another day.
         p50, p95 = (
             format_moment(end, 0.0) for end in (self.finish_p50_unix_s, self.finish_p95_unix_s)
         )
@@ -180,16 +180,16 @@ class RunForecast(_PublishedAnswer, ForecastFile):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class RunDecision(_PublishedAnswer):
-    """What is advised, and why."""
+    """Advice and its reasons."""
 
     action: str
-    """``continue``, which lines tell as go on; ``stop``; ``abstain``: too little is known."""
+    """``continue``, printed as go on; ``stop``; or ``abstain``: too little is known."""
     confidence: float
-    """What a rule has to be sure of before it speaks for stopping."""
+    """Probability that a rule requires before it advises stopping."""
 
     @staticmethod
     def of(run_id: str, whole: Mapping[str, Any]) -> RunDecision:
-        """What ``decision.json`` says; ``RecordError`` where it is damaged."""
+        """Read the content of ``decision.json``; ``RecordError`` if it is damaged."""
         return RunDecision(
             run_id=run_id,
             whole={**whole, "run_id": run_id},
@@ -199,23 +199,23 @@ class RunDecision(_PublishedAnswer):
 
     @property
     def is_stop(self) -> bool:
-        """True where the advice is to stop."""
+        """True if the advice is to stop."""
         return self.action == Action.STOP.value
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What each rule says, in words."""
+        """Text of each rule."""
         texts = (row.get("text") for row in self._rows("reasons") if isinstance(row, dict))
         return tuple(text for text in texts if isinstance(text, str))
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The launch with the layout that would be worth a restart; empty where none is."""
+        """Launch command with the layout worth a restart; empty if none is."""
         return tuple(map(str, self._rows("command")))
 
     @property
     def sentence(self) -> str:
-        """The advice and its reasons."""
+        """Advice and its reasons."""
         why = "; ".join(self.reasons)
         return f"decision: {action_text(self.action)}" + (f" ({why})" if why else "")
 
@@ -229,12 +229,12 @@ def _moment(unix_s: float) -> datetime:
 
 
 class _NamedValues(PrintableAnswer):
-    """Values by their names: a call in ``repr``, a table for people."""
+    """Named values: a call in ``repr``, a table for people."""
 
     @property
     @abstractmethod
     def values(self) -> Mapping[str, Any]:
-        """Values by name, in the order in which they are shown."""
+        """Values by name, in display order."""
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
@@ -243,7 +243,7 @@ class _NamedValues(PrintableAnswer):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Layout(_NamedValues):
-    """A layout by its short names (``calib/arguments/short_names.py``), and whole in ``config``."""
+    """Layout by short names (``calib/arguments/short_names.py``); complete in ``config``."""
 
     config: RunConfig
     gpus: int
@@ -258,35 +258,35 @@ class Layout(_NamedValues):
     mbs: int
     """Micro-batch, samples."""
     gbs: int
-    """Samples of a step."""
+    """Global batch, samples per step."""
     seq: int
-    """Tokens of a sample."""
+    """Tokens per sample."""
     recompute: str
     sharding: str
     instances: int
 
     @staticmethod
     def of(config: RunConfig) -> Layout:
-        """The layout of a run."""
+        """Return the layout of a configuration."""
         values: dict[str, Any] = {axis.name: axis.read(config) for axis in LAYOUT_NAMES}
         return Layout(config=config, **values)
 
     @property
     def label(self) -> str:
-        """In short, as ``TP4 PP2 mbs2``."""
+        """Short label, such as ``TP4 PP2 mbs2``."""
         return layout_label(self.config)
 
     @property
     def values(self) -> dict[str, int | str]:
-        """By short name."""
+        """Values by short name."""
         return {axis.name: getattr(self, axis.name) for axis in LAYOUT_NAMES}
 
     def to_json(self) -> dict[str, Any]:
-        """Label, short names, and the whole configuration."""
+        """Return label, short names and the complete configuration."""
         return stamped({"label": self.label, **self.values, "config": self.config.to_json()})
 
     def parts(self) -> Iterator[ReportTable]:
-        """A table of names and values."""
+        """Yield a table of names and values."""
         from ..views import table_of
 
         yield table_of(
@@ -303,24 +303,24 @@ class Layout(_NamedValues):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Model(_NamedValues, ModelShape):
-    """The sizes of the model that a run trains, under the names of ``ModelShape``."""
+    """Sizes of the model that a run trains, by the names of ``ModelShape``."""
 
     @staticmethod
     def of(shape: ModelShape) -> Model:
-        """The model of a shape."""
+        """Return the model of a shape."""
         return Model(**{one.name: getattr(shape, one.name) for one in fields(shape)})
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Every size."""
+        """All sizes, by name."""
         return encode_fields(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Every size."""
+        """Return all sizes, by name."""
         return stamped(self.values)
 
     def parts(self) -> Iterator[ReportTable]:
-        """A table of names and values; what the model has not is left out."""
+        """Yield a table of names and values, without sizes that the model does not have."""
         from ..views import table_of
 
         rows = [(name, str(value)) for name, value in self.values.items() if value is not None]

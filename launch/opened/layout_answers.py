@@ -1,4 +1,4 @@
-"""The best layouts on numbers of GPUs, of the run's kind or of others: ``forerun plan``."""
+"""Answers on layouts: best layouts by number and kind of GPUs, predictions, explanations."""
 
 from __future__ import annotations
 
@@ -63,33 +63,33 @@ if TYPE_CHECKING:
 
 
 Searching: TypeAlias = Callable[[int], AbstractContextManager[Effort]]
-"""How a search for so many layouts is done."""
+"""Context that provides the effort of a search for that many layouts."""
 _OPENED = ("throughput", "memory")
-"""Objects of a layout's JSON whose names become columns."""
+"""Objects in a layout's JSON whose entries become columns."""
 _EXCLUDED_KEYS = ("routing", "source_frac", "options")
 
 
 class RunLike(Protocol):
-    """What answers of layouts need of a ``Run``."""
+    """Part of ``Run`` that answers on layouts use."""
 
     @property
     def directory(self) -> Path:
-        """What ``--calibrate-dir`` was."""
+        """Directory given as ``--calibrate-dir``."""
         ...
 
     @property
     def searching(self) -> Searching:
-        """How a plan is searched for."""
+        """Context of a plan's search."""
         ...
 
     def machine(self, device: str | None = None) -> Machine:
-        """The step model, on a device that is asked for, else on the run's own."""
+        """Return the step model, on the given device or else the run's."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnePlan:
-    """The plan for one device and one number of ranks, and what it was made from."""
+    """Plan for one device and one number of ranks, with its inputs."""
 
     question: PlanQuestion
     num_ranks: int
@@ -98,28 +98,28 @@ class OnePlan:
     price_per_gpu_hour: float | None
     why: WhyNot | None
     description_notes: tuple[str, ...] = ()
-    """What a description of another run says and the model does not know."""
+    """Settings of another run's description that the model does not cover."""
     remaining_run: RemainingRun | None = None
-    """The rest of the run, where it is known and the model is the run's."""
+    """Remainder of the run, if known and if the model is the run's."""
 
     @property
     def device(self) -> str:
-        """The device, by its driver's name."""
+        """Device, by the driver's name."""
         return self.machine.running.device
 
     @property
     def is_as_run(self) -> bool:
-        """Whether layouts are held against the run itself, not against what was asked of it."""
+        """True if layouts are compared with the run itself, not with a changed request."""
         return self.plan.running.config == self.machine.running
 
     @cached_property
     def breadth(self) -> Breadth | None:
-        """How wide the choice is within the intervals."""
+        """Lead of the best layout over the next ones, within the intervals."""
         return breadth(self.plan, self.machine.steps)
 
     @cached_property
     def best(self) -> BestLayout:
-        """The layout that fits and comes first; the running one where it is that."""
+        """First layout that fits, which may be the running one."""
         candidate, ahead = best_on(self.num_ranks, self.plan, self.question.keep), None
         price, num_tokens = self.price_per_gpu_hour, self.question.num_tokens
         if candidate is not None and num_tokens:
@@ -136,7 +136,7 @@ class OnePlan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The plan, and what it rests on."""
+        """Return the plan with its inputs."""
         best, plan = self.best, self.plan
 
         def row(candidate: Candidate) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class OnePlan:
         }
 
     def parts(self, *, is_one_of_many: bool) -> Iterator[Part]:
-        """The plan in full: its layouts, what is offered, and what that rests on."""
+        """Yield the plan in full: its layouts, the offered one, and its basis."""
         title = f"Layouts on {self.num_ranks} GPUs, {self.device}" if is_one_of_many else "Layouts"
         plan, best, basis = self.plan, self.best, self.machine.basis
         running_label = "running" if self.is_as_run and plan.running.is_comparable else "as now"
@@ -191,27 +191,27 @@ class OnePlan:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PlanAnswer(PrintableAnswer):
-    """One plan, or several beside each other; rows are those of the one that is preferred.
+    """One plan or several; rows are those of the preferred plan.
 
-    Row 0 is the running layout, row 1 the fastest other that fits.
+    Row 0 is the running layout, row 1 the fastest other one that fits.
     """
 
     question: PlanQuestion
     plans: tuple[OnePlan, ...]
-    """By device, then by number of ranks."""
+    """Plans by device, then by number of ranks."""
     run: RunLike
     other: OtherRun
 
     @property
     def run_id(self) -> str:
-        """The run, or the machine that was imported."""
+        """Run id, or name of the imported machine."""
         return self.plans[0].machine.name
 
     @cached_property
     def chosen(self) -> OnePlan:
-        """Of several the one that the objective prefers; it is told in full.
+        """Plan that the objective prefers, which is reported in full.
 
-        ``ConfigError`` where no layout runs on any of the numbers.
+        Raises ``ConfigError`` if no layout runs on any of the numbers of ranks.
         """
         first = self.plans[0]
         if len(self.plans) > 1 and all(not one.plan.candidates for one in self.plans):
@@ -223,39 +223,39 @@ class PlanAnswer(PrintableAnswer):
 
     @property
     def best_layouts(self) -> tuple[BestLayout, ...]:
-        """Of each plan the layout that fits and comes first; the running one where it is that."""
+        """First layout of each plan that fits, which may be the running one."""
         return tuple(one.best for one in self.plans)
 
     @cached_property
     def curves(self) -> tuple[Scaling, ...]:
-        """Of several numbers of GPUs what each brings, by device; empty of a single plan."""
+        """Scaling over numbers of GPUs, by device; empty for a single plan."""
         return tuple(_curves(self.plans)) if len(self.plans) > 1 else ()
 
     @property
     def running(self) -> Candidate:
-        """What layouts are held against: row 0."""
+        """Row 0: the layout that others are compared with."""
         return self.chosen.plan.running
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The layouts that were found, the fastest that fits first: rows 1 and up."""
+        """Rows 1 and up: the ranked layouts, the fastest that fits first."""
         return self.chosen.plan.candidates
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest that may be offered; None where nothing is faster, fits and can be asked."""
+        """Fastest layout that may be offered; None if none is faster, fits and can be requested."""
         return self.chosen.plan.best
 
     def command(self, row: int = 1) -> RowCommand:
-        """A row as a launch command that runs; ``ConfigError`` for a row that is not there."""
-        from .row_command import row_command  # launch lines are built for this alone
+        """Return a row as a runnable launch command; ``ConfigError`` if there is no such row."""
+        from .row_command import row_command  # used only here
 
         return row_command(self.run.directory, self.run_id, self.chosen.plan, row, self.other)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a description of another run says and the model does not know, damaged records, and
-        what was not measured."""
+        """Settings of another run's description that the model does not cover, damaged records, and
+        anything not measured."""
         description_notes = dict.fromkeys(
             text for one in self.plans for text in one.description_notes
         )
@@ -263,16 +263,16 @@ class PlanAnswer(PrintableAnswer):
         return (*description_notes, *problems)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each layout of each plan, row 0 of each the running one, by the names of JSON,
-        in seconds and bytes."""
+        """Return a row for each layout of each plan, with row 0 the running one; columns are named
+        as in JSON, in seconds and bytes."""
         import pandas as pd  # slow to import, and no verb needs it
 
         return pd.DataFrame([*_rows(self.plans, self.question.top)])
 
     def plot(self, axes: Any = None) -> Any:
-        """Steps with their intervals on axes of matplotlib, which are returned.
+        """Plot step times with their intervals on matplotlib axes, and return these.
 
-        Raises ``ConfigError`` where that is not installed.
+        Raises ``ConfigError`` if matplotlib is not installed.
         """
         return _plot(self.to_frame(), axes)
 
@@ -280,7 +280,8 @@ class PlanAnswer(PrintableAnswer):
         return screen_of(self.parts())
 
     def to_json(self) -> dict[str, Any]:
-        """As ``forerun plan --json``: one plan as it is, several under ``plans`` with curves."""
+        """Return the value of ``forerun plan --json``: one plan, or several under ``plans`` with
+        curves."""
         values = [one.to_json() for one in self.plans]
         head = {"run_id": self.run_id, "objective": self.question.objective.value}
         if len(values) == 1:
@@ -289,7 +290,7 @@ class PlanAnswer(PrintableAnswer):
         return stamped({**head, "plans": values, "scaling": scaling})
 
     def parts(self) -> Iterator[Part]:
-        """Tables and sentences, those of the chosen plan last."""
+        """Yield tables and sentences, those of the chosen plan last."""
         chosen, is_one_of_many = self.chosen, len(self.plans) > 1
         if is_one_of_many:
             points = {(one.device, p.num_ranks): p for one in self.curves for p in one.points}
@@ -304,10 +305,10 @@ class PlanAnswer(PrintableAnswer):
 
 
 def planned(run: RunLike, question: PlanQuestion, other: OtherRun, num_rows: int = 0) -> PlanAnswer:
-    """The plans that are asked for, by device and then by number of ranks; at least ``num_rows``
-    layouts are searched for each.
+    """Return the requested plans, by device and then by number of ranks, with at least ``num_rows``
+    layouts searched for each.
 
-    Raises ``ConfigError`` where no layout runs on the only number of ranks.
+    Raises ``ConfigError`` if no layout runs on the only number of ranks.
     """
     plans: list[OnePlan] = []
     with run.searching(max(TOP, question.top, num_rows)) as effort:
@@ -347,8 +348,8 @@ def _one_plan(
         )
 
     layout_plan = made(question.keep)
-    # Of several numbers one that nothing runs on is a row that says so; the running layout may be
-    # the only one.
+    # Among several numbers of ranks, one without layouts is reported as a row; the running layout
+    # may be the only one.
     is_alone = any(proof.tally.evaluated for proof in layout_plan.proofs.values())
     if not (layout_plan.candidates or is_alone or question.why) and len(question.counts) < 2:
         raise ConfigError(no_layout_message(config, num_ranks, question))
@@ -385,7 +386,7 @@ def _remaining_run(directory: Path, one: OnePlan) -> RemainingRun | None:
 
 
 def no_layout_message(config: RunConfig, num_ranks: int, question: PlanQuestion) -> str:
-    """Why nothing runs on so many ranks, and what to ask instead."""
+    """Return why no layout runs on ``num_ranks`` ranks, and the remedy."""
     if question.keep is not None:
         return (
             f"no layout of this model on {num_ranks} ranks has {question.keep}; --why "
@@ -398,7 +399,7 @@ def no_layout_message(config: RunConfig, num_ranks: int, question: PlanQuestion)
 
 
 def _curves(plans: Sequence[OnePlan]) -> Iterator[Scaling]:
-    """Of each device, over the numbers of GPUs that a layout fits on."""
+    """Yield the scaling of each device over the numbers of GPUs on which a layout fits."""
     for device in dict.fromkeys(one.device for one in plans):
         device_plans = sorted(
             (p for p in plans if p.device == device), key=lambda one: one.num_ranks
@@ -412,8 +413,8 @@ def _curves(plans: Sequence[OnePlan]) -> Iterator[Scaling]:
 
 
 def _offer(plan: Plan) -> Iterator[str]:
-    """The options of the fastest layout that may be offered, and why none before it is; or what
-    came nearest."""
+    """Yield the options of the fastest layout that may be offered, and why faster ones are not; or
+    the nearest miss."""
     if plan.doubt:
         yield plan.doubt
     best = plan.best
@@ -446,7 +447,7 @@ def _rows(plans: Sequence[OnePlan], top: int) -> Iterator[dict[str, Any]]:
 
 
 def _plot(frame: pd.DataFrame, axes: Any) -> Any:
-    """The layouts of a single plan; of several plans the first row of each."""
+    """Plot the layouts of a single plan, or row 1 of each of several plans."""
     try:
         pyplot = import_module("matplotlib.pyplot")
     except ImportError as err:
@@ -468,48 +469,48 @@ def _plot(frame: pd.DataFrame, axes: Any) -> Any:
 
 
 Options: TypeAlias = "Sequence[str] | Mapping[str, Any]"
-"""Megatron's options as words, or by name: True for a switch, several values as a list."""
+"""Megatron options as words, or by name: True for a switch, a list for several values."""
 _LARGER = ("H200", "B200", "B300")
-"""Devices that a layout may fit on."""
+"""Larger devices to suggest if a layout does not fit."""
 _NUM_DEVICES = 2
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Prediction(LayoutAnswer):
-    """The step of a layout, with a 90 % interval, against the running one where that does the same
+    """Step of a layout with a 90 % interval, compared with the running one if that does the same
     work."""
 
     layout: Candidate
     run: RunLike
     described: RunConfig
-    """The run that options are laid over."""
+    """Run to which the options were applied."""
     other: OtherRun
     whole_run: WholeRun | None = None
-    """From its first step to its last, where that was asked for."""
+    """Whole run from first step to last, if requested."""
 
     @cached_property
     def memory_budget(self) -> FittingLayouts | None:
-        """Memory of the device; None where nobody knows that, and on a CPU."""
+        """Memory budget of the device; None if unknown, and on a CPU."""
         return _memory_budget(self.layout.config, self.machine)
 
     @property
     def running(self) -> RunConfig:
-        """The running layout."""
+        """Running layout."""
         return self.machine.running
 
     @property
     def layouts(self) -> dict[str, RunConfig]:
-        """The layout beside the running one, unless it is that."""
+        """This layout and the running one, if they differ."""
         both = {"asked": self.layout.config, "running": self.running}
         return both if self.layout.config != self.running else {"running": self.running}
 
     def to_tokens(
         self, tokens: float | str | None, price_per_gpu_hour: float | str | None
     ) -> Prediction:
-        """The same with the whole run to so many tokens, or as long as it is where a price alone is
-        given; itself of neither.
+        """Return the prediction with the whole run added: to ``tokens`` tokens, or of the run's
+        length if only a price is given; unchanged with neither.
 
-        Raises ``ConfigError`` where nothing says how long the run is.
+        Raises ``ConfigError`` if the length of the run is unknown.
         """
         if tokens is None and price_per_gpu_hour is None:
             return self
@@ -525,27 +526,27 @@ class Prediction(LayoutAnswer):
 
     @property
     def label(self) -> str:
-        """The layout in short, as ``TP4 PP2 mbs2``."""
+        """Short label, such as ``TP4 PP2 mbs2``."""
         return self.layout.label
 
     @property
     def step_time_s(self) -> float:
-        """The predicted step, seconds."""
+        """Predicted step time, seconds."""
         return self.layout.step_time_s
 
     @property
     def low_s(self) -> float:
-        """Lower end of its 90 % interval, seconds."""
+        """Lower end of the 90 % interval, seconds."""
         return self.layout.low_s
 
     @property
     def high_s(self) -> float:
-        """Upper end of its 90 % interval, seconds."""
+        """Upper end of the 90 % interval, seconds."""
         return self.layout.high_s
 
     @property
     def time_frac(self) -> float | None:
-        """The step over that of the running layout, minus one; None where that trains another model
+        """Step time over that of the running layout, minus one; None if that trains another model
         or batch, or runs on another device."""
         return self.layout.time_frac if self.layout.is_comparable else None
 
@@ -556,14 +557,14 @@ class Prediction(LayoutAnswer):
 
     @cached_property
     def largest_micro_batch(self) -> Remedy | None:
-        """The largest micro-batch that fits with all else as it is; None: none does, or nobody
-        knows the memory."""
+        """Largest micro-batch that fits with all else unchanged; None if none does, or if the
+        memory is unknown."""
         return None if self.memory_budget is None else self.memory_budget.largest_micro_batch()
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
-        """The cheapest options that would make it fit, then larger devices that it fits on; empty
-        where it fits."""
+        """Cheapest options that would make the layout fit, then larger devices on which it fits;
+        empty if it fits."""
         if self.memory_budget is None or self.layout.verdict is not Verdict.DOES_NOT_FIT:
             return ()
         return (*self.memory_budget.remedies(), *self._larger_devices())
@@ -576,7 +577,7 @@ class Prediction(LayoutAnswer):
             if num_fitting == _NUM_DEVICES or config.device == self.layout.config.device:
                 continue
             budget = None
-            with suppress(ForerunError):  # imported steps are of their own device alone
+            with suppress(ForerunError):  # imported steps apply only to their own device
                 budget = _memory_budget(config, self.run.machine(name))
             if budget is not None and budget.verdict(config) is Verdict.FITS:
                 num_fitting += 1
@@ -586,11 +587,11 @@ class Prediction(LayoutAnswer):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Megatron's options that give the layout."""
+        """Megatron options that produce the layout."""
         return self.layout.options
 
     def to_json(self) -> dict[str, Any]:
-        """As ``forerun predict --json``."""
+        """Return the value of ``forerun predict --json``."""
         largest, ahead = self.largest_micro_batch, self.whole_run
         extras = {
             "network": network_json(self.machine),
@@ -603,9 +604,9 @@ class Prediction(LayoutAnswer):
         return stamped({"run_id": self.run_id, **self.layout.to_json(), **extras})
 
     def write_sbatch(self, path: Path | str) -> None:
-        """Write a script for ``sbatch`` whose ``--time`` holds 95 % of such runs.
+        """Write an ``sbatch`` script whose ``--time`` suffices for 95 % of such runs.
 
-        Raises ``ConfigError`` where the layout cannot run, or nothing says how long it runs.
+        Raises ``ConfigError`` if the layout cannot run or the length of the run is unknown.
         """
         from .row_command import MARK, batch_script, launch_for, write_script
 
@@ -617,7 +618,7 @@ class Prediction(LayoutAnswer):
 
     @property
     def sentence(self) -> str:
-        """The layout with its step, its throughput and its memory."""
+        """Layout with its step time, throughput and memory."""
         one = self.layout
         host = host_nbytes(one.config)
         parts = (
@@ -632,7 +633,7 @@ class Prediction(LayoutAnswer):
         return " · ".join(filter(None, parts))
 
     def parts(self) -> Iterator[Part]:
-        """The sentence, and the options where there are any to give."""
+        """Yield the sentence, memory limits, and the options if there are any."""
         from ..views import Command
 
         yield self.sentence
@@ -643,7 +644,7 @@ class Prediction(LayoutAnswer):
         yield from () if self.whole_run is None else self.whole_run.lines
         if self.machine.basis:
             yield self.machine.basis
-        if self.machine.steps.left_out_log:
+        if self.machine.steps.omission_log:
             yield "an option of this run is not modelled: the step may be off by a factor of 2 more"
         if self.layout.verdict is Verdict.DOES_NOT_FIT:
             yield "it does not fit in memory, so its options are not printed"
@@ -657,9 +658,9 @@ class Prediction(LayoutAnswer):
 
 
 def predicted(run: RunLike, words: Sequence[str], other: OtherRun) -> Prediction:
-    """The step of the layout that options say over the run, or over another.
+    """Predict the step of the layout given by options on top of the run, or of another run.
 
-    Raises ``ConfigError`` for an option that is not known, and a layout that cannot be.
+    Raises ``ConfigError`` for an unknown option and an impossible layout.
     """
     machine, base, notes = other.of(run.machine(), _num_ranks(words))
     config = apply_options(base, words)
@@ -693,9 +694,9 @@ def _memory_budget(config: RunConfig, machine: Machine) -> FittingLayouts | None
 
 
 def words_of(options: Options, layout: Mapping[str, AxisValue]) -> list[str]:
-    """Short names and Megatron's options as the words of a command line.
+    """Return short names and Megatron options as words of a command line.
 
-    ``ConfigError`` with the nearest name for one that no layout has.
+    Raises ``ConfigError`` with the nearest name for an unknown one.
 
     >>> words_of({"micro_batch_size": 2, "swiglu": True}, {"tp": 4})
     ['--tp=4', '--micro-batch-size', '2', '--swiglu']
@@ -708,14 +709,15 @@ def words_of(options: Options, layout: Mapping[str, AxisValue]) -> list[str]:
 
 
 def network_json(machine: Machine) -> dict[str, Any]:
-    """What transfers were priced on, with where it comes from; empty without NCCL."""
+    """Return the link figures that transfers were priced with, and their origin; empty without
+    NCCL."""
     known = machine.steps.base.conditions.network
     figures = {} if known is None else link_figures(known)
     return {name: asdict(figure) for name, figure in figures.items()}
 
 
 def _num_ranks(words: Sequence[str]) -> int:
-    """The value of ``--gpus`` among the options of a layout; 0 where it is not given."""
+    """Return the value of ``--gpus`` among the options of a layout; 0 if not given."""
     given = next((words for option, words in options_of(words) if option == "--gpus"), [])
     if not given:
         return 0
@@ -744,7 +746,7 @@ def _options(options: Options) -> Iterator[str]:
 
 
 def _not_a_name(name: str, names: Sequence[str]) -> str:
-    import difflib  # no answer needs it
+    import difflib  # only errors need it
 
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
@@ -752,51 +754,51 @@ def _not_a_name(name: str, names: Sequence[str]) -> str:
 
 
 Named: TypeAlias = "str | int | Layout | Candidate"
-"""A layout: as a plan prints it (``TP4 PP2``), as a change of the running one (``tp4 pp2``),
-``running``, a row of the plan, or one that an answer holds."""
+"""Reference to a layout: as a plan prints it (``TP4 PP2``), as a change of the running one
+(``tp4 pp2``), ``running``, a row of the plan, or an object from an answer."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExplainAnswer(LayoutAnswer):
-    """The terms of a step, or of the difference of two."""
+    """Terms of a step, or of the difference between two."""
 
     found: Explanation
 
     @property
     def sentence(self) -> str:
-        """Where most of the step goes, or what decides between the two."""
+        """Largest terms of the step, or the terms that decide between the two."""
         return self.found.sentence
 
     @property
     def layouts(self) -> dict[str, RunConfig]:
-        """The explained layout, and the one that it is held against."""
+        """Explained layout, and the one that it is compared with."""
         against = self.found.difference
         sides = [self.found.one] if against is None else [self.found.one, against.other]
         return {name: side.estimate.config for name, side in zip("AB", sides, strict=False)}
 
     def to_json(self) -> dict[str, Any]:
-        """As ``forerun explain --json``."""
+        """Return the value of ``forerun explain --json``."""
         return stamped({"run_id": self.run_id, **self.found.to_json()})
 
     def write_svg(self, path: Path | str) -> None:
-        """Draw the terms as a waterfall into a file."""
-        # Of use here alone, and slow to import.
+        """Draw the terms as a waterfall chart into a file."""
+        # Slow to import, and used only here.
         from ...calib.records import write_text
         from ..views import waterfall
 
         write_text(Path(path), waterfall(self.found).alone())
 
     def parts(self) -> Iterable[Part]:
-        """A sentence, the terms, and the way from one to the other."""
+        """Return a sentence, the terms, and the changes from one layout to the other."""
         return explanation_parts(self.found)
 
 
 def explained(
     run: RunLike, one: Named, other: Named | None, num_ranks: int | None, described: OtherRun
 ) -> ExplainAnswer:
-    """The terms of a layout's step, or of what it takes more than another's.
+    """Explain a layout's step, or its difference from another's.
 
-    Raises ``ConfigError`` where a name is none, a row is not there, or a layout cannot run.
+    Raises ``ConfigError`` if a name is invalid, a row does not exist, or a layout cannot run.
     """
     if num_ranks is not None:
         at_least_one("--gpus", num_ranks)
@@ -813,7 +815,7 @@ def explained(
             count = num_ranks or running.parallelism.num_ranks
             with run.searching(TOP) as effort:
                 plan = plan_on(machine, running, count, effort=effort)
-            # As tables of layouts number them: 0 is the one that runs.
+            # Numbered as in tables of layouts: 0 is the running one.
             rows.extend([running, *(candidate.config for candidate in plan.candidates)])
         if int(named) >= len(rows):
             raise ConfigError(

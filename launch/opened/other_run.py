@@ -1,4 +1,4 @@
-"""Another run over the same calibration: by a file of arguments, or by its command."""
+"""Another run on the same calibration, described by a file of arguments or a command."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ...calib.arguments import (
     ASIDE,
     ASIDE_VARIABLES,
-    LEFT_OUT_FACTOR,
     NAMES,
+    UNMODELLED_FACTOR,
     Described,
     is_of_library,
     program_of,
@@ -33,28 +33,28 @@ _RELEASES = f"{NAMES['releases'][0]} to {NAMES['releases'][-1]}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherRun:
-    """What describes it; nothing: the run itself is meant."""
+    """Description of another run; if empty, the run itself is meant."""
 
     config: Path | None = None
     command: tuple[str, ...] = ()
     is_any_answer: bool = False
-    """What is not modelled is no reason to say no number."""
+    """Answer even if an option is not modelled."""
     without_effect: tuple[str, ...] = ()
-    """Options of the script's own that change neither time nor memory."""
+    """Options of the user's script that change neither time nor memory."""
 
     def of(self, machine: Machine, num_ranks: int) -> tuple[Machine, RunConfig, tuple[str, ...]]:
-        """The described run on so many ranks (0: as it says) and on the machine's device, and what
-        of it was left out, in words; the machine's own run where nothing describes another.
+        """Return machine, run and notes: the described run on ``num_ranks`` ranks (0: as described)
+        and the machine's device, and its omissions in words; the machine's run if none is
+        described.
 
-        The machine comes back with it, wider where something is left out.  Raises ``ConfigError``
-        where a command does not say its ranks and those of a table, which are of other runs, are
-        all that is known, and ``CalibrationError`` where something is left out that changes time or
-        memory, or may.
+        The returned machine has wider intervals if something is left out.  Raises ``ConfigError``
+        if a command does not state its ranks and only imported tables, which are of other runs, are
+        known, and ``CalibrationError`` if something is left out that may change time or memory.
         """
         running = machine.running
         if self.config is None and not self.command:
             return machine, running, ()
-        from ..options import described_run  # no other question needs such files
+        from ..options import described_run  # needed only here
 
         is_run = machine.steps.base.conditions.is_in_situ
         described = described_run(
@@ -76,9 +76,9 @@ class OtherRun:
         notes = [f"{what}: {', '.join(names)}" for what, names in excluded.items() if names]
         if open_names:
             notes.append(
-                f"answered all the same, and may be off by a factor of {LEFT_OUT_FACTOR:g}"
+                f"answered all the same, and may be off by a factor of {UNMODELLED_FACTOR:g}"
             )
-            steps = replace(machine.steps, left_out_log=math.log(LEFT_OUT_FACTOR))
+            steps = replace(machine.steps, omission_log=math.log(UNMODELLED_FACTOR))
             machine = replace(machine, steps=steps)
         layout = _joined(described.config.parallelism, machine)
         config = replace(
@@ -87,21 +87,21 @@ class OtherRun:
         return machine, config, (*described.notes, *notes)
 
     def open_names(self, described: Described, running: RunConfig | None) -> str:
-        """Why there is no number of a described run, in words; what ``running`` has too was measured.
+        """Return why a described run gets no number; options that ``running`` shares were measured.
 
-        Empty where there is one.
+        Empty if there is a number.
         """
         measured = running.unmodelled if running is not None else ()
         known = {*measured, *ASIDE, *ASIDE_VARIABLES}
         unmodelled = [name for name in described.config.unmodelled if name not in known]
         if unmodelled:
             return (
-                f"{_options(unmodelled)} not modelled and may change time or memory, so there is no "
-                "number; --anyway answers, and may be off by a factor of 2 more"
+                f"{_options(unmodelled)} not modelled and may change time or memory, so there is "
+                "no number; --anyway answers, and may be off by a factor of 2 more"
             )
-        # A run of the same script has them in its measured steps.
+        # The measured steps of a run of the same script include the effect of its options.
         is_same = running is not None and running.program and running.program == self._program
-        is_file = self.config is not None  # of keys alone; a command may have stray words
+        is_file = self.config is not None  # a file has only keys; a command may have stray words
         assumed = {*map(_plain, self.without_effect), *(ASIDE if is_file else ())}
         candidates = [
             n for n in described.unknown if is_file or n.startswith("-") or is_of_library(n)
@@ -123,8 +123,8 @@ class OtherRun:
 
 
 def _joined(layout: Parallelism, machine: Machine) -> Parallelism:
-    """The layout with hosts that one NVLink domain joins counted as one node, which no command
-    says."""
+    """Return the layout with hosts of one NVLink domain counted as one node, which no command
+    states."""
     network = machine.steps.base.conditions.network
     if network is None or network.links is None:
         return layout

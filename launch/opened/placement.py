@@ -1,4 +1,4 @@
-"""The place of a run among published ones: ``forerun normal``."""
+"""Comparison of a run with published ones: ``forerun normal``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .run import Run
 
 
 def place_among_published(run: Run) -> Normal:
-    """The run, or the machine that was imported, among published runs.
+    """Compare the run, or the imported machine, with published runs.
 
-    Raises ``CalibrationError`` where no step was measured, or nothing is published of its device.
+    Raises ``CalibrationError`` if no step was measured or nothing is published for its device.
     """
     machine = run.machine()
     running, name, time_s = machine.running, machine.name, machine.steps.measured_s(machine.running)
@@ -35,7 +35,7 @@ def place_among_published(run: Run) -> Normal:
 
 
 def placement_lines(placement: Normal) -> Iterator[str]:
-    """Everything that is said, line by line."""
+    """Yield the text of the comparison, line by line."""
     yield from wrapped(placement.sentence)
     for number, row in enumerate(placement.near, 1):
         change = format_frac(row.rate_frac, signed=True)

@@ -1,4 +1,4 @@
-"""What a run says of itself, analysed anew from its records: ``forerun report``."""
+"""Report of a run, analysed again from its records: ``forerun report``."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from ..views import (
 from .answer_types import PrintableAnswer
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}
-"""Tables of a short report, and how many rows each has there."""
+"""Tables of a short report, with their maximum number of rows."""
 _NEEDED = ("Problem: ", "Left out by the model: ")
-"""How the notes begin that no report goes without."""
+"""Prefixes of notes that every report includes."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ReportAnswer(PrintableAnswer):
-    """The report of a run; without a model of its layout, what its steps say."""
+    """Report of a run; without a model of its layout, based on its steps alone."""
 
     directory: Path
     table: SampleTable
@@ -58,52 +58,52 @@ class ReportAnswer(PrintableAnswer):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Damaged records, and what else is wrong with them."""
+        """Problems with the records, such as damage."""
         return self.answer.problems
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """Run id."""
         return self.answer.run_id
 
     @property
     def transcript(self) -> tuple[str, ...]:
-        """The lines that training prints."""
+        """Lines that training prints."""
         return self.answer.transcript
 
     @property
     def is_stop(self) -> bool:
-        """True where the advice is to stop."""
+        """True if the advice is to stop."""
         return self.answer.is_stop
 
     @property
     def path(self) -> Path | None:
-        """The page that the run itself has written; None where there is none."""
+        """Page written by the run; None if there is none."""
         paths = paths_of(self.directory, PAGE)
         return paths[0] if paths else None
 
     @property
     def markdown(self) -> str:
-        """The whole report as Markdown, as in ``report.md``."""
+        """Complete report as Markdown, as in ``report.md``."""
         return markdown(self.answer)
 
     @cached_property
     def html(self) -> str:
-        """The whole page with its charts, as in ``report.html``."""
+        """Complete page with its charts, as in ``report.html``."""
         page = page_of(top_of(self.directory)[0], self.table, self.answer)
         return render(page, directory=str(self.directory))
 
     def write(self, path: Path | str) -> None:
-        """Write the page; where the name ends in ``.md``, the Markdown."""
+        """Write the page, or the Markdown if the name ends in ``.md``."""
         home = Path(path)
         write_text(home, self.markdown if home.suffix == ".md" else self.html)
 
     def to_json(self) -> dict[str, Any]:
-        """As ``forerun report --json``."""
+        """Return the value of ``forerun report --json``."""
         return stamped({"run_id": self.run_id, **self.answer.to_json()})
 
     def brief(self) -> Iterator[Part]:
-        """The same within a screen: the lines, where the step goes, and the fastest layouts."""
+        """Yield a report of one screen: transcript, breakdown of the step, and fastest layouts."""
         tables = tables_of(self.answer)
         rows = [(table, _BRIEF[table.key]) for table in tables if table.key in _BRIEF]
         notes = [note for note in notes_of(self.answer) if note.startswith(_NEEDED)]
@@ -113,7 +113,7 @@ class ReportAnswer(PrintableAnswer):
             yield Command(f"{more} more tables, and all rows: forerun report {home} --full")
 
     def parts(self) -> Iterator[Part]:
-        """The transcript, the tables, and notes, as ``--full`` prints them."""
+        """Return transcript, tables and notes, as printed with ``--full``."""
         return self._sections(tables_of(self.answer), notes_of(self.answer))
 
     def _sections(self, tables: Sequence[ReportTable], notes: Sequence[str]) -> Iterator[Part]:
@@ -125,7 +125,7 @@ class ReportAnswer(PrintableAnswer):
 
 
 def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
-    """The report of a loaded run; see ``analyse`` for what is raised."""
+    """Return the report of a loaded run; raises as ``analyse`` does."""
     request = _request(directory, loaded.table)
     answer = analyse(
         loaded.table,
@@ -139,10 +139,10 @@ def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
 
 
 def _with_the_past(directory: Path, answer: Answer) -> Answer:
-    """With the finishes that were predicted in training, and its end, where these were cached."""
+    """Add the finishes predicted during training, and the run's end, if these were stored."""
     top, _ = top_of(directory)
     cached: dict[str, Any] = {}
-    with suppress(RecordError):  # a damaged file takes no answer from the records
+    with suppress(RecordError):  # the records still answer if this file is damaged
         cached = object_of_run(top, ANSWER, answer.run_id) or {}
     calibration = cached.get("calibration")
     rows = calibration.get("history") if isinstance(calibration, dict) else None
@@ -162,7 +162,7 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
 
 
 def _past(top: Path, answer: Answer, ended_unix_s: float) -> list[str]:
-    """When a run ended, what its predictions were worth, and as of when the other lines are."""
+    """Return lines on a run's end, the score of its predictions, and the time of other lines."""
     score: dict[str, Any] = {}
     track = None
     with suppress(RecordError):
@@ -178,7 +178,7 @@ def _past(top: Path, answer: Answer, ended_unix_s: float) -> list[str]:
 
 
 def _request(directory: Path, table: SampleTable) -> Request:
-    """What the user had asked of the run, where that was kept."""
+    """Return the user's request of the run, if stored, else an empty one."""
     top, launch_run_ids = top_of(directory)
     saved = object_of_run(top if launch_run_ids else directory, REQUEST, table.run_id)
     return Request(now_unix_s=time.time()) if saved is None else Request.from_json(saved)

@@ -1,4 +1,4 @@
-"""A row of a plan as a command that runs: ``forerun plan --show N --write FILE``."""
+"""A row of a plan as a runnable command: ``forerun plan --show N --write FILE``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .answer_types import PrintableAnswer
 from .other_run import OtherRun
 
 _MODE = 0o700
-"""It holds arguments."""
+"""Owner only, because the script contains the run's arguments."""
 BREAK = " \\\n    "
-"""Between the phrases of a launch line."""
+"""Separator between the phrases of a launch line."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -36,7 +36,7 @@ class RowCommand(PrintableAnswer):
 
     run_id: str
     row: int
-    """From 1; 0 is the running layout."""
+    """Row number from 1; 0 is the running layout."""
     candidate: Candidate
     line: LaunchLine
     launch: Launch
@@ -44,7 +44,7 @@ class RowCommand(PrintableAnswer):
 
     @property
     def title(self) -> str:
-        """The row in one sentence, with the predicted step and its interval."""
+        """Row in one sentence, with the predicted step and its interval."""
         one = self.candidate
         return (
             f"row {self.row}, {one.label}: step {format_time(one.step_time_s)} (90 %: "
@@ -55,28 +55,28 @@ class RowCommand(PrintableAnswer):
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What is changed, added and removed, as comments of a shell."""
+        """Changed, added and removed options, as shell comments."""
         return tuple(map(_change_comment, self.line.changes))
 
     @property
     def text(self) -> str:
-        """The launch line as it is pasted into a shell."""
+        """Launch line to paste into a shell."""
         return BREAK.join(phrase.shell for phrase in self.line.phrases)
 
     @property
     def script(self) -> str:
-        """The script: where it comes from, what changed, what has to be set, and the launch."""
+        """Script text: origin, changes, variables to set, and the launch."""
         comments = (f"{MARK} for run {self.run_id}", self.title, *self.changes, *self.notes)
         blanks = [f": {blank.text}" for blank in self.line.blanks]
-        # By env, so that PATH or IFS are the program's and not this script's.
+        # By env, so that PATH or IFS apply to the program and not to this script.
         start = "exec env " if self.line.environment else "exec "
         body = [*blanks, *_go_to(self.launch), start + self.text]
         return "\n".join(["#!/bin/sh", *_comments(comments), "set -eu", *body]) + "\n"
 
     def write(self, path: Path | str) -> None:
-        """Write the row as an executable ``sh`` script at once, for its owner alone.
+        """Write the row atomically as an ``sh`` script, executable by its owner only.
 
-        Raises ``ConfigError`` where it could not run, and where another file is in its place.
+        Raises ``ConfigError`` if it could not run, or if another file is in its place.
         """
         if self.candidate.verdict is Verdict.DOES_NOT_FIT or self.line.refused:
             why = "; ".join(self.line.refused) or "it does not fit in memory"
@@ -84,7 +84,8 @@ class RowCommand(PrintableAnswer):
         write_script(path, self.script, "--write")
 
     def to_json(self) -> dict[str, Any]:
-        """As ``forerun plan --show N --json``, but for the file that it was written to."""
+        """Return the value of ``forerun plan --show N --json``, without the name of a written
+        file."""
         return stamped(
             {
                 "run_id": self.run_id,
@@ -97,15 +98,15 @@ class RowCommand(PrintableAnswer):
         )
 
     def parts(self) -> Iterator[str]:
-        """The row, its launch line, and what differs from the running one."""
+        """Yield the row, its launch line, and the differences from the running one."""
         head = (self.title, self.text, *self.changes, *(f"# {shown(note)}" for note in self.notes))
         yield "\n".join([*head, *self.line.diff(f"row {self.row}")])
 
 
 def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: OtherRun) -> RowCommand:
-    """The row with the launch line of the run, or of the command that describes another.
+    """Return a row with the launch line of the run, or of the command that describes another.
 
-    Raises ``ConfigError`` for a row that the plan has not.
+    Raises ``ConfigError`` if the plan has no such row.
     """
     rows = (plan.running, *plan.candidates)
     if not 0 <= row < len(rows):
@@ -124,7 +125,7 @@ def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: Other
 
 
 def launch_for(directory: Path, run_id: str, running: RunConfig, other: OtherRun) -> Launch:
-    """How the run was started, or the one that is described in its place."""
+    """Return the launch of the run, or of the one described in its place."""
     if other.command:
         return launch_of_command(other.command, running.parallelism)
     if other.config is not None:
@@ -133,9 +134,9 @@ def launch_for(directory: Path, run_id: str, running: RunConfig, other: OtherRun
 
 
 def write_script(path: Path | str, text: str, option: str) -> None:
-    """Write an executable script at once, for its owner alone.
+    """Write a script atomically, executable by its owner only.
 
-    Raises ``ConfigError`` where another file is in its place.
+    Raises ``ConfigError`` if another file is in its place.
     """
     path = Path(path)
     if os.path.lexists(path) and not is_ours(path):
@@ -169,7 +170,7 @@ def _notes(candidate: Candidate, plan: Plan) -> list[str]:
 
 
 _START_S = 1800.0
-"""For containers, data, compilation and a checkpoint, before the first step."""
+"""Allowance before the first step for containers, data, compilation and a checkpoint, seconds."""
 _NOT_OF_A_NAME = re.compile(r"[^\w.-]")
 _LENGTH = ("--train-iters", "--train-samples")
 _RENDEZVOUS = (
@@ -178,13 +179,14 @@ _RENDEZVOUS = (
     "--rdzv-backend c10d",
     '--rdzv-endpoint "$SLURMD_NODENAME:29500"',
 )
-"""As in ``recipes/slurm.sbatch``: ``torchrun`` on each node, which meet on the first."""
+"""Rendezvous on the first node, with ``torchrun`` on each, as in ``recipes/slurm.sbatch``."""
 
 
 def batch_script(
     layout: Candidate, run: WholeRun, launch: Launch, described: RunConfig, comments: Sequence[str]
 ) -> str:
-    """The script; ``ConfigError`` where nothing can start it, or the run has no single length."""
+    """Return the sbatch script; ``ConfigError`` if the layout cannot be launched, or the run's
+    length is ambiguous."""
     config, par = layout.config, layout.config.parallelism
     line = launch_line(launch, described, config)
     each = ranks_on_each(launch, described.parallelism, par) or par.num_ranks
@@ -196,7 +198,8 @@ def batch_script(
         raise ConfigError(f"--sbatch: {par.num_ranks} ranks fill no nodes of {each}; change --gpus")
     if (train_iters := config.cadence.train_iters) and train_iters != run.num_steps:
         raise ConfigError(
-            f"--tokens asks for {run.num_steps:,} steps, and the line for {train_iters:,}; leave one out"
+            f"--tokens asks for {run.num_steps:,} steps, and the line for {train_iters:,}; "
+            "leave one out"
         )
     program = _NOT_OF_A_NAME.sub("_", PurePath(next(iter(launch.argv), "train")).stem)
     options = {"job-name": program, "nodes": par.num_ranks // each, "ntasks-per-node": 1}
@@ -217,7 +220,7 @@ def batch_script(
 
 
 def _command(line: LaunchLine, num_steps: int) -> str:
-    """The launch under ``srun``; its own words on where nodes meet make way for Slurm's."""
+    """Return the launch under ``srun``, with its rendezvous options replaced by Slurm's."""
     start = [one for one in line.start if one.name not in {*MEETING, "--nnodes", "--standalone"}]
     place = next((n for n, one in enumerate(start) if one.name == "--nproc-per-node"), 0)
     if not place:

@@ -1,6 +1,6 @@
-"""A calibrated run: ``forerun.load(DIR)``.  Nothing is read, fitted or imported before it is asked.
+"""A calibrated run: ``forerun.load(DIR)``.  Data are read, fitted or imported on first use.
 
-Its methods are those of the verbs, which ask them too.
+Its methods correspond to the verbs, which call them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def quiet_search(top: int) -> Iterator[Effort]:
-    """The effort of a search that takes one processor and says nothing."""
+    """Provide the effort of a silent search on one processor."""
     from ...calib.search import Effort
 
     yield Effort(top=top)
@@ -46,30 +46,30 @@ def quiet_search(top: int) -> Iterator[Effort]:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Run(PrintableAnswer):
-    """A calibrated run as it was when it was first asked; load it again for what came later."""
+    """Calibrated run as of its first use; load it again for newer data."""
 
     directory: Path
-    """What ``--calibrate-dir`` was."""
+    """Directory given as ``--calibrate-dir``."""
     asked_run_id: str | None = None
-    """None: the newest."""
+    """Requested run; None: the newest."""
     asked_machine: str | None = None
-    """Of imported steps; None: the only one."""
+    """Requested machine of imported steps; None: the only one."""
     also: tuple[Path, ...] = ()
-    """Directories whose measured steps count too."""
+    """Further directories whose measured steps are evidence."""
     like: Path | None = None
-    """Of another machine's run, for operators that this one has not timed."""
+    """Directory of another machine's run, for operators that this one has not timed."""
     device: str | None = None
-    """Another device than the run's own."""
+    """Device other than the run's."""
     cluster: Path | None = None
-    """A file that says what joins the GPUs."""
+    """File that describes the links between GPUs."""
     searching: Searching = quiet_search
-    """How a plan is searched for: what it says meanwhile, and on how many processors."""
+    """Context of a plan's search: progress output and number of processors."""
     _opened: dict[str | None, Machine] = field(default_factory=dict, init=False)
-    """By device; None: the run's own."""
+    """Machines by device; None: the run's device."""
 
     @cached_property
     def run_id(self) -> str:
-        """The run, or the machine that was imported."""
+        """Run id, or name of the imported machine."""
         if self.asked_run_id is not None:
             return self.asked_run_id
         from ..known import has_run, newest_run_id
@@ -80,9 +80,9 @@ class Run(PrintableAnswer):
 
     @cached_property
     def forecast(self) -> RunForecast:
-        """When it ends, as the run said last; without such a file as the report has it.
+        """Last published forecast of the run's end; without that file, the report's.
 
-        Raises ``CalibrationError`` where nobody knows how many steps it has.
+        Raises ``CalibrationError`` if the number of steps is unknown.
         """
         from ...hooks.process import FORECAST
         from ..store import end_of_run
@@ -96,7 +96,7 @@ class Run(PrintableAnswer):
 
     @cached_property
     def decision(self) -> RunDecision:
-        """What is advised, as the run said last; without such a file as the report has it."""
+        """Last published advice; without that file, the report's."""
         from .answer_types import RunDecision
 
         value = self._read_published("decision.json") or self.report().to_json()["decision"]
@@ -114,17 +114,17 @@ class Run(PrintableAnswer):
         price_per_gpu_hour: float | str | None = None,
         **layout: AxisValue,
     ) -> Prediction:
-        """The step of another layout: ``run.predict(tp=4, mbs=2)``.
+        """Predict the step of another layout: ``run.predict(tp=4, mbs=2)``.
 
-        ``layout`` are short names (``run.layout`` shows all); ``options`` are Megatron's own, as
-        words or by name.  ``config`` (Megatron's arguments, a Hugging Face ``config.json``, a
-        checkpoint) or ``command`` describe another run over this calibration; ``anyway`` answers
-        where an option of it is not modelled, ``assume_no_effect`` names options of the script's
-        own that change neither time nor memory.  ``tokens`` (``"1T"``) and ``price_per_gpu_hour``
-        ask for the whole run too (``Prediction.whole_run``).
+        ``layout`` are short names (``run.layout`` shows all); ``options`` are Megatron's, as words
+        or by name.  ``config`` (Megatron's arguments, a Hugging Face ``config.json``, a checkpoint)
+        or ``command`` describe another run on this calibration; ``anyway`` answers even if one of
+        its options is not modelled, ``assume_no_effect`` names options of the user's script that
+        change neither time nor memory.  ``tokens`` (``"1T"``) and ``price_per_gpu_hour`` add the
+        whole run (``Prediction.whole_run``).
 
-        Raises ``ConfigError`` for a name that is not known and a layout that cannot be, and
-        ``CalibrationError`` where the layout of the run is not known.
+        Raises ``ConfigError`` for an unknown name and an impossible layout, and
+        ``CalibrationError`` if the layout of the run is unknown.
         """
         from .layout_answers import predicted, words_of
 
@@ -153,14 +153,14 @@ class Run(PrintableAnswer):
         assume_no_effect: Sequence[str] = (),
         num_rows: int = 0,
     ) -> PlanAnswer:
-        """The best layouts: ``run.plan(gpus=64)``, ``run.plan(gpus="8..1024", keep={"tp": 8})``.
+        """Rank layouts: ``run.plan(gpus=64)``, ``run.plan(gpus="8..1024", keep={"tp": 8})``.
 
         ``gpus`` is a number, several, or ``"8..1024"``; ``device`` one or several by name;
         ``global_batch_size`` samples, or ``"xGPUS"``; ``keep`` and ``why`` values of short names.
-        All else is as the options of ``forerun plan`` (docs/plan.md); ``num_rows``: so many are
-        searched for at least, whatever ``top`` shows.
+        The rest are the options of ``forerun plan`` (docs/plan.md).  At least ``num_rows`` layouts
+        are searched for, whatever ``top`` shows.
 
-        Raises ``ConfigError`` for what has no meaning, and where no layout runs.
+        Raises ``ConfigError`` for invalid values, and if no layout runs.
         """
         from ..options import read_question
         from .layout_answers import planned
@@ -193,13 +193,13 @@ class Run(PrintableAnswer):
         anyway: bool = False,
         assume_no_effect: Sequence[str] = (),
     ) -> ExplainAnswer:
-        """Why a layout takes what it takes; with another, why not as long as that one's.
+        """Explain the step time of a layout, or its difference from that of another.
 
-        A layout is named as a plan prints it (``"TP4 PP2 DP2 mbs2"``), as a change of the running
-        one (``"tp4 pp2"``), as ``"running"``, by its row in the plan, or is one that an answer
-        holds.  ``gpus``: ranks of both (default: as the run).
+        A layout is given as a plan prints it (``"TP4 PP2 DP2 mbs2"``), as a change of the running
+        one (``"tp4 pp2"``), as ``"running"``, by its row in the plan, or as an object from an
+        answer. ``gpus``: ranks of both (default: as in the run).
 
-        Raises ``ConfigError`` for a name that is none and a layout that cannot run.
+        Raises ``ConfigError`` for an invalid name and a layout that cannot run.
         """
         from .layout_answers import explained
 
@@ -207,20 +207,20 @@ class Run(PrintableAnswer):
         return explained(self, layout, other, gpus, described)
 
     def report(self) -> ReportAnswer:
-        """All that its records say, analysed anew.
+        """Analyse the run's records again and return the full report.
 
-        Raises ``CalibrationError`` where too few steps are recorded.
+        Raises ``CalibrationError`` if too few steps are recorded.
         """
         return self._report
 
     @property
     def samples(self) -> pd.DataFrame:
-        """Times of operators and transfers, one row for each of a window: docs/python.md."""
+        """Times of operators and transfers, one row for each in each window: docs/python.md."""
         return self._loaded.table.samples.copy()
 
     @property
     def steps(self) -> pd.DataFrame:
-        """Its steps, one row each, beside what was predicted of them: docs/python.md."""
+        """Steps, one row each, with their predictions: docs/python.md."""
         from ..store import forecasts_of, read_steps
         from .step_frame import step_frame
 
@@ -230,23 +230,23 @@ class Run(PrintableAnswer):
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout that it runs in."""
+        """Running layout."""
         from .answer_types import Layout
 
         return Layout.of(self.machine().running)
 
     @cached_property
     def model(self) -> Model:
-        """The sizes of the model that it trains."""
+        """Sizes of the trained model."""
         from .answer_types import Model
 
         return Model.of(self.machine().running.model)
 
     def machine(self, device: str | None = None) -> Machine:
-        """The step model, on the device that was asked for, on another, or on the run's own.
+        """Return the step model on ``device``, else on the requested device, else on the run's.
 
-        A device that the run was on, by a short name or its own, is the run's own.  See
-        ``open_machine`` for what is raised.
+        A short or full name of the run's device gives the run's machine.  Raises as
+        ``open_machine`` does.
         """
         from ...calib.fit import UNKNOWN_DEVICE, device_prior
         from ...calib.memory import known_device
@@ -257,7 +257,7 @@ class Run(PrintableAnswer):
         wanted = known_device(device).driver_name
         try:
             running_machine = self._open(None)
-        except ForerunError:  # Probes alone answer for other devices, not for a run of their own.
+        except ForerunError:  # Probes alone define no run, but serve for other devices.
             return self._open(wanted)
         here = device_prior(running_machine.running.device).name
         is_same_device = here != UNKNOWN_DEVICE and here == device_prior(wanted).name
@@ -268,7 +268,7 @@ class Run(PrintableAnswer):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Which run it is, and what it was loaded with."""
+        """Return run id and directory."""
         from ...calib.records import stamped
 
         return stamped({"run_id": self.run_id, "directory": str(self.directory)})
@@ -277,7 +277,7 @@ class Run(PrintableAnswer):
         return f"Run({str(self.directory)!r}, run_id={self.run_id!r})"
 
     def parts(self) -> Iterator[ReportTable | str]:
-        """Which run it is, and what it says of itself so far."""
+        """Yield the run, its forecast and its decision so far."""
         yield f"run {self.run_id} in {self.directory}"
         for read_answer in (lambda: self.forecast, lambda: self.decision):
             try:
@@ -314,7 +314,7 @@ class Run(PrintableAnswer):
         return make_report(self.directory, self._loaded)
 
     def _read_published(self, name: str) -> dict[str, Any] | None:
-        """A file of this run; None where there is none that can be read."""
+        """Return a file's object of this run; None if there is no readable one."""
         top, launch_run_ids = top_of(self.directory)
         try:
             return object_of_run(self.directory if launch_run_ids else top, name, self.run_id)
@@ -339,7 +339,7 @@ class Run(PrintableAnswer):
 
 
 _DATA_PATTERNS = ("records/*/*", SAMPLES, f"runs/*/{SAMPLES}", "imported/*.csv")
-"""Any of these, and there is something to ask."""
+"""Files that make a directory loadable; any one suffices."""
 
 
 def load(
@@ -355,17 +355,18 @@ def load(
     command: Sequence[str] | str = (),
     searching: Searching = quiet_search,
 ) -> Run:
-    """The run of a directory, or one launch's folder in it; nothing of it is read yet.
+    """Return the run of a directory, or of one launch's folder in it, without reading it yet.
 
-    Without a directory, ``load(device="H100", command="torchrun ...")`` is that run on a device by
-    what was published of it; ``config`` may describe it in place of ``command``.
+    Without a directory, ``load(device="H100", command="torchrun ...")`` is the run of that command
+    on a device, from published measurements; ``config`` may describe it in place of ``command``.
 
     ``run_id``: which run (default: the newest); ``machine``: which machine of imported steps;
-    ``also``: directories whose measured steps count too; ``like``: a run of another machine whose
-    operators are carried over; ``device``: another device, as H100; ``cluster``: a JSON file of
-    what joins the GPUs (docs/cluster.md); ``searching``: how plans are searched.
+    ``also``: directories whose measured steps are further evidence; ``like``: a run of another
+    machine whose operators are transferred; ``device``: another device, such as H100; ``cluster``:
+    a JSON file of the links between GPUs (docs/cluster.md); ``searching``: context of plan
+    searches.
 
-    Raises ``RecordError`` where the directory holds neither records nor tables.
+    Raises ``RecordError`` if the directory holds neither records nor tables.
     """
     if not is_installed("numpy"):
         raise ImportError("answers need numpy; pip install 'forerun[analysis]'")
@@ -401,12 +402,12 @@ def load(
 
 
 _GPUS_PER_NODE = 8
-"""GPUs of a usual server, for a ``config.json``, which names no node."""
+"""GPUs of a common server, for a ``config.json``, which names no node."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Unmeasured(Run):
-    """A described run on a device by what is published of it; nothing is read or written."""
+    """Described run on a device, from published measurements; nothing is read or written."""
 
     described: RunConfig
     config: Path | None = None
@@ -414,14 +415,14 @@ class Unmeasured(Run):
 
     @cached_property
     def run_id(self) -> str:
-        """The device, by its driver's name."""
+        """Device, by the driver's name."""
         return self.machine().name
 
     def __repr__(self) -> str:
         return f"Run(device={self.described.device!r}, layout={layout_label(self.described)!r})"
 
     def parts(self) -> Iterator[str]:
-        """Its layout, and what answers rest on."""
+        """Yield the layout and the basis of answers."""
         yield f"{layout_label(self.described)} {self.machine().basis}"
 
     @cached_property
@@ -463,11 +464,10 @@ def unmeasured(
     cluster: Path | None = None,
     searching: Searching = quiet_search,
 ) -> Unmeasured:
-    """The run that a file or a command describes, on a device by its short name.
+    """Return the run that a file or command describes, on a device given by its short name.
 
-    ``options`` are Megatron's, and say what a ``config.json`` leaves open, not a command;
-    ``num_ranks``: 0, as the command says.  Raises ``ConfigError`` where the run or its ranks are
-    not described.
+    ``options`` are Megatron's and complete a ``config.json``, not a command; ``num_ranks``: 0 for
+    the command's number.  Raises ``ConfigError`` if the run or its ranks are not described.
     """
     from ..options import described_run, inner_launch_line
 
@@ -491,9 +491,9 @@ def unmeasured(
 
 
 def _any_run(device: str, num_ranks: int) -> RunConfig:
-    """A run of data parallelism alone, as Megatron's own recipes begin: bf16 and a distributed
-    optimizer that overlaps.  Its sizes are divisible by every degree that is asked for before a
-    file says those of the model."""
+    """Return a DP-only base run with defaults of Megatron's recipes: bf16 and an overlapping
+    distributed optimizer.  Its placeholder sizes are divisible by any requested degree, until a
+    file gives those of the model."""
     ranks = max(num_ranks, 1)
     sizes: dict[str, Any] = {
         **{"num_layers": 960, "hidden_size": 16384, "ffn_hidden_size": 65536},

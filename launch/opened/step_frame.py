@@ -1,4 +1,4 @@
-"""Steps of a run, one row each, beside what was predicted of them."""
+"""Steps of a run, one row each, with their predictions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COLUMNS = {
     "is_disturbed": "bool",
     "flags": "object",
 }
-"""Columns of ``run.steps`` and their types; ``docs/python.md`` says what each is."""
+"""Columns of ``run.steps`` and their types; described in ``docs/python.md``."""
 
 
 def step_frame(
     table: SampleTable, made: Sequence[PastForecast], seen: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """The steps of the newest run, in order: those that its companion saw, and recorded ones that
-    it did not, with the newest forecast that was ``made`` before each."""
+    """Return the steps of the newest run in order: those that its companion logged, and recorded
+    ones that it did not, with the newest forecast in ``made`` before each."""
     steps = table.newest("steps")
     by_step = steps.groupby(["window", "step"], sort=True)
     step_rows = by_step.agg(
@@ -50,7 +50,8 @@ def step_frame(
 
 
 def predicted_before(steps: pd.DataFrame, made: Sequence[PastForecast]) -> pd.DataFrame:
-    """With the next step as the newest forecast before each said it; NaN before the first."""
+    """Add the next-step prediction of the newest forecast before each step; NaN before the
+    first."""
     known = sorted(made, key=lambda one: (one.iteration, one.unix_s))
     places = np.searchsorted([one.iteration for one in known], steps["iteration"], side="left") - 1
     for column, name in (
@@ -59,13 +60,13 @@ def predicted_before(steps: pd.DataFrame, made: Sequence[PastForecast]) -> pd.Da
         ("high_s", "single_high_s"),
     ):
         forecast_values = np.array([getattr(one, name) for one in known] + [np.nan])
-        # Place -1, before the first, is the NaN at the end.
+        # Index -1, before the first forecast, selects the NaN at the end.
         steps[column] = forecast_values[places]
     return steps
 
 
 def _typed(steps: pd.DataFrame) -> pd.DataFrame:
-    """With every column; what is not known is NaN, NaT or False."""
+    """Add missing columns; unknown values are NaN, NaT or False."""
     frame = steps.copy()
     for column, value in (("unix_s", np.nan), ("is_disturbed", False)):
         if column not in frame:
@@ -79,5 +80,5 @@ def _sorted(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _joined(flags: pd.Series) -> str:
-    """The flags of all ranks."""
+    """Return the union of all ranks' flags, separated by commas."""
     return ",".join(sorted({word for text in flags for word in text.split(",") if word}))

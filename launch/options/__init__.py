@@ -1,4 +1,4 @@
-"""What the user asks for: ``--calibrate-...`` flags, files of arguments, checkpoints' arguments.
+"""User requests: ``--calibrate-...`` flags, files of arguments, arguments in checkpoints.
 
 In: words and files. Out: ``Settings`` and ``RunConfig``.
 """

@@ -1,8 +1,8 @@
-"""Descriptions of runs in files: arguments as YAML and JSON, ``config.json``, ours, shell scripts.
+"""Run descriptions in files: arguments as YAML or JSON, ``config.json``, ours, shell scripts.
 
-Those inside a checkpoint are read without running anything that it holds: torch's ``weights_only``
-unpickler builds only what it is told to.  Classes of Megatron are replaced by inert ones of the
-same name, and a checkpoint that needs any other class is refused.  Scripts are read, never run.
+Arguments inside a checkpoint are read without running anything in it: torch's ``weights_only``
+unpickler builds only allowed classes.  Megatron's classes are replaced by inert ones of the same
+name, and a checkpoint that needs any other class is refused.  Scripts are read, never run.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ...calib.plain_json import parse_json
 from ...calib.workload import VOCAB_MULTIPLE, RunConfig
 
 MAX_NBYTES = 1 << 20
-"""Of a file of arguments; real ones have a few kB."""
-# YAML's aliases unfold without end; real files have some hundred values.
+"""Size limit of a file of arguments; real ones have a few kB."""
+# YAML aliases can expand without bound; real files have some hundred values.
 MAX_VALUES = 100_000
 _PLACES = ("common.pt", "mp_rank_00/model_optim_rng.pt", "mp_rank_00_000/model_optim_rng.pt")
 _BACKENDS = {1: "flash", 2: "fused", 3: "unfused", 4: "local", 5: "auto"}
-"""Members of core's ``AttnBackend``, which a pickle keeps by number."""
+"""Members of Megatron core's ``AttnBackend``, which a pickle stores by number."""
 _USUAL = re.compile(r"\$\{\w+:(-?)([^}]*)\}")
-"""``${NAME:word}``, in which the word counts where the variable is not set."""
+"""``${NAME:word}``, in which the word is the default of the variable."""
 _FOLDERS = (".", "models", "models/megatron", "configs/models/megatron")
 _PARENTS, _MOST_BUILT_ON = 6, 5
 _BASES = ("bases", "extends", "includes")
@@ -52,12 +52,12 @@ _MOST_DEEP = 4
 
 
 def read_config(path: Path, base: RunConfig, *, num_ranks: int = 0) -> Described:
-    """The run that a file describes, on ``num_ranks`` ranks (0: as many as ``base`` has).
+    """Return the run that a file describes, on ``num_ranks`` ranks (0: as many as ``base`` has).
 
     ``.yaml`` and ``.json`` hold Megatron's arguments (flat, under ``MODEL_ARGS``, or a dumped
-    namespace), a ``RunConfig`` as the report has it, or a Hugging Face ``config.json``, whose model
-    and 16-bit dtype take the place of those in ``base``; ``.pt`` and a directory are a checkpoint of
-    Megatron.  Raises ``ConfigError`` where the file is missing or says something else.
+    namespace), a ``RunConfig`` as in the report, or a Hugging Face ``config.json``, whose model and
+    16-bit dtype replace those in ``base``; ``.pt`` and a directory are a checkpoint of Megatron.
+    Raises ``ConfigError`` if the file is missing or is none of these.
     """
     ranks = num_ranks or base.parallelism.num_ranks
     value = _parsed(path)
@@ -81,10 +81,10 @@ def described_run(
     num_ranks: int = 0,
     usual_ranks: int = 0,
 ) -> Described | None:
-    """The run that ``--config`` or a command behind ``--`` describes; None where neither is given.
+    """Return the run that ``--config`` or a command after ``--`` describes; None without either.
 
-    On ``num_ranks`` ranks, 0: as many as a launcher says, or a file, or ``usual_ranks`` where there
-    is no launcher.  Raises ``ConfigError`` where nothing says it.
+    It has ``num_ranks`` ranks; 0: as many as the launcher or file states, or ``usual_ranks``
+    without a launcher.  Raises ``ConfigError`` if no number is known.
     """
     if path is not None and command:
         raise ConfigError("--config and a command after -- exclude each other; give one of them")
@@ -150,7 +150,7 @@ def _yaml(path: Path, text: str) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """False where aliases unfold to more than a file of arguments can mean."""
+    """False if aliases expand to more than ``MAX_VALUES`` values."""
     num_remaining, waiting = MAX_VALUES, [value]
     while waiting and num_remaining > 0:
         num_remaining -= 1
@@ -163,7 +163,7 @@ def _is_small(value: Any) -> bool:
 
 
 class _Inert:
-    """Stands for an object of Megatron; keeps what it would have been made of."""
+    """Placeholder for a Megatron object; stores the arguments of its constructor."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -175,10 +175,10 @@ class _Inert:
 
 
 def _checkpoint_arguments(path: Path) -> Mapping[str, Any]:
-    """Names and values of ``args`` in a checkpoint file or in the directory of one iteration.
+    """Return names and values of ``args`` in a checkpoint file or in one iteration's directory.
 
-    Raises ``ConfigError`` where torch is not installed, the file is none of Megatron's, or it
-    needs a class that is not Megatron's.
+    Raises ``ConfigError`` if torch is not installed, or if the file is not Megatron's or needs a
+    class that is not Megatron's.
     """
     file = next((path / p for p in _PLACES if (path / p).exists()), path)
     try:
@@ -186,7 +186,7 @@ def _checkpoint_arguments(path: Path) -> Mapping[str, Any]:
         from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
     except ImportError as err:
         raise ConfigError(f"{file} needs torch to be read; install it, or give YAML") from err
-    # Nothing in the file is run: only tensors, plain values and the stand-ins below are built.
+    # Nothing in the file is run: only tensors, plain values and the inert classes are built.
     try:
         allowed = [_stand_in(file, name) for name in get_unsafe_globals_in_checkpoint(str(file))]
         with safe_globals(allowed):
@@ -214,10 +214,10 @@ def _stand_in(file: Path, name: str) -> Any:
 
 
 def _joined(path: Path, value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a parsed file in one mapping, as ``modules: NAME: {model, overrides}`` says.
+    """Return a parsed file's arguments as one mapping, per ``modules: NAME: {model, overrides}``.
 
-    Models lie beside the file, or below ``models`` of a folder around it.  ``${NAME:word}`` is its
-    word: no variable is looked up.  Raises ``ConfigError`` where the file of a model is not there.
+    Model files lie next to the file, or below ``models`` of a parent folder.  ``${NAME:word}``
+    becomes its word: no variable is looked up.  Raises ``ConfigError`` if a model file is missing.
     """
     modules = value.get("modules")
     parts = modules.values() if isinstance(modules, Mapping) else ()
@@ -230,7 +230,7 @@ def _joined(path: Path, value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _model(path: Path, name: str, most_deep: int) -> dict[str, Any]:
-    """The model of a file over those that it builds on, the nearest last."""
+    """Return a model file merged over its bases; the nearest takes precedence."""
     folders = list(path.absolute().parents)[:_PARENTS]
     places = (folder / place / name for folder in folders for place in _FOLDERS)
     place = next((one for one in places if one.is_file()), None)
@@ -254,7 +254,7 @@ def _filled(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled_text(text: str) -> Any:
-    """A text with the words of its variables; a number or a switch where that is all of it.
+    """Return a text with its variables' words filled in, as a number or switch if it is one.
 
     >>> [_filled_text(text) for text in ("${SEQ:4096}", "a-${B:c}", "${D:true}", "$E")]
     [4096, 'a-c', True, '$E']
@@ -268,10 +268,10 @@ def _filled_text(text: str) -> Any:
 
 
 def inner_launch_line(words: Sequence[str]) -> tuple[str, ...]:
-    """The launch line that ``bash run.sh``, ``sbatch run.sh`` or ``srun bash -c TEXT`` comes to.
+    """Return the launch line inside ``bash run.sh``, ``sbatch run.sh`` or ``srun bash -c TEXT``.
 
-    Other lines are returned as they are.  Raises ``ConfigError`` where a script cannot be read, or
-    holds no training script that its text alone leads to.
+    Other lines are returned unchanged.  Raises ``ConfigError`` if a script cannot be read, or no
+    training script can be identified from its text alone.
     """
     for _ in range(_MOST_DEEP):
         place = _wrapper(words)
@@ -282,7 +282,7 @@ def inner_launch_line(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _wrapper(words: Sequence[str]) -> int | None:
-    """Place of a shell, of a batch command or of a script, in front of any training script."""
+    """Return the index of a shell, batch command or shell script before any training script."""
     launcher, arguments = split_launcher(words)
     is_script = bool(launcher) or len(arguments) < len(words)
     front = launcher if is_script else words
@@ -311,7 +311,7 @@ def _inside(words: Sequence[str], place: int) -> tuple[str, ...]:
 
 
 def _inline_script(words: Sequence[str]) -> str | None:
-    """The text behind ``-c``, ``-lc`` and the like; None where a file is meant."""
+    """Return the text after ``-c``, ``-lc`` and the like; None if a file is meant."""
     for place, word in enumerate(words):
         if not word.startswith("-"):
             return None
@@ -321,7 +321,7 @@ def _inline_script(words: Sequence[str]) -> str | None:
 
 
 def _launch(command_lines: Sequence[Sequence[str]], name: str) -> tuple[str, ...]:
-    """The command that trains: one with a model's sizes before others, the last of several."""
+    """Return the training command: the last one, preferring those that state the model's sizes."""
     plain = [tuple(_without_redirection(one)) for one in command_lines]
     trains = [one for one in plain if any(w.endswith(".py") for w in one) or _wraps(one)]
     sized = [one for one in trains if any(word in _SIZES for word in one)]

@@ -1,6 +1,6 @@
-"""The ``--calibrate`` flags, ``--forerun`` by their other name, and the file of a cluster.
+"""The ``--calibrate`` flags, alias ``--forerun``, and the cluster file.
 
-What of an argument list is ours says ``split``.  Standard library only: this is imported before
+``split`` decides which arguments are ours.  Standard library only: this is imported before
 training, on every rank.
 """
 
@@ -28,11 +28,11 @@ from ...hooks.process import CadenceHint, RankInfo, Settings, interpreter, proce
 
 FLAG = FLAGS[1]
 DEVICE = "FORERUN_DEVICE"
-"""What ``--calibrate-device`` says, where there is no such flag."""
+"""Default of ``--calibrate-device``."""
 LIMIT = "FORERUN_LIMIT_UNIX_S"
-"""Set by ``forerun run``: when the scheduler ends the job."""
+"""Set by ``forerun run``: the time at which the scheduler ends the job, Unix seconds."""
 REQUESTS = "FORERUN_REQUESTS"
-"""Set to 1 by ``forerun run``: it may ask the session to save and stop."""
+"""Set to 1 by ``forerun run``: the session accepts requests to save and stop."""
 _MOST_CLUSTER_NBYTES = 1 << 16
 
 
@@ -42,10 +42,10 @@ def parse(
     host_argv: Sequence[str],
     companion_command: Sequence[str],
 ) -> Settings:
-    """The settings that flags, torchrun's variables and the host's arguments say.
+    """Return the settings given by flags, torchrun's variables and the host's arguments.
 
-    Any flag of ours switches calibration on.  Of our own variables ``FORERUN_DEVICE`` is read
-    here, and a flag wins over it, and what ``forerun run`` tells.  Raises ``ConfigError`` with the
+    Any flag of ours enables calibration.  Of our own variables, ``FORERUN_DEVICE``, which a flag
+    overrides, and those set by ``forerun run`` are read here.  Raises ``ConfigError`` with the
     value, the rule and the remedy.
     """
     values: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def parse(
 
 
 def rank_info(environ: Mapping[str, str]) -> RankInfo:
-    """This process among its peers, from torchrun's variables; raises ``ConfigError``."""
+    """Return rank and world size from torchrun's variables; raises ``ConfigError``."""
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", default=1)
     if rank >= world_size:
         why = f"RANK={rank} must be below WORLD_SIZE={world_size}"
@@ -86,13 +86,13 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
 
 
 def run_id(environ: Mapping[str, str]) -> str:
-    """A name for this launch, the same on all ranks, that can be part of a file name.
+    """Return a name for this launch, the same on all ranks, that can be part of a file name.
 
-    torchrun's run id is random with ``--standalone`` and the user's with ``--rdzv-id``; restarts
-    are counted, and ranks, since nodes may join without a restart.  Where it is the default
-    ``none``, the agent's process id and start time take its place on a single node; several nodes
-    share only the master's address, so there ``--rdzv-id`` (or a Slurm job id) is what keeps the
-    records of two launches into one directory apart.
+    torchrun's run id is random with ``--standalone`` and the user's with ``--rdzv-id``.  The
+    restart count is appended, and the number of ranks, since nodes may join without a restart.  If
+    the id is the default ``none``, the agent's process id and start time replace it on a single
+    node; several nodes share only the master's address, so there only ``--rdzv-id`` (or a Slurm job
+    id) separates the records of two launches into one directory.
 
     >>> run_id({"TORCHELASTIC_RUN_ID": "nightly/7", "MASTER_PORT": "29500", "WORLD_SIZE": "8"})
     'nightly-7-29500-0-w8'
@@ -118,7 +118,7 @@ def run_id(environ: Mapping[str, str]) -> str:
 
 
 def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
-    """How long the run is, where the host's arguments have Megatron's names.
+    """Return the run's length and cadence, if the host's arguments have Megatron's names.
 
     >>> cadence_hint(["--train-iters", "500", "--save-interval=100"]).save_interval
     100
@@ -138,7 +138,7 @@ def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
 
 
 def _words_of(host_argv: Sequence[str], name: str, count: int) -> tuple[str, ...]:
-    """The words behind the last mention of an option; empty where it is not there."""
+    """Return up to ``count`` words after an option's last occurrence; empty if it is absent."""
     option = "--" + name.replace("_", "-")
     words: tuple[str, ...] = ()
     for index, argument in enumerate(host_argv):
@@ -150,7 +150,7 @@ def _words_of(host_argv: Sequence[str], name: str, count: int) -> tuple[str, ...
 
 
 def _value(written: str) -> tuple[str, Any]:
-    """The field and its value that one flag says."""
+    """Return the settings field and value that one flag sets."""
     head, equals, text = written.partition("=")
     first = FLAGS[0] if head.startswith(FLAGS[0]) else FLAG
     name = head.removeprefix(first).removeprefix("-")
@@ -201,12 +201,12 @@ def _choice(kind: type[Enum], written: str, text: str) -> Enum:
 
 
 def _moment(flag: str, text: str) -> float:
-    """Unix seconds; a time without an offset is local to the node."""
+    """Return Unix seconds; a time without an offset is local to the node."""
     seconds = _float(text)
     if math.isfinite(seconds) and seconds > 0:
         return seconds
     try:
-        # Python 3.10 does not read the Z.
+        # Python 3.10 does not parse the Z.
         return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError, OSError):
         raise ConfigError(
@@ -252,10 +252,10 @@ def _number(environ: Mapping[str, str], key: str, *, default: int | None = None)
 
 
 def read_cluster(path: Path | None) -> StatedNodes | None:
-    """What the file states; None where no file is given.
+    """Return the nodes that a cluster file states; None if no file is given.
 
-    ``ConfigError`` with the file's name where it is not there, is no JSON object, or says what
-    cannot be.
+    Raises ``ConfigError`` with the file's name if it is missing, is no JSON object, or states
+    something impossible.
     """
     if path is None:
         return None

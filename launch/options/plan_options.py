@@ -1,4 +1,4 @@
-"""What ``forerun plan`` is asked: options as text, and their meaning."""
+"""Options of ``forerun plan``: parsing and meaning."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ...calib.units import GIB
 from ...calib.workload import Batch, RunConfig, at_least_one, at_most, shown, whole
 
 NUM_TOP = 10
-"""Rows of a plan, unless others are asked for."""
+"""Default number of rows of a plan."""
 _MOST_GIB = 1e9
-"""Anything above is a slip of units; it also keeps bytes within 64 bits."""
+"""Anything larger is a unit mistake; the limit also keeps bytes within 64 bits."""
 _MOST_COUNTS = 32
-"""A table of more is not read, and each is a search of its own."""
+"""A longer table is not readable, and each count takes its own search."""
 _MOST_TOKENS = 10**15
 _PER_GPU = "xgpus"
 
 
 class Objective(Enum):
-    """By what layouts are ordered."""
+    """Criterion by which layouts are ranked."""
 
     TIME = "time"
-    """Seconds for the same samples."""
+    """Seconds for a given number of samples."""
     COST = "cost"
-    """Hours of all GPUs for the same samples, times their price where it is told."""
+    """GPU-hours for a given number of samples, times their price if stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,57 +39,58 @@ class BatchRule:
     """The global batch size for a number of ranks, in samples."""
 
     samples: int = 0
-    """Of all ranks; 0: as the run has."""
+    """Samples over all ranks; 0: as in the run."""
     samples_per_rank: int = 0
-    """Times the number of ranks."""
+    """Samples per rank; the batch is this times the number of ranks."""
     follows_ranks: bool = False
-    """As many for each rank as the run has."""
+    """Keep the run's number of samples per rank."""
 
     def size(self, running: RunConfig, num_ranks: int) -> int:
-        """Samples of a step on so many ranks; ``ConfigError`` where they are no whole number."""
+        """Return samples per step on ``num_ranks`` ranks; ``ConfigError`` if not a whole number."""
         here, running_ranks = running.batch.global_batch_size, running.parallelism.num_ranks
         if not self.follows_ranks:
             return self.samples_per_rank * num_ranks or self.samples or here
         if here * num_ranks % running_ranks:
             raise ConfigError(
                 "--global-batch-size xGPUS is not a whole number of samples on "
-                f"{num_ranks} GPUs (the run has {here} on {running_ranks}); choose other numbers of "
-                "GPUs, or give samples"
+                f"{num_ranks} GPUs (the run has {here} on {running_ranks}); choose other numbers "
+                "of GPUs, or give samples"
             )
         return here * num_ranks // running_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """What is asked of a plan."""
+    """Parsed options of a plan."""
 
     counts: tuple[int, ...]
-    """Numbers of ranks; empty: as the run."""
+    """Numbers of ranks; empty: as in the run."""
     ranks_per_node: int
-    """0: as the run."""
+    """Ranks of each node; 0: as in the run."""
     devices: tuple[str, ...]
-    """By the driver's name; empty: the run's own."""
+    """Devices, by the driver's name; empty: the run's device."""
     batch: BatchRule
     seq_length: int
-    """Tokens of a sample; 0: as the run."""
+    """Tokens per sample; 0: as in the run."""
     memory_nbytes: int | None
     objective: Objective
     prices: tuple[float, ...]
-    """Of an hour of one GPU, for each of the devices; empty: not told."""
+    """Price per GPU-hour of each device; empty: not stated."""
     num_tokens: int
-    """Tokens of a whole run; 0: not requested."""
+    """Tokens of the whole run; 0: not requested."""
     keep: Keep | None
     why: Keep | None
     top: int
 
     def price(self, place: int) -> float | None:
-        """Price of an hour of a GPU of one of the devices, by its place; None: not told."""
+        """Return the price per GPU-hour of the device at index ``place``; None if not stated."""
         return self.prices[min(place, len(self.prices) - 1)] if self.prices else None
 
     def apply_to(self, config: RunConfig, num_ranks: int) -> RunConfig:
-        """The run with the batch for so many ranks, the samples and the nodes that are asked for.
+        """Return the run with the requested sample length and node size, and the batch for that
+        many ranks.
 
-        Its replicas and its micro-batch shrink to what divides the batch.
+        Its DP and micro-batch are reduced until they divide the batch.
         """
         batch, par, model = self.batch.size(config, num_ranks), config.parallelism, config.model
         dp = math.gcd(par.dp, batch)
@@ -109,7 +110,7 @@ class PlanQuestion:
 
 
 Several: TypeAlias = "str | float | Sequence[str] | Sequence[float] | None"
-"""One value, several, or the text of an option; None: not asked."""
+"""One value, several, or the text of an option; None: not given."""
 
 
 def read_question(
@@ -127,9 +128,9 @@ def read_question(
     why: str | Mapping[str, Any] | None = None,
     top: int | str = NUM_TOP,
 ) -> PlanQuestion:
-    """What is asked, by values or by the texts of options.
+    """Return the question stated by values or by texts of options.
 
-    ``ConfigError`` with value, rule and remedy where that has no meaning.
+    Raises ``ConfigError`` with value, rule and remedy if one is invalid.
     """
     names = (_text(device) or "").split(",") if device is not None else ()
     devices = tuple(dict.fromkeys(known_device(name).driver_name for name in names))
@@ -150,7 +151,7 @@ def read_question(
 
 
 def _text(value: Several) -> str | None:
-    """A value as an option says it.
+    """Return a value as option text.
 
     >>> _text([8, 16]), _text("8..64"), _text(2.5), _text(None)
     ('8,16', '8..64', '2.5', None)
@@ -161,7 +162,7 @@ def _text(value: Several) -> str | None:
 
 
 def _keep(constraint: str | Mapping[str, Any] | None) -> Keep | None:
-    """What is kept, by its text or by values of names.
+    """Return the constraint given as text, or as values by axis name.
 
     >>> str(_keep({"tp": 8, "pp": (1, 2)}))
     'tp=8,pp=1|2'
@@ -175,9 +176,9 @@ def _keep(constraint: str | Mapping[str, Any] | None) -> Keep | None:
 
 
 def read_counts(text: str) -> tuple[int, ...]:
-    """Numbers of GPUs: one, several with commas, or from one to another, doubling.
+    """Return numbers of GPUs: one, several separated by commas, or a doubling range.
 
-    ``A..B`` is A times the powers of two up to B, which needs to be none of them.
+    ``A..B`` is A times the powers of two, up to B; B need not be one of them.
 
     >>> read_counts("8..64"), read_counts("64,96,8"), read_counts("6..30")
     ((8, 16, 32, 64), (64, 96, 8), (6, 12, 24))
@@ -201,7 +202,7 @@ def read_counts(text: str) -> tuple[int, ...]:
 
 
 def read_tokens(text: object) -> int:
-    """A number of tokens; ``ConfigError`` where it is none.
+    """Return a number of tokens; ``ConfigError`` if the text is not one.
 
     >>> read_tokens("1T"), read_tokens("2.3b"), read_tokens("2e12"), read_tokens(300)
     (1000000000000, 2300000000, 2000000000000, 300)
@@ -214,8 +215,8 @@ def read_tokens(text: object) -> int:
 
 
 def read_batch(text: str) -> BatchRule:
-    """The batch of a number, of ``xGPUS`` (as many samples for each GPU as the run has), or of
-    ``4xGPUS`` (four for each); the run's own of nothing.
+    """Parse a batch rule: a number, ``xGPUS`` (the run's number of samples per GPU), ``4xGPUS``
+    (four per GPU), or empty for the run's batch.
 
     >>> read_batch("4xGPUS").samples_per_rank, read_batch("xGPUS").follows_ranks
     (4, True)
@@ -231,7 +232,7 @@ def read_batch(text: str) -> BatchRule:
 
 
 def read_prices(text: str | None, num_devices: int = 1) -> tuple[float, ...]:
-    """Prices of an hour of one GPU: one, or one for each device; empty where none is given."""
+    """Return prices per GPU-hour: one, or one for each device; empty if none is given."""
     if text is None:
         return ()
     rule = "give a price of an hour of one GPU, such as 2.5"
@@ -247,7 +248,7 @@ def read_prices(text: str | None, num_devices: int = 1) -> tuple[float, ...]:
 
 
 def _positive(option: str, text: object) -> int:
-    """A whole number above 0; 0 where nothing is given."""
+    """Return a whole number above 0; 0 if none is given."""
     if text is None:
         return 0
     number = whole(option.lstrip("-").replace("-", "_"), text)

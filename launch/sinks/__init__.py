@@ -1,4 +1,4 @@
-"""Where the values of each step go besides files: W&B, TensorBoard, Prometheus, TrainJob, Slurm."""
+"""Sinks of step values besides files: W&B, TensorBoard, Prometheus, TrainJob, Slurm."""
 
 from typing import TYPE_CHECKING
 

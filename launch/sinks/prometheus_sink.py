@@ -1,6 +1,6 @@
-"""The newest values as a text file that node exporter's textfile collector reads.
+"""Prometheus sink: newest values as a text file for node exporter's textfile collector.
 
-Names and units follow Prometheus by rule: base units, ``_ratio`` for a share of 1.
+Names and units follow Prometheus's conventions: base units, ``_ratio`` for a fraction of 1.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ENDS = (
     ("_h", "_seconds", 3600.0),
     ("_frac", "_ratio", 1.0),
 )
-"""Our suffix, theirs, and how many of theirs are one of ours; the first that fits."""
+"""Our suffix, theirs, and the factor from our unit to theirs; the first match applies."""
 
 
 def open_prometheus(companion_settings: CompanionSettings) -> Sink:
-    """The file that was asked for, replaced at most every ``EVERY_S`` seconds."""
+    """Return the sink of the requested file, replaced at most every ``EVERY_S`` seconds."""
     if companion_settings.settings.prometheus is None:
         return Sink("")
     path = companion_settings.settings.prometheus.expanduser().absolute()
@@ -40,7 +40,7 @@ def open_prometheus(companion_settings: CompanionSettings) -> Sink:
 
 
 def exposition(values: Mapping[str, float], labels: str) -> str:
-    """The file: help, type and value of each name.
+    """Return the file's text: help, type and value of each name.
 
     >>> print(exposition({"step_time_s": 1.5}, '{launch="l"}'), end="")
     # HELP forerun_step_time_seconds Time of the step, from its start to the next one's.
@@ -60,7 +60,7 @@ def exposition(values: Mapping[str, float], labels: str) -> str:
 
 
 def prometheus_name(name: str) -> tuple[str, float]:
-    """Prometheus's name for one of ours, and the factor from our unit to the base unit.
+    """Return Prometheus's name for one of ours, and the factor from our unit to the base unit.
 
     >>> prometheus_name("eta_h"), prometheus_name("mfu_frac")
     (('forerun_eta_seconds', 3600.0), ('forerun_mfu_ratio', 1.0))

@@ -1,4 +1,4 @@
-"""The sinks that there are.  A new one is a file beside this, and a line in ``SINKS``."""
+"""Registry of sinks.  To add one, write a module next to this one and a line in ``SINKS``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SINKS: dict[str, OpenSink] = {
     "TrainJob": open_trainjob,
     "Slurm": open_slurm,
 }
-"""By the name that the log has for them."""
+"""Openers by the sink's name in the log."""
 
 
 class AllSinks(Sink):
-    """Every sink of the registry behind one door; what goes wrong in one is a line in the log."""
+    """Forwards to all registered sinks; a failure of one is logged and disables it."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class AllSinks(Sink):
         super().__init__(" · ".join(f"{name}: {where}" for name, where in destinations.items()))
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """To all of them the same, without constants that they have."""
+        """Send the values to all sinks, without constants already sent."""
         new_values = self._unsent.of(values)
         self._each(lambda sink: sink.step(step, new_values))
 
@@ -71,6 +71,6 @@ class AllSinks(Sink):
     def _guard(self, name: str, act: Callable[[], object]) -> None:
         try:
             act()
-        except Exception as err:  # a sink has errors of its own, of networks and files alike
+        except Exception as err:  # sinks raise their own error types, for networks and files
             self._open[name] = Sink()
             self._notify(f"{name} is off: {err}")

@@ -1,4 +1,4 @@
-"""What a sink is: a place beside answers that the values of a run go to while it runs."""
+"""Sink interface: a destination for the values of a run while it runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ...calib.records import ITERATION
 
 _T = TypeVar("_T")
 PATIENCE_S = 4.0
-"""How long the last value is waited for at the end of a run."""
+"""Longest wait for the last value to be sent at the end of a run, seconds."""
 _MOST_APART_S = 60.0
 OFF_UNWRITABLE = "off (the directory cannot be written)"
-"""What a sink in the run's own directory says there; why, the ranks have said."""
+"""Status of a sink in the run's directory that cannot write; the ranks report the reason."""
 
 
 def is_writable(directory: Path) -> bool:
-    """Whether files can be written into a directory, which is made where it is not there."""
+    """True if files can be written into a directory, which is created if missing."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
@@ -32,41 +32,41 @@ def is_writable(directory: Path) -> bool:
 
 
 class Sink:
-    """Takes nothing; a sink of your own overrides what it takes.
+    """Sink that ignores everything; a subclass overrides the methods that it needs.
 
-    Its opener gets the ``CompanionSettings`` of the run.  A method may raise: one line says so, and
-    the sink is not called again.
+    Its opener gets the ``CompanionSettings`` of the run.  A method may raise: the error is logged
+    in one line, and the sink is not called again.
     """
 
     def __init__(self, where: str = "off") -> None:
         self.where = where
-        """Where the values can be found, or why they cannot; for the log.  Empty: nobody asked."""
+        """Location of the values, or why there is none; for the log.  Empty: not requested."""
         self.notify: Callable[[str], object] = lambda text: None
-        """Says a line in the log, of what goes wrong and is tried again; the registry sets it."""
+        """Logs a line on a failure that is retried; set by the registry."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Values of one step, by the names of ``calib/records/run_values.py``.
+        """Take the values of one step, by the names of ``calib/records/run_values.py``.
 
-        ``unix_s`` is when it ended; a constant comes once, and again where it has changed.
+        ``unix_s`` is the step's end; a constant is sent once, and again if it has changed.
         """
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """The tables of an answer, one mapping per row: numbers, text, and None for nothing."""
+        """Take the tables of an answer, one mapping per row: numbers, text, and None if empty."""
 
     def score(self, summary: Mapping[str, Any]) -> None:
-        """What the predictions are worth so far, every few seconds."""
+        """Take the score of predictions so far; called every few seconds."""
 
     def alert(self, title: str, text: str) -> None:
-        """Tell the user now."""
+        """Alert the user at once."""
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """The run is over; ``summary`` is what its predictions were worth."""
+        """Close the sink at the end of the run; ``summary`` is the score of its predictions."""
 
 
 class ThrottledSender(Generic[_T]):
-    """Calls ``send`` with the newest value, at most once in ``every_s``.
+    """Calls ``send`` with the newest value, at most once per ``every_s`` seconds.
 
-    Where that fails ``notify`` hears of it once, and the newest is tried again, less often each time.
+    On failure, ``notify`` is called once, and the newest value is retried at growing intervals.
     """
 
     def __init__(
@@ -86,13 +86,14 @@ class ThrottledSender(Generic[_T]):
         self._thread.start()
 
     def put(self, value: _T) -> None:
-        """Take the place of a value that waits; returns at once."""
+        """Replace the pending value; returns at once."""
         with self._changed:
             self._value = value
             self._changed.notify()
 
     def close(self, patience_s: float = PATIENCE_S) -> None:
-        """Send what waits now, whenever the last was, and wait for that a while."""
+        """Send the pending value regardless of ``every_s``, waiting at most ``patience_s``
+        seconds."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -126,7 +127,7 @@ class ThrottledSender(Generic[_T]):
 
 
 class LatestValues(Sink):
-    """Sends the latest value of each name, at most once in ``every_s`` and once more at the end."""
+    """Sends the latest value of each name, at most once per ``every_s`` seconds and at the end."""
 
     def __init__(
         self, where: str, send: Callable[[dict[str, float]], object], *, every_s: float, name: str
@@ -138,10 +139,10 @@ class LatestValues(Sink):
         )
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """The values take the place of earlier ones of their names."""
+        """Replace earlier values of these names."""
         self._values |= {ITERATION: float(step), **values}
         self._newest.put({**self._values})
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """The last values are sent, whenever the ones before were."""
+        """Send the last values regardless of the interval."""
         self._newest.close()

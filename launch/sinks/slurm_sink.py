@@ -1,4 +1,4 @@
-"""Progress and end as the comment of the Slurm job, which ``squeue`` and ``scontrol`` show."""
+"""Slurm sink: progress and end as the job's comment, shown by ``squeue`` and ``scontrol``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _WEEK_S = 6 * 86400.0
 
 
 class SlurmComment(LatestValues):
-    """Replaces the comment where it says something new, at most every ``EVERY_S`` seconds."""
+    """Replaces the comment if its text has changed, at most every ``EVERY_S`` seconds."""
 
     def __init__(self, job_id: str, ask: Ask = ask_slurm) -> None:
         super().__init__(f"comment of job {job_id}", self._update, every_s=EVERY_S, name="slurm")
         self._job_id, self._ask, self._last_text = job_id, ask, ""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Before the first forecast there is nothing to say."""
+        """Queue a changed comment; there is none before the first forecast."""
         self._values |= {name: values[name] for name in _NAMES if name in values}
         text = comment(self._values)
         if text and text != self._last_text:
@@ -41,7 +41,7 @@ class SlurmComment(LatestValues):
 
 
 def open_slurm(companion_settings: CompanionSettings) -> Sink:
-    """The job that this runs in, where its comment was asked for."""
+    """Return the sink of this Slurm job, if its comment was requested."""
     if companion_settings.settings.slurm_comment is not Switch.ON:
         return Sink("")
     job_id = os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID") or ""
@@ -53,7 +53,7 @@ def open_slurm(companion_settings: CompanionSettings) -> Sink:
 
 
 def comment(values: Mapping[str, float]) -> str:
-    """Progress, end and step in short; empty without a step.
+    """Return progress, end and step in short; empty without a step.
 
     >>> comment({"progress_frac": 0.42, "finish_p50_unix_s": 1e9, "step_time_predicted_s": 1.84})
     'forerun: 42 % · ends Sun 9 Sep 01:46 UTC · step 1.840 s'
@@ -70,7 +70,7 @@ def comment(values: Mapping[str, float]) -> str:
 
 
 def _moment(unix_s: float, now_unix_s: float) -> str:
-    """The day of the week, with the date where the week is not this one."""
+    """Return weekday and time, with the date if it is six days ahead or more."""
     try:
         end = datetime.fromtimestamp(unix_s, timezone.utc)
     except (ValueError, OverflowError, OSError):

@@ -1,7 +1,7 @@
-"""Event files for TensorBoard, by tensorboard's own writer: beside the host's, or ours alone.
+"""TensorBoard sink: event files by tensorboard's writer, next to the host's or in our directory.
 
-A folder of its own, since TensorBoard follows one file of a folder at a time; it shows the two
-beside each other.
+They have a separate folder, because TensorBoard follows one file per folder at a time; it shows
+both folders side by side.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...calib.records import PREFIX, TIME, open_own
+from ...calib.records import PREFIX, TIME, open_owned
 from ...calib.workload import SinkChoice
 from ...hooks.process import CompanionSettings, is_installed
 from ..views import markdown_rows
 from .sink import OFF_UNWRITABLE, Sink, is_writable
 
 FOLDER = "forerun"
-"""Below the host's own folder."""
+"""Subfolder of the host's event folder."""
 _PRECISE = "unix_s"
-"""Names that end so: a scalar event is a float of 32 bits, which keeps 128 s of such a time."""
+"""Suffix of names that need 64 bits: a 32-bit float resolves Unix seconds only to 128 s."""
 
 
 class Events(Sink):
-    """Scalars with the time and the step of training, tables and alerts as text."""
+    """Writes scalars with training's time and step, and tables and alerts as text."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -42,30 +42,31 @@ class Events(Sink):
             tensor.TensorProto,
             types,
         )
-        # Written at once: a writer's thread would tell of a full disk in the log of training.
+        # Unbuffered: tensorboard's writer thread would print a full disk's error in the training
+        # log.
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = open_own(folder / name).detach()
+        self._file = open_owned(folder / name).detach()
         self._writer = RecordWriter(self._file)
         self._unix_s, self._step = 0.0, 0
         version = self._event(wall_time=time.time(), file_version="brain.Event:2")
         self._writer.write(version.SerializeToString())
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """One event with all values; its time is the step's own."""
+        """Write one event with all values, at the time of the step."""
         self._unix_s, self._step = values.get(TIME, self._unix_s), step
         self._add([self._scalar(name, value) for name, value in values.items() if name != TIME])
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Each table as Markdown."""
+        """Write each table as Markdown."""
         self._step = step
         self._add([self._text(name, markdown(rows)) for name, rows in tables.items() if rows])
 
     def alert(self, title: str, text: str) -> None:
-        """Text, at the step of now."""
+        """Write the alert as text, at the current step."""
         self._add([self._text("alerts", f"**{title}**: {text}")])
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Numbers of the summary, then the end of the file."""
+        """Write the numbers of the summary, then close the file."""
         numbers = {name: value for name, value in summary.items() if isinstance(value, int | float)}
         self._add([self._scalar(f"summary/{name}", value) for name, value in numbers.items()])
         self._file.close()
@@ -93,12 +94,12 @@ class Events(Sink):
 
 
 def _messages(name: str) -> Any:
-    """A module of protocol buffers, which has no types of its own."""
+    """Import a protocol-buffer module of tensorboard, which is untyped."""
     return importlib.import_module(f"tensorboard.compat.proto.{name}_pb2")
 
 
 def open_tensorboard(companion_settings: CompanionSettings) -> Sink:
-    """Event files beside the host's own, else in our directory."""
+    """Return the sink of event files next to the host's, else in our directory."""
     settings = companion_settings.settings
     wanted = settings.tensorboard
     if wanted is SinkChoice.OFF:
@@ -117,7 +118,7 @@ def open_tensorboard(companion_settings: CompanionSettings) -> Sink:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table with a column for each key of the first row.
+    """Return a Markdown table with a column for each key of the first row.
 
     >>> markdown([{"rank": "0", "waits (s)": 0.5}, {"rank": "1", "waits (s)": None}])
     '| rank | waits (s) |\\n| --- | --- |\\n| 0 | 0.5 |\\n| 1 |  |'

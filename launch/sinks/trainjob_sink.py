@@ -1,7 +1,7 @@
-"""Progress in the status of the Kubeflow TrainJob that this is.
+"""TrainJob sink: progress in the status of this Kubeflow TrainJob.
 
-Kubeflow Trainer (2.2 and later, with its feature gate) names a server, a certificate and a token's
-file to every pod; what is posted there replaces the status before (its proposal 2779).
+Kubeflow Trainer (2.2 and later, with its feature gate) gives every pod a server's URL, a
+certificate and a token file; each post there replaces the previous status (its proposal 2779).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .sink import LatestValues, Sink
 
 VARIABLE = "KUBEFLOW_TRAINER_SERVER_"
 EVERY_S = 5.0
-"""What Kubeflow asks clients to keep to."""
+"""Minimum interval that Kubeflow asks of clients, seconds."""
 _TIMEOUT_S = 5.0
 _MOST_CHARACTERS = 64
 _MOST_METRICS = 256
 _MOST_SECONDS = 2**31 - 1
-"""Bounds of Kubeflow's own schema."""
+"""Bounds of Kubeflow's schema."""
 _OK = 200
 _ANSWER_NBYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where the status goes; certificate and token are files that are replaced while we run."""
+    """Status server; certificate and token are files that may be replaced during the run."""
 
     url: str
     ca_cert: Path
@@ -46,7 +46,7 @@ class Server:
 
 
 class TrainJob(LatestValues):
-    """Posts all values, since a post replaces the one before."""
+    """Posts all values each time, since a post replaces the previous one."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(
@@ -58,7 +58,8 @@ class TrainJob(LatestValues):
 
 
 def open_trainjob(companion_settings: CompanionSettings) -> Sink:
-    """The job that the variables name; a sink that takes nothing where training reports itself."""
+    """Return the sink of the job that the variables name; an inactive one if training reports
+    its own status."""
     wanted = companion_settings.settings.trainjob
     server = server_of(os.environ)
     if wanted is SinkChoice.OFF or (server is None and wanted is SinkChoice.AUTO):
@@ -73,7 +74,7 @@ def open_trainjob(companion_settings: CompanionSettings) -> Sink:
 
 
 def server_of(environ: Mapping[str, str]) -> Server | None:
-    """What the variables name; None where one is missing."""
+    """Return the server that the variables name; None if one is missing."""
     url, ca_cert, token = (environ.get(VARIABLE + end) for end in ("URL", "CA_CERT", "TOKEN"))
     if not (url and ca_cert and token):
         return None
@@ -81,7 +82,7 @@ def server_of(environ: Mapping[str, str]) -> Server | None:
 
 
 def status(values: Mapping[str, float]) -> dict[str, Any]:
-    """The body of a post: percent and seconds are whole numbers, values of metrics are text.
+    """Return the body of a post: percent and seconds are whole numbers, metric values are text.
 
     >>> status({"progress_frac": 0.429, "eta_h": 0.5, "unix_s": 0.0})["trainerStatus"][
     ...     "estimatedRemainingSeconds"
@@ -103,9 +104,9 @@ def status(values: Mapping[str, float]) -> dict[str, Any]:
 
 
 def post(server: Server, body: Mapping[str, Any]) -> None:
-    """Post once, with the token and the certificate as they are now.
+    """Post once, with token and certificate read anew.
 
-    No proxy and no redirect is followed: the token goes to the server that was named.  Raises
+    Proxies and redirects are not followed, so that the token goes only to the named server.  Raises
     ``OSError``, ``ValueError`` or ``HTTPException``.
     """
     where = urlsplit(server.url)

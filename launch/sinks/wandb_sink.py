@@ -1,7 +1,7 @@
-"""The run of our own on W&B, for hosts that have none; lives in the companion, never in training.
+"""W&B sink: our own run, or values for the host's; in the companion, never in training.
 
-Every ``log`` names its step: an unstepped one advances W&B's counter and makes it reject what comes
-after.  Rows have the time of their step, not of their logging: W&B takes ``_timestamp`` for that.
+Every ``log`` gives its step: one without advances W&B's counter, so that later rows are rejected.
+Rows carry the time of their step, not of their logging, in ``_timestamp``, which W&B uses.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _QUIET: dict[str, Any] = {
     },
 }
 EVERY_S = 1.0
-"""How often the files of the host's run are replaced at most."""
+"""Minimum seconds between two replacements of the files for the host's run."""
 _YES = ("1", "true", "yes", "on")
 
 
 class ForerunRun(Sink):
-    """A W&B run that belongs to Forerun; raises what ``wandb.init`` raises."""
+    """W&B run owned by Forerun; raises what ``wandb.init`` raises."""
 
     def __init__(self, companion_settings: CompanionSettings, mode: Mode) -> None:
         import wandb
@@ -80,7 +80,7 @@ class ForerunRun(Sink):
         define_steps(self._run)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one mapping at this step, and at its time."""
+        """Log one mapping at this step and its time."""
         self._unix_s = values.get(TIME, self._unix_s)
         self._log(step, {ITERATION: step, **values})
 
@@ -107,7 +107,7 @@ class ForerunRun(Sink):
 
 
 def open_wandb(companion_settings: CompanionSettings) -> Sink:
-    """Our own run; a sink that takes nothing where W&B is off, or the host's run has the values."""
+    """Return our W&B run, a sink for the host's run, or an inactive sink if W&B is off."""
     wanted = companion_settings.settings.wandb
     if wanted is WandbMode.OFF:
         return Sink()
@@ -124,13 +124,13 @@ def open_wandb(companion_settings: CompanionSettings) -> Sink:
 
 
 def _stay_in(directory: Path) -> None:
-    """What W&B keeps of tables and files until they are sent lies in our directory, not at home."""
+    """Keep W&B's staging and cache files in our directory instead of the home directory."""
     for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
         os.environ.setdefault(name, str(directory.absolute()))
 
 
 def _config(companion_settings: CompanionSettings) -> dict[str, Any]:
-    """What of our settings the run is told; never arguments, paths or environment."""
+    """Return the settings that the W&B run records; never arguments, paths or environment."""
     settings = companion_settings.settings
     return {
         "confidence": settings.goals.confidence,
@@ -146,7 +146,7 @@ def _config(companion_settings: CompanionSettings) -> dict[str, Any]:
 
 
 def run_mode(wanted: WandbMode, environ: Mapping[str, str]) -> Mode:
-    """Online only where the flag asks for it, and the user's ``WANDB_MODE`` does not forbid it."""
+    """Return the mode: online only if the flag requests it and ``WANDB_MODE`` allows it."""
     chosen = environ.get("WANDB_MODE", "")
     if chosen == "disabled" or environ.get("WANDB_DISABLED", "").lower() in _YES:
         return "disabled"
@@ -158,13 +158,13 @@ def run_mode(wanted: WandbMode, environ: Mapping[str, str]) -> Mode:
 
 
 def _settings(wandb: Any) -> Any:
-    """W&B's settings with all off that it collects by itself, as far as this version has them."""
+    """Return W&B settings with automatic collection disabled, as far as this version has them."""
     known = getattr(wandb.Settings, "model_fields", None) or wandb.Settings.__annotations__
     return wandb.Settings(**{name: value for name, value in _QUIET.items() if name in known})
 
 
 def has_key(environ: Mapping[str, str] = os.environ) -> bool:
-    """True where the environment or the netrc file holds a key, without asking the network."""
+    """True if the environment or the netrc file holds a key; makes no network request."""
     if environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
@@ -176,17 +176,18 @@ def has_key(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class HostRun(Sink):
-    """The host's own W&B run: what it is to have lies in files, which the training process reads.
+    """Sink for the host's W&B run, through files that the training process reads.
 
-    W&B takes what is logged into a run from the process that opened it, offline always.  The
-    values are replaced at most every ``EVERY_S`` seconds, and once more at the end.
+    Only the process that opened a W&B run can log to it; offline, always.  The values are replaced
+    at most every ``EVERY_S`` seconds, and once more at the end.
     """
 
     def __init__(self, companion_settings: CompanionSettings) -> None:
         super().__init__(f"{PREFIX}* in the host's run")
         self._folder = place_of(companion_settings).path
         self._whole: dict[str, Any] = {
-            "launch_id": companion_settings.launch_id, "values": {}, "summary": {}, "alerts": [], "num_tables": 0
+            "launch_id": companion_settings.launch_id, "num_tables": 0,
+            "values": {}, "summary": {}, "alerts": [],
         }  # fmt: skip
         self._lines: dict[str, list[str]] = {}
         path = self._folder / HOST_VALUES
@@ -198,11 +199,11 @@ class HostRun(Sink):
         )
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """The values take the place of earlier ones of their names."""
+        """Replace earlier values of these names."""
         self._put(values={**self._whole["values"], **values})
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Write the latest of each table; the number says when it was sent."""
+        """Write the latest version of each table, numbered in order of sending."""
         number = self._whole["num_tables"] + 1
         for name, rows in tables.items():
             head = {"number": number, "table": name}
@@ -212,16 +213,16 @@ class HostRun(Sink):
         self._put(num_tables=number)
 
     def score(self, summary: Mapping[str, Any]) -> None:
-        """Hand on where it has changed: the host may close its run before ours ends."""
+        """Forward a changed summary now, since the host may close its run before ours ends."""
         if summary != self._whole["summary"]:
             self._put(summary=dict(summary))
 
     def alert(self, title: str, text: str) -> None:
-        """Have it sent by the host's run."""
+        """Forward the alert to the host's run."""
         self._put(alerts=[*self._whole["alerts"], (title, text)])
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """The last of all."""
+        """Forward the final summary and flush."""
         self._put(summary=dict(summary))
         self._newest.close()
 

@@ -1,8 +1,8 @@
-"""What lies in the directory of a run: launches, forecasts, steps, whose answers are at the top.
+"""Files in a run's directory: launches, forecasts, steps, and ownership of the top level.
 
-In: the directory, and what a companion has to say. Out: files that are written whole, and what they
-say, damaged ones named; a ``CachedFile`` of a question, read back while nothing under it changed.
-Standard library only, but for tables of samples.
+In: the directory, and the companion's results. Out: files written atomically, and their content,
+with damaged ones reported; a ``CachedFile`` of a question, valid while nothing that it depends on
+has changed. Standard library only, except for tables of samples.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""An answer in the directory that it was made from, under a name that says all it stands on.
+"""Cache of an answer in the directory that it was made from, named by a hash of its inputs.
 
 Standard library only.
 """
@@ -17,19 +17,20 @@ from ...calib.records import LAUNCH, PRIVATE, RUNS, replace_file
 from ..store.run_folders import read_bounded, top_of
 
 _MOST_NBYTES = 64 << 20
-# A directory is asked about few states of itself; older answers would only fill the disk.
+# Few states of a directory are queried again; older answers would only fill the disk.
 _MOST_CACHED = 8
 _READ = ("records/*/*", "imported/*.csv", "*.parquet", f"{RUNS}/*/*.parquet", f"{RUNS}/*/{LAUNCH}")
-"""All that a fit is made from, below a directory."""
+"""Patterns of the files below a directory that a fit reads."""
 _LIBRARIES = ("numpy", "scipy", "pandas", "sklearn", "xgboost")
 _PACKAGE = Path(__file__).parents[2]
 
 
 class CachedFile:
-    """The answer to one question about directories, as they, this code and the libraries are now.
+    """Answer to one question about directories, for the current data, code and libraries.
 
-    Its name, ``fit-*.npz`` by the pattern ``name``, holds a hash of all of these: what has changed
-    since has another name.  ``read`` are patterns of what the answer stands on beside the records.
+    Its file name, ``fit-*.npz`` by the pattern ``name``, contains a hash of all of these, so that
+    any change gives another name.  ``read`` are patterns of further files that the answer depends
+    on.
     """
 
     def __init__(
@@ -43,11 +44,12 @@ class CachedFile:
         self._names = name.replace("*", "[0-9a-f]" * 16)
 
     def read(self) -> bytes:
-        """What was cached; empty where there is nothing, or another user could have written it."""
+        """Return the cached bytes; empty if there are none, or another user could have written
+        them."""
         return read_bounded(self._path, _MOST_NBYTES, is_private=True) or b""
 
     def write(self, body: bytes) -> None:
-        """Cache an answer where that can be done, and drop the oldest of its kind."""
+        """Cache an answer if the directory is writable, and delete the oldest ones of its kind."""
         with suppress(OSError):
             replace_file(self._path, body, mode=PRIVATE)
             cached = sorted(self._top.glob(self._names), key=os.path.getmtime)
@@ -56,7 +58,7 @@ class CachedFile:
 
 
 def _states(directories: Sequence[Path], patterns: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    """Name, size and times of change of every file that an answer would read or be made by."""
+    """Yield path, size and times of change of every data, code and library file involved."""
     tops = (top_of(directory)[0] for directory in directories)
     read = [path for top in tops for pattern in patterns for path in top.glob(pattern)]
     specs = (find_spec(name) for name in _LIBRARIES)

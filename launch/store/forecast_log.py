@@ -1,4 +1,4 @@
-"""Forecasts of a run: ``forecasts.jsonl``, a line for each and one for the end, and the newest."""
+"""Forecast log of runs, ``forecasts.jsonl``: a line per forecast and one for the run's end."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ FORECASTS = "forecasts.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """What a directory knows of the forecasts of its runs."""
+    """Forecasts and ends of the runs of a directory."""
 
     made: Mapping[str, tuple[PastForecast, ...]]
-    """By run, oldest first."""
+    """Forecasts by run, oldest first."""
     ended: Mapping[str, Ended]
     problems: tuple[str, ...]
 
     def track(self, run_id: str) -> Evaluation | None:
-        """The forecasts of a run that has ended against its end."""
+        """Return the evaluation of a finished run's forecasts; None if the run has not ended."""
         ended = self.ended.get(run_id)
         return evaluate(self.made.get(run_id, ()), ended) if ended is not None else None
 
 
 def append_forecast(place: Place, answer: Answer) -> None:
-    """Keep the forecast of an answer; called wherever ``forecast.json`` is written.
+    """Append the forecast of an answer; called whenever ``forecast.json`` is written.
 
-    Nothing is kept where the end of the run is not known.
+    Nothing is appended if the forecast has no finish.
     """
     if answer.has_finish:
         _append(place, PastForecast.of(answer.forecast, answer.run_id).to_json())
 
 
 def append_end(place: Place, ended: Ended) -> None:
-    """Keep how a run ended."""
+    """Append the end of a run."""
     _append(place, ended.to_json())
 
 
@@ -59,9 +59,10 @@ def _append(place: Place, value: Mapping[str, Any]) -> None:
 
 
 def read_forecasts(directory: Path) -> Logged:
-    """All forecasts and ends of a directory; what is damaged or foreign is named and skipped.
+    """Read all forecasts and ends of a directory; damaged or foreign lines are reported and
+    skipped.
 
-    ``RecordError`` where there is no such file.
+    Raises ``RecordError`` if there is no such file.
     """
     values, problems = read_lines(directory / FORECASTS)
     made: dict[str, list[PastForecast]] = {}
@@ -87,7 +88,7 @@ def read_forecasts(directory: Path) -> Logged:
 
 
 def end_of_run(directory: Path, run_id: str) -> float | None:
-    """When a run came to its end, Unix seconds; None where it has not, or nobody wrote it down."""
+    """Return when a run completed, Unix seconds; None if it has not, or its end was not logged."""
     ended = None
     with suppress(RecordError):
         ended = read_forecasts(directory).ended.get(run_id)
@@ -95,16 +96,16 @@ def end_of_run(directory: Path, run_id: str) -> float | None:
 
 
 def forecasts_of(directory: Path, run_id: str) -> tuple[PastForecast, ...]:
-    """The forecasts of a run, oldest first; none where nobody wrote any down."""
+    """Return the logged forecasts of a run, oldest first; empty if there are none."""
     with suppress(RecordError):
         return read_forecasts(directory).made.get(run_id, ())
     return ()
 
 
 def finish_line(evaluation: Evaluation) -> str:
-    """How well the finish was predicted, as the last line of a log; empty without an answer.
+    """Return a log line on the error of the predicted finish; empty without a forecast.
 
-    The first forecast counts: it is the one that a user plans with.
+    The first forecast counts, since users plan with it.
     """
     first = evaluation.first
     if first is None:
@@ -131,11 +132,11 @@ def read_remaining_run(
     *,
     price_per_gpu_hour: float | None = None,
 ) -> RemainingRun | None:
-    """The rest of a run, whose running layout takes ``step_time_s`` in the plan that asks (None: as
-    the forecast has it).
+    """Return the remainder of a run whose running layout takes ``step_time_s`` in the caller's plan
+    (None: as in the forecast).
 
-    None where the directory has no forecast of that run, or nothing is left.  Price and cost of a
-    restart are those that the run was given, unless a price is given here.
+    None if the directory has no forecast of that run, or no steps remain.  Price and restart cost
+    are those stated for the run, unless a price is given here.
     """
     from ...calib.forecast import RemainingRun  # slow to import
 

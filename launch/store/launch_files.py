@@ -1,4 +1,4 @@
-"""What a wrapped launch and its wrapper tell each other, in a folder of this launch alone."""
+"""Files by which a wrapped launch and its wrapper communicate, in the folder of the launch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .publishing import FORECAST, ForecastFile, typed
 from .run_folders import command_words, finite_number, read_object
 
 STOP_REQUEST = "stop-request.json"
-"""The wrapper: please save and stop, since the scheduler soon ends this job."""
+"""Request of the wrapper to save and stop, because the scheduler is about to end the job."""
 REQUEST_RULE = "request"
-"""The rule of a stop that the wrapper asked for."""
+"""Rule of a stop that the wrapper requested."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""From here on Slurm's numbers of steps mean the batch script and the like."""
+"""First of Slurm's reserved step ids, for the batch script and the like."""
 _READ = (LAUNCH, MARKER, FORECAST, "decision.json")
 
 
 def launch_id(environ: Mapping[str, str]) -> str:
-    """The id that a wrapper gives its command: the one that is set, else a new one.
+    """Return the launch id that a wrapper gives its command: the one that is set, else a new one.
 
-    All tasks of one step of a Slurm job make the same.  An id that was made in another job, as
-    where a job submits the next one, is not taken over.
+    All tasks of one Slurm job step get the same id.  An id from another job, for example if a job
+    submits the next one, is not reused.
     """
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
     of_job = f"slurm-{job}-{environ.get('SLURM_RESTART_COUNT') or '0'}" if job else ""
@@ -42,13 +42,13 @@ def launch_id(environ: Mapping[str, str]) -> str:
     step = environ.get("SLURM_STEP_ID", "")
     if step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
         return safe_launch_id(f"{of_job}-{step}")
-    # One batch script or shell may start several launches, at once or in turn.
+    # A batch script or shell may start several launches, concurrently or in turn.
     return safe_launch_id(f"{of_job}-{secrets.token_hex(3)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """What ``stop.json`` says."""
+    """Content of ``stop.json``."""
 
     run_id: str = ""
     iteration: int | None = None
@@ -59,29 +59,29 @@ class Stopped:
 
     @property
     def is_advised(self) -> bool:
-        """False where the scheduler's limit was the reason: such a run is to be taken up again."""
+        """False if the scheduler's limit was the reason: such a run should be resumed."""
         return self.rule != REQUEST_RULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestForecast:
-    """What the newest forecast of a launch says, from ``forecast.json`` and ``request.json``."""
+    """Newest forecast of a launch, from ``forecast.json`` and ``request.json``."""
 
     now_unix_s: float
-    """Names the forecast; times are counted by the clock of who read it."""
+    """Identifies the forecast; its age is measured by the reader's clock."""
     remaining_p95_s: float
-    """Time that is left with 5 % beyond it, when the forecast was made."""
+    """95th percentile of the remaining time when the forecast was made."""
     remaining_p50_s: float
     done_frac: float
-    """Share of the steps that were done then."""
+    """Fraction of steps done when the forecast was made."""
     longest_save_s: float
 
     def remaining_s(self, age_s: float) -> float:
-        """Remaining time (P95) ``age_s`` later, where training has gone on until then."""
+        """Return the remaining time (P95) ``age_s`` later, if training has continued."""
         return max(0.0, self.remaining_p95_s - max(0.0, age_s))
 
     def done_frac_after(self, age_s: float) -> float:
-        """Share of the steps that will be done so much later, at the expected speed."""
+        """Return the fraction of steps done ``age_s`` later, at the expected speed."""
         if self.remaining_p50_s <= 0:
             return 1.0
         gone = min(1.0, max(0.0, age_s) / self.remaining_p50_s)
@@ -89,10 +89,10 @@ class NewestForecast:
 
 
 class LaunchFiles:
-    """Reads what carries the id of the launch, in its folder; all else is as if it were not there.
+    """Files in a launch's folder; those without the launch's id are ignored.
 
-    An id may be used again, as where the user sets one: what lies there at the beginning is of an
-    earlier launch.
+    An id may be reused, for example if the user sets one: files present at the beginning belong to
+    an earlier launch.
     """
 
     def __init__(self, directory: Path, launch_id: str) -> None:
@@ -108,7 +108,7 @@ class LaunchFiles:
         return self._runs / self.launch_id
 
     def begin(self) -> None:
-        """Note what an earlier launch of this id has left, and take its request back."""
+        """Mark files of an earlier launch with this id, and withdraw its request."""
         for name in _READ:
             path = self.folder / name
             if (mark := _mark(path)) is not None:
@@ -116,30 +116,30 @@ class LaunchFiles:
         self.withdraw()
 
     def follow(self) -> None:
-        """Go over to the id that the ranks agreed on, where that is another node's."""
+        """Adopt the id that the ranks agreed on, which may be another node's."""
         launch = self._new(self._runs / self._given_id / LAUNCH) or {}
         if is_launch_id(agreed := launch.get("launch_id")):
             self.launch_id = str(agreed)
 
     def ask(self, reason: str) -> None:
-        """A request to save and stop, where there is none yet; raises ``OSError``."""
+        """Request a save and stop, unless already requested; raises ``OSError``."""
         path = self.folder / STOP_REQUEST
         value = read_object(path)
         if value is not None and value.get("launch_id") == self.launch_id:
             return
-        # Not before the session began, whatever the clock has been set to since.
+        # Never earlier than the session's start, even if the clock was set back.
         unix_s = max(time.time(), self._begun_unix_s + time.monotonic() - self._begun_s)
         value = {"schema": 1, "launch_id": self.launch_id, "unix_s": unix_s, "reason": reason}
         value["rule"] = REQUEST_RULE
         replace_file(path, json.dumps(with_iso_times(value)) + "\n", mode=PRIVATE)
 
     def withdraw(self) -> None:
-        """No request is left for a later launch of this id."""
+        """Remove the request, so that no later launch of this id sees it."""
         with suppress(OSError):
             (self.folder / STOP_REQUEST).unlink()
 
     def stop(self) -> Stopped | None:
-        """The stop of this launch; None where there was none."""
+        """Return the stop of this launch; None if there was none."""
         value = self._read(MARKER)
         if value is None:
             return None
@@ -153,7 +153,7 @@ class LaunchFiles:
         )
 
     def forecast(self) -> NewestForecast | None:
-        """The newest forecast of this launch; None before there is one."""
+        """Return the newest forecast of this launch; None before the first."""
         forecast_file = typed(ForecastFile, self._read(FORECAST) or {})
         done, remaining = forecast_file.steps_done, forecast_file.steps_left
         if remaining <= 0:
@@ -169,7 +169,8 @@ class LaunchFiles:
         )
 
     def advised_command(self) -> tuple[str, ...]:
-        """The command line with the advised layout from ``decision.json``; empty without one."""
+        """Return the command line with the advised layout from ``decision.json``; empty without
+        one."""
         return command_words((self._read("decision.json") or {}).get("command"))
 
     def _read(self, name: str) -> Mapping[str, Any] | None:
@@ -182,7 +183,7 @@ class LaunchFiles:
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Changes when a file is replaced, without regard to what the clock says."""
+    """Return a mark that changes when a file is replaced, independent of the clock."""
     try:
         file_stat = os.lstat(path)
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Fitted models as an ``.npz`` and back: its arrays, and the rest as JSON in one more array.
+"""Serialisation of fitted models as ``.npz``: arrays, and the rest as JSON in one more array.
 
-Nothing is unpickled: a class is named by its module below ``calib``, and made from its fields.
+Nothing is unpickled: a class is named by its module below ``calib`` and built from its fields.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DAMAGE_ERRORS = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, MemoryError, ImportError, ForerunError),
 )
-"""Errors that an archive, its JSON and data classes raise for a damaged file or another version."""
+"""Errors raised by archive, JSON or data classes for a damaged file or another version."""
 
 
 def pack_model(value: Any) -> bytes:
-    """A file that ``unpack_model`` turns back; one object that is held twice stays one.
+    """Return the archive of a model for ``unpack_model``; shared objects stay shared.
 
-    ``TypeError`` where it holds anything but numbers, text, arrays, tuples, mappings and our own
-    data classes and enumerations.  Fields marked ``is_kept=False`` are left to their defaults.
+    Raises ``TypeError`` for anything but numbers, text, arrays, tuples, mappings and our data
+    classes and enumerations.  Fields marked ``is_kept=False`` get their defaults.
     """
     writer, file = _Writer(), io.BytesIO()
     text = json.dumps({"value": writer.plain(value), "objects": writer.objects})
@@ -44,7 +44,7 @@ def pack_model(value: Any) -> bytes:
 
 
 def unpack_model(data: bytes) -> Any:
-    """Returns what ``pack_model`` was given; one of ``DAMAGE_ERRORS`` where it cannot be read back."""
+    """Return the model that was packed; raises one of ``DAMAGE_ERRORS`` if it cannot be read."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         arrays = dict(file)
     rest, objects = json.loads(arrays[_REST].tobytes()), list[Any]()
@@ -70,13 +70,14 @@ def unpack_model(data: bytes) -> Any:
 
 
 class _Writer:
-    """Arrays, and other objects in the order in which they can be made."""
+    """Collects arrays, and other objects in an order in which they can be built."""
 
     def __init__(self) -> None:
         self.objects: list[tuple[str, str | dict[str, Any]]] = []
         self.arrays: dict[str, Any] = {}
         self._places: dict[int, tuple[object, dict[str, Any]]] = {}
-        """By identity, which is only good while its object lives."""
+        """Places by ``id``; the objects are referenced too, since an id is valid only while they
+        live."""
 
     def plain(self, value: Any) -> Any:
         if isinstance(value, np.generic):
@@ -113,7 +114,8 @@ def _name(kind: type) -> str:
 
 @cache
 def _class(name: str) -> Any:
-    """What ``calib`` has of that name; all but data classes and enumerations have no fields."""
+    """Return the class of that name in ``calib``; only data classes and enumerations have
+    fields."""
     module, _, qualname = name.partition(":")
     kind = getattr(import_module(f"{calib.__name__}.{module}"), qualname)
     if _name(kind) != name:

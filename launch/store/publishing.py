@@ -1,8 +1,8 @@
-"""Whose answers lie at the top of a directory, how they get there, and what two of them hold.
+"""Ownership of a directory's top level, publishing there, and the status and forecast files.
 
-Each launch writes into its own folder below ``runs``; the newest one shows the same files at the
-top.  Where another one is live there, a launch is a guest: its files stay in its folder.  Standard
-library only: a companion claims the top before it loads anything else.
+Each launch writes into its own folder below ``runs``; the newest one publishes the same files at
+the top level.  If another live run owns the top level, the files stay in the launch's folder.
+Standard library only: a companion claims the top level before it loads anything else.
 """
 
 from __future__ import annotations
@@ -40,42 +40,42 @@ PICTURES = {
     key: f"charts/{key}.svg"
     for key in ("layouts", "running", "advised", "timeline", "finish", "steps")
 }
-"""Charts of the report that are files too, for Markdown, mail and W&B, by their keys there."""
+"""Charts of the report that are also files, for Markdown, mail and W&B, by key."""
 PUBLISHED = (
     *("request.json", "answer.json", "forecast.json", "decision.json", "score.json", "drift.json"),
     *(STATUS, "samples.parquet", "steps.parquet", "report.md", "report.html", "timeline.json.gz"),
     *PICTURES.values(),
 )
-"""What the top shows of a launch; what commands something is never among it."""
+"""Files of a launch that are published at the top level; never files that give commands."""
 BEAT_S = 30.0
-"""How often a live owner renews its claim."""
+"""Seconds between a live owner's renewals of its claim."""
 STALE_S = 120.0
-"""A claim of another machine that is older than this is nobody's."""
+"""Age in seconds at which another machine's claim expires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a companion writes."""
+    """Directory, launch and run of a companion's files."""
 
     directory: Path
-    """What ``--calibrate-dir`` was."""
+    """Directory given as ``--calibrate-dir``."""
     launch_id: str = ""
-    """Empty: what is written belongs to no launch, and goes to the top."""
+    """Empty if files belong to no launch and go to the top level."""
     run_id: str = ""
 
     @property
     def path(self) -> Path:
-        """The folder for answers."""
+        """Folder for answers."""
         return launch_folder(self.directory, self.launch_id) if self.launch_id else self.directory
 
     def stamp(self) -> dict[str, Any]:
-        """Whose a file is, as its first keys."""
+        """Return the run and launch ids that a file begins with."""
         launch = {"launch_id": self.launch_id} if self.launch_id else {}
         return {"run_id": self.run_id, **launch}
 
 
 def place_of(companion_settings: CompanionSettings) -> Place:
-    """Where the companion that was told this writes."""
+    """Return the place in which the companion with these settings writes."""
     directory, run_id = (
         companion_settings.settings.directory,
         companion_settings.settings.rank.run_id,
@@ -84,7 +84,7 @@ def place_of(companion_settings: CompanionSettings) -> Place:
 
 
 class Publisher:
-    """One companion's claim on the top; what a method returns is to be said, if anything is."""
+    """One companion's claim on the top level; methods return a message to log, maybe empty."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -96,11 +96,11 @@ class Publisher:
 
     @property
     def shown(self) -> Path:
-        """The folder that a user is sent to."""
+        """Folder to show to the user."""
         return self.place.directory if self.is_owner else self.place.path
 
     def begin(self, now_unix_s: float) -> str:
-        """Note the run, and claim the top."""
+        """Record the run and claim the top level."""
         if not self.place.launch_id:
             return ""
         owner = read_object(self.place.directory / OWNER) or {}
@@ -111,15 +111,15 @@ class Publisher:
                 return self._as_guest()
             self._previous = previous
             self._claim(now_unix_s)
-        except OSError:  # where nothing can be written, the ranks say so
+        except OSError:  # the ranks report that nothing can be written
             return ""
         self.is_owner = True
         return ""
 
     def start_heartbeat(self, notify: Callable[[str], object]) -> None:
-        """Renew the claim from a thread of its own: an analysis may take longer than a claim holds.
+        """Renew the claim in a separate thread, since an analysis may outlast a claim.
 
-        ``notify`` is told what is to be said.
+        ``notify`` gets the messages.
         """
 
         def run() -> None:
@@ -134,24 +134,24 @@ class Publisher:
         with self._lock:
             message = self._look()
             if self.is_owner:
-                with suppress(OSError):  # a full disk, of which whoever writes answers tells
+                with suppress(OSError):  # a full disk is reported by the code that writes answers
                     self._claim(now_unix_s)
             return message
 
     def publish(self) -> str:
-        """Show at the top what has changed in the launch's folder; raises ``UnwrittenError``."""
+        """Publish changed files of the launch's folder; raises ``UnwrittenError``."""
         with self._lock:
             message = self._look()
             if self.is_owner:
                 top = self.place.directory
                 write_each((top / name, partial(self._show, name)) for name in PUBLISHED)
-                # Where a run is says no more than that there is one.
+                # The status alone is no answer that should displace the previous launch's.
                 if self._published.keys() - {STATUS}:
                     self._clear()
             return message
 
     def show(self, name: str) -> str:
-        """Show one file at the top; raises ``OSError``."""
+        """Publish one file at the top level; raises ``OSError``."""
         with self._lock:
             message = self._look()
             if self.is_owner:
@@ -159,23 +159,23 @@ class Publisher:
             return message
 
     def is_newest(self) -> bool:
-        """False once a later start of the same launch writes into its folder."""
+        """False once a later run of the same launch writes into its folder."""
         launch = read_object(self.place.path / LAUNCH) if self.place.launch_id else None
         names = _run_ids(launch)
         return not names or names[-1] == self.place.run_id
 
     def end(self) -> None:
-        """Leave what is shown, and the top to whoever comes next."""
+        """Release the claim; published files remain."""
         self._ended.set()
         with self._lock:
             self._look()
-            if self.is_owner:  # a claim that names another is left as it is
+            if self.is_owner:  # another owner's claim is left unchanged
                 with suppress(OSError):
                     self._claim(0.0)
             self.is_owner = False
 
     def _note_run(self) -> None:
-        """Which runs are of this launch, the newest last."""
+        """Record this run as the newest of the launch."""
         path = self.place.path / LAUNCH
         names = [name for name in _run_ids(read_object(path)) if name != self.place.run_id]
         value = {"schema": SCHEMA, "launch_id": self.place.launch_id}
@@ -190,9 +190,9 @@ class Publisher:
         replace_file(self.place.directory / OWNER, json.dumps(value, indent=2) + "\n")
 
     def _look(self) -> str:
-        """Leave the top to whoever has claimed it since; what is to be said of that."""
+        """Give up the top level if another launch has claimed it; return the message."""
         owner = read_object(self.place.directory / OWNER) if self.is_owner else None
-        if owner is None:  # removed or damaged: the next beat claims it again
+        if owner is None:  # removed or damaged: the next beat renews the claim
             return ""
         ours = self.place.launch_id, self.place.run_id
         if (owner.get("launch_id"), owner.get("run_id")) == ours:
@@ -206,7 +206,7 @@ class Publisher:
             file_stat = source.lstat()
         except FileNotFoundError:
             return
-        if not stat.S_ISREG(file_stat.st_mode):  # nobody who writes answers made it
+        if not stat.S_ISREG(file_stat.st_mode):  # not written by a companion
             return
         mark = file_stat.st_ino, file_stat.st_mtime_ns
         if self._published.get(name) != mark:
@@ -215,7 +215,8 @@ class Publisher:
             self._published[name] = mark
 
     def _clear(self) -> None:
-        """What the launch before shows here, and keeps in its own folder, would be a mixture."""
+        """Remove the previous launch's files from the top level, so that answers do not mix; they
+        remain in its folder."""
         previous, self._previous = self._previous, ""
         if not previous or previous == self.place.launch_id:
             return
@@ -230,7 +231,7 @@ class Publisher:
 
 
 def show_file(source: Path, target: Path) -> None:
-    """Place ``source`` at ``target`` at once: a link, or a copy where there can be none."""
+    """Replace ``target`` atomically by a hard link to ``source``, or by a copy if linking fails."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         os.link(source, temporary)
@@ -240,12 +241,12 @@ def show_file(source: Path, target: Path) -> None:
             mode = os.fstat(file.fileno()).st_mode & 0o666
             replace_by(target, lambda out: shutil.copyfileobj(file, out), mode=mode)
     finally:
-        # Where both are one file already, replacing leaves the temporary name.
+        # If both are already the same file, replacing leaves the temporary name.
         temporary.unlink(missing_ok=True)
 
 
 def is_live(owner: Mapping[str, Any], now_unix_s: float) -> bool:
-    """True where the companion that a claim names is still there."""
+    """True if the companion that a claim names is still alive."""
     unix_s, pid = finite_number(owner.get("unix_s")), owner.get("pid")
     if unix_s <= 0:
         return False
@@ -258,7 +259,7 @@ def is_live(owner: Mapping[str, Any], now_unix_s: float) -> bool:
 
 
 def this_host() -> str:
-    """This machine since it was started, and whose process ids count."""
+    """Return host name, boot id and pid namespace, within which a process id is valid."""
     space = ""
     with suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")
@@ -271,7 +272,7 @@ def _run_ids(value: Mapping[str, Any] | None) -> list[str]:
 
 
 class UnwrittenError(Exception):
-    """Some files could not be made or written; all others were."""
+    """Some files could not be written; all others were."""
 
     def __init__(self, failures: Iterable[tuple[Path, Exception]]) -> None:
         self.failures = tuple(failures)
@@ -279,7 +280,7 @@ class UnwrittenError(Exception):
 
 
 def write_each(writes: Iterable[tuple[Path, Callable[[], object]]]) -> None:
-    """Call what writes each file; raises ``UnwrittenError`` at the end where one failed."""
+    """Call each file's writer; raises ``UnwrittenError`` at the end if any failed."""
     failures: list[tuple[Path, Exception]] = []
     for path, write in writes:
         try:
@@ -293,54 +294,55 @@ def write_each(writes: Iterable[tuple[Path, Callable[[], object]]]) -> None:
 
 
 class Phase(Enum):
-    """How far a run has come, as far as its companion knows."""
+    """Phase of a run, as known to its companion."""
 
     RUNS = "runs"
     ENDED = "ended"
-    """It has said so."""
+    """Training reported its end."""
     GONE = "gone"
-    """It has gone without a word."""
+    """Training disappeared without reporting an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFile:
-    """What the file holds beside whose it is."""
+    """Content of the status file, without run and launch ids."""
 
     phase: Phase = Phase.RUNS
     iteration: int = 0
-    """Steps that are done."""
+    """Steps done."""
     steps_total: int = 0
-    """0: not known."""
+    """Steps of the whole run; 0 if unknown."""
     step_time_s: float = 0.0
     """Median of the newest regular steps; 0.0 before the first."""
     step_low_s: float = 0.0
-    """9 of 10 of them lie from here ..."""
+    """Lower end of the range of 9 in 10 of these steps."""
     step_high_s: float = 0.0
-    """... to here."""
+    """Upper end of that range."""
     num_steps: int = 0
-    """How many these are."""
+    """Number of these steps."""
     began_unix_s: float = 0.0
     heard_unix_s: float = 0.0
-    """When training last said something."""
+    """Time of the last event from training."""
     unix_s: float = 0.0
-    """When this was written."""
+    """Time of writing."""
     host: str = ""
-    """With the next two: the process that writes it."""
+    """Host of the writing process; ``pid`` and ``pid_start`` identify it there."""
     pid: int = 0
     pid_start: int = 0
 
     def to_json(self, stamp: Mapping[str, Any]) -> dict[str, Any]:
-        """The file, which begins with the stamp of its run."""
+        """Return the file's content, which begins with the stamp of its run."""
         value = {**asdict(self), "phase": self.phase.value}
         return with_iso_times({"schema": SCHEMA, "created_by": "forerun", **stamp, **value})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastFile:
-    """When the run ends.  Intervals are 90 %; ``p95`` has 5 % beyond it; 0: not said."""
+    """Forecast of the run's end.  Intervals are 90 %; ``p95`` is exceeded with 5 % probability; 0
+    if not stated."""
 
     now_unix_s: float = 0.0
-    """When it was made."""
+    """Time of the forecast."""
     steps_done: int = 0
     steps_left: int = 0
     step_time_s: float = 0.0
@@ -348,7 +350,7 @@ class ForecastFile:
     """Interval of the mean step."""
     step_high_s: float = 0.0
     single_low_s: float = 0.0
-    """Interval in which the next single step lies."""
+    """Interval of the next single step."""
     single_high_s: float = 0.0
     elapsed_s: float = 0.0
     remaining_s: float = 0.0
@@ -360,16 +362,15 @@ class ForecastFile:
 
 
 def status_of(value: Mapping[str, Any]) -> StatusFile:
-    """What the object of such a file says; a phase that is not known is that of a run that is
-    gone."""
+    """Return the status in a file's object; an unknown phase is read as ``GONE``."""
     known = {phase.value: phase for phase in Phase}
     phase = known.get(str(value.get("phase")), Phase.GONE)
     return replace(typed(StatusFile, value), phase=phase)
 
 
 def typed(kind: type[_T], value: Mapping[str, Any]) -> _T:
-    """The numbers and texts of an object of JSON by the defaults of a dataclass; a value of
-    another kind, and a number below 0, are as if they were not there."""
+    """Read numbers and texts of a JSON object into a dataclass, by the types of its defaults;
+    values of another type and negative numbers are ignored."""
     values: dict[str, Any] = {}
     for one in fields(kind):
         given, default = value.get(one.name), one.default

@@ -1,6 +1,6 @@
-"""What of a directory belongs to one run, whoever the top shows, and how such files are read.
+"""Lookup of a run's files in a directory, whichever run owns the top level, and safe reading.
 
-Anything may have been put in the place of one: reading is bounded, never waits, follows no link.
+A file may have been replaced by anything: reading is bounded, never blocks, and follows no link.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ...calib.records import LAUNCH, RUNS, read_json
 from ...calib.shell import is_word
 
 SAMPLES = "samples.parquet"
-"""The sample table of a run, beside its answers."""
+"""Sample table of a run, next to its answers."""
 
 
-# Ours have kilobytes; nobody's file is read into memory whole because of its name.
+# Our files have kilobytes; a huge file of the same name must not fill memory.
 MOST_BYTES = 4 * 2**20
 _TRACES = ("records", RUNS, "imported", SAMPLES, "forecasts.jsonl", "forecast.json")
-"""Any of these is something of a run, or of a machine."""
+"""Names that show that a directory holds a run or a machine; any one suffices."""
 
 
 def missing_run_message(directory: Path) -> str:
-    """That a directory holds nothing of ours, and the remedy; empty where it does."""
+    """Return an error with remedy if a directory holds no run; empty if it does."""
     if not directory.is_dir():
         return f"{directory} is not a directory; give the one that --calibrate-dir named"
     if top_of(directory)[1] or any((directory / name).exists() for name in _TRACES):
@@ -37,9 +37,9 @@ def missing_run_message(directory: Path) -> str:
 
 
 def top_of(directory: Path) -> tuple[Path, tuple[str, ...]]:
-    """The calibrate directory, and the runs that are meant where it is the folder of a launch.
+    """Return the calibrate directory, and the runs of the launch if given a launch's folder.
 
-    No run is named for a directory that is no such folder.
+    The runs are empty for any other directory.
     """
     if directory.absolute().parent.name != RUNS:
         return directory, ()
@@ -51,7 +51,7 @@ def top_of(directory: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def paths_of(directory: Path, name: str) -> list[Path]:
-    """The files of that name: the top's, then those of all launches, newest first."""
+    """Return files of that name: at the top level, then of all launches, newest first."""
     paths = [path for path in directory.glob(f"{RUNS}/*/{name}") if path.is_file()]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     top = directory / name
@@ -59,7 +59,7 @@ def paths_of(directory: Path, name: str) -> list[Path]:
 
 
 def newest_of_run(directory: Path, name: str, run_id: str) -> Mapping[str, Any] | None:
-    """The newest readable object of that name and run, the directory's own first."""
+    """Return the newest readable object of that name and run; the directory's own comes first."""
     for path in (directory / name, *paths_of(top_of(directory)[0], name)):
         value = read_object(path)
         if value is not None and value.get("run_id") == run_id:
@@ -68,9 +68,9 @@ def newest_of_run(directory: Path, name: str, run_id: str) -> Mapping[str, Any] 
 
 
 def object_of_run(directory: Path, name: str, run_id: str) -> dict[str, Any] | None:
-    """The JSON object of that name that was written for a run; None where there is none.
+    """Return the JSON object of that name written for a run; None if there is none.
 
-    Damaged ones are passed over where another is of this run; else ``RecordError`` tells of one.
+    Damaged files are skipped if another is of this run; else raises ``RecordError`` for the first.
     """
     problem: RecordError | None = None
     for path in paths_of(directory, name):
@@ -89,9 +89,9 @@ def object_of_run(directory: Path, name: str, run_id: str) -> dict[str, Any] | N
 def read_bounded(
     path: Path, most_nbytes: int = MOST_BYTES, *, is_private: bool = False
 ) -> bytes | None:
-    """The whole of a regular file; None where there is none, it cannot be read, or it is longer.
+    """Return a whole regular file; None if it is missing, unreadable, or longer than the limit.
 
-    With ``is_private`` also None where it is another user's, or others may write it.
+    With ``is_private`` also None if another user owns it or others may write it.
     """
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"):
@@ -122,7 +122,7 @@ def read_bounded(
 
 
 def read_object(path: Path) -> Mapping[str, Any] | None:
-    """The JSON object of a file; None where there is none that can be read."""
+    """Return the JSON object of a file; None if it is missing or unreadable."""
     data = read_bounded(path)
     if data is None:
         return None
@@ -134,7 +134,7 @@ def read_object(path: Path) -> Mapping[str, Any] | None:
 
 
 def finite_number(value: object, most: float = 1e15) -> float:
-    """A value of a file as a finite number; 0.0 where it is none, or beyond ``most``."""
+    """Return a file's value as a finite number; 0.0 if it is not one, or exceeds ``most``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return 0.0
     try:
@@ -145,7 +145,7 @@ def finite_number(value: object, most: float = 1e15) -> float:
 
 
 def command_words(value: object) -> tuple[str, ...]:
-    """The words of a command of a file; empty where it holds none."""
+    """Return a file's value as the words of a command; empty if it is not one."""
     if not isinstance(value, list):
         return ()
     if not all(isinstance(word, str) and is_word(word) for word in value):

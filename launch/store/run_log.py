@@ -1,4 +1,4 @@
-"""What the companion sees of a run, step by step, beside what was said before, and its score."""
+"""Companion's log of steps with their earlier predictions, and the score of these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...calib.forecast import (
     StepTally,
     step_coverage,
 )
-from ...calib.records import TIME, hours_left, progress, replace_by
+from ...calib.records import TIME, hours_remaining, progress, replace_by
 from ...calib.units import format_frac
 from .forecast_log import append_end, forecasts_of, read_forecasts
 from .publishing import Place
@@ -33,18 +33,18 @@ STEPS = "steps.parquet"
 SCHEMA = 1
 _SCHEMA_KEY, _RUN_KEY = b"forerun_schema", b"forerun_run_id"
 MAX_WAITING_STEPS = 10_000
-"""Steps that wait for the first window's prediction."""
+"""Maximum number of steps buffered until the first window's prediction."""
 MAX_STORED_ERRORS = 4000
-"""Errors that a median is taken of at most."""
+"""Maximum number of errors stored for medians."""
 MAX_STORED_POINTS = 2000
-"""Steps that a chart shows at most."""
+"""Maximum number of steps that a chart shows."""
 MAX_STORED_STEPS = 20_000
-"""Steps that ``steps.parquet`` holds at most: half a megabyte."""
+"""Maximum number of steps in ``steps.parquet``: half a megabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
-    """One step as the training process told it."""
+    """One step as reported by the training process."""
 
     iteration: int
     """The step's number as the host prints it, from 1."""
@@ -54,13 +54,13 @@ class LoggedStep:
     is_hooked: bool
     flags: tuple[str, ...]
     unix_s: float = 0.0
-    """Its end."""
+    """End of the step."""
     is_disturbed: bool = False
-    """This process was computing meanwhile, on a processor that training may need as well."""
+    """True if the companion was computing at that time, on a processor that training may need."""
 
     @staticmethod
     def from_event(event: dict[str, Any]) -> LoggedStep:
-        """The row of a ``step`` event."""
+        """Return the row of a ``step`` event."""
         return LoggedStep(
             iteration=int(event["step"]) + 1,
             time_s=float(event["time_s"]),
@@ -73,14 +73,14 @@ class LoggedStep:
 
 
 class ThinnedValues(Generic[_T]):
-    """At most so many of the values that came, evenly spread over them."""
+    """Evenly spaced sample of a stream, of at most ``most`` values."""
 
     def __init__(self, most: int) -> None:
         self.values: list[_T] = []
         self._most, self._every, self._num_seen = most, 1, 0
 
     def add(self, value: _T) -> None:
-        """Keep it, or every second, fourth and so on where there are many."""
+        """Add a value; of many, only every second, fourth and so on is stored."""
         if self._num_seen % self._every == 0:
             self.values.append(value)
         self._num_seen += 1
@@ -91,7 +91,7 @@ class ThinnedValues(Generic[_T]):
 
 @dataclass(slots=True)
 class Score:
-    """Signed errors of the predicted step and how often the 90 % interval held."""
+    """Signed errors of the predicted step, and coverage of its 90 % interval."""
 
     num_scored: int = 0
     num_inside: int = 0
@@ -102,10 +102,11 @@ class Score:
     def add(
         self, row: LoggedStep, answer: Answer, interval: tuple[float, float] | None = None
     ) -> dict[str, float]:
-        """Values to log for a step after the window; steps with flags do not count in the score.
+        """Score a step after the window and return the values to log; steps with flags do not
+        count.
 
-        ``interval`` is what the steps before this one say, where there are enough of them.  The
-        answer's own value is older than they are: it is moved to the end that it lies beyond.
+        ``interval`` is derived from the preceding steps, if there are enough.  The answer's value
+        is older than these steps, so it is clamped to the interval.
         """
         predicted = answer.predicted_step(row.iteration)
         if interval is not None:
@@ -132,13 +133,13 @@ class Score:
             values["finish_p50_unix_s"] = answer.forecast.finish_p50_unix_s
             values["finish_p95_unix_s"] = answer.forecast.finish_p95_unix_s
             if row.unix_s:
-                values["eta_h"] = hours_left(answer.forecast.finish_p50_unix_s, row.unix_s)
+                values["eta_h"] = hours_remaining(answer.forecast.finish_p50_unix_s, row.unix_s)
         if answer.overhead is not None:
             values |= answer.overhead.values
         return values
 
     def summary(self) -> dict[str, Any]:
-        """What the predictions were worth; empty before the first."""
+        """Return the score as a mapping; empty before the first scored step."""
         if not self.num_scored:
             return {}
         return {
@@ -150,7 +151,7 @@ class Score:
 
 
 def score_line(summary: Mapping[str, Any]) -> str:
-    """How well steps were predicted, from a summary of a score; empty where it counts none."""
+    """Return a log line on the accuracy of step predictions; empty if no step was scored."""
     num_steps = finite_number(summary.get("num_scored_steps"))
     if not num_steps:
         return ""
@@ -165,28 +166,28 @@ def score_line(summary: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPoint:
-    """One measured step and, where there was one, what was said of it before."""
+    """Measured step with its earlier prediction, if any."""
 
     iteration: int
     time_s: float
     predicted_s: float | None = None
-    """None: nothing; the same for the interval."""
+    """Predicted step time; None if not predicted, as for the interval."""
     low_s: float | None = None
     high_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenStep:
-    """One step as ``steps.parquet`` has it, with what was said of it before it ran."""
+    """Row of ``steps.parquet``: a step with its earlier prediction."""
 
     iteration: int
     window: int
-    """-1: outside of windows."""
+    """Window of the step; -1 outside windows."""
     unix_s: float
-    """Its end."""
+    """End of the step."""
     step_time_s: float
     predicted_s: float
-    """NaN: nothing was said; the same for the interval."""
+    """Predicted step time; NaN if not predicted, as for the interval."""
     low_s: float
     high_s: float
     is_hooked: bool
@@ -195,7 +196,7 @@ class SeenStep:
 
     @staticmethod
     def of(row: LoggedStep, logged: Mapping[str, float]) -> SeenStep:
-        """A step and the values that were logged beside it."""
+        """Return the row of a step and its logged values."""
         return SeenStep(
             iteration=row.iteration,
             window=-1 if row.window is None else row.window,
@@ -211,19 +212,20 @@ class SeenStep:
 
 
 class RunLog:
-    """Takes steps in order; those after the first window wait for its prediction.
+    """Takes steps in order; buffers those after the first window until its prediction.
 
-    ``log`` gets the values of each.  Kept are the score, steps, thinned, and the last moments.
+    ``log`` gets the values of each step.  The score, a thinned sample of steps and the time of the
+    last one are stored.
     """
 
     def __init__(self, log: Callable[[int, Mapping[str, float]], None]) -> None:
         self.score = Score()
         self.is_first_open = True
-        """The first window has had no answer yet."""
+        """True until the first window is answered."""
         self.size_ends: tuple[int, ...] = ()
-        """Last iterations of each batch size."""
+        """Last iteration of each batch size."""
         self.num_steps = 0
-        """Of the whole run; 0: not known."""
+        """Steps of the whole run; 0 if unknown."""
         self._log = log
         self._waiting: deque[LoggedStep] = deque()
         self._next_step = AdaptiveInterval()
@@ -234,12 +236,13 @@ class RunLog:
         self._iteration = 0
 
     def add(self, row: LoggedStep) -> None:
-        """Hold a step until ``flush``."""
+        """Buffer a step until ``flush``."""
         self._waiting.append(row)
 
     @property
     def next_iteration(self) -> int | None:
-        """The first that is held: nothing may be logged for an earlier one; None: none is."""
+        """First buffered iteration, before which nothing may be logged; None if none is
+        buffered."""
         return self._waiting[0].iteration if self._waiting else None
 
     def flush(
@@ -250,7 +253,8 @@ class RunLog:
         is_final: bool = False,
         is_live: bool = False,
     ) -> None:
-        """Log held steps in order, beside what ``answer`` says of them and the ``level`` of now."""
+        """Log buffered steps in order, with the prediction of ``answer`` and the current
+        ``level``."""
         while self._waiting:
             row = self._waiting[0]
             is_waiting = row.is_after_window and self.is_first_open and not is_final
@@ -286,21 +290,21 @@ class RunLog:
 
     @property
     def points(self) -> list[StepPoint]:
-        """Steps without a flag, evenly spread over the run."""
+        """Steps without flags, evenly spaced over the run."""
         return self._points.values
 
     @property
     def seen(self) -> list[SeenStep]:
-        """Every step, evenly spread over the run where there are many."""
+        """All steps; of many, an evenly spaced sample."""
         return self._seen.values
 
     @property
     def step_coverage(self) -> tuple[Coverage, ...]:
-        """How often intervals of single steps have held so far."""
+        """Coverage of intervals of single steps so far."""
         return step_coverage(self._ended("", 0.0, 0))
 
     def close(self, place: Place, end_unix_s: float) -> Evaluation | None:
-        """Keep how the run ended; its forecasts against that, None where none was made."""
+        """Log the run's end and return the evaluation of its forecasts; None if none was made."""
         made = forecasts_of(place.directory, place.run_id)
         if not made or not self._iteration:
             return None
@@ -322,8 +326,8 @@ class RunLog:
 
 
 def write_steps(place: Place, run_log: RunLog) -> None:
-    """Replace the file of a run at once; of a long run the steps are evenly spread."""
-    import pyarrow as pa  # nothing else here is slow to import
+    """Replace the step file atomically; a long run has an evenly spaced sample of steps."""
+    import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
 
     columns = {
@@ -336,10 +340,10 @@ def write_steps(place: Place, run_log: RunLog) -> None:
 
 
 def read_steps(directory: Path, run_id: str) -> pd.DataFrame | None:
-    """The steps of a run, a column for each field of ``SeenStep``.
+    """Read the steps of a run, one column per field of ``SeenStep``.
 
-    None where nobody wrote them down; a damaged file, one of a newer schema and one of another run
-    are passed over.
+    None if there is no file; files that are damaged, of a newer schema or of another run are
+    skipped.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

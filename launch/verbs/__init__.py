@@ -1,6 +1,6 @@
-"""The verbs, one module each: ``add_arguments`` says what it takes, ``run`` answers with a code.
+"""Verbs, one module each: ``add_arguments`` declares arguments, ``run`` returns an exit code.
 
-What is slow to import is imported in ``run``, so that help and short answers stay quick.
+Slow imports are made in ``run``, so that help and short answers stay quick.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What verbs share: declaring arguments, printing answers and their schemas, exit codes."""
+"""Shared parts of verbs: declaring arguments, printing answers and schemas, exit codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...calib.workload import shown
 
 
 class ExitCode(IntEnum):
-    """What the shell sees."""
+    """Exit code of the program."""
 
     ANSWER = 0
     THRESHOLD = 1
@@ -26,19 +26,20 @@ class ExitCode(IntEnum):
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """The answer of a verb, for programs; times in ISO 8601 stand beside those since 1970."""
+    """Print a verb's answer as JSON, with ISO 8601 times added to Unix times."""
     print(json.dumps(stamped(value), indent=2))
 
 
 def print_notes(*lines: str) -> None:
-    """What a user should know beside the answer, on standard error."""
+    """Print notes on the answer to standard error."""
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
 
 
 FOLDER = Path(__file__).parents[1] / "views"
 ANSWERS, FILES = FOLDER / "answers.schema.json", FOLDER / "files.schema.json"
-"""Of what ``predict`` and ``plan`` print, and of all files; these share definitions with those."""
+"""Schemas of the output of ``predict`` and ``plan``, and of all files, which use their
+definitions."""
 FILE_NAMES = (
     *("answer", "decision", "forecast", "score", "drift", "request", "stop", "stop-request"),
     *("owner", "launch", "command", "forecasts", "status"),
@@ -58,15 +59,15 @@ TOKENS = """
                         commas
 """
 _TYPES = {"DIR": Path, "FILE": Path, "FILE|DIR": Path, "FRAC": float, "SECONDS": float, "H": float}
-"""Types of values by how they are called; any other is text unless the verb says more."""
+"""Types of values by metavar; others are text unless the verb states a type."""
 
 
 def declare(parser: Any, text: str, **more: dict[str, Any]) -> None:
-    """Add the arguments of a text to a parser or a group: names, value, and help behind two spaces.
+    """Add arguments declared as text to a parser or group: names, value, two spaces, help.
 
-    Each begins a line, and indented lines go on with its help.  A word that begins with no dash is
-    the place of an argument; an option without a value is a switch.  ``more`` says by destination
-    what else argparse is to know.
+    Each argument begins a line; indented lines continue its help.  A name without a dash is a
+    positional argument; an option without a value is a switch.  ``more`` has further keywords for
+    ``add_argument`` by destination.
 
     >>> parser = argparse.ArgumentParser()
     >>> declare(parser, "file FILE  what is read\\n--top N  rows to show", top={"type": int})
@@ -88,17 +89,17 @@ def declare(parser: Any, text: str, **more: dict[str, Any]) -> None:
 
 
 def checked_share(frac: float | None, example: str) -> float | None:
-    """The value of ``--fail-over`` as a share; ``ConfigError`` where it is none."""
+    """Return the value of ``--fail-over`` as a fraction; ``ConfigError`` if it is not one."""
     if frac is not None and not 0 <= frac < float("inf"):
         raise ConfigError(f"--fail-over {frac} is not a share; give 0 or more, such as {example}")
     return frac
 
 
 class VerbParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with a remedy."""
+    """Parser whose errors are one line with a remedy."""
 
     def error(self, message: str) -> NoReturn:
-        """Say it on standard error, and end."""
+        """Print the error to standard error and exit."""
         self.exit(ExitCode.USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -109,18 +110,18 @@ class VerbParser(argparse.ArgumentParser):
 
 
 def remedy(word: object, known: Iterable[str]) -> str:
-    """What was perhaps meant by a word, else all that is known."""
+    """Return a suggestion for an unknown word, else all known names."""
     names = [*known]
     return near(str(word), names) or f"there are {', '.join(names)}"
 
 
 def near(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """The question for the nearest ones; empty where none is near.
+    """Return a question with the closest names; empty if none is close.
 
     >>> near("paln", ("plan", "predict"))
     'did you mean plan?'
     """
-    import difflib  # no answer needs it
+    import difflib  # only errors need it
 
     matches = difflib.get_close_matches(word, [*known], n=2, cutoff=cutoff)
     return f"did you mean {' or '.join(matches)}?" if matches else ""
@@ -129,7 +130,7 @@ def near(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
 def untaken_option_message(
     verbs: dict[str, argparse.ArgumentParser], verb: str, words: Sequence[str]
 ) -> str:
-    """What a verb does not take, and what it does that is near, or which verbs take it."""
+    """Return the error for an unknown option: the closest one, or the verbs that take it."""
     from ...calib.arguments import LAYOUT_NAMES
 
     taken = {name: set(sub._option_string_actions) for name, sub in verbs.items()}
@@ -148,21 +149,21 @@ def untaken_option_message(
 
 
 def add_schema(sub: argparse.ArgumentParser, name: str) -> None:
-    """``--json-schema`` of a verb whose answers the schema of this name describes."""
+    """Add ``--json-schema`` for a verb whose answers are described by the schema of this name."""
     text = "print the JSON Schema of --json and exit"
     path = FOLDER / f"{name}.schema.json"
     sub.add_argument("--json-schema", action=_Print, nargs=0, const=path, help=text)
 
 
 def add_file_schema(sub: argparse.ArgumentParser) -> None:
-    """``--json-schema FILE`` for each file that a run leaves, by its name."""
+    """Add ``--json-schema FILE`` for the files that a run writes, by name."""
     text = f"print the JSON Schema of a file of a run and exit: {', '.join(FILE_NAMES)}"
     names = sorted(FILE_NAMES)
     sub.add_argument("--json-schema", action=_Print, choices=names, metavar="FILE", help=text)
 
 
 class _Print(argparse.Action):
-    """Prints a schema and ends, as ``--help`` does."""
+    """Prints a schema and exits, as ``--help`` does."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, _: Any, values: Any, __: Any = None
@@ -175,10 +176,11 @@ class _Print(argparse.Action):
 
 
 def file_schema(name: str) -> dict[str, Any]:
-    """The schema of a file, draft 2020-12, with all that it refers to and nothing else.
+    """Return the schema of a file, draft 2020-12, with only the definitions that it refers to.
 
-    ``name`` is one of ``FILE_NAMES``, as ``decision`` for ``decision.json``; of ``forecasts.jsonl``
-    it describes a line.  The number at the end of ``$id`` is the file's own ``schema``.
+    ``name`` is one of ``FILE_NAMES``, such as ``decision`` for ``decision.json``; for
+    ``forecasts.jsonl`` the schema describes one line.  The number at the end of ``$id`` is the
+    file's ``schema``.
     """
     whole, answers = (json.loads(path.read_text(encoding="utf-8")) for path in (FILES, ANSWERS))
     known = answers["$defs"] | whole["$defs"]
@@ -199,7 +201,7 @@ def file_schema(name: str) -> dict[str, Any]:
 
 
 def _references(value: Any) -> Iterator[str]:
-    """Names of the definitions that a schema refers to."""
+    """Yield the names of definitions that a schema refers to."""
     if isinstance(value, dict):
         if isinstance(reference := value.get("$ref"), str):
             yield reference.rpartition("/")[2]

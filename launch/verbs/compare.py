@@ -1,4 +1,4 @@
-"""``forerun compare``: every forecast that was made, held against what happened."""
+"""``forerun compare``: all forecasts of finished runs compared with the outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..store import FORECASTS, finish_line, missing_run_message, read_forecasts,
 from .arguments import ExitCode, checked_share, declare, print_json, print_notes
 
 NUM_ROWS = 12
-"""Forecasts of a run that a table shows."""
+"""Maximum number of forecasts of a run in a table."""
 _DESCRIPTION = (
     "For each finished run of these directories: the error of the forecast finish over time, how "
     "often its intervals and those of single steps held, and from which step on the forecast was "
@@ -30,13 +30,13 @@ _ERROR = ("made after step", "error", "of the whole run", "of what was left", "i
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``compare`` takes."""
+    """Add the arguments of ``compare``."""
     sub.description = _DESCRIPTION
     declare(sub, _ARGUMENTS, directories={"nargs": "+"})
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print how the forecasts did; 1 where a first one was off by more than ``--fail-over``."""
+    """Print forecast errors; return 1 if a first forecast was off by more than ``--fail-over``."""
     over = checked_share(args.fail_over, "0.02")
     tracks, problems = read_tracks(args.directories)
     if not tracks:
@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[str]]:
-    """Runs that have ended, in these directories or below them; and what could not be read.
+    """Return evaluations of finished runs in or below these directories, and problems.
 
-    Of a directory that is the folder of one launch, its runs alone.
+    For the folder of one launch, only the runs of that launch.
     """
     tracks: list[Evaluation] = []
     problems: list[str] = []
@@ -81,7 +81,7 @@ def read_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[str
 
 
 def _without_forecasts(directory: Path, top: Path) -> str:
-    """Why a directory has none: what its newest answer says, where there is one."""
+    """Return why a directory has no forecasts, from its newest answer if there is one."""
     if reason := (read_object(top / FORECAST) or {}).get("reason_no_finish"):
         return f"{directory}: the finish was not forecast, {reason}"
     return (
@@ -92,7 +92,7 @@ def _without_forecasts(directory: Path, top: Path) -> str:
 
 
 def show(tracks: Sequence[Evaluation]) -> None:
-    """Print one line for each run; then, for a single one, its forecasts."""
+    """Print one line per run, coverage, and the forecasts of a single run."""
     from ..views import ReportTable, console, show_table  # slow to import
 
     def table(

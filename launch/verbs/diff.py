@@ -1,4 +1,4 @@
-"""``forerun diff``: which of two runs is slower, by how much, and where the time went."""
+"""``forerun diff``: which of two runs is slower, by how much, and in which terms."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _AT = "@"
 
 
 RunSelection: TypeAlias = "tuple[Path, str | None, tuple[int, ...]]"
-"""One side: a directory, a run of it, and windows of that; no window: all of them."""
+"""One side: a directory, a run in it, and windows of the run; empty: all windows."""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``diff`` takes."""
+    """Add the arguments of ``diff``."""
     sub.description = _DESCRIPTION
     repeated = {"action": "append"}
     declare(sub, _ARGUMENTS, second={"nargs": "?"}, windows={"nargs": 2}, run_id=repeated)
@@ -42,7 +42,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print B held against A; 1 where B is slower by more than ``--fail-over``, 3 where the runs
+    """Print B compared with A; return 1 if B is slower by more than ``--fail-over``, 3 if the runs
     cannot be compared."""
     from ...calib.differences import Verdict, difference
     from ..views import difference_lines, difference_markdown
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_selections(args: argparse.Namespace) -> tuple[RunSelection, RunSelection]:
-    """A and B; ``ConfigError`` with value, rule and remedy where they are not told."""
+    """Return A and B; ``ConfigError`` with value, rule and remedy if they are not determined."""
     checked_share(args.fail_over, "0.05")
     first, second, names = args.first, args.second or args.first, args.run_id or []
     if len(names) > 2:
@@ -82,7 +82,7 @@ def run_selections(args: argparse.Namespace) -> tuple[RunSelection, RunSelection
 
 
 def _run_selection(text: str, run_id: str | None) -> RunSelection:
-    """A directory, with windows behind ``@`` where no such directory is there."""
+    """Parse a directory with optional ``@`` windows; an existing path is taken literally."""
     directory, at, windows = text.rpartition(_AT)
     if not at or Path(text).is_dir():
         return Path(text), run_id, ()
@@ -95,7 +95,7 @@ def _run_selection(text: str, run_id: str | None) -> RunSelection:
 
 
 def _table(directory: Path, run_id: str | None, windows: tuple[int, ...]) -> SampleTable:
-    """What is asked of a run; damaged records are told on standard error."""
+    """Return the selected windows of a run; damaged records are reported on standard error."""
     from ...calib.samples import only_windows, windows_of
     from ..known import read
 

@@ -1,6 +1,6 @@
-"""``forerun doctor``: what is installed here and would be attached, without torch.
+"""``forerun doctor``: installation check and attachment, without importing torch.
 
-Asked with a command, a directory or both it is of a launch: ``lint``.
+With a command, a directory or both it checks a launch: see ``lint``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OF_A_LAUNCH = ("command", "directory", "run_id", "device", "gpus", "mtbf_hours"
 
 
 class Severity(Enum):
-    """How a fact bears on calibration."""
+    """Severity of a finding for calibration."""
 
     OK = "ok"
     WARN = "warn"
@@ -56,7 +56,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact, and what to do about it where it stands in the way."""
+    """One fact about the environment, with a remedy if it is a problem."""
 
     name: str
     value: str
@@ -65,7 +65,7 @@ class Finding:
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``doctor`` takes beside nothing at all."""
+    """Add the arguments of ``doctor``, all optional."""
     sub.description = _DESCRIPTION
     lacking = dict.fromkeys(("config", "also", "machine", "like", "cluster"))
     sub.set_defaults(takes_command=True, **lacking)
@@ -74,7 +74,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print all findings; 1 where something is missing, else 0."""
+    """Print all findings; return 1 if something is missing, else 0."""
     if any(getattr(args, name) not in (None, []) for name in _OF_A_LAUNCH):
         from .lint import lint_launch
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """One line for each fact, and below it the remedy where there is one."""
+    """Yield a line per finding, followed by its remedy if there is one."""
     name = max(len(f.name) for f in findings)
     verdict = max(len(f.verdict.value) for f in findings)
     for one in findings:
@@ -98,7 +98,8 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def examine() -> list[Finding]:
-    """All findings; imports neither torch nor megatron, so it is quick and harmless."""
+    """Return all findings; imports neither torch nor megatron, so it is quick and free of side
+    effects."""
     is_known = sys.version_info < (3, 14)
     return [
         Finding("python", platform.python_version(), Severity.OK if is_known else Severity.WARN),
@@ -118,10 +119,10 @@ def examine() -> list[Finding]:
 def attachment(
     environ: Mapping[str, str] = os.environ, places: Sequence[str] | None = None
 ) -> list[Finding]:
-    """Is the entry point there, is it ours, and does anything hide, switch off or mislead it?
+    """Return findings on the entry point: installed, ours, and not hidden, disabled or misled.
 
-    ``places`` are searched for what hides the package: as it stands the working directory, where
-    a script beside it would look first, and ``PYTHONPATH``.
+    ``places`` are searched for modules that hide the package; by default the working directory,
+    where a script next to it would look first, and ``PYTHONPATH``.
     """
     if places is None:
         places = ("", *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
@@ -141,7 +142,7 @@ def _package(name: str, absent: Severity = Severity.WARN) -> Finding:
 
 
 def _answers() -> Finding:
-    """Where the process beside training would run, and what the verbs that answer lack."""
+    """Return the Python in which the companion would run, and packages missing for answers."""
     lacking = missing_packages()
     if not lacking:
         return Finding("answers", "packages for answers found in this Python")
@@ -153,7 +154,7 @@ def _answers() -> Finding:
 
 
 def _trees() -> Finding:
-    """Which trees learn many shapes; two distributions write the same files of one ``xgboost``."""
+    """Return which tree library is used; two distributions install the same ``xgboost`` files."""
     names = ("xgboost", "xgboost-cpu")
     installed = [f"{name} {v}" for name in names if (v := installed_version(name))]
     if len(installed) > 1:
@@ -196,7 +197,7 @@ def _nccl() -> Finding:
 
 
 def _network() -> Finding:
-    """What a run on this node would see of its network."""
+    """Return the network topology that a run on this node would detect."""
     if text := detect_node(os.environ, num_ranks=0, num_local_ranks=0).text:
         return Finding("network", text)
     value = "not visible here: the usual links of the device are assumed"
@@ -217,7 +218,7 @@ def _wandb() -> Finding:
 
 
 def _entry_points() -> Iterator[Finding]:
-    """Torch imports every entry point, and fails where one of them is not there."""
+    """Check our entry points: torch imports every one and fails if one is missing."""
     points = [e for e in metadata.entry_points(group="torch.backends") if e.name == "forerun"]
     if not points:
         text = "install forerun into this environment, or use -m forerun.launch"
@@ -238,7 +239,7 @@ def _entry_points() -> Iterator[Finding]:
 
 
 def _spec(module: str) -> str | None:
-    """The file of an installed module, without importing it."""
+    """Return the file of an installed module, without importing it."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -247,8 +248,8 @@ def _spec(module: str) -> str | None:
 
 
 def _editable() -> Path | None:
-    """The folder that an editable installation points to."""
-    # A build beside the working directory is a distribution as well, but none that was installed.
+    """Return the folder that an editable installation points to; None without one."""
+    # A build in the working directory is also a distribution, but not an installed one.
     texts = [one.read_text("direct_url.json") for one in metadata.distributions(name="forerun")]
     try:
         origin = json.loads(next(filter(None, texts), "{}"))
@@ -270,7 +271,7 @@ def _clone() -> Iterator[Finding]:
 
 
 def _shadows(places: Sequence[str]) -> Iterator[Finding]:
-    """A file or folder of our name that Python would find before the package."""
+    """Yield files or folders of our name that Python would import before the package."""
     text = "a script beside it cannot import the package forerun and is not calibrated; rename it"
     for place in dict.fromkeys(places):
         for path in (Path(place, "forerun.py"), Path(place, "forerun")):
@@ -279,7 +280,8 @@ def _shadows(places: Sequence[str]) -> Iterator[Finding]:
 
 
 def _hides(folder: Path) -> bool:
-    """A folder without ``__init__.py`` comes before an editable installation only."""
+    """True if a folder hides the package; one without ``__init__.py`` hides only an editable
+    installation."""
     if (folder / "launch" / "autoload.py").is_file():
         return False
     is_package = (folder / "__init__.py").is_file()
@@ -297,7 +299,7 @@ def _autoload(environ: Mapping[str, str]) -> Finding:
 
 
 def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables that only processes of a launch have, in the shell that asks."""
+    """Yield variables in this shell that only processes of a launch should have."""
     for name in (entry.OWNER, entry.TAKEN):
         if name in environ:
             text = f"it is meant for the children of a worker; unset {name}"

@@ -1,4 +1,4 @@
-"""``forerun explain``: why a layout takes what it takes, and why it is faster than another."""
+"""``forerun explain``: breakdown of a layout's step, or of its difference from another's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ other B  another layout to compare it with
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``explain`` takes."""
+    """Add the arguments of ``explain``."""
     sub.description = _DESCRIPTION
     declare(sub, _ARGUMENTS, other={"nargs": "?"}, gpus={"type": int})
     add_schema(sub, "explain")
@@ -28,7 +28,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the terms of a step, or of the difference of two."""
+    """Print the terms of a step, or of the difference between two."""
     answer = open_run(args).explain(args.layout, args.other, gpus=args.gpus, **other_run(args))
     show_answer(args, answer)
     if args.svg is not None:

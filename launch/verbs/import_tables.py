@@ -1,4 +1,4 @@
-"""``forerun import``: measurements of other tools into tables in our own format."""
+"""``forerun import``: convert measurements of other tools into tables in our format."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ files FILE          files to read
 --kernels FILE      kineto: shares of all kernels by phase, operator and transfer, with or without
                     shapes
 """
-# Parsed, a trace takes some ten times its size; a gigabyte is hundreds of steps.
+# A parsed trace takes about ten times its size; a gigabyte is hundreds of steps.
 MAX_NBYTES = 1 << 30
 UNKNOWN_FABRIC = "unknown"
 _UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``import`` takes."""
+    """Add the arguments of ``import``."""
     sub.description = _DESCRIPTION
     declare(
         sub,
@@ -53,7 +53,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 class _Tables:
-    """What the files held so far."""
+    """Tables read from the files so far."""
 
     def __init__(self) -> None:
         self.operators: list[pd.DataFrame] = []
@@ -64,9 +64,9 @@ class _Tables:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the tables; operators and collectives of one call go into two files.
+    """Write the tables; operators and collectives of one call go into separate files.
 
-    What is imported as ``steps`` goes into a directory, a file for each table.
+    With ``steps``, each table becomes a file in a directory.
     """
     from ..known import check_ending, write_frame
 
@@ -110,7 +110,7 @@ def _print_written(args: argparse.Namespace, answer: dict[str, Any]) -> None:
 
 
 def _read(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
-    """Read one file; what its reader did not expect of a value is one line as well."""
+    """Read one file; unexpected values are reported as ``RecordError`` in one line."""
     try:
         {"kineto": _kineto, "nccl-tests": _nccl_tests}[args.source](path, args, tables)
     except ForerunError:
@@ -148,8 +148,8 @@ def _nccl_tests(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
 
 
 def _outputs(tables: _Tables, args: argparse.Namespace) -> Iterator[tuple[pd.DataFrame, Path]]:
-    """Operators under the name given, or collectives where there are no operators; where there are
-    both, collectives beside them.  Kernels under a name of their own, where one is given."""
+    """Yield tables and paths: operators under the given name, collectives next to them, or under
+    that name if there are no operators; kernels under their own name, if given."""
     import pandas as pd
 
     stem, ending = args.out.name.split(".", 1)

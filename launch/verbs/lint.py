@@ -1,6 +1,6 @@
-"""``forerun doctor`` of a launch: what should be written otherwise, and what that is worth.
+"""``forerun doctor`` of a launch: options to change, and the gain of each change.
 
-Only what a directory or a device is asked with needs more than the standard library.
+Needs more than the standard library only with a directory or a device.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from ..known import Machine
 
 _SOME_DEVICE = "accelerator"
-"""A launch of a command that nobody said the device of is one of GPUs."""
+"""Device assumed for a command without a stated device: some GPU."""
 _PLANNED = "layouts, micro-batches and recompute are priced by: forerun plan {place}"
 _UNSEEN = "variables exported by a shell or a scheduler are not seen: write them before the command"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LintTarget:
-    """A launch, and what answers for it."""
+    """Launch to check, with the machine that prices it."""
 
     words: Sequence[str]
     described: Described
@@ -50,7 +50,7 @@ class _LintTarget:
 
 
 def lint_launch(args: argparse.Namespace) -> int:
-    """Print what is wrong with a launch; 1 where more is sure to be gained than ``--fail-over``."""
+    """Print flaws of a launch; return 1 if the sure gains exceed ``--fail-over``."""
     if args.gpus is not None:
         at_least_one("--gpus", args.gpus)
         at_most("--gpus", args.gpus)
@@ -80,7 +80,7 @@ def lint_launch(args: argparse.Namespace) -> int:
 
 
 def _alone(args: argparse.Namespace) -> _LintTarget:
-    """A command that no run stands behind."""
+    """Return the target of a command without a run."""
     _, command = split_variables(args.command)
     if not command:
         raise ConfigError(
@@ -92,14 +92,14 @@ def _alone(args: argparse.Namespace) -> _LintTarget:
         config = replace(described.config, device="cpu" if is_cpu else _SOME_DEVICE)
         return _LintTarget(words=args.command, described=replace(described, config=config))
     config = replace(described.config, device=known_device(args.device).driver_name)
-    from ..known import device_machine  # slow to import, as all that it answers with
+    from ..known import device_machine  # slow to import
 
     described = replace(described, config=config)
     return _LintTarget(words=args.command, described=described, machine=device_machine(config))
 
 
 def _with_directory(args: argparse.Namespace) -> _LintTarget:
-    """A run's own launch, or another command over its calibration."""
+    """Return the target of a run's launch, or of another command on its calibration."""
     from ..known import launch_of_run
 
     machine = open_run(args).machine()
@@ -128,7 +128,7 @@ def _with_directory(args: argparse.Namespace) -> _LintTarget:
 
 
 def _program(command: Sequence[str]) -> str:
-    """The script or module of a command; empty where options stand alone."""
+    """Return the script or module of a command; empty if it has only options."""
     launcher, rest = split_launcher(command)
     end = len(command) - len(rest)
     return program_of(command[len(launcher) : end]) if end else ""
@@ -143,7 +143,7 @@ def _pricing(args: argparse.Namespace, target: _LintTarget) -> Pricing | None:
         if why := OtherRun(command=tuple(args.command)).open_names(target.described, running):
             print_notes(f"nothing is priced: {why.partition(', so there')[0]}")
             return None
-    from ...calib.lint import Pricing  # with a machine only
+    from ...calib.lint import Pricing  # only needed with a machine
 
     return Pricing(
         config=target.described.config,
@@ -155,7 +155,7 @@ def _pricing(args: argparse.Namespace, target: _LintTarget) -> Pricing | None:
 
 
 def _overflow(pricing: Pricing | None) -> str:
-    """The memory that the launch takes of its device where it does not fit; else empty."""
+    """Return a line on memory if the launch does not fit its device; else empty."""
     if pricing is None or pricing.current.verdict.value != "does not fit":
         return ""
     needed, there = pricing.current.memory.total_nbytes, pricing.memory_capacity_nbytes or 0
@@ -164,7 +164,7 @@ def _overflow(pricing: Pricing | None) -> str:
 
 
 def _lines(number: int, flaw: Flaw) -> list[str]:
-    """What, what it costs, why, and what instead."""
+    """Return the lines of a flaw: option, cost, reason, and replacement."""
     worth = flaw.gain.text if flaw.gain is not None else f"gain not known: {flaw.unpriced}"
     indent = " " * (len(str(number)) + 2)
     return [

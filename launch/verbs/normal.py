@@ -1,4 +1,4 @@
-"""``forerun normal``: the place of a run among published ones."""
+"""``forerun normal``: a run compared with published ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .run_arguments import add_run, open_run
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``normal`` takes."""
+    """Add the arguments of ``normal``."""
     add_run(sub)
     sub.set_defaults(also=None, like=None, device=None, cluster=None)
     declare(sub, "--machine NAME  which machine, if several were imported")
@@ -18,7 +18,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print whether the run is as fast as published ones, and what differs."""
-    from ..opened import (  # what reads tables is slow to import
+    from ..opened import (  # slow to import
         place_among_published,
         placement_lines,
     )

@@ -1,6 +1,6 @@
-"""``forerun plan``: the best layouts on numbers of GPUs, of the run's kind or of others.
+"""``forerun plan``: the best layouts by number of GPUs, of the run's kind or of others.
 
-With ``--show`` or ``--write`` it is a row of the plan as a command that runs.
+``--show`` and ``--write`` give a row of the plan as a runnable command.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STYLES = {"+": "green", "-": "red"}
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``plan`` takes; most is read as text, so that errors say value and remedy."""
+    """Add the arguments of ``plan``; most are text, so that errors state value and remedy."""
     add_run(sub)
     add_evidence(sub)
     add_schema(sub, "answers")
@@ -50,7 +50,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the layouts that were asked for, best first, or one of them as a command."""
+    """Print the requested layouts, best first, or one of them as a command."""
     answer = open_run(args).plan(
         **question_options(args), **other_run(args), num_rows=args.show or 0
     )
@@ -72,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def question_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What is asked of the plan, by the names of ``read_question`` and of ``Run.plan``."""
+    """Return the plan's options, by the parameter names of ``read_question`` and ``Run.plan``."""
     return {name: getattr(args, name) for name in signature(read_question).parameters}
 
 
 def _print(row: RowCommand) -> None:
-    """On a terminal what is new stands out; in any case it is listed, and so is the difference."""
+    """Print a row with its changes and diff; on a terminal, new words are highlighted."""
     from rich.text import Text
 
     from ..opened import BREAK

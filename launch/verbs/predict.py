@@ -1,6 +1,6 @@
 """``forerun predict``: the step of another layout; no torch.
 
-What only fitting needs is not imported: an answer of a cached fit is quick.
+Imports needed only for fitting are deferred, so that an answer from a cached fit is quick.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAYOUT = "settings that differ from the run; Megatron's own options work as wel
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``predict`` takes; Megatron's options pass through by their own names."""
+    """Add the arguments of ``predict``; Megatron's options pass through under their names."""
     add_run(sub)
     sub.set_defaults(takes_options=True)
     add_evidence(sub)
@@ -34,14 +34,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 class _Passed(argparse.Action):
-    """Keeps the option and its word in order, as they were written."""
+    """Stores options and their values in command-line order."""
 
     def __call__(self, parser: Any, args: Any, value: Any, option: str | None = None) -> None:
         setattr(args, self.dest, (*(getattr(args, self.dest) or ()), f"{option}={value}"))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
+    """Print the step of another layout; return 1 if it is slower than ``--fail-over``."""
     answer = open_run(args).predict(
         args.options,
         **other_run(args),

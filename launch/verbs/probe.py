@@ -1,6 +1,6 @@
-"""``forerun probe``: a new machine measured without training, alone or under torchrun.
+"""``forerun probe``: measure a new machine without training, alone or under torchrun.
 
-It prints operators, and bandwidths as nccl-tests counts them.
+It prints operator times, and bandwidths as defined by nccl-tests.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _TRANSFER = ("collective", "ranks", "payload", "time", "algbw GB/s", "busbw GB/s
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``probe`` takes."""
+    """Add the arguments of ``probe``."""
     sub.description = _DESCRIPTION
     declare(sub, _ARGUMENTS, out={"required": True}, seconds={"default": 60.0})
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, write the records of this rank, and on rank 0 print what was found."""
+    """Measure, write this rank's records, and print the results on rank 0."""
     from ..options import rank_info
 
     if not 0 < args.seconds < float("inf"):
@@ -97,7 +97,7 @@ def _device(rank: RankInfo) -> tuple[torch.device, str]:
 
 
 def _config(args: argparse.Namespace, rank: RankInfo, device: str) -> RunConfig:
-    """The layout that is asked for, or a GPT of the size that suits the device."""
+    """Return the requested layout, or a GPT whose size suits the device."""
     from ..options import described_run
 
     usual = _usual(rank, device)
@@ -181,7 +181,7 @@ def _write(
 def _show(
     args: argparse.Namespace, records: Sequence[Record], device: torch.device, name: str
 ) -> None:
-    """Print what one rank has measured."""
+    """Print the measurements of this rank."""
     from ...hooks.probing import copy_bytes_per_s
 
     operators, transfers = list(_operator_rows(records)), list(_transfer_rows(records))
@@ -230,7 +230,7 @@ def _operator_rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
 
 
 def _transfer_rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
-    """Each transfer once, whatever roles it stands for; bandwidths as nccl-tests counts them."""
+    """Yield each transfer once, whatever its roles; bandwidths as defined by nccl-tests."""
     from ...calib.network import bus_factor
     from ...calib.records import CollectiveRecord
 

@@ -1,7 +1,7 @@
-"""``forerun report``: what a calibrated run says of itself; no torch needed.
+"""``forerun report``: report of a calibrated run; needs no torch.
 
-What was printed is cached: the same files give the same words, and no fit.  Where the run's own
-question is not known it is asked of the moment, and nothing is cached.
+The printed text is cached, so that unchanged files need no new fit.  If the run's request is not
+recorded, the report depends on the current time, and nothing is cached.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .run_arguments import add_run
 _REQUEST = "request.json"
 _NAMES = (_REQUEST, "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")
 _READ = tuple(folder + name for folder in ("", "runs/*/") for name in _NAMES)
-"""What a report reads beside the records."""
+"""Files that a report reads in addition to the records."""
 _LOOKS = ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE")
-"""What decides on the looks of tables, beside the terminal."""
+"""Variables that affect the rendering of tables, in addition to the terminal."""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``report`` takes."""
+    """Add the arguments of ``report``."""
     add_run(sub)
     add_file_schema(sub)
     declare(sub, "--full  every table, and every row of each")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the run says of itself; 1 where the advice is to stop."""
+    """Print the report of a run; return 1 if the advice is to stop."""
     if sys.stdout is None or not _has_requests(args.directory, args.run_id):
         return _answer(args)
     looks = sys.stdout.isatty(), shutil.get_terminal_size().columns, *map(os.environ.get, _LOOKS)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace) -> int:
     from ..opened import load
-    from ..views import print_parts  # slow to import, as all that answers
+    from ..views import print_parts  # slow to import
 
     if lacking := missing_run_message(args.directory):
         raise RecordError(lacking)
@@ -69,7 +69,7 @@ def _answer(args: argparse.Namespace) -> int:
 
 
 def _has_requests(directory: Path, run_id: str | None) -> bool:
-    """Whether the question of every run that may be meant is known."""
+    """True if the request of every run that may be meant is recorded."""
     top, launch_run_ids = top_of(directory)
     names = (
         {run_id} if run_id else {*launch_run_ids} or {path.name for path in top.glob("records/*")}
@@ -78,7 +78,7 @@ def _has_requests(directory: Path, run_id: str | None) -> bool:
 
 
 class _Heard:
-    """A stream that remembers what goes through it, and is else the stream."""
+    """Stream wrapper that records what is written."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self.text = stream, ""

@@ -1,4 +1,4 @@
-"""``forerun run -- torchrun ...``: the exit code that a scheduler can act on, and clean ends."""
+"""``forerun run -- torchrun ...``: clean shutdown, and an exit code for the scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..._forerun_autoload import is_off
-from ...calib.arguments import MASK, kept_command
+from ...calib.arguments import MASK, masked_command
 from ...calib.errors import ConfigError
 from ...calib.records import LONGEST_S
 from ...calib.shell import joined
@@ -45,7 +45,7 @@ from ..wrapper import (
 from .arguments import declare
 
 STOP_EXIT_CODE = 93
-"""Stopped on advice: do not requeue."""
+"""Exit code of a stop on advice, which must not be requeued."""
 SCRIPT = "resubmit.sh"
 _DESCRIPTION = (
     "Starts the command after --, passes SIGTERM, SIGINT and SIGHUP on once, takes SIGUSR1 and "
@@ -79,7 +79,7 @@ _Result = TypeVar("_Result")
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``run`` takes: its command stands behind ``--``."""
+    """Add the arguments of ``run``; its command follows ``--``."""
     sub.usage, sub.description = "forerun run [options] -- COMMAND ...", _DESCRIPTION
     sub.set_defaults(takes_command=True)
     times = {name: {"type": _time, "default": default_s} for name, default_s in _TIMES.items()}
@@ -88,7 +88,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def _time(text: str) -> float:
-    """Seconds from a number with s, m, h or d, or from Slurm's ``days-hours:minutes:seconds``."""
+    """Return seconds from a number with s, m, h or d, or Slurm's ``days-hours:minutes:seconds``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
     if match is not None:
         unit_s = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
@@ -109,7 +109,7 @@ def _code(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start, watch, and answer for the command."""
+    """Start and watch the command; return the exit code."""
     if not args.command:
         raise ConfigError(
             "no command to run; give one after --, as in: forerun run -- torchrun ..."
@@ -131,7 +131,8 @@ def _launch(args: argparse.Namespace, options: WrapOptions) -> int:
             code, why = 127, "not found; give a program on PATH"
         log_error(f"{args.command[0]}: {why}")
         if args.json:
-            failure = {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
+            command = list(masked_command(args.command))
+            failure = {"schema": 1, "command": command, "exit_code": code}
             print_line(json.dumps(failure))
         return code
     code = outcome.exit_code(args.stop_exit_code)
@@ -141,7 +142,7 @@ def _launch(args: argparse.Namespace, options: WrapOptions) -> int:
 
 
 def _conclude(args: argparse.Namespace, options: WrapOptions, outcome: Outcome, code: int) -> None:
-    """Write the script, lines of the log, and the answer as JSON."""
+    """Write the resubmission script, log lines, and the answer as JSON."""
     job = suggest(outcome, options, args.job_time)
     text = job["time"] if job else ""
     path = _guarded("write the script", lambda: _resubmit(args, options, outcome, text))
@@ -163,7 +164,8 @@ def _conclude(args: argparse.Namespace, options: WrapOptions, outcome: Outcome, 
 
 
 def _guarded(what: str, work: Callable[[], _Result]) -> _Result | None:
-    """None for a fault of ours, which is told and changes neither training nor the exit code."""
+    """Return the result of ``work``; a fault of ours is logged and gives None, without effect on
+    training or exit code."""
     try:
         return work()
     except Exception as err:
@@ -174,7 +176,7 @@ def _guarded(what: str, work: Callable[[], _Result]) -> _Result | None:
 def wrap_options(
     args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float
 ) -> WrapOptions:
-    """What the options, the flags inside the command and the scheduler say together."""
+    """Combine the options, the flags inside the command and the scheduler's limit."""
     calibrate_flags = split([word for word in args.command if word != "--"]).flags
     directory = args.directory or Path(_last(calibrate_flags, "dir", str(_DEFAULTS.directory)))
     granted = _guarded("read the limit", lambda: allocation(environ, now_unix_s)) or Allocation()
@@ -197,10 +199,11 @@ def wrap_options(
 
 
 def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> dict[str, Any] | None:
-    """The length of the next job; None where the run is done or was never forecast.
+    """Return the length of the next job; None if the run is done or was never forecast.
 
-    ``job_s`` is what is left, start-up, a save and the margin.  ``num_jobs`` of ``wall_s`` in a
-    chain; None where not even one step would fit, or none was given.
+    ``job_s`` is the remaining time plus start-up, a save and the margin.  ``num_jobs`` is the
+    number of chained jobs of ``wall_s``; None if not even one step would fit, or ``wall_s`` is
+    unknown.
     """
     ending, forecast = outcome.ending, outcome.ending.forecast
     is_done = outcome.child_code == 0 and ending.stopped is None and not outcome.request_reason
@@ -221,7 +224,7 @@ def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> dic
 def _resubmit(
     args: argparse.Namespace, options: WrapOptions, outcome: Outcome, time_text: str
 ) -> Path | None:
-    """Write the script where there is advice; a problem is told and changes nothing."""
+    """Write the script if there is advice; problems are only logged."""
     stop = outcome.ending.stopped
     if args.resubmit_script is None and not (stop and stop.is_advised):
         return None
@@ -243,9 +246,9 @@ def _resubmit(
 
 
 def _wrapper() -> list[str]:
-    """Our own words of this launch, as far as they can be known: those before ``--``.
+    """Return our part of this launch's command line, as far as known: the words before ``--``.
 
-    The program as it was started, so that the script needs no environment to be activated.
+    The program is given as it was started, so that the script needs no activated environment.
     """
     wrapper_words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
     is_script = Path(sys.argv[0]).name == "forerun"
@@ -254,7 +257,7 @@ def _wrapper() -> list[str]:
 
 def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:
     lines = (
-        joined(kept_command(options.command)),
+        joined(masked_command(options.command)),
         f"calibrate directory: {options.directory}",
         f"requests to save and stop: {'to the session' if options.listens else 'SIGTERM'}",
         f"before the limit: {'save and stop' if options.saves_before_limit else 'warn'}",
@@ -269,7 +272,7 @@ def _plan(options: WrapOptions) -> dict[str, Any]:
     granted = encode_fields(options.allocation)
     return {
         "schema": 1,
-        "command": list(kept_command(options.command)),
+        "command": list(masked_command(options.command)),
         "directory": str(options.directory),
         **{name: getattr(options, name) for name in names},
         "allocation": {name: value for name, value in granted.items() if name != "remaining_s"},
@@ -308,7 +311,7 @@ def _log_end(outcome: Outcome, code: int, job: dict[str, Any] | None) -> None:
 
 
 def _last(calibrate_flags: Sequence[str], name: str, default: str) -> str:
-    """The value of the last flag of that name."""
+    """Return the value of the last flag of that name, or the default."""
     options = tuple(f"{flag}-{name}=" for flag in FLAGS)
     values = [word.partition("=")[2] for word in calibrate_flags if word.startswith(options)]
     return values[-1] if values else default

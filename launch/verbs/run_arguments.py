@@ -1,4 +1,4 @@
-"""The run that a verb is asked of: its arguments, how it is opened, how answers are shown."""
+"""Selection of the run for a verb: its arguments, opening it, printing its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..opened import Run
 
 NO_DIRECTORY = "-"
-"""In the place of DIR: published measurements answer in place of a run."""
+"""Placeholder for DIR: published measurements replace a run."""
 _WITHOUT_DIRECTORY = ("predict", "plan")
 _NEED_NOTHING = ("-h", "--help", "--json-schema")
 _REPEATED = {"action": "append"}
@@ -38,19 +38,19 @@ _ELSEWHERE = """
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
-    """Add which run of which directory is asked."""
+    """Add the arguments that select a directory and run."""
     declare(sub, DIRECTORY + RUN_ID)
 
 
 def add_evidence(sub: argparse.ArgumentParser) -> None:
-    """Add what else is asked of, and what else counts, than the newest run of a directory."""
+    """Add the arguments for other runs and further evidence than a directory's newest run."""
     declare(sub, _EVIDENCE + CLUSTER, also=_REPEATED, assume_no_effect=_REPEATED)
     declare(sub.add_mutually_exclusive_group(), _ELSEWHERE)
 
 
 def open_run(args: argparse.Namespace) -> Run:
-    """The run of a directory with the evidence that the options name, searched as a verb does; of
-    a device alone where there is no directory."""
+    """Return the run of a directory with the evidence from the options and a verb's search effort;
+    without a directory, an unmeasured run on a device."""
     from ..opened import load
     from ..views import search_effort
 
@@ -72,19 +72,19 @@ def open_run(args: argparse.Namespace) -> Run:
 
 
 def other_run(args: argparse.Namespace) -> dict[str, Any]:
-    """What describes another run, by the names of a run's methods."""
+    """Return the description of another run, by the parameter names of ``Run``'s methods."""
     names = ("config", "command", "anyway")
     description = {name: getattr(args, name) for name in names}
     return {**description, "assume_no_effect": args.assume_no_effect or ()}
 
 
 def show_answer(args: argparse.Namespace, answer: Any) -> None:
-    """Print an answer as JSON or for people, its notes beside it, and write the trace asked for."""
+    """Print an answer and its notes, and write the trace if requested."""
     print_notes(*answer.notes)
     if args.json:
         print_json(answer.to_json())
     else:
-        from ..views import print_parts  # tables are slow to import
+        from ..views import print_parts  # slow to import
 
         print_parts(answer.parts())
     if getattr(args, "timeline", None) is not None:
@@ -93,7 +93,7 @@ def show_answer(args: argparse.Namespace, answer: Any) -> None:
 
 
 def with_directory_placeholder(words: Sequence[str]) -> list[str]:
-    """The words of a verb with ``NO_DIRECTORY`` where a device is named and no directory.
+    """Return a verb's words, with ``NO_DIRECTORY`` inserted if a device but no directory is given.
 
     >>> with_directory_placeholder(["predict", "--device", "H100"])
     ['predict', '-', '--device', 'H100']
@@ -111,7 +111,7 @@ def with_directory_placeholder(words: Sequence[str]) -> list[str]:
 
 
 def _num_ranks(args: argparse.Namespace) -> int:
-    """The first number of ``--gpus``; 0 where it is not given."""
+    """Return the first number of ``--gpus``; 0 if not given."""
     words = (word.partition("--gpus=")[2] for word in args.options)
     text = str(getattr(args, "gpus", None) or next(filter(None, words), ""))
     first = text.partition(",")[0].partition("..")[0]
@@ -119,7 +119,7 @@ def _num_ranks(args: argparse.Namespace) -> int:
 
 
 def _run_words(args: argparse.Namespace) -> list[str]:
-    """Megatron's options of a run that a ``config.json`` does not describe."""
+    """Return the Megatron options that complete a ``config.json``."""
     words = [word for word in args.options if not word.startswith("--gpus=")]
     for name in ("global_batch_size", "seq_length"):
         value = getattr(args, name, None)

@@ -1,4 +1,4 @@
-"""``forerun status`` and ``forerun watch``: where the runs of a directory are now."""
+"""``forerun status`` and ``forerun watch``: current state of a directory's runs."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ _WATCH = (
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what both verbs take."""
+    """Add the arguments of both verbs."""
     sub.description = _WATCH if sub.prog.endswith("watch") else _STATUS
     declare(sub, DIRECTORY + "--run-id NAME  only this run or launch")
     add_schema(sub, "status")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what each launch says, once or until no run is live; 1 where one is to stop."""
+    """Print the state of each launch, once or until no run is live; return 1 if one should stop."""
     return watch(args) if args.verb == "watch" else status(args)
 
 
@@ -71,64 +71,64 @@ _NONE = Logged(made={}, ended={}, problems=())
 
 
 class State(Enum):
-    """What has become of a run."""
+    """State of a run."""
 
     LIVE = "live"
     ENDED = "ended"
-    """It has reached its last step."""
+    """Reached its last step."""
     STOPPED = "stopped"
-    """It has ended before, on advice or by itself."""
+    """Ended before its last step, on advice or by itself."""
     LOST = "lost"
-    """It has gone without a word, or nothing is heard of it any more."""
+    """Disappeared without notice, or no longer reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus(Encoded):
-    """One launch, by its newest run; None: not known."""
+    """State of a launch, by its newest run; None if unknown."""
 
     JSON: ClassVar[str] = "* finish_p50_local"
 
     launch_id: str
     run_id: str
     directory: str
-    """Where its answers are."""
+    """Folder of its answers."""
     state: State
     iteration: int | None
-    """Steps that are done."""
+    """Steps done."""
     steps_total: int | None
     step_time_s: float | None
-    """Median of the newest steps, else what the newest forecast expects."""
+    """Median of the newest steps, else the forecast's step time."""
     step_low_s: float | None
-    """90 % of single steps lie from here ..."""
+    """Lower end of the 90 % interval of single steps."""
     step_high_s: float | None
-    """... to here."""
+    """Upper end of that interval."""
     finish_p50_unix_s: float | None
     finish_p95_unix_s: float | None
-    """With 95 % it has ended by then."""
+    """95th percentile of the end."""
     decision: str | None
     """``action`` of ``decision.json``."""
     reason: str
-    """Of the decision, or of the stop."""
+    """Reason of the decision or the stop."""
     drift: str
-    """The newest change of the step; empty without one."""
+    """Newest drift of the step; empty without one."""
     heard_unix_s: float | None
-    """When training last said something."""
+    """Time of the last event from training."""
     age_s: float | None
-    """How long ago that was."""
+    """Seconds since that event."""
 
     @property
     def is_stop_advised(self) -> bool:
-        """True where it should be stopped, or was."""
+        """True if the run should be stopped, or was."""
         return self.decision == Action.STOP.value and self.state in (State.LIVE, State.STOPPED)
 
     @property
     def finish_p50_local(self) -> str | None:
-        """The end of the run in local time."""
+        """Median end of the run in local time."""
         return local_time(self.finish_p50_unix_s)
 
 
 def local_time(unix_s: float | None) -> str | None:
-    """A moment as ISO 8601 with the offset of this machine's zone; None where it is none."""
+    """Return a time as ISO 8601 with this machine's UTC offset; None if it is invalid."""
     if not unix_s:
         return None
     try:
@@ -140,10 +140,10 @@ def local_time(unix_s: float | None) -> str | None:
 def run_statuses(
     directory: Path, now_unix_s: float, run_id: str | None = None
 ) -> tuple[list[RunStatus], list[str]]:
-    """Every launch of a directory, the newest last, and which files cannot be read.
+    """Return the launches of a directory, the newest last, and unreadable files.
 
-    Of the folder of one launch that alone; with ``run_id`` the launch of that run, or of that name.
-    ``RecordError`` where there is none.
+    For the folder of one launch, only that one; with ``run_id``, the launch of that run or of that
+    name.  Raises ``RecordError`` if there is none.
     """
     top, launch_run_ids = top_of(directory)
     folders = [directory] if launch_run_ids else _folders(top)
@@ -175,7 +175,7 @@ def _nothing(directory: Path, run_id: str | None) -> str:
 
 
 def _folders(top: Path) -> list[Path]:
-    """Of all launches, the oldest first; the directory itself where it has none."""
+    """Return the folders of all launches, oldest first; the directory itself if it has none."""
     folders = [path.parent for path in top.glob(f"{RUNS}/*/{LAUNCH}")]
     return sorted(folders, key=_began) or [top]
 
@@ -200,20 +200,21 @@ def _logged(top: Path, problems: list[str]) -> Logged:
 
 
 def _names(folder: Path, logged: Logged, problems: list[str]) -> tuple[str, tuple[str, ...]]:
-    """The launch of a folder and its runs, the newest last."""
+    """Return the launch id of a folder and its runs, the newest last."""
     if folder.parent.name == RUNS:
         value = _object(folder / LAUNCH, problems)
         run_ids = value.get("run_ids")
         names = tuple(n for n in run_ids if isinstance(n, str)) if isinstance(run_ids, list) else ()
         return str(value.get("launch_id") or folder.name), names
-    # Answers from before there were launches.
+    # Answers of versions without launch folders.
     stated_ids = (_object(folder / name, problems).get("run_id") for name in _READ)
     known = [*logged.made, *logged.ended, *(name for name in stated_ids if isinstance(name, str))]
     return "", tuple(dict.fromkeys(known))
 
 
 def _object(path: Path, problems: list[str]) -> Mapping[str, Any]:
-    """The object of a file; empty where there is none, and told where it cannot be read."""
+    """Return a file's JSON object; empty if missing; an unreadable file is added to
+    ``problems``."""
     value = read_object(path)
     if value is None and os.path.lexists(path):
         problems.append(f"{path} cannot be read, skipped; delete it")
@@ -221,7 +222,7 @@ def _object(path: Path, problems: list[str]) -> Mapping[str, Any]:
 
 
 class _Launch:
-    """The files of one launch that are of its newest run."""
+    """Files of a launch's newest run."""
 
     def __init__(self, folder: Path, names: tuple[str, ...], problems: list[str]) -> None:
         self._folder, self._run_id = folder, names[-1]
@@ -235,7 +236,7 @@ class _Launch:
     def status(
         self, launch_id: str, logged: Logged, owner: Mapping[str, Any], now_unix_s: float
     ) -> RunStatus:
-        """All of it at that time; ``owner`` is the claim on the top of the directory."""
+        """Return the status at a time; ``owner`` is the claim on the directory's top level."""
         ahead, now, ended = self._ahead, self._now, logged.ended.get(self._run_id)
         done, total = self._steps(logged, ended)
         heard = (
@@ -267,7 +268,7 @@ class _Launch:
         )
 
     def _steps(self, logged: Logged, ended: Ended | None) -> tuple[int, int]:
-        """Those that are done, and all of them; 0: not known."""
+        """Return the number of steps done and of all steps; 0 if unknown."""
         now, ahead = self._now or StatusFile(), self._ahead
         known: list[tuple[float, float]] = [(now.iteration, now.steps_total)]
         if ended is not None:
@@ -291,14 +292,14 @@ class _Launch:
             return State.ENDED
         if MARKER in self._values or (is_ended and total):
             return State.STOPPED
-        # Its first words come after its folder: between the two it is no run that is lost.
+        # The folder precedes the first files, so a new folder without files is not a lost run.
         is_new = 0 <= now_unix_s - _began(self._folder)[0] < STALE_S
         if is_new and not (self._values or claim or is_ended):
             return State.LIVE
         return State.ENDED if is_ended else State.LOST
 
     def _decision(self) -> dict[str, Any]:
-        """The action, and the reason of a stop, else the strongest one of the decision."""
+        """Return the action, and the reason of the stop, else the decision's strongest reason."""
         value = self._values.get(_DECISION, {})
         rows = _objects(value, "reasons")
         rows.sort(key=lambda one: (bool(one.get("is_met")), finite_number(one.get("probability"))))
@@ -310,7 +311,7 @@ class _Launch:
         }
 
     def _drift(self) -> str:
-        """The newest line of this run."""
+        """Return the newest drift line of this run."""
         events = _objects(self._values.get(_DRIFT, {}), "events")
         lines = [one.get("line") for one in events if one.get("run_id") == self._run_id]
         return next((line for line in reversed(lines) if isinstance(line, str)), "")
@@ -322,13 +323,13 @@ def _objects(value: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def status_lines(run_status: RunStatus) -> list[str]:
-    """A line for each thing that is known of a run, the first with its name."""
+    """Return one line per known property of a run, the first with its name."""
     head = f"run {run_status.run_id}: {run_status.state.value}"
     return _words(head, run_status, drift=run_status.drift or "no drift", has_reason=True)
 
 
 def status_line(run_status: RunStatus) -> str:
-    """One line on one of several launches."""
+    """Return one line on a launch, for a list of several."""
     head = f"{run_status.launch_id or run_status.run_id}: {run_status.state.value}"
     return " · ".join(_words(head, run_status, drift=run_status.drift))
 
@@ -376,7 +377,7 @@ def _ends(run_status: RunStatus) -> str:
 
 
 def _here(unix_s: float) -> str:
-    """The same moment by the clock of this machine."""
+    """Return a time in this machine's time zone."""
     try:
         return f" ({datetime.fromtimestamp(unix_s).astimezone():%a %H:%M %Z} here)"
     except (ValueError, OverflowError, OSError):
@@ -395,7 +396,7 @@ def _heard(run_status: RunStatus) -> str:
 
 
 def _ago(age_s: float) -> str:
-    """Whole seconds, minutes, hours or days.
+    """Return an age in whole seconds, minutes, hours or days.
 
     >>> _ago(2.4), _ago(200.0), _ago(9000.0), _ago(400_000.0)
     ('2 s', '3 min', '2 h', '4 d')
@@ -407,7 +408,7 @@ def _ago(age_s: float) -> str:
 
 
 def status(args: argparse.Namespace) -> int:
-    """Print what each launch says now; 1 where one is advised to stop."""
+    """Print the state of each launch; return 1 if one is advised to stop."""
     now_unix_s = time.time()
     statuses, problems = run_statuses(args.directory, now_unix_s, args.run_id)
     if args.json:
@@ -421,7 +422,7 @@ def status(args: argparse.Namespace) -> int:
 def status_json(
     directory: Path, now_unix_s: float, statuses: Sequence[RunStatus], problems: Sequence[str]
 ) -> dict[str, Any]:
-    """The answer for programs."""
+    """Return the answer as JSON values."""
     return {
         "directory": str(directory),
         "now_unix_s": now_unix_s,
@@ -431,27 +432,27 @@ def status_json(
 
 
 def text_lines(statuses: Sequence[RunStatus]) -> list[str]:
-    """All that is known of one run, or a line for each of several."""
+    """Return all known properties of one run, or one line for each of several."""
     return (
         status_lines(statuses[0]) if len(statuses) == 1 else [status_line(one) for one in statuses]
     )
 
 
 def exit_code(statuses: Sequence[RunStatus]) -> ExitCode:
-    """Whether a threshold is crossed."""
+    """Return ``THRESHOLD`` if a run is advised to stop, else ``ANSWER``."""
     is_stop = any(one.is_stop_advised for one in statuses)
     return ExitCode.THRESHOLD if is_stop else ExitCode.ANSWER
 
 
 EVERY_S = 1.0
-"""How often the files are looked at."""
+"""Polling interval of the files, seconds."""
 Show: TypeAlias = Callable[[Sequence[RunStatus]], object]
 
 
 def watch(args: argparse.Namespace) -> int:
-    """Show what has changed until no run is live; a run that has not begun is waited for.
+    """Show changes until no run is live, waiting for a run that has not begun.
 
-    Ctrl-C ends it as well, and is no error once there is a run.
+    Ctrl-C ends it too, and is no error once there is a run.
     """
     statuses: list[RunStatus] = []
     try:
@@ -478,7 +479,7 @@ def watch(args: argparse.Namespace) -> int:
 
 
 def _await_run(args: argparse.Namespace) -> None:
-    """Return once the directory holds a run that says something."""
+    """Wait until the directory has a run."""
     is_waiting = False
     while True:
         try:
@@ -493,20 +494,20 @@ def _await_run(args: argparse.Namespace) -> None:
 
 
 def _watched(seen: Sequence[RunStatus], before: Sequence[RunStatus]) -> list[RunStatus]:
-    """What is live, and what was; where nothing is, all."""
+    """Return the runs that are live or were watched before; all if there are none."""
     names = {one.launch_id for one in before}
     watched = [one for one in seen if one.state is State.LIVE or one.launch_id in names]
     return watched or list(seen)
 
 
 def _news(statuses: Sequence[RunStatus]) -> list[RunStatus]:
-    """What is told anew where it has changed; how long ago it was is not among it."""
+    """Return the statuses without their age, to detect changes."""
     return [replace(one, age_s=None) for one in statuses]
 
 
 @contextmanager
 def _lines() -> Iterator[Show]:
-    """A line for each run that has changed."""
+    """Provide a printer of one line for each changed run."""
     shown: dict[str, RunStatus] = {}
 
     def show(statuses: Sequence[RunStatus]) -> None:
@@ -520,7 +521,7 @@ def _lines() -> Iterator[Show]:
 
 @contextmanager
 def _screen() -> Iterator[Show]:
-    """The same place of a terminal, drawn anew."""
+    """Provide a printer that redraws in place on a terminal."""
     from rich.live import Live
     from rich.text import Text
 

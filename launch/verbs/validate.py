@@ -1,4 +1,4 @@
-"""``forerun validate``: how right the models are on tables of measurements."""
+"""``forerun validate``: accuracy of the models on tables of measurements."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _SCORES = {
 }
 Row = dict[str, Any]
 JsonAndTables = tuple[dict[str, Any], "Iterator[ReportTable]"]
-"""The answer as JSON, and as tables."""
+"""Answer as JSON and as tables."""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add what ``validate`` takes."""
+    """Add the arguments of ``validate``."""
     sub.description = _DESCRIPTION
     declare(
         sub,
@@ -68,7 +68,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the scores of every protocol that the tables can carry, or what to measure next."""
+    """Print the scores of every protocol that the tables allow, or the layouts to measure next."""
     from ..views import console, show_table
 
     _check(args)
@@ -102,7 +102,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _parts(args: argparse.Namespace) -> JsonAndTables:
-    """Scores of models of operators, or of collectives."""
+    """Return the scores of operator or collective models."""
     from ...calib import validation
     from ...calib.importers import read_table, table_kind
     from ..known import read_frame, table_names
@@ -140,7 +140,7 @@ def _parts(args: argparse.Namespace) -> JsonAndTables:
 
 
 def _steps(args: argparse.Namespace) -> JsonAndTables:
-    """Scores of the step model, on the operator tables where there are any."""
+    """Return the scores of the step model, based on the operator tables if there are any."""
     from ...calib import validation
     from ...calib.importers import read_table
     from ...calib.steps import TableSteps
@@ -155,7 +155,7 @@ def _steps(args: argparse.Namespace) -> JsonAndTables:
             skipped_row = {"table": table.name, "row_id": skip.row_id, "reason": skip.reason}
             results["skipped"].append(skipped_row)
         if folds := list(_folds(table, args)):
-            scored = validation.joined(validation.score_folds(table.rows, folds, model.fit))
+            scored = validation.concat_scored(validation.score_folds(table.rows, folds, model.fit))
             results["results"] += validation.step_results(scored, table.name)
             worst_rows = validation.worst_rows(scored)
             results["worst"] += [{"table": table.name, **row} for row in worst_rows]
@@ -172,7 +172,7 @@ def _steps(args: argparse.Namespace) -> JsonAndTables:
 
 
 def _design(args: argparse.Namespace) -> JsonAndTables:
-    """Which rows of each machine would teach most, and how sure all would be afterwards."""
+    """Return the most informative rows of each machine, with the expected error afterwards."""
     from ...calib import validation
     from ...calib.steps import design, expected_sigma_log
 
@@ -211,7 +211,7 @@ def _step_tables(args: argparse.Namespace) -> Iterator[StepTable]:
 
 
 def _folds(table: StepTable, args: argparse.Namespace) -> Iterator[validation.Fold]:
-    """Without a choice: priors alone, and one row left out at a time."""
+    """Yield the folds; by default priors alone, and leave-one-out."""
     from ...calib import validation
 
     counts: list[int | None] = [] if args.calibrate_on is None else [args.calibrate_on]
@@ -251,7 +251,7 @@ def _print_implausible(name: str, frame: pd.DataFrame) -> None:
 def _tables(
     title: str, columns: Mapping[str, str], rows: Iterable[Row], *by: str
 ) -> Iterator[ReportTable]:
-    """One table for all rows that are alike in ``by``, without columns that none of them has."""
+    """Yield one table per group of rows with equal ``by`` values, without empty columns."""
     from ..views import ReportTable
 
     groups: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)

@@ -1,7 +1,7 @@
-"""What is shown of an answer: tables, charts, sentences and lines, and what renders them.
+"""Presentation of answers: tables, charts, sentences and lines, and their renderers.
 
 In: an ``Answer``, a plan, a difference. Out: text, ``report.html``, Markdown, JSON, rows of sinks.
-A new value is a column of one table here; a new output is one more renderer of the same parts.
+A new value is a column of one table here; a new output is another renderer of the same parts.
 """
 
 from typing import TYPE_CHECKING

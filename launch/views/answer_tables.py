@@ -1,4 +1,4 @@
-"""The tables of a report: one definition for the terminal, Markdown, HTML and W&B."""
+"""Tables of a report, defined once for the terminal, Markdown, HTML and W&B."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 
 
 NEGLIGIBLE_S = 1e-6
-"""Parts of a step below it are not listed."""
+"""Shorter parts of a step are not listed."""
 NUM_WORKS = 20
-"""Operators and collectives that are listed: those that take most."""
+"""Maximum number of operators and collectives listed, the longest first."""
 NUM_RANKS = 64
-"""Ranks that are listed: those that wait most."""
+"""Maximum number of ranks listed: those that wait longest."""
 PPM = 1e6
 Pictures = Mapping[str, tuple[str, str]]
-"""Title and text of pictures by the paths of their files."""
+"""Title and text of pictures, by file path."""
 _NO_PICTURES: Pictures = {}
 
 
 def tables_of(answer: Answer) -> list[ReportTable]:
-    """Every table that has something to show."""
+    """Return all tables that have rows."""
     modelled = answer.modelled
     if modelled is None:
         tables = [*_measured(answer)]
@@ -79,13 +79,13 @@ def tables_of(answer: Answer) -> list[ReportTable]:
 
 
 def notes_of(answer: Answer) -> list[str]:
-    """What belongs below the tables, a sentence each."""
+    """Return the notes below the tables, one sentence each."""
     model_notes = [] if answer.modelled is None else _notes(answer, answer.modelled)
     return [*model_notes, *(f"Problem: {problem}" for problem in answer.problems)]
 
 
 def markdown(answer: Answer, pictures: Pictures = _NO_PICTURES) -> str:
-    """The report as Markdown, pictures first."""
+    """Return the report as Markdown, pictures first."""
     lines = ["# Forerun report", "", f"Run `{answer.run_id}`, {answer.device}.", "", "```"]
     lines += [*answer.transcript, "```", ""]
     for path, (title, text) in pictures.items():
@@ -95,12 +95,12 @@ def markdown(answer: Answer, pictures: Pictures = _NO_PICTURES) -> str:
 
 
 def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
-    """Tables of the report as rows, keyed for sinks: numbers in place of their text."""
+    """Return report tables as rows for sinks, by key, with numbers instead of text."""
     return {table.key: typed_rows(table) for table in tables}
 
 
 def window_values(answer: Answer) -> dict[str, float]:
-    """For sinks, once a window has its answer: how well the one before predicted its step."""
+    """Return values for sinks after a window's answer: the previous window's prediction errors."""
     errors_frac = {
         f"window_next_step_error_{when}_frac": getattr(score, f"next_{when}_frac")
         for score in answer.window_scores[-2:-1]
@@ -110,9 +110,9 @@ def window_values(answer: Answer) -> dict[str, float]:
 
 
 def summary_values(answer: Answer) -> dict[str, float]:
-    """For sinks, at the end: how windows did, and the throughput of the measured step.
+    """Return values for sinks at the end: errors of windows, throughput of the measured step.
 
-    Of windows median absolute errors, before their refits and after, over those that have both.
+    Errors are medians of absolute errors before and after the refits, over windows that have both.
     """
     medians_frac: dict[str, float] = {}
     for name, key in (("next_step", "next"), ("finish", "finish")):
@@ -125,7 +125,7 @@ def summary_values(answer: Answer) -> dict[str, float]:
 
 
 def _measured(answer: Answer) -> Iterator[ReportTable]:
-    """The step, what is left, and the groups, of a run whose layout nobody knows."""
+    """Yield step, remaining parts and groups of a run with an unknown layout."""
     ahead = answer.forecast
     ends = f"{format_time(ahead.single_low_s)} to {format_time(ahead.single_high_s)}"
     rows = [("step", format_time(answer.measured_step_s)), ("90 % of single steps", ends)]
@@ -244,7 +244,7 @@ def _models(answer: Modelled) -> Iterator[ReportTable]:
 
 
 def windows_tables(answer: Answer) -> list[ReportTable]:
-    """Errors of each window itself, and of what lay ahead of it."""
+    """Return tables of each window's errors, and of its errors on the next step and the finish."""
     errors_table = table_of(
         "windows",
         "Errors from window to window, before each refit and after it",
@@ -340,7 +340,7 @@ def _stragglers(answer: Modelled) -> Iterator[ReportTable]:
 
 
 def _notes(answer: Answer, modelled: Modelled) -> Iterator[str]:
-    """What should be known of the tables, a sentence each."""
+    """Yield notes on the tables, one sentence each."""
     if modelled.waiting.slow.reason:
         yield f"Stragglers: {modelled.waiting.slow.reason}."
     if modelled.config.unmodelled:
@@ -362,19 +362,19 @@ def _signed(frac: float | None) -> Cell:
 
 
 NUM_LAYOUTS = 10
-"""A page's worth; --top shows more."""
+"""Rows that fit a page; ``--top`` shows more."""
 _BAR = 32
-"""Characters of an efficiency of 1: with its words in 80 columns."""
+"""Length of the bar of efficiency 1, in characters, so that a line fits in 80 columns."""
 _MOST_CAUSES = 3
 _WORTH_SAYING_FRAC = 0.01
-"""Of the GPU time of a token: less is not named."""
+"""Smallest increase that is named, as a fraction of the GPU time per token."""
 TOO_FAR = "too far to trust"
 
 
 TOKENS, FLOP, MFU = "tokens/s", "TFLOP/s per GPU", "MFU"
 GPU_HOURS, FINISH, COST = "GPU-hours left", "finish (UTC)", "cost"
 SPARE = (FLOP, FINISH, GPU_HOURS, MFU)
-"""Columns that a narrow screen does without, the first to go first."""
+"""Columns to drop on a narrow screen, in order of dropping."""
 _Cells = dict[str, Callable[[Candidate], str]]
 _STEP: _Cells = {
     "step": lambda row: time_cell(row.step_time_s),
@@ -399,9 +399,9 @@ def layouts_table(
     running_label: str = "running",
     remaining_run: RemainingRun | None = None,
 ) -> ReportTable:
-    """The running layout and the fastest others; layout, step, its interval and memory stay where
-    the screen is narrow, and the verdict where a row does not fit.  With ``remaining_run`` each says what
-    the rest of the run would take."""
+    """Return the table of the running layout and the fastest others.  A narrow screen retains
+    layout, step, interval and memory, and the verdict if memory is tight in any row.  With
+    ``remaining_run`` each row has the cost of the remainder of the run."""
     rows = (plan.running, *plan.candidates[:top])
     is_memory_short = any(row.verdict in (Verdict.TIGHT, Verdict.DOES_NOT_FIT) for row in rows)
     numbers = {id(row): whole_cell(number) for number, row in enumerate(rows)}
@@ -433,7 +433,7 @@ def layouts_table(
 
 
 def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
-    """For each micro-batch that fits in the measured memory the best recompute; may be empty."""
+    """Return the best recompute for each micro-batch that fits in measured memory; maybe empty."""
     choices = advice.choices if advice is not None else ()
     best = advice.best if advice is not None else None
     return table_of(
@@ -457,7 +457,7 @@ def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
 
 
 def what_if_rows(rows: Sequence[Candidate]) -> list[Candidate]:
-    """In the order of menus: ranks, layout as it first comes, micro-batch; no choice twice."""
+    """Return distinct choices in menu order: ranks, layout by first appearance, micro-batch."""
     places: dict[str, int] = {}
     for row in rows:
         places.setdefault(_split_words(row.config), len(places))
@@ -474,7 +474,7 @@ def what_if_rows(rows: Sequence[Candidate]) -> list[Candidate]:
 
 
 def what_if_table(rows: Sequence[Candidate]) -> ReportTable:
-    """What each choice gives; the first ``NUM_MENUS`` columns are what is chosen."""
+    """Return the results of each choice; the first ``NUM_MENUS`` columns are the choice."""
     return table_of(
         "what_if",
         f"All {len(rows)} choices",
@@ -490,7 +490,7 @@ def what_if_table(rows: Sequence[Candidate]) -> ReportTable:
 
 
 def _split_words(config: RunConfig) -> str:
-    """The label of a layout without what other menus choose."""
+    """Return the label of a layout without the settings of other menus."""
     others = f"mbs{config.batch.micro_batch_size}", axis_value(config, "recompute")
     words = [word for word in layout_label(config).split() if word not in others]
     return " ".join(words) or "no parallelism"
@@ -506,8 +506,8 @@ NUM_MENUS = len(_MENUS)
 
 
 def plan_notes(plan: Plan) -> list[str]:
-    """What should be known of a plan, a sentence each: layouts that the program cannot be asked
-    for, what those with experts rest on, which to try next, and how far the search has come."""
+    """Return notes on a plan, one sentence each: layouts that the program does not support, routing
+    assumptions for experts, layouts to try next, and the progress of the search."""
     notes = []
     reason = exclusion_reason(plan.running.config)
     if number := sum(proof.cut.get(reason, 0) for proof in plan.proofs.values() if reason):
@@ -529,7 +529,7 @@ def plan_notes(plan: Plan) -> list[str]:
 
 
 def measurement_hints(plan: Plan) -> list[str]:
-    """Which layouts to try in order to know which is the fastest."""
+    """Return which layouts to measure to determine the fastest; empty if none."""
     labels = ", ".join(candidate.label for candidate in plan.worth_measuring)
     return [f"to know which is fastest, run steps of {labels}"] if labels else []
 
@@ -540,8 +540,8 @@ def _provenance(shares: Mapping[Source, float]) -> str:
 
 
 def throughput_cells(rows: Sequence[Candidate], remaining_run: RemainingRun | None) -> _Cells:
-    """Ways to read a layout: tokens/s, TFLOP/s and MFU where devices are known, and with ``remaining_run``
-    the rest of the run."""
+    """Return columns of a layout table: tokens/s, TFLOP/s and MFU if the device is known, and with
+    ``remaining_run`` the remainder of the run."""
     cells: _Cells = {TOKENS: lambda row: count_cell(row.throughput.tokens_per_s)}
     if any(row.throughput.mfu_frac is not None for row in rows):
         cells[FLOP] = lambda row: count_cell(row.throughput.flop_per_s_per_gpu / TERA)
@@ -561,7 +561,7 @@ def throughput_cells(rows: Sequence[Candidate], remaining_run: RemainingRun | No
 
 
 def rest_json(row: Candidate, remaining_run: RemainingRun | None) -> dict[str, Any] | None:
-    """The rest of the run in a layout, for JSON; None where nothing is known of it."""
+    """Return the remainder of the run in a layout, for JSON; None if unknown."""
     return (
         None
         if remaining_run is None
@@ -580,32 +580,32 @@ def _moment(unix_s: float | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestLayout:
-    """The fastest layout that fits on so many GPUs of a device, and what its tokens cost."""
+    """Fastest layout that fits on a number of GPUs of a device, and its cost per token."""
 
     device: str
     num_ranks: int
     candidate: Candidate | None
-    """None where none fits."""
+    """None if none fits."""
     price_per_gpu_hour: float | None
     point: ScalePoint | None = None
-    """The same on the curve of its device, where there are several numbers of GPUs."""
+    """Point on the device's scaling curve, if there are several numbers of GPUs."""
     whole_run: WholeRun | None = None
-    """Its run to the tokens that were asked for."""
+    """Whole run to the requested number of tokens."""
 
     @property
     def gpu_hours_per_giga_token(self) -> float | None:
-        """Hours of all GPUs for 1e9 tokens; None where no layout fits."""
+        """GPU-hours per 1e9 tokens; None if no layout fits."""
         candidate = self.candidate
         return None if candidate is None else candidate.throughput.gpu_hours_per_giga_token
 
     @property
     def cost_per_giga_token(self) -> float | None:
-        """The same times the price of an hour of a GPU; None without a price."""
+        """Cost per 1e9 tokens: GPU-hours times price; None without a price."""
         hours, price = self.gpu_hours_per_giga_token, self.price_per_gpu_hour
         return None if hours is None or price is None else hours * price
 
     def order(self, *, is_cost: bool) -> float:
-        """What ``--objective`` orders by: cost, or hours without a price; else seconds a token."""
+        """Return the sort key of ``--objective``: cost, or hours without a price; else s/token."""
         if self.candidate is None:
             return math.inf
         if is_cost:
@@ -614,7 +614,7 @@ class BestLayout:
 
 
 def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
-    """The best layout of each plan, the numbers of GPUs and the devices in their order."""
+    """Return the table of the best layout of each plan, in order of devices and GPUs."""
 
     def fitting(read: Callable[[Candidate], str]) -> Callable[[BestLayout], str]:
         return lambda row: read(row.candidate) if row.candidate else ""
@@ -667,14 +667,14 @@ def _giga_token_cells() -> dict[str, Callable[[BestLayout], str]]:
 
 
 def scaling_text(curves: Sequence[Scaling]) -> str:
-    """Bars of efficiency and sentences, as ``plan`` prints them below the table of plans; of the
-    curves of several devices, which may have a single number of GPUs."""
+    """Return efficiency bars and sentences, as ``plan`` prints them below the table of plans;
+    curves may be of several devices, and have a single point each."""
     parts = ["\n".join(bars(curves))] if any(one.growths for one in curves) else []
     return "\n\n".join([*parts, "\n".join(scaling_lines(curves))])
 
 
 def bars(curves: Sequence[Scaling]) -> Iterator[str]:
-    """Efficiency against the smallest number of GPUs as bars, a line for each."""
+    """Yield efficiency relative to the smallest number of GPUs as bars, one per line."""
     most = max(point.efficiency_frac for one in curves for point in one.points)
     for one in curves:
         yield f"efficiency, {one.device}" if len(curves) > 1 else "efficiency"
@@ -688,7 +688,7 @@ def bars(curves: Sequence[Scaling]) -> Iterator[str]:
 
 
 def scaling_lines(curves: Sequence[Scaling]) -> Iterator[str]:
-    """Knee, causes and limits of trust of each curve, and devices beside each other."""
+    """Yield knee, causes and limits of trust of each curve, and comparisons of devices."""
     for one in curves:
         head = f"{one.device}: " if len(curves) > 1 else ""
         if len(one.points) > 1:
@@ -708,7 +708,7 @@ def scaling_lines(curves: Sequence[Scaling]) -> Iterator[str]:
 
 
 def knee_line(scaling: Scaling) -> str:
-    """Where more GPUs mostly wait, with the interval of that number."""
+    """Return the line on the knee, with the interval of its number of GPUs."""
     knee, last = scaling.knee, scaling.points[-1].num_ranks
     if knee.num_ranks is None:
         maybe = f"; it may be at {knee.low_num_ranks:,}" if knee.low_num_ranks else ""
@@ -727,7 +727,7 @@ def knee_line(scaling: Scaling) -> str:
 
 
 def growth_line(growth: Growth) -> str:
-    """What more GPUs yield, and which parts take GPU time from a token for it."""
+    """Return the gain of more GPUs, and the parts that increase the GPU time per token."""
     before, after = growth.before.num_ranks, growth.after.num_ranks
     factor, low, high = growth.tokens_factor
     text = (
@@ -739,7 +739,7 @@ def growth_line(growth: Growth) -> str:
 
 
 def _causes(growth: Growth) -> list[str]:
-    """In points of the GPU time of a token before, the largest first."""
+    """Return the largest increases, in percentage points of the previous GPU time per token."""
     sums: dict[str, float] = {}
     for part, frac in growth.parts_frac.items():
         sums[PART_TEXTS[part]] = sums.get(PART_TEXTS[part], 0.0) + frac
@@ -748,8 +748,8 @@ def _causes(growth: Growth) -> list[str]:
 
 
 def _device_comparison(one: Scaling, other: Scaling) -> Iterator[str]:
-    """Tokens/s of another device over those of the first, on the least and the most GPUs that both
-    have."""
+    """Yield another device's tokens/s relative to the first's, on the smallest and largest common
+    number of GPUs."""
     theirs = {point.num_ranks: point for point in other.points}
     both = [point for point in one.points if point.num_ranks in theirs]
     for point in both[:1] + both[1:][-1:]:

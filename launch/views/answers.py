@@ -1,4 +1,4 @@
-"""An answer as files: JSON for programs, Markdown for people, a trace for Perfetto."""
+"""Answer files: JSON for programs, Markdown and HTML for people, a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -90,10 +90,9 @@ def write_answer(
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> None:
-    """Write every artefact of the answer, each replaced at once.
+    """Write all files of the answer, each replaced atomically.
 
-    Those that can be made and written are, whatever becomes of the others; then
-    ``UnwrittenError`` names these.
+    A failure does not stop the others; ``UnwrittenError`` lists the failed files at the end.
     """
     home = place.path
     made = {
@@ -119,7 +118,7 @@ def write_answer(
 
 
 def write_forecast(place: Place, answer: Answer) -> None:
-    """Write a forecast that was made between windows."""
+    """Write a forecast made between windows."""
     write_each(
         [
             (place.path / FORECAST, lambda: _write(place, FORECAST, answer.forecast_json())),
@@ -129,12 +128,12 @@ def write_forecast(place: Place, answer: Answer) -> None:
 
 
 def write_end(place: Place, answer: Answer) -> None:
-    """Write again what the end of the run says more of: errors of the predicted finishes."""
+    """Rewrite the answer after the end of the run, with errors of the predicted finishes."""
     _make(place, ANSWER, answer.to_json)
 
 
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:
-    """Write ``score.json``: what the predictions of a finished run were worth."""
+    """Write ``score.json``, the score of a finished run's predictions."""
     track_json = {} if track is None else {"track": track.to_json()}
     _write(place, SCORE, {"schema": 2, **score, **track_json})
 
@@ -144,35 +143,35 @@ def _make(place: Place, name: str, make: Callable[[], Mapping[str, Any]]) -> Non
 
 
 def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
-    """A JSON file with whose it is, for its owner alone where it may hold arguments."""
+    """Write a JSON file with the run's ids, readable only by its owner if it may hold arguments."""
     whole = with_iso_times({"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value})
     write_json(place.path / name, whole, mode=PRIVATE if name in _PRIVATE else OPEN)
 
 
 PAGE, TEXT = "report.html", "report.md"
 WIDE, NARROW = 820, 358
-"""Pixels; the narrow one is for a telephone that is 390 wide."""
+"""Chart widths in pixels; the narrow one is for a phone screen of 390."""
 _MOST_CHARACTERS = 98
-"""Of a row of a table, so that the page has room for it."""
+"""Longest table row that fits the page, in characters."""
 _SHOW_SECONDS_BELOW_S = 1800.0
-"""The ends of shorter runs are told with their seconds."""
+"""Ends of shorter runs are shown with seconds."""
 Make: TypeAlias = "Callable[[int], Drawing | None]"
 Figures: TypeAlias = "dict[str, tuple[Drawing, Drawing]]"
-"""Charts in their two widths, by their keys on the page."""
+"""Charts in both widths, by their keys on the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Everything that a page shows."""
+    """Content of the report page."""
 
     answer: Answer
     notes: Sequence[str] = ()
     steps: Sequence[StepPoint] = ()
     made: Sequence[PastForecast] = ()
     step_coverage: Sequence[Coverage] = ()
-    """Of single steps so far."""
+    """Coverage of intervals of single steps so far."""
     track: Evaluation | None = None
-    """Once the run has ended."""
+    """Evaluation of forecasts, once the run has ended."""
     end_unix_s: float | None = None
     spans: Sequence[MeasuredSpan] = ()
 
@@ -184,11 +183,11 @@ def write_page(
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> None:
-    """Replace ``report.html``, its charts as files, and ``report.md``, which shows them.
+    """Replace ``report.html``, its chart files, and ``report.md``, which links them.
 
-    Forecasts and the end come from ``forecasts.jsonl`` at the top.  ``run_log`` is what the
-    companion saw of the run; without it the steps of the windows are shown.  Raises
-    ``UnwrittenError`` once those that can be written are.
+    Forecasts and the end are read from ``forecasts.jsonl`` at the top level.  ``run_log`` is the
+    companion's log; without it, the steps of windows are shown.  Raises ``UnwrittenError`` after
+    writing all files that can be written.
     """
     home, pictures = place.path, {}
     page = cache(lambda: page_of(place.directory, table, answer, measured, run_log))
@@ -215,7 +214,7 @@ def page_of(
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> Page:
-    """What the page of an answer shows."""
+    """Return the content of an answer's page."""
     try:
         logged = read_forecasts(directory)
     except RecordError:
@@ -237,7 +236,7 @@ def page_of(
 
 
 def figures(page: Page) -> Figures:
-    """The charts that have something to show."""
+    """Return the charts that have data."""
     finish = page.track.finish if page.track is not None else ()
     makers: dict[str, Make] = {
         "finish": lambda width: finish_chart(page.made, page.end_unix_s, width),
@@ -264,7 +263,7 @@ def figures(page: Page) -> Figures:
 
 
 def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") -> str:
-    """The page as text; ``directory`` is what its commands name."""
+    """Return the page as HTML; ``directory`` is the one in its commands."""
     modelled = page.answer.modelled
     plan = None if modelled is None else modelled.plan
     rows = () if plan is None else plan.candidates[:NUM_LAYOUTS]
@@ -298,7 +297,7 @@ def _text(name: str) -> str:
 
 
 def _what_if(answer: Modelled, directory: str) -> dict[str, Any] | None:
-    """The table of choices, and what the script shows of it; None without a choice."""
+    """Return the table of choices and the script's data; None with fewer than two choices."""
     if len(answer.what_if) < 2:
         return None
     running, rows = answer.what_if[0].config, what_if_rows(answer.what_if)
@@ -314,7 +313,7 @@ def _what_if(answer: Modelled, directory: str) -> dict[str, Any] | None:
 
 
 def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
-    """Bare clean steps of the windows, of the first rank that has them."""
+    """Return clean steps of windows without hooks, of the first rank that has them."""
     steps = table.steps
     run_steps = steps[(steps["run_id"] == answer.run_id) & steps["is_clean"] & ~steps["is_hooked"]]
     run_steps = run_steps[run_steps["rank"] == run_steps["rank"].min()].tail(MAX_STORED_POINTS)
@@ -334,8 +333,8 @@ def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
 
 
 def _card(page: Page, directory: str) -> dict[str, Any]:
-    """What a page says before anything else: when the run ends, what it does now, what it could
-    do, and what a user would type next."""
+    """Return the head of the page: end of the run, current rate, possible gain, and the next
+    command."""
     answer = page.answer
     modelled, ahead, step_s = answer.modelled, answer.forecast, answer.measured_step_s
     headline, within = _ending(answer, page.end_unix_s)
@@ -362,7 +361,7 @@ def _card(page: Page, directory: str) -> dict[str, Any]:
         "facts": facts,
         "run": run,
         "slow": "" if modelled is None else modelled.waiting.line,
-        # The command that this line names stands below it.
+        # The page shows the command of this line separately.
         "advice": answer.advice.removeprefix(PREFIX).partition(" · ")[0].strip(),
         "command": command,
         "about": {"run": answer.run_id, "as of": made, **about, "forerun": __version__}.items(),

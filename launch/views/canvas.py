@@ -1,4 +1,4 @@
-"""A drawing as it grows, in pixels from the upper left corner."""
+"""Canvas and plots for SVG charts, in pixels from the upper left corner."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from datetime import datetime, timezone
 from xml.sax.saxutils import escape, quoteattr
 
 _CHARACTER = 7.8
-"""Pixels of a character at 13 pixels, on the wide side of what fonts of systems have."""
+"""Width of a character at 13 pixels, in pixels; an upper estimate for system fonts."""
 _SIGN, _BETWEEN = 22, 14
-"""Pixels of a sign of a legend, and between two names."""
+"""Width of a legend symbol, and gap between two names, in pixels."""
 _PLOT_TOP, _BOTTOM, _RIGHT = 52, 44, 22
-"""Pixels around a plot."""
+"""Margins of a plot, in pixels."""
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A finished chart."""
+    """Finished chart."""
 
     title: str
     text: str
-    """What it shows, in a sentence, for who does not see it."""
+    """Content in one sentence, for screen readers."""
     width: int
     height: int
     body: str
 
     def inline(self, key: str) -> str:
-        """For a page, which has ``style.CHART`` and its colours; ``key`` is its own on the page."""
+        """Return SVG for a page that has ``CHART`` and its colours; ``key`` is unique on the
+        page."""
         return self._svg(f' aria-labelledby="{key}-t {key}-d"', key, "")
 
     def alone(self) -> str:
-        """For a file: its style is inside, and its page is drawn."""
+        """Return SVG for a file, with its style and a background."""
         style = f"<style>{schemes('svg')}{CHART}\n.paper {{ fill: var(--page); }}</style>"
         paper = '<rect class="paper" width="100%" height="100%"/>'
         return self._svg(' xmlns="http://www.w3.org/2000/svg"', "chart", style + paper) + "\n"
@@ -49,7 +50,7 @@ class Drawing:
 
 
 class Canvas:
-    """Takes shapes; a ``kind`` is one or more classes of ``style.CHART``."""
+    """Collects shapes; a ``kind`` is one or more classes of ``CHART``."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -58,13 +59,13 @@ class Canvas:
     def text(
         self, at: Point, text: str, kind: str = "", *, anchor: str = "start", shown: str = ""
     ) -> None:
-        """Text with its base line at a point; ``shown`` is what a pointer on it tells."""
+        """Add text with its baseline at a point; ``shown`` is its tooltip."""
         title = f"<title>{escape(shown)}</title>" if shown else ""
         ends = f' text-anchor="{anchor}"' if anchor != "start" else ""
         self._parts.append(f"<text{_at(at)}{ends}{_class(kind)}>{escape(text)}{title}</text>")
 
     def rect(self, at: Point, size: Point, kind: str, *, shown: str = "") -> None:
-        """A bar from its upper left corner."""
+        """Add a rectangle by its upper left corner."""
         sizes = f'width="{_px(max(0.0, size[0]))}" height="{_px(size[1])}"'
         shape = f"<rect{_at(at)} {sizes}{_class(kind)}"
         self._parts.append(
@@ -72,28 +73,28 @@ class Canvas:
         )
 
     def line(self, begin: Point, end: Point, kind: str) -> None:
-        """A straight line."""
+        """Add a straight line."""
         self.path([begin, end], kind)
 
     def path(self, points: Sequence[Point], kind: str) -> None:
-        """A line through points; nothing where there are none."""
+        """Add a line through points, if there are any."""
         if points:
             self._parts.append(f'<path d="{_through(points)}"{_class(kind)}/>')
 
     def area(self, upper: Sequence[Point], lower: Sequence[Point], kind: str) -> None:
-        """What lies between two lines from left to right."""
+        """Add the area between two lines that run from left to right."""
         if upper:
             around = _through([*upper, *reversed(lower)])
             self._parts.append(f'<path d="{around}Z"{_class(kind)}/>')
 
     def dots(self, points: Sequence[Point], kind: str) -> None:
-        """A dot at each point, all of them one shape."""
+        """Add a dot at each point, as a single shape."""
         if points:
             marks = "".join(f"M{_px(x)} {_px(y)}h0" for x, y in points)
             self._parts.append(f'<path d="{marks}"{_class(kind)}/>')
 
     def ring(self, at: Point, radius: float, kind: str, *, shown: str = "") -> None:
-        """A circle."""
+        """Add a circle."""
         title = f"<title>{escape(shown)}</title>" if shown else ""
         x, y = map(_px, at)
         self._parts.append(
@@ -101,9 +102,9 @@ class Canvas:
         )
 
     def legend(self, at: Point, names: Sequence[tuple[str, str]]) -> int:
-        """Names with the shapes that they stand for, in rows.
+        """Add names with their symbols, in rows.
 
-        The drawing grows by all rows but the first; returned is by how much, for what is below.
+        The canvas grows by all rows but the first; returns that height, to shift the content below.
         """
         x, y = at
         for name, kind in names:
@@ -125,7 +126,7 @@ class Canvas:
         return more
 
     def finished(self, title: str, text: str) -> Drawing:
-        """The drawing."""
+        """Return the drawing."""
         return Drawing(
             title=title,
             text=text,
@@ -136,12 +137,12 @@ class Canvas:
 
 
 def text_width(text: str) -> float:
-    """Pixels that a text takes at most, in most fonts."""
+    """Return an upper estimate of a text's width, in pixels."""
     return _CHARACTER * len(text)
 
 
 def elided(text: str, width: float) -> str:
-    """As much of a text as has room.
+    """Return a text cut to a width in pixels.
 
     >>> elided("attention", 200.0), elided("attention", 40.0)
     ('attention', 'atte…')
@@ -186,7 +187,7 @@ HUES = ("blue", "orange", "amber", "green", "purple", "grey")
 
 
 def schemes(selector: str) -> str:
-    """CSS that gives ``selector`` the colours of the reader's scheme; paper is white."""
+    """Return CSS that gives ``selector`` the reader's light or dark colours; print is light."""
     light, dark = (
         " ".join(f"--{name}: {value};" for name, value in one.items()) for one in (LIGHT, DARK)
     )
@@ -224,7 +225,7 @@ CHART = "\n".join(
         ".chart .bar { stroke: var(--page); stroke-width: .6; }",
     )
 )
-"""How the parts of a chart look, by their classes."""
+"""Styles of chart elements, by class."""
 
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -235,7 +236,7 @@ _YEAR_S = 366 * _DAY_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A range of values on a range of pixels."""
+    """Linear map from a range of values to a range of pixels."""
 
     low: float
     high: float
@@ -243,7 +244,7 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         if self.high == self.low:
             return (self.begin + self.end) / 2
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
@@ -251,14 +252,14 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """A value on an axis and what stands beside it."""
+    """Value on an axis, with its label."""
 
     value: float
     text: str
 
 
 def padded(values: Iterable[float], share: float = 0.06) -> tuple[float, float]:
-    """The least and the most of some values with room around them."""
+    """Return the range of the finite values, widened by a margin."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     margin = (high - low) * share or abs(high) * share or 1.0
@@ -266,14 +267,14 @@ def padded(values: Iterable[float], share: float = 0.06) -> tuple[float, float]:
 
 
 def round_ticks(low: float, high: float, most: int, *, factor: float = 1.0) -> list[Tick]:
-    """At most so many round values; texts are those of ``value * factor``.
+    """Return at most ``most`` round values; labels are of ``value * factor``.
 
     >>> [tick.text for tick in round_ticks(0.0, 1.0, 6)]
     ['0', '0.2', '0.4', '0.6', '0.8', '1']
     """
     low, high = low * factor, high * factor
     span = high - low
-    # Closer than doubles of full precision are, no tick is round.
+    # No round ticks exist below the precision of normal doubles.
     if not math.isfinite(span) or span < sys.float_info.min * most:
         return []
     rough = span / max(1, most - 1)
@@ -286,7 +287,7 @@ def round_ticks(low: float, high: float, most: int, *, factor: float = 1.0) -> l
 
 
 def moment_ticks(low: float, high: float, most: int) -> list[Tick]:
-    """At most so many round moments of UTC between two, in seconds since 1970."""
+    """Return at most ``most`` round times in UTC between two, in Unix seconds."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         return []
@@ -298,7 +299,7 @@ def moment_ticks(low: float, high: float, most: int) -> list[Tick]:
 
 
 def moment_text(unix_s: float, step_s: float = 60, span_s: float = 0.0) -> str:
-    """A moment in UTC, as short as a distance between ticks allows.
+    """Return a UTC time, as short as the distance between ticks allows.
 
     >>> moment_text(0.0), moment_text(0.0, step_s=86400), moment_text(1.0, step_s=1)
     ('00:00', '1 Jan', '00:00:01')
@@ -316,7 +317,7 @@ def moment_text(unix_s: float, step_s: float = 60, span_s: float = 0.0) -> str:
 
 
 class Plot(Canvas):
-    """A canvas with a legend above two axes; ``x`` is a range and the longest text of a tick."""
+    """Canvas with a legend above two axes; ``x`` is a range and the longest tick label."""
 
     def __init__(
         self,
@@ -337,7 +338,7 @@ class Plot(Canvas):
         self.x = Scale(low=low, high=high, begin=left, end=self.width - _RIGHT)
         self.y = Scale(low=y[0], high=y[1], begin=self.height - _BOTTOM, end=top)
         ticks = moment_ticks(*y, 6) if has_moments else round_ticks(*y, 6, factor=factor)
-        # Grid, ticks and titles; that of the upright axis lies above it.
+        # Grid, ticks and titles; the title of the vertical axis is above it.
         for tick in ticks:
             at = self.y(tick.value)
             self.line((self.x.begin, at), (self.x.end, at), "grid")
@@ -351,17 +352,17 @@ class Plot(Canvas):
         self.text((4, top - 12), titles[1], "faint")
 
     def on(self, at: Iterable[float], values: Iterable[float]) -> list[Point]:
-        """Points of values over others."""
+        """Return the points of values ``values`` at positions ``at``."""
         return [(self.x(one), self.y(value)) for one, value in zip(at, values, strict=True)]
 
     def band(
         self, at: Sequence[float], lows: Iterable[float], highs: Iterable[float], kind: str
     ) -> None:
-        """What lies between two values, from left to right."""
+        """Add the band between low and high values."""
         self.area(self.on(at, highs), self.on(at, lows), kind)
 
     def limit(self, *, x: float | None = None, y: float | None = None) -> None:
-        """A broken line across the plot at a value."""
+        """Add a dashed line across the plot at a value."""
         ends = ((self.x.begin, self.y.begin), (self.x.end, self.y.end))
         begin, end = (
             (ex if x is None else self.x(x), ey if y is None else self.y(y)) for ex, ey in ends
@@ -370,12 +371,12 @@ class Plot(Canvas):
 
 
 def most_ticks(width: float, example: str) -> int:
-    """How many texts like this have room beside one another."""
+    """Return how many labels like ``example`` fit into a width, at least 2."""
     return max(2, int(width / (text_width(example) + 18)))
 
 
 def seconds_unit(most_s: float) -> tuple[float, str]:
-    """Factor and name of the unit in which times up to this are read best."""
+    """Return factor and name of the unit suited to times up to ``most_s``."""
     if most_s >= 1.0:
         return 1.0, "s"
     return (1e3, "ms") if most_s >= 1e-3 else (1e6, "µs")

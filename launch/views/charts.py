@@ -1,4 +1,4 @@
-"""The charts of an answer: a run over time, layouts, where a step goes, and what memory holds."""
+"""Charts of an answer: the run over time, layouts, the step's breakdown, and memory."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from .canvas import (
 )
 
 NUM_DRAWN = 400
-"""Points of a line that are drawn at most, evenly spread over the run."""
+"""Maximum number of points of a line, evenly spaced over the run."""
 NUM_BARS = 24
 NUM_SPANS = 700
-"""Bars of a timeline that are drawn at most, the longest."""
+"""Maximum number of bars of a timeline; the longest are drawn."""
 NUM_STAGES = 8
-"""Stages of a timeline that are drawn at most; of more, evenly spread ones."""
+"""Maximum number of stages of a timeline; of more, an evenly spaced selection is drawn."""
 WIDTH = 820
 _SHOW_SECONDS_BELOW_S = 1800.0
 _ROW, _BAR, _TOP = 22, 14, 27
 _MOST_LABEL = 16
 _SMALL_FRAC = 0.005
-"""Of the longest bar's end: shorter bars share a row."""
+"""Fraction of the longest bar's end below which bars share a row."""
 _RUNNING, _OTHER, _REFUSED = "orange-dots large", "blue-dots large", "grey-ring"
 _NEAR = 3.0
-"""Capacity over the largest need, beyond which the line of the capacity is not drawn."""
+"""Ratio of capacity to largest need above which the capacity line is omitted."""
 _Box: TypeAlias = "tuple[float, float, float, float]"
 _Spans: TypeAlias = "Sequence[Span | MeasuredSpan]"
 
 
 def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
-    """Each step as it was and as it was predicted; None where there are fewer than two."""
+    """Chart measured and predicted step times; None for fewer than two steps."""
     if len(points) < 2:
         return None
     text, points = _steps_text(points), _thinned(points)
@@ -59,7 +59,7 @@ def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
     legend = [("measured", "orange-dots")]
     if predicted:
         legend += [("predicted", "blue-line"), ("90 % interval", "blue-band")]
-    # A single stall would press all else to a line: what is above is drawn at the top.
+    # A single stall would flatten all else, so outliers are clipped to the top.
     usual = sorted(p.time_s for p in points)[: max(1, int(0.98 * len(points)))]
     low, high = padded([*usual, *(end or 0.0 for row in predicted for end in (row[1], row[3]))])
     plot = Plot(
@@ -94,8 +94,8 @@ def _steps_text(points: Sequence[StepPoint]) -> str:
 def finish_chart(
     made: Sequence[PastForecast], end_unix_s: float | None, width: int
 ) -> Drawing | None:
-    """Each forecast of the end with its interval, and the end once it is known; None where that
-    would be a single point."""
+    """Chart forecasts of the end with their intervals, and the actual end if known; None for a
+    single point."""
     every = [one for one in made if one.steps_left > 0]
     if not every or len(every) + bool(end_unix_s) < 2:
         return None
@@ -135,7 +135,7 @@ def finish_chart(
 def coverage_chart(
     steps: Sequence[Coverage], finish: Sequence[Coverage], width: int
 ) -> Drawing | None:
-    """How often intervals held against how often they were to; None where nothing was held."""
+    """Chart observed against nominal coverage of intervals; None without observations."""
     lines = [
         (f"{name} ({seen[0].num})", line, seen)
         for name, line, coverages in (
@@ -169,14 +169,14 @@ def coverage_chart(
 
 
 def _thinned(values: Sequence) -> Sequence:
-    """Some of many values, the last of them always."""
+    """Return an evenly spaced sample of the values, including the last."""
     every = -(-len(values) // NUM_DRAWN) or 1
     return [*values[:-1:every], *values[-1:]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A name, a bar from one value to another, and what stands behind it."""
+    """Row of a bar chart: name, bar from ``begin`` to ``end``, and the text after it."""
 
     name: str
     end: float
@@ -184,15 +184,15 @@ class Bar:
     hue: str = "blue"
     begin: float = 0.0
     spread: tuple[float, float] | None = None
-    """Where the 90 % interval of the end lies."""
+    """90 % interval of the end."""
     stack: tuple[tuple[str, float], ...] = ()
-    """Hues and lengths of the pieces of the bar; empty: it is one."""
+    """Hues and lengths of stacked segments; empty for a plain bar."""
 
 
 def work_chart(
     contributions: Sequence[Contribution], step_time_s: float, width: int
 ) -> Drawing | None:
-    """What the critical stage works on, by its share of the step; what is small shares a bar."""
+    """Chart the work of the critical stage as shares of the step; small parts share a bar."""
     works = sorted(contributions, key=lambda one: -one.time_s)
     shown = [(f"{w.name} {w.phase}", w.time_s, "blue" if w.phase else "green") for w in works]
     if rest_s := sum(one.time_s for one in works[NUM_BARS:]):
@@ -212,7 +212,7 @@ def work_chart(
 
 
 def waiting_chart(waits_s: Mapping[int, float], width: int) -> Drawing | None:
-    """How long each rank stands still for later ones; of many those that wait least and most."""
+    """Chart how long each rank waits for later ones; of many, those that wait least and most."""
     ranks = sorted(waits_s, key=lambda rank: waits_s[rank])
     if len(ranks) > NUM_BARS:
         ranks = [*ranks[: NUM_BARS // 2], *ranks[-NUM_BARS // 2 :]]
@@ -224,8 +224,8 @@ def waiting_chart(waits_s: Mapping[int, float], width: int) -> Drawing | None:
 
 
 def memory_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing | None:
-    """What fills the memory of the fullest device, part by part, in the running layout and in
-    ``rows`` of its plan, against what a device has."""
+    """Chart the memory of the fullest device by part, in the running layout and in ``rows`` of its
+    plan, with the device's capacity."""
     shown = [("running", plan.running), *((str(n), one) for n, one in enumerate(rows, 1))]
     bars = [
         Bar(
@@ -260,11 +260,11 @@ _MEMORY = {
     "overhead": ("buffers and context", "grey"),
     "offset": ("measured beyond these", "amber"),
 }
-"""Name and hue by part of the estimate."""
+"""Name and hue of each part of the estimate."""
 
 
 def waterfall(explanation: Explanation, width: int = WIDTH) -> Drawing:
-    """The terms of a step from 0 to its time, or of a difference from one step to the other."""
+    """Chart the terms of a step from 0 to its time, or of a difference between two steps."""
     one, against = explanation.one, explanation.difference
     if against is None:
         title = f"Where the step of {one.label} goes"
@@ -296,7 +296,7 @@ def _of_two(difference: Difference) -> Iterator[Bar]:
 
 
 def _side(letter: str, one: Explained) -> str:
-    """The letter of the title, with the layout where its name takes no room from the bars."""
+    """Return the letter in the title, with the layout if its label is short enough."""
     return f"{letter}: {one.label}" if len(one.label) <= _MOST_LABEL else letter
 
 
@@ -342,8 +342,8 @@ def bars_chart(
     limit: float | None = None,
     is_linked: bool = False,
 ) -> Drawing | None:
-    """A row for each bar, each beginning where the one above ended if they are linked; None
-    without bars that have a length.  ``limit`` is an upright line."""
+    """Draw a row for each bar; linked bars are joined to the end of the one above.  None if no bar
+    has a length.  ``limit`` is a vertical line."""
     ends = [end for bar in bars for end in (bar.begin, bar.end, *(bar.spread or ()))]
     if max(ends, default=0.0) <= 0:
         return None
@@ -370,7 +370,7 @@ def bars_chart(
 
 
 def _draw_bar(canvas: Canvas, bar: Bar, x: Scale, top: float) -> None:
-    """One row: name, bar, interval where there is one, and text."""
+    """Draw one row: name, bar, interval if there is one, and text."""
     low, high = sorted((x(bar.begin), x(bar.end)))
     high = max(high, low + 1.0)
     name = elided(bar.name, x.begin - 10)
@@ -390,9 +390,9 @@ def _draw_bar(canvas: Canvas, bar: Bar, x: Scale, top: float) -> None:
 
 
 def layouts_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing | None:
-    """The running layout and ``rows`` of its plan, each by its number there; None without rows.
+    """Chart the running layout and ``rows`` of its plan by row number; None without rows.
 
-    An upright line is a 90 % interval; the broken one is where memory ends.
+    Vertical lines are 90 % intervals; the dashed one is the memory capacity.
     """
     if not rows:
         return None
@@ -401,7 +401,7 @@ def layouts_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing 
     most_nbytes = max(one.memory.total_nbytes for one in shown)
     size, named = (GIB, "GiB") if most_nbytes >= GIB else (MIB, "MiB")
     needs = [one.memory.total_nbytes / size for one in shown]
-    # Where memory is no question its end would press all layouts into a corner.
+    # If memory is ample, its limit on the axis would squeeze all layouts into a corner.
     is_near = capacity is not None and capacity < _NEAR * most_nbytes
     limit = capacity / size if capacity is not None and is_near else None
     least, most = (0.0, 1.08 * max(*needs, limit)) if limit else padded(needs, 0.2)
@@ -458,10 +458,10 @@ def label_places(
     width: int,
     spreads: Sequence[tuple[float, float]] = (),
 ) -> list[Point]:
-    """Where each name stands beside its point: the first place of a few that no other takes.
+    """Return a label position for each point: the first free one of a few candidates.
 
-    ``spreads`` are the ends of upright lines through the points: names lie on one only where there
-    is no other place.
+    ``spreads`` are the ends of vertical lines through the points; labels overlap one only if there
+    is no other position.
     """
     pairs = zip(points, spreads, strict=False)
     lines: list[_Box] = [(x - 2, top, x + 2, bottom) for (x, _), (top, bottom) in pairs]
@@ -523,7 +523,7 @@ class _Lane:
     name: str
     spans: _Spans
     is_last: bool
-    """Of its stage."""
+    """True for the last lane of its stage."""
 
     @property
     def height(self) -> int:
@@ -537,8 +537,8 @@ class _Lane:
 def timeline_chart(
     predicted: Sequence[Span], measured: Sequence[MeasuredSpan], width: int
 ) -> Drawing | None:
-    """Passes, messages, gradients and the optimizer of each stage, on one scale; None where
-    nothing is known.  Of a stage's ranks the first is shown."""
+    """Chart passes, messages, gradients and optimizer of each stage on one scale; None without
+    spans.  The first rank of each stage is shown."""
     lanes = _lanes(predicted, measured)
     if not lanes:
         return None
@@ -566,13 +566,13 @@ def timeline_chart(
         f"{lane.name}: {len(lane.spans)} parts, the last ends at {format_time(lane.end_s)}"
         for lane in lanes
     ]
-    # Neither is the step that gains are held against, and readers compare the three.
+    # State this, since readers compare both with the measured step that gains refer to.
     return canvas.finished("One step, predicted and measured", "; ".join([_STEPS, *ends]))
 
 
 def _draw_span(canvas: Canvas, one: Span | MeasuredSpan, x: Scale, y: float) -> None:
     name, hue = _TASKS[one.kind]
-    # A message goes beside the passes of its stage.
+    # Messages overlap the passes of their stage, so they are thin bars at the bottom of the lane.
     top, high = (y + _LANE - 5, 4) if name == "messages" else (y, _LANE)
     number = f" {one.microbatch}" if one.microbatch >= 0 else ""
     shown = f"{name}{number}: {format_time(one.end_s - one.start_s)}"

@@ -1,4 +1,4 @@
-"""Two layouts, and two runs, held against each other: a sentence, terms, the way there."""
+"""Text of comparisons of two layouts or two runs: sentence, terms, and steps in between."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _CHOICE, _MOST_TERMS = 29, 10
 _SMALL_FRAC = 0.005
-"""Of the longer step: smaller terms share a row."""
+"""Fraction of the longer step below which terms share a row."""
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _ENDS = 4
-"""Digits of a time: what intervals leave to tell apart."""
+"""Digits of a time; more would exceed the precision of the intervals."""
 _BOTH = ("first_s", "second_s")
 _SHOWN = "*"
 _KEY = f"{_SHOWN} a larger change than noise would show in any row"
@@ -29,26 +29,26 @@ _SPECIAL = re.compile(r"([\\|`*_<>\[\]#])")
 
 
 class Scale:
-    """One unit for all times of an answer."""
+    """Common unit for all times of an answer."""
 
     def __init__(self, most_s: float) -> None:
         self.unit_s, self.name = next((u for u in _UNITS if most_s >= u[0]), _UNITS[-1])
         self._decimals = max(0, _ENDS - len(str(int(most_s / self.unit_s))))
 
     def text(self, time_s: float, *, is_signed: bool = False) -> str:
-        """A time without its unit; 0 has no sign."""
+        """Return a time without its unit; 0 has no sign."""
         text = f"{time_s / self.unit_s:.{self._decimals}f}"
         text = f"{0:.{self._decimals}f}" if float(text) == 0 else text
         return f"+{text}" if is_signed and float(text) > 0 else text
 
     def ends(self, low_s: float, high_s: float, *, is_signed: bool = False) -> str:
-        """An interval."""
+        """Return an interval."""
         low, high = (self.text(end, is_signed=is_signed) for end in (low_s, high_s))
         return f"{low} to {high}"
 
 
 def explanation_parts(explanation: explain.Explanation) -> Iterator[Part]:
-    """Everything that is said of a step, or of the difference of two, within 80 columns."""
+    """Yield the explanation of a step, or of a difference, within 80 columns."""
     yield explanation.sentence
     yield ""
     one, against = explanation.one, explanation.difference
@@ -77,7 +77,7 @@ def _terms(
     large: Sequence[explain.TermTime],
     times: Sequence[Mapping[Term, float]],
 ) -> ReportTable:
-    """A row for each large term, one for all else, and their sum."""
+    """Return a row for each large term, one for all else, and their sum."""
     one, against = explanation.one, explanation.difference
     is_signed, total_s = against is not None, one.estimate.time_s
     small = [t for t in (against or one).terms if t not in large]
@@ -126,7 +126,7 @@ def _way(difference: explain.Difference, scale: Scale) -> ReportTable:
 
 
 def _named(change: Change) -> str:
-    """What was changed, without what it was where both are long."""
+    """Return the text of a change; only the new values if it is long."""
     if len(change.text) < _CHOICE:
         return change.text
     after = zip(change.axes, change.after, strict=True)
@@ -135,7 +135,7 @@ def _named(change: Change) -> str:
 
 
 def _provenance(shares: Mapping[Source, float]) -> str:
-    """The largest share, with how much it is where others are not small."""
+    """Return the largest source, with its percentage unless the others are negligible."""
     source, share = max(shares.items(), key=lambda pair: pair[1], default=(None, 0.0))
     if source is None or not share:
         return ""
@@ -143,7 +143,7 @@ def _provenance(shares: Mapping[Source, float]) -> str:
 
 
 def difference_lines(difference: Difference) -> Iterator[str]:
-    """Everything that is said of two runs, within 80 columns."""
+    """Yield the comparison of two runs, within 80 columns."""
     for name, side in (("A", difference.first), ("B", difference.second)):
         yield from wrapped(f"{name}: {_side(side)}", "   ")
     yield ""
@@ -157,7 +157,7 @@ def difference_lines(difference: Difference) -> Iterator[str]:
 
 
 def difference_markdown(difference: Difference) -> Iterator[str]:
-    """The same for a comment on a pull request; the terms are folded away."""
+    """Yield the comparison as Markdown for a pull-request comment, with the terms collapsed."""
     settings, verdict, *more = (
         _sentences(difference) if difference.settings else ("", *_sentences(difference))
     )
@@ -173,7 +173,7 @@ def difference_markdown(difference: Difference) -> Iterator[str]:
 
 
 def _sentences(difference: Difference) -> list[str]:
-    """The settings that differ, the verdict, where the difference lies, who is slow."""
+    """Return settings that differ, verdict, main terms, and slow ranks."""
     sides = (("A", difference.first.slow), ("B", difference.second.slow))
     main = f"mainly: {difference.main}" if difference.main else ""
     slow = [f"{name}: {text}" for name, text in sides if text]
@@ -191,11 +191,11 @@ def _side(side: Side) -> str:
 
 
 def _changes(difference: Difference) -> ReportTable | None:
-    """A row for each term that matters, the largest change first; then the sum.
+    """Return a row for each large term, the largest change first, and then the sum.
 
-    None where the runs cannot be compared.
+    None if the runs cannot be compared.
     """
-    # Slow to import, and nothing else here needs them.
+    # Slow to import, and needed only here.
     from ...calib.differences import ALL_ELSE, Verdict
 
     if difference.verdict is Verdict.NOT_COMPARABLE:
@@ -229,7 +229,7 @@ def _changes(difference: Difference) -> ReportTable | None:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is.
+    """Return a text escaped for Markdown.
 
     >>> _escaped("a|b * c")
     'a\\\\|b \\\\* c'

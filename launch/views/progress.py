@@ -1,4 +1,4 @@
-"""What takes its time says so on standard error, where that is a terminal; elsewhere nothing."""
+"""Progress output on standard error, only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from ...calib.search import Effort
 
 SILENT_S = 2.0
-"""What takes no longer says nothing."""
+"""Shorter waits show no progress."""
 _EVERY_S = 1.0
 
 
 class _Line:
-    """One line of standard error that is written anew, without escape codes; none of a file."""
+    """Line on standard error that is rewritten without escape codes; nothing is written to
+    files."""
 
     def __init__(self) -> None:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -29,17 +30,17 @@ class _Line:
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is a terminal."""
+        """True if standard error is a terminal."""
         return self._stream is not None
 
     @property
     def age_s(self) -> float:
-        """Seconds since there was something to wait for."""
+        """Seconds since the wait began."""
         return time.monotonic() - self._begin_s
 
     def show(self, text: str) -> None:
         if self._stream is not None:
-            with suppress(OSError, ValueError):  # nobody looks any more
+            with suppress(OSError, ValueError):  # the terminal is gone
                 self._stream.write("\r" + text.ljust(self._width))
                 self._stream.flush()
             self._width = len(text)
@@ -51,25 +52,25 @@ class _Line:
 
 
 class Bar:
-    """A share that grows, once there was something to wait for."""
+    """Progress in percent, shown after ``SILENT_S``."""
 
     def __init__(self) -> None:
         self._line = _Line()
 
     def update(self, what: str, frac: float) -> None:
-        """Show how far it has come."""
+        """Show the progress."""
         if self._line.age_s > SILENT_S:
             self._line.show(f"{what}: {100 * frac:.0f} %")
 
     def end(self) -> None:
-        """Leave nothing of it on the terminal."""
+        """Clear the line."""
         self._line.clear()
 
 
 @contextmanager
 def search_effort(top: int) -> Iterator[Effort]:
-    """The effort of a search for so many layouts, with its progress; the first Ctrl-C stops it, a
-    second one ends the verb as ever."""
+    """Provide the effort of a search for ``top`` layouts, with progress; the first Ctrl-C stops the
+    search, a second one ends the verb as usual."""
     from ...calib.search import Effort
 
     interrupts: list[int] = []
@@ -93,7 +94,7 @@ def search_effort(top: int) -> Iterator[Effort]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """The seconds that something takes, until its first word on any stream."""
+    """Show elapsed seconds until the first output on any stream."""
     clock = _Clock(what)
     if not clock.line.is_shown or sys.stdout is None:
         yield
@@ -129,7 +130,7 @@ class _Clock:
 
 
 class _Watched:
-    """A stream whose first word ends a clock, and which is else the stream."""
+    """Stream wrapper that stops a clock at the first write."""
 
     def __init__(self, stream: TextIO, clock: _Clock) -> None:
         self._stream, self._clock = stream, clock

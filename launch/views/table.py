@@ -1,4 +1,4 @@
-"""A table of a report, as text, and on a terminal."""
+"""Report tables, and rendering of answers as text, Markdown and HTML and on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 from ...calib.units import format_bytes, format_count, format_frac, format_time
 from ...hooks.process import is_installed
 
-if not is_installed("rich"):  # told before anything of a directory
+if not is_installed("rich"):  # reported before any error about a directory
     raise ImportError("tables need rich; pip install 'forerun[analysis]'")
 
 if TYPE_CHECKING:  # rich is slow to import, and programs read JSON
@@ -22,49 +22,49 @@ if TYPE_CHECKING:  # rich is slow to import, and programs read JSON
 
 _Row = TypeVar("_Row")
 COLUMNS = 80
-"""Of a usual terminal, which sentences fit wherever they go."""
+"""Width of a common terminal, to which sentences are wrapped everywhere."""
 _LINES = 24
-"""Of a small screen."""
+"""Lines of a small screen."""
 _UNIT = r"(?<=\d) (?=(?:s|ms|us|min|h)\b|%)"
-"""The space between a number and its unit, where no line ends."""
+"""Space between a number and its unit, which must not break."""
 _NO_BREAK_SPACE = "\u00a0"
-"""A space at which no line ends."""
+"""Non-breaking space."""
 WIDTH = 200
-"""Of output into a file: the widest table of the report has room."""
+"""Width of output into a file, enough for the widest table of a report."""
 _GAP = 2
 """Characters between columns."""
 _LEAST_FOLDED = 12
-"""Characters of a column that takes several lines; a label's words have fewer."""
+"""Minimum width of a folded column, in characters; the words of labels are shorter."""
 _NEVER = "step"
-"""The column that no screen is too narrow for."""
+"""Column that is never dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """A titled table of text; ``key`` names it on W&B, where no two columns may have one name."""
+    """Titled table of text; ``key`` names it on W&B, which requires unique column names."""
 
     key: str
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     spare: tuple[str, ...] = ()
-    """Columns that a narrow screen does without, the first to go first."""
+    """Columns to drop on a narrow screen, in order of dropping."""
     late: tuple[str, ...] = ()
-    """Those that go once the folded column has no room left."""
+    """Columns to drop once the folded column is too narrow."""
     folded: str = ""
-    """The column whose cells may take several lines; empty: the first."""
+    """Column whose cells may take several lines; empty for the first."""
 
     def with_spare_columns(
         self, *names: str, late: tuple[str, ...] = (), folded: str = ""
     ) -> ReportTable:
-        """The same, with columns that a narrow screen may leave out, and one that it may fold."""
+        """Return the table with the columns to drop on a narrow screen, and the one to fold."""
         return replace(self, spare=names, late=late, folded=folded)
 
     def fit_to_width(self, width: int) -> ReportTable:
-        """The same without as many columns as have to go to fit in a width.
+        """Return the table without the columns that must be dropped to fit a width.
 
-        The spare ones go first, then one column folds, then the late ones go, and those on the
-        right.  The first two, the folded one and the step stay.
+        The spare columns are dropped first, then one column folds, then the late ones and those on
+        the right are dropped.  The first two, the folded one and the step remain.
         """
         table = self
         for name in filter(self.columns.__contains__, self.spare):
@@ -81,20 +81,20 @@ class ReportTable:
 
     @property
     def folding(self) -> str:
-        """The column that may fold."""
+        """Column that may fold."""
         return self.folded if self.folded in self.columns else self.columns[0]
 
     @property
     def width(self) -> int:
-        """Characters of the widest line, with headers over several lines."""
+        """Characters of the widest line, with headers wrapped."""
         return sum(self.widths().values()) + _GAP * (len(self.columns) - 1)
 
     def fold_width(self, width: int) -> int:
-        """Characters that the other columns leave for the one that folds."""
+        """Return the characters left for the folded column by the others."""
         return width - self.width + self.widths()[self.folding]
 
     def widths(self) -> dict[str, int]:
-        """Characters of each column; a header counts by its longest word."""
+        """Return the characters of each column; a header counts by its longest word."""
         from rich.cells import cell_len
 
         every = zip(self.columns, *self.rows, strict=True)
@@ -109,16 +109,16 @@ class ReportTable:
 def table_of(
     key: str, title: str, items: Iterable[_Row], cells: Mapping[str, Callable[[_Row], str]]
 ) -> ReportTable:
-    """A table with a row for each of ``items``, and a column for each way to read one."""
+    """Return a table with a row for each of ``items`` and a column for each of ``cells``."""
     rows = tuple(tuple(cell(row) for cell in cells.values()) for row in items)
     return ReportTable(key=key, title=title, columns=tuple(cells), rows=rows)
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """Standard output, or a file in its width; where it is no terminal, wide enough for every
-    table.
+    """Return a console on standard output, or on a file with its width; without a terminal, wide
+    enough for every table.
 
-    There, and where ``NO_COLOR`` is set, nothing but text is written.
+    Without a terminal, or if ``NO_COLOR`` is set, only plain text is written.
     """
     from rich.console import Console
 
@@ -128,7 +128,7 @@ def console(file: IO[str] | None = None) -> Console:
 
 
 def show_table(table: ReportTable, out: Console) -> None:
-    """Print one table, without what a narrow screen has no room for."""
+    """Print a table, without the columns that do not fit a narrow screen."""
     from rich import box
     from rich.cells import cell_len
     from rich.table import Table
@@ -157,13 +157,13 @@ def show_table(table: ReportTable, out: Console) -> None:
         )
     for row in table.rows:
         drawn.add_row(*row)
-    # As a title of the table it would be broken at the table's width.
+    # As rich's table title it would wrap at the table's width.
     out.print(Text(table.title, style="table.title"))
     out.print(drawn)
 
 
 def _tall(header: str, width: int) -> str:
-    """A header over as many lines as it needs.
+    """Return a header wrapped to a width.
 
     >>> _tall("against running", 8)
     'against\\nrunning'
@@ -172,19 +172,19 @@ def _tall(header: str, width: int) -> str:
 
 
 class Cell(str):
-    """Text, and the numbers that it says by what follows the column's name, with their unit."""
+    """Cell text with its numbers, by the suffix (with unit) to add to the column's name."""
 
     numbers: Mapping[str, float | None]
 
     def __new__(cls, text: str, numbers: Mapping[str, float | None]) -> Cell:
-        """Text as it is shown, and the numbers."""
+        """Return a cell of display text and numbers."""
         cell = super().__new__(cls, text)
         cell.numbers = numbers
         return cell
 
 
 def time_cell(time_s: float) -> Cell:
-    """Seconds.
+    """Return a cell of seconds.
 
     >>> time_cell(1.8423), time_cell(1.8423).numbers
     ('1.842 s', {' (s)': 1.8423})
@@ -193,35 +193,35 @@ def time_cell(time_s: float) -> Cell:
 
 
 def span_cell(low_s: float, high_s: float) -> Cell:
-    """An interval of seconds, which is two numbers."""
+    """Return a cell of an interval of seconds, which has two numbers."""
     text = f"{format_time(low_s)} to {format_time(high_s)}"
     return Cell(text, {" low (s)": low_s, " high (s)": high_s})
 
 
 def frac_cell(frac: float | None, *, signed: bool = False) -> Cell:
-    """A share of 1, which people read in per cent; nothing for None."""
+    """Return a cell of a fraction, shown in per cent; empty for None."""
     return Cell("" if frac is None else format_frac(frac, signed=signed), {" (frac)": frac})
 
 
 def bytes_cell(nbytes: float, per: str = "") -> Cell:
-    """Bytes; with ``per`` of what."""
+    """Return a cell of bytes, per ``per`` if given."""
     return Cell(format_bytes(nbytes) + per, {f" (B{per})": nbytes})
 
 
 def count_cell(number: float, digits: str = "") -> Cell:
-    """A number without a unit of its own; in three digits, or as ``digits`` says."""
+    """Return a cell of a unitless number, with three digits or in the format ``digits``."""
     return Cell(format(number, digits) if digits else format_count(number), {"": number})
 
 
 def whole_cell(number: int) -> Cell:
-    """A count, shown whole."""
+    """Return a cell of a count, with all digits."""
     return count_cell(number, "d")
 
 
 def typed_rows(table: ReportTable) -> list[dict[str, Any]]:
-    """Rows with numbers in place of their text, None where a cell has none.
+    """Return rows with numbers instead of text, None if a cell has none.
 
-    A column of numbers takes their unit into its name: ``step`` becomes ``step (s)``.
+    The name of a column of numbers includes the unit: ``step`` becomes ``step (s)``.
     """
     rows: list[dict[str, Any]] = [{} for _ in table.rows]
     for column, cells in zip(table.columns, zip(*table.rows, strict=True), strict=True):
@@ -249,33 +249,33 @@ def _numbers(cell: str) -> Mapping[str, float | None]:
 
 
 Part: TypeAlias = "ReportTable | str"
-"""A table, a sentence, or several lines that stand as they are."""
+"""Table, sentence, or preformatted lines."""
 
 
 class Command(str):
-    """Text that is pasted: it stands in one line however long it is."""
+    """Text to paste, which is never wrapped."""
 
 
 def wrapped(text: str, indent: str = "") -> Iterator[str]:
-    """A sentence as lines of at most 80 columns, numbers beside their units."""
+    """Yield a sentence as lines of at most 80 columns, without breaks before units."""
     unbroken = re.sub(_UNIT, _NO_BREAK_SPACE, text)
     lines = textwrap.wrap(unbroken, COLUMNS, break_on_hyphens=False, subsequent_indent=indent)
     yield from (line.replace(_NO_BREAK_SPACE, " ") for line in lines or [""])
 
 
 def prose(part: str) -> str:
-    """A sentence within 80 columns; several lines and commands as they are."""
+    """Return a sentence wrapped to 80 columns; several lines and commands unchanged."""
     is_prose = "\n" not in part and not isinstance(part, Command)
     return "\n".join(wrapped(part)) if is_prose else part
 
 
 def print_parts(parts: Iterable[Part]) -> None:
-    """Print an answer; a narrow terminal goes without the spare columns of tables."""
+    """Print an answer; on a narrow terminal, tables lose their spare columns."""
     _show(parts, console(), sys.stdout)
 
 
 def text_of(parts: Iterable[Part], columns: int = 0) -> str:
-    """The same as text, without colours; 0 columns: as wide as standard output."""
+    """Return an answer as text without colours; 0 columns: as wide as standard output."""
     file = io.StringIO()
     out = console(file)
     out.width = columns or out.width
@@ -292,7 +292,7 @@ def _show(parts: Iterable[Part], out: Console, file: IO[str]) -> None:
 
 
 def screen_of(parts: Iterable[Part]) -> str:
-    """The same within a small screen, with all that has no room there left out at the end."""
+    """Return an answer as text cut to a small screen."""
     wide = text_of(parts, COLUMNS).splitlines()
     lines = [
         part
@@ -305,7 +305,7 @@ def screen_of(parts: Iterable[Part]) -> str:
 
 
 def markdown_of(parts: Iterable[Part]) -> str:
-    """The same as Markdown: a heading over each table, several lines as they are."""
+    """Return an answer as Markdown: a heading above each table, preformatted lines as code."""
     lines: list[str] = []
     for part in parts:
         if isinstance(part, ReportTable):
@@ -316,14 +316,14 @@ def markdown_of(parts: Iterable[Part]) -> str:
 
 
 def markdown_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table in Markdown."""
+    """Return the lines of a Markdown table."""
     every = (columns, ("---",) * len(columns), *rows)
     return ["| " + " | ".join(cells) + " |" for cells in every]
 
 
 def html_of(parts: Iterable[Part]) -> str:
-    """The same as HTML that needs no style sheet; all text is escaped."""
-    from html import escape  # its names of signs are slow to import, and no verb needs them
+    """Return an answer as HTML that needs no style sheet; all text is escaped."""
+    from html import escape  # slow to import, and no verb needs it
 
     def row(cells: Iterable[str], tag: str) -> str:
         sides = ("left", *("right" for _ in cells))

@@ -1,6 +1,6 @@
-"""``forerun run``: around a launcher, for schedulers' limits, stops on advice, resubmission.
+"""``forerun run``: launch wrapper for scheduler limits, stops on advice, and resubmission.
 
-Standard library alone.
+Standard library only.
 """
 
 from typing import TYPE_CHECKING

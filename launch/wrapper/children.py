@@ -1,8 +1,8 @@
-"""A command and all that it starts: signals to us and to it, its exit code, nobody left behind.
+"""Supervision of a command and its descendants: signals, exit code, and complete clean-up.
 
-torchrun puts every worker into a session of its own, so that neither its process group nor its
-terminal reaches them, and where it dies its workers run on as orphans.  On Linux this process
-adopts orphans (``PR_SET_CHILD_SUBREAPER``), which keeps all of them below it in ``/proc``.
+torchrun puts every worker into a separate session, so that signals to its process group or
+terminal do not reach them, and if it dies its workers run on as orphans.  On Linux this process
+adopts orphans (``PR_SET_CHILD_SUBREAPER``), so that all remain its descendants in ``/proc``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ WARN = (signal.SIGUSR1, signal.SIGUSR2)
 PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# A process in a driver's call dies when that returns; one that hangs there never does.
+# A process inside a driver call dies when the call returns; one that hangs there never does.
 _KILL_PATIENCE_S = 10.0
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class SignalInbox:
-    """A context in which ``END``, ``WARN`` and the end of children are collected.
+    """Context in which ``END``, ``WARN`` and child exits are collected.
 
-    They are values to be read in a loop: nothing is done inside a handler.
+    They are read as values in a loop: handlers do nothing.
     """
 
     def __init__(self) -> None:
@@ -47,9 +47,9 @@ class SignalInbox:
     def __enter__(self) -> SignalInbox:
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in (*END, *WARN, signal.SIGCHLD):
-            # A signal that nohup ignores stays ignored, here and in the command.
+            # A signal ignored by nohup stays ignored, here and in the command.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                # A handler must be there for the number to be written to the pipe.
+                # The wake-up pipe gets a signal's number only if it has a handler.
                 self._before[number] = signal.signal(number, lambda *_: None)
         return self
 
@@ -61,8 +61,8 @@ class SignalInbox:
         os.close(self._write)
 
     def wait(self, timeout_s: float) -> list[int]:
-        """The signals that came since the last call, or within the time; children left out."""
-        waiting = select.poll()  # unlike select, of any number of open files
+        """Return signals received since the last call or within the timeout, without SIGCHLD."""
+        waiting = select.poll()  # unlike select, not limited in descriptor numbers
         waiting.register(self._read, select.POLLIN)
         if not waiting.poll(max(0.0, timeout_s) * 1000.0):
             return []
@@ -72,15 +72,15 @@ class SignalInbox:
 
 
 class ProcessTree:
-    """One command that was started, and its descendants.
+    """A started command and its descendants.
 
-    Only one may live in a process: it reaps every child that there is.
+    Only one may exist in a process, because it reaps all children.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # A session of its own: Ctrl-C then reaches us alone, and is passed on once.  Where we are
-        # killed ourselves, it gets SIGTERM.
+        # In a separate session Ctrl-C reaches only us, and is forwarded once.  If we are killed,
+        # the command gets SIGTERM.
         self._process = subprocess.Popen(
             list(command),
             env=dict(environ),
@@ -89,11 +89,11 @@ class ProcessTree:
         )
         self.pid = self._process.pid
         self.code: int | None = None
-        """Exit code of the command, minus n where signal n ended it; None while it runs."""
+        """Exit code of the command, minus n if signal n ended it; None while it runs."""
         self._signalled: set[int] = set()
 
     def reap(self) -> None:
-        """Take note of every child that has ended."""
+        """Reap all children that have ended."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._signalled.discard(ended[0])
@@ -101,24 +101,24 @@ class ProcessTree:
                     self.code = self._process.returncode = os.waitstatus_to_exitcode(ended[1])
 
     def send(self, number: int) -> None:
-        """The signal to the command's process group: as a terminal would, so not to workers."""
+        """Send a signal to the command's process group, as a terminal would; not to workers."""
         self._signalled.update(pid for pid, (_, group) in _living().items() if group == self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def end_orphans(self) -> None:
-        """SIGTERM, once each, to those that have lost their parent and came to us.
+        """Send SIGTERM, once each, to adopted orphans.
 
-        Workers of a torchrun that lives are its own to end.
+        Workers of a live torchrun are left to it.
         """
         adopted = {pid for pid, (parent, _) in _living().items() if parent == os.getpid()}
         for pid in adopted - self._signalled - {self.pid}:
             self._signalled.add(pid)
             _kill(pid, signal.SIGTERM)
 
-    # By hand and not with psutil: `forerun run` needs the standard library alone.
+    # Without psutil, since `forerun run` needs only the standard library.
     def living_pids(self) -> set[int]:
-        """Who is alive below us, the command included; empty where there is no ``/proc``."""
+        """Return live descendants, including the command; empty without ``/proc``."""
         self.reap()
         parents = {child: parent for child, (parent, _) in _living().items()}
         descendants: set[int] = set()
@@ -129,9 +129,9 @@ class ProcessTree:
         return descendants
 
     def kill(self) -> None:
-        """SIGKILL to all that is left, until nobody is."""
+        """Send SIGKILL to all remaining descendants until none is left, or patience runs out."""
         end_s = time.monotonic() + _KILL_PATIENCE_S
-        if self.code is None:  # afterwards the number may be another group's
+        if self.code is None:  # later the id may belong to another group
             self.send(signal.SIGKILL)
         while ((remaining := self.living_pids()) or self.code is None) and time.monotonic() < end_s:
             for pid in remaining:
@@ -139,9 +139,9 @@ class ProcessTree:
             time.sleep(0.02)
 
     def wait_for_exit(self, numbers: Sequence[int]) -> None:
-        """Wait for the command in the simplest way there is; these signals end it as SIGTERM.
+        """Wait for the command by minimal means; the given signals end it with SIGTERM.
 
-        For where watching has failed: nothing is killed, and ``code`` is the command's.
+        Fallback if watching has failed: nothing is killed, and ``code`` is the command's.
         """
         for number in numbers:
             with suppress(Exception):
@@ -153,7 +153,7 @@ class ProcessTree:
                 self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
             except ChildProcessError:
                 self.code = self._process.returncode or 0
-            except BaseException:  # such as one that a signal brought
+            except BaseException:  # such as an exception raised by a signal
                 time.sleep(0.1)
 
     def _end_quietly(self) -> None:
@@ -163,14 +163,14 @@ class ProcessTree:
 
 
 def _living() -> dict[int, tuple[int, int]]:
-    """Parent and process group of every process that is not a zombie."""
+    """Return parent and process group of every process that is not a zombie."""
     processes: dict[int, tuple[int, int]] = {}
     for entry in PROC.iterdir() if PROC.is_dir() else ():
         if not entry.name.isdecimal():
             continue
-        with suppress(OSError, IndexError, ValueError):  # it may end while we read
+        with suppress(OSError, IndexError, ValueError):  # the process may end while being read
             text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-            # The name in parentheses may hold anything.
+            # The process name in parentheses may contain anything.
             state, parent, group = text.rpartition(")")[2].split()[:3]
             if state not in "ZXx":
                 processes[int(entry.name)] = int(parent), int(group)

@@ -1,7 +1,7 @@
-"""Lines for the job's log that neither fail nor wait: it may be broken, full or read by nobody.
+"""Log lines that neither fail nor block, even if the log is broken, full or not read.
 
-The descriptors are shared with the command, so that they cannot be made non-blocking; a thread
-writes, and lines that nobody takes are dropped.
+The descriptors are shared with the command and so cannot be made non-blocking; a thread writes,
+and lines that are not read are dropped.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import threading
 from collections import deque
 from contextlib import suppress
 
-# Behind a pipe that nobody reads; the newest stay.
+# Maximum number of lines buffered if a pipe is not read; the newest are retained.
 _MOST_LINES = 200
 _MOST_CHARS = 2000
 _PATIENCE_S = 0.2
-"""A line has so long before the caller goes on without knowing."""
+"""Longest wait of the caller for a line to be written, seconds."""
 
 
 class LogWriter:
-    """One descriptor; any method may be called from any thread and raises nothing."""
+    """Writer to one descriptor; all methods are thread-safe and raise nothing."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -29,12 +29,12 @@ class LogWriter:
         self._is_stuck = False
 
     def write_line(self, text: str) -> None:
-        """One line, as text without its end."""
+        """Write one line, given without its line break."""
         with suppress(Exception):
             line = (text + "\n").encode("utf-8", "surrogateescape")
             with self._lock:
                 self._lines.append(line)
-                # It ends with the last line, so that none is there at a fork.
+                # The thread ends with the last line, so that none exists at a fork.
                 if self._writer is None:
                     writer = threading.Thread(target=self._write, daemon=True)
                     writer.start()
@@ -43,7 +43,7 @@ class LogWriter:
                 self.finish(_PATIENCE_S)
 
     def finish(self, patience_s: float) -> None:
-        """Wait for what is not written yet, but no longer."""
+        """Wait for unwritten lines, at most ``patience_s`` seconds."""
         writer = self._writer
         if writer is not None:
             writer.join(patience_s)
@@ -63,29 +63,29 @@ class LogWriter:
 
 _LOG, _ANSWER = LogWriter(2), LogWriter(1)
 print_line = _ANSWER.write_line
-"""A line of standard output."""
+"""Write a line to standard output."""
 
 
 def log_line(text: str) -> None:
-    """One line for the job's log; standard output is the command's."""
+    """Write one line to the job's log, on standard error; standard output is the command's."""
     _LOG.write_line(f"[forerun] {one_line(text)}")
 
 
 def log_error(text: str) -> None:
-    """One line as any verb says an error."""
+    """Write one line in the format of a verb's error."""
     _LOG.write_line(f"forerun: {one_line(text)}")
 
 
 def finish(patience_s: float = 1.0) -> None:
-    """Before the process ends."""
+    """Flush both writers before the process ends."""
     for writer in (_LOG, _ANSWER):
         writer.finish(patience_s)
 
 
 def reserve_standard_descriptors() -> None:
-    """Where 0, 1 or 2 was closed, no file of ours may come to have that number.
+    """Occupy descriptors 0, 1 and 2 if closed, so that none of our files gets such a number.
 
-    What takes its place is not inherited: the command finds it closed, as without us.
+    The placeholders are not inherited: the command finds them closed, as without the wrapper.
     """
     with suppress(OSError):
         while (handle := os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))) <= 2:
@@ -94,6 +94,6 @@ def reserve_standard_descriptors() -> None:
 
 
 def one_line(text: str) -> str:
-    """Without line breaks and control characters, and not longer."""
+    """Return a text without line breaks and control characters, cut to ``_MOST_CHARS``."""
     words = "".join(c if c.isprintable() else " " for c in text[: 4 * _MOST_CHARS]).split()
     return " ".join(words)[:_MOST_CHARS]

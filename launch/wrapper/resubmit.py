@@ -1,4 +1,4 @@
-"""A script that starts a run again in the advised layout; it is the user who starts it."""
+"""Script to restart a run in the advised layout, for the user to start."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .log_lines import log_line, one_line
 
 MARK = "# Written by forerun"
 _SEAL = b"# As it was written: "
-"""The last line: a digest of all before it, so that what a user has edited is not replaced."""
+"""Last line: digest of all before it, so that a script edited by the user is not replaced."""
 _SUBMITTED = {
     **{"SLURM_JOB_NAME": "job-name", "SLURM_JOB_PARTITION": "partition"},
     **{"SLURM_JOB_ACCOUNT": "account", "SLURM_JOB_QOS": "qos", "SLURM_JOB_NUM_NODES": "nodes"},
     **{"SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_GPUS_PER_NODE": "gpus-per-node"},
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
 }
-"""What the job says of its own submission."""
+"""``sbatch`` options by the variables in which Slurm gives them to the job."""
 
 
 def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
-    """The launcher of ``command`` with the program and arguments of ``advised``, and our flags.
+    """Return the launcher of ``command`` with program and arguments of ``advised``, and our flags.
 
-    Values that ``advised`` masks are those of ``command``.  Empty where the program or a masked
-    value is not in ``command``, as when a shell script starts it.
+    Values masked in ``advised`` are taken from ``command``.  Empty if the program or a masked value
+    is not in ``command``, as when a shell script starts it.
 
     >>> ran = ["torchrun", "--nproc-per-node", "8", "train.py", "--lr", "1", "--calibrate"]
     >>> relaunch(ran, ["train.py", "--lr", "1", "--tensor-model-parallel-size", "4"])[3:6]
@@ -47,12 +47,12 @@ def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
 
 
 def script(words: Sequence[str], reason: str, time: str, environ: Mapping[str, str]) -> str:
-    """A script of one command, for any shell and ``sbatch`` alike.
+    """Return a script of one command, for any shell and for ``sbatch``.
 
-    ``time`` is that of the next job, as ``--time`` takes it; empty where it is not known.  Raises
-    ``OSError`` where the working directory is gone.
+    ``time`` is that of the next job, in the format of ``--time``; empty if unknown.  Raises
+    ``OSError`` if the working directory is gone.
     """
-    # One option with its values to a line.
+    # One option with its values per line.
     command = "".join(
         (" \\\n    " if word.startswith("--") else " ") + _of_next(word, environ) for word in words
     )
@@ -70,11 +70,11 @@ def script(words: Sequence[str], reason: str, time: str, environ: Mapping[str, s
 
 
 def try_write_script(text: str, path: Path) -> bool:
-    """Write a script where no other file is; where that cannot be, a line of the log says why."""
+    """Write a script unless another file is in its place; log the reason of a failure."""
     try:
         if os.path.lexists(path) and not is_ours(path):
             raise FileExistsError(None, "not written by forerun, so it stays as it is", str(path))
-        replace_file(path, sealed(text.encode()), mode=0o700)  # it holds arguments
+        replace_file(path, sealed(text.encode()), mode=0o700)  # it contains arguments
     except OSError as err:
         log_line(f"{path}: {err.strerror or err}")
         return False
@@ -82,18 +82,18 @@ def try_write_script(text: str, path: Path) -> bool:
 
 
 def is_ours(path: Path) -> bool:
-    """True for a regular file that we wrote and that nobody has changed since."""
+    """True for a regular file that we wrote and that has not been changed since."""
     data = read_bounded(path) or b""
     return _SEAL in data and data == sealed(data.rpartition(_SEAL)[0])
 
 
 def sealed(data: bytes) -> bytes:
-    """A script with its last line, by which ``is_ours`` knows it."""
+    """Return a script with the last line added by which ``is_ours`` recognises it."""
     return data + _SEAL + hashlib.sha256(data).hexdigest()[:16].encode() + b"\n"
 
 
 def _submission(environ: Mapping[str, str], time: str) -> list[str]:
-    """Lines for ``sbatch``: what this job says of its own submission."""
+    """Return ``#SBATCH`` lines that repeat this job's submission options."""
     if not environ.get("SLURM_JOB_ID"):
         return []
     options = {name: environ.get(key, "") for key, name in _SUBMITTED.items()} | {"time": time}
@@ -103,14 +103,14 @@ def _submission(environ: Mapping[str, str], time: str) -> list[str]:
 
 
 def _slurm_quoted(value: str) -> str:
-    """As ``sbatch`` reads its lines: quotes as in a shell, and a backslash counts everywhere."""
+    """Quote a value for an ``#SBATCH`` line: as in a shell, but a backslash always escapes."""
     if re.fullmatch(r"[A-Za-z0-9@%+=:,./_-]+", value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _program(command: Sequence[str], program: str) -> int | None:
-    """Where in the launch line the training program stands, by path, file name or module."""
+    """Return the index of the training program in the launch line, by path, file name or module."""
     if program in command:
         return command.index(program)
     for index, word in enumerate(command):
@@ -123,7 +123,8 @@ def _program(command: Sequence[str], program: str) -> int | None:
 
 
 def _of_next(word: str, environ: Mapping[str, str]) -> str:
-    """A quoted word; the number and the node of this job become those of the next one."""
+    """Return a quoted word, with this job's id and node replaced by variables for the next
+    job's."""
     host, _, port = word.partition(":")
     if word and word == environ.get("SLURM_JOB_ID"):
         return '"$SLURM_JOB_ID"'

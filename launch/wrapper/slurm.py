@@ -1,4 +1,4 @@
-"""The allocation that a scheduler gave: when it began, when it ends, and where that was read."""
+"""Allocation granted by a scheduler: begin, end, and the source of these."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from datetime import datetime
 
 from ..known import Ask, ask_slurm
 
-# Slurm tells of no limit by a time far away.
+# Slurm reports the absence of a limit as a time far in the future.
 _YEAR_S = 365 * 86400.0
 GIVEN = "--time-limit"
-"""The source of a limit that the user gives: no scheduler is asked again."""
+"""Source of a limit given by the user, for which no scheduler is queried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What the scheduler grants; None where it does not say or sets no limit."""
+    """Allocation of a job; None if the scheduler does not report it or sets no limit."""
 
     job_id: str = ""
     start_unix_s: float | None = None
     end_unix_s: float | None = None
     source: str = ""
-    """Where it was read, in words; empty: nowhere."""
+    """Source of the values, in words; empty if there is none."""
     remaining_s: float | None = field(default=None, compare=False)
-    """Until the limit when Slurm was asked, by its clock and not this node's; None: not known."""
+    """Seconds to the limit when Slurm was queried, by its clock and not this node's; None if
+    unknown."""
 
     @property
     def length_s(self) -> float | None:
-        """From the start to the limit."""
+        """Seconds from start to limit."""
         if self.start_unix_s is None or self.end_unix_s is None:
             return None
         return self.end_unix_s - self.start_unix_s
@@ -39,10 +40,10 @@ class Allocation:
 def allocation(
     environ: Mapping[str, str], now_unix_s: float, ask: Ask | None = None, *, is_anew: bool = False
 ) -> Allocation:
-    """The allocation of this job; without a source where Slurm cannot be asked, as in a container.
+    """Return this job's allocation; without a source if Slurm cannot be queried, as in a container.
 
-    The variables (Slurm 23.02 and later) hold what was granted at the start and cost no call;
-    ``is_anew`` asks first, since a limit can be changed while a job runs.
+    The variables (Slurm 23.02 and later) hold the times granted at the start and cost no call;
+    ``is_anew`` queries Slurm first, since a limit can be changed while a job runs.
     """
     job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
     if not job_id:
@@ -62,9 +63,9 @@ def allocation(
 
 
 def from_environment(environ: Mapping[str, str], job_id: str) -> Allocation | None:
-    """From ``SLURM_JOB_START_TIME`` and ``SLURM_JOB_END_TIME``, in Unix seconds.
+    """Read ``SLURM_JOB_START_TIME`` and ``SLURM_JOB_END_TIME``, in Unix seconds.
 
-    A job without a limit has its end a year after its start there.
+    There the end of a job without a limit is a year after its start.
     """
     try:
         start, end = (float(environ[f"SLURM_JOB_{edge}_TIME"]) for edge in ("START", "END"))
@@ -76,13 +77,13 @@ def from_environment(environ: Mapping[str, str], job_id: str) -> Allocation | No
 
 
 def from_scontrol(text: str, job_id: str) -> Allocation | None:
-    """From ``scontrol show job -o``; of an array the first element. Times are local to the node.
+    """Parse ``scontrol show job -o``; the first element of an array. Times are local to the node.
 
     >>> text = "TimeLimit=UNLIMITED TimeMin=N/A StartTime=2026-11-22T00:23:02 EndTime=Unknown"
     >>> from_scontrol(text, "7").end_unix_s is None
     True
     """
-    # With its neighbours, since the name of a job may be any text.
+    # Match neighbouring fields too, since the job's name may be any text.
     span = re.search(r" ?TimeLimit=(\S+) TimeMin=", text)
     edges = re.search(r" StartTime=(\S+) EndTime=(\S+)", text)
     if span is None or edges is None:
@@ -105,7 +106,7 @@ def from_scontrol(text: str, job_id: str) -> Allocation | None:
 
 
 def from_squeue(text: str, job_id: str, now_unix_s: float) -> Allocation | None:
-    """From the time that is left, as ``squeue -o %L`` prints it."""
+    """Parse the remaining time printed by ``squeue -o %L``."""
     remaining_s = duration_s(text.strip().partition("\n")[0])
     if math.isnan(remaining_s):
         return None
@@ -118,9 +119,9 @@ def from_squeue(text: str, job_id: str, now_unix_s: float) -> Allocation | None:
 
 
 def duration_s(text: str) -> float:
-    """Slurm's ``[days-]hours:minutes:seconds``, ``minutes:seconds`` or ``days-hours`` in seconds.
+    """Return seconds from ``[days-]hours:minutes:seconds``, ``minutes:seconds`` or ``days-hours``.
 
-    Infinite for ``UNLIMITED``, not a number for anything else.
+    Infinite for ``UNLIMITED``, NaN for anything else.
 
     >>> duration_s("1-02:00:00"), duration_s("30:00"), duration_s("2-12"), duration_s("UNLIMITED")
     (93600.0, 1800.0, 216000.0, inf)
@@ -131,26 +132,27 @@ def duration_s(text: str) -> float:
     if match is None:
         return math.nan
     days, parts = match[1], [float(part) for part in match[2].split(":")]
-    if days is None and len(parts) < 3:  # without days they begin with minutes
+    if days is None and len(parts) < 3:  # without days, two parts are minutes and seconds
         parts.insert(0, 0.0)
     hours, minutes, seconds = (*parts, 0.0, 0.0)[:3]
     return int(days or 0) * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
 
 
 def time_option(time_s: float) -> str:
-    """The value of ``--time`` that holds so long, rounded up to a quarter of an hour.
+    """Return the value of ``--time`` for ``time_s`` seconds, rounded up to a quarter of an hour.
 
     >>> time_option(93600.0 - 1.0), time_option(60.0)
     ('1-02:00:00', '00:15:00')
     """
-    minutes = max(1, math.ceil(time_s / 900.0)) * 15  # schedulers fill gaps of round lengths
+    minutes = max(1, math.ceil(time_s / 900.0)) * 15  # schedulers backfill gaps of round lengths
     days, minutes = divmod(minutes, 1440)
     text = f"{minutes // 60:02d}:{minutes % 60:02d}:00"
     return f"{days}-{text}" if days else text
 
 
 def num_jobs(remaining_s: float, job_s: float, lost_s: float) -> int | None:
-    """Jobs of ``job_s`` that do ``remaining_s`` of work when each loses ``lost_s``; None: none would do.
+    """Return the number of jobs of ``job_s`` for ``remaining_s`` of work if each loses ``lost_s``;
+    None if a job does no work.
 
     >>> num_jobs(100.0, 24.0, 4.0), num_jobs(1.0, 4.0, 4.0)
     (5, None)
@@ -159,7 +161,7 @@ def num_jobs(remaining_s: float, job_s: float, lost_s: float) -> int | None:
 
 
 def _moment(text: str) -> float | None:
-    """Unix seconds; None for ``Unknown`` and the like."""
+    """Return Unix seconds; None for ``Unknown`` and the like."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""One launch from start to exit code: signals, the scheduler's limit, nobody left behind."""
+"""One launch from start to exit code: signals, the scheduler's limit, and clean-up."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .log_lines import log_line
 from .slurm import GIVEN, Allocation, allocation
 
 TICK_S = 1.0
-"""How late a limit may be noticed; signals wake the wrapper at once."""
+"""Longest delay in noticing a limit, seconds; signals wake the wrapper at once."""
 LINGER_S = 5.0
-"""What the command leaves behind on a quiet exit has so long to end by itself: last words."""
+"""Time for descendants to end by themselves after a clean exit of the command, seconds."""
 LOOK_EVERY_S = 2.0
-"""A shared file system serves many such looks; nobody asks for a stop in less."""
+"""Polling interval of files, seconds; a shared file system may serve many wrappers."""
 TOLERANCE_S = 60.0
-"""A limit that is told anew has changed where it differs by more: what is left is told in whole
-seconds, and by another clock."""
+"""Smallest difference that counts as a changed limit, seconds: remaining time is reported in whole
+seconds and by another clock."""
 _NEVER_S = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrapOptions:
-    """What is wanted of a wrapped launch."""
+    """Options of a wrapped launch."""
 
     command: tuple[str, ...]
     directory: Path
@@ -41,51 +41,51 @@ class WrapOptions:
     grace_s: float
     margin_s: float
     patience_s: float
-    """A session that was asked to save and stop has so long before SIGTERM."""
+    """Time for a session to follow a request to save and stop before SIGTERM, seconds."""
     listens: bool
-    """There is a session that follows requests to stop."""
+    """True if a session follows requests to stop."""
     saves_before_limit: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class Ending:
-    """What the files say when the command has ended; times by the monotonic clock."""
+    """Content of the files when the command has ended; times are of the monotonic clock."""
 
     stopped: Stopped | None = None
     forecast: NewestForecast | None = None
     forecast_age_s: float = 0.0
     startup_s: float = 0.0
-    """Until the first forecast: start-up, and the steps that it rests on."""
+    """Seconds to the first forecast: start-up, and the steps that it is based on."""
     advised: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a launch ended."""
+    """Outcome of a launch."""
 
     child_code: int
     wall_s: float
     request_reason: str
-    """Why it was asked to save and stop; empty: it was not."""
+    """Reason of the request to save and stop; empty if there was none."""
     signals: tuple[int, ...]
-    """Signals that were passed on."""
+    """Forwarded signals."""
     num_ended: int
-    """Processes that had to be killed at the end."""
+    """Number of processes killed at the end."""
     folder: Path
-    """The folder of this launch."""
+    """Folder of this launch."""
     ending: Ending
     surviving_pids: tuple[int, ...]
     """Processes that could not be ended."""
 
     def exit_code(self, stop_code: int) -> int:
-        """What the scheduler is to see: an advised stop before the command's own code."""
+        """Return the exit code for the scheduler: of an advised stop, else of the command."""
         if self.ending.stopped is not None and self.ending.stopped.is_advised:
             return stop_code
         return 128 - self.child_code if self.child_code < 0 else self.child_code
 
 
 class WrappedLaunch:
-    """Starts the command and watches it; ``run`` once."""
+    """Starts and watches the command; call ``run`` once."""
 
     def __init__(self, options: WrapOptions) -> None:
         self._options = options
@@ -97,9 +97,9 @@ class WrappedLaunch:
         self._has_warned = self._is_hurried = False
 
     def run(self) -> Outcome:
-        """Run until the last process below us is gone; ``OSError`` where there is no command.
+        """Run until the last descendant is gone; raises ``OSError`` if there is no such command.
 
-        A fault of ours ends our watching and no process.
+        A fault of ours ends the watching, but no process.
         """
         begin_s, num_ended = time.monotonic(), 0
         self._file_watch.begin()
@@ -126,19 +126,19 @@ class WrappedLaunch:
         )
 
     def _environment(self) -> dict[str, str]:
-        """The command's environment: ours, the limit, and time for workers to save."""
+        """Return the command's environment: ours, the limit, and time for workers to save."""
         environ = {**os.environ, LAUNCH_ID: self._options.launch_id}
         if (end_unix_s := self._options.allocation.end_unix_s) is not None:
             environ[LIMIT] = str(int(end_unix_s))
         if self._options.listens:
             environ[REQUESTS] = "1"
-        # A second more, so that what hangs is ended by torchrun, which says which rank it was.
+        # A second less than our grace, so that torchrun ends hanging ranks and reports which.
         shutdown_s = max(1.0, self._options.grace_s - 1.0)
         environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{shutdown_s:.0f}")
         return environ
 
     def _watch(self, family: ProcessTree, inbox: SignalInbox) -> None:
-        """Return when the command has ended, or was to end and has not within the grace."""
+        """Return when the command has ended, or has not ended within the grace period."""
         kill_at_s = _NEVER_S
         while family.code is None:
             now_s = time.monotonic()
@@ -157,7 +157,7 @@ class WrappedLaunch:
             family.reap()
 
     def _settle(self, family: ProcessTree, inbox: SignalInbox) -> int:
-        """End what is left; how many did not go by themselves or on SIGTERM."""
+        """End remaining processes; return how many did not end by themselves or on SIGTERM."""
         begin_s = time.monotonic()
         linger_s = LINGER_S if family.code == 0 and not self._signals else 0.0
         while remaining := family.living_pids():
@@ -183,14 +183,14 @@ class WrappedLaunch:
         self._signals.append(number)
         if family.code is not None:
             return
-        # To all tasks of an srun; a signal to srun itself would have them killed.
+        # Signal all tasks of an srun; a signal to srun itself would kill them.
         job_id = self._options.allocation.job_id
         is_step = job_id and Path(self._options.command[0]).name == "srun"
         if not is_step or ask_slurm(["scancel", "--signal=TERM", job_id]) is None:
             family.send(number)
 
     def _ask(self, reason: str) -> None:
-        """Request to save and stop; SIGTERM where nobody would read it."""
+        """Request a save and stop; SIGTERM if no session reads requests."""
         if self._request_reason:
             return
         self._request_reason = reason
@@ -206,7 +206,7 @@ class WrappedLaunch:
         self._term_at_s = now_s + patience_s
 
     def _heed_files(self) -> None:
-        """Save or warn, once, near the limit; SIGTERM where a request could not be written."""
+        """Save or warn, once, near the limit; SIGTERM if a request could not be written."""
         watch, limit_s = self._file_watch, self._file_watch.limit_s
         if self._request_reason and watch.has_request_failed and self._term_at_s < _NEVER_S:
             self._term_at_s = 0.0
@@ -223,19 +223,19 @@ class WrappedLaunch:
 
 
 class FileWatch:
-    """What a wrapper looks at beside its duties, in a thread that may hang or fail without harm.
+    """Watches files and limits in a thread that may hang or fail without harm.
 
-    A file system or a Slurm that does not answer, a file that is absurd: signals are passed on
-    meanwhile, and the command's end is seen.  Neither ``begin``, ``ask`` nor ``end`` waits long.
+    If the file system or Slurm does not answer, or a file is malformed, signals are still forwarded
+    and the command's end is noticed.  Neither ``begin``, ``ask`` nor ``end`` waits long.
     """
 
     def __init__(self, files: LaunchFiles, options: WrapOptions) -> None:
         self._files, self._options, self._ending = files, options, Ending()
         self._start_s = self._seen_s = time.monotonic()
         self.limit_s = _limit_s(options.allocation, self._start_s)
-        """By the monotonic clock, so that a clock that is set moves it nowhere; None: no limit."""
+        """Limit by the monotonic clock, which setting the clock does not move; None: no limit."""
         self.is_limit_near = self.has_request_failed = False
-        """Near: time for two saves and the margin is left, no more."""
+        """Near: only time for two saves and the margin remains."""
         self._request_reason = ""
         self._is_requested = self._is_closing = self._has_warned = False
         self._faults: set[str] = set()
@@ -243,22 +243,22 @@ class FileWatch:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def begin(self) -> None:
-        """Start; what an earlier launch of the same name has left is noted before this returns."""
+        """Start, marking files of an earlier launch of the same name before returning."""
         try:
             self._thread.start()
-        except RuntimeError as err:  # no thread to be had
+        except RuntimeError as err:  # no thread can be started
             log_line(f"files and limits cannot be watched ({err}); the command still runs")
             self.has_request_failed = True
         else:
             self._is_ready.wait(2.0)
 
     def ask(self, reason: str) -> None:
-        """Have a request to save and stop written, at once."""
+        """Have a request to save and stop written at once."""
         self._request_reason = reason
         self._bell.set()
 
     def end(self) -> Ending:
-        """What the files said, with a last look where that can be had in time."""
+        """Return the content of the files, read a last time if that does not take long."""
         self._is_closing = True
         self._bell.set()
         if self._thread.ident is not None:
@@ -314,7 +314,8 @@ class FileWatch:
             log_line(f"will not finish in this allocation: {done * 100:.0f} % done at the limit")
 
     def _look_at_limit(self) -> None:
-        """Near it, two of the longest saves and the margin before, at most half of the time."""
+        """Check if the limit is near: two of the longest saves plus the margin, at most half the
+        time."""
         limit_s, forecast = self.limit_s, self._ending.forecast
         if limit_s is None or self.is_limit_near:
             return

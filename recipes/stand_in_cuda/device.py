@@ -1,4 +1,4 @@
-"""The parts of ``torch.cuda`` that Megatron uses, as a CPU can answer them."""
+"""The parts of ``torch.cuda`` that Megatron uses, emulated on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ CPU = torch.device("cpu")
 
 
 def returning(value: Any) -> Callable[..., Any]:
-    """A new function object each time: Dynamo refuses one object under two torch names."""
+    """Return a new function that returns ``value``: Dynamo rejects one object under two torch
+    names."""
 
     def answer(*_: Any, **__: Any) -> Any:
         return value
@@ -25,7 +26,8 @@ def returning(value: Any) -> Callable[..., Any]:
 
 
 class Stream:
-    """Work on a CPU is done when the call returns, so a stream has nothing to wait for."""
+    """CUDA stream of a CPU, where work is done when the call returns: there is nothing to wait
+    for."""
 
     device = CPU
     cuda_stream = 0
@@ -47,7 +49,7 @@ class Stream:
 
 
 class Event:
-    """The host's clock in the shape of a CUDA event, which has happened when it is recorded."""
+    """CUDA event with the host's clock; it has happened as soon as it is recorded."""
 
     wait = synchronize = returning(None)
     query = returning(True)
@@ -56,11 +58,11 @@ class Event:
         self.recorded_ns = 0
 
     def record(self, stream: Any = None) -> None:
-        """Remember the host time."""
+        """Store the host time."""
         self.recorded_ns = time.perf_counter_ns()
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to ``end``."""
+        """Return the milliseconds from this event to ``end``."""
         return (end.recorded_ns - self.recorded_ns) / 1e6
 
 
@@ -75,12 +77,13 @@ class _Generators:
 
 
 def _nothing(*_: Any, **__: Any) -> AbstractContextManager[None]:
-    """A context that can be entered again, as Megatron enters a stream for each reduction."""
+    """Return a reusable context, since Megatron enters a stream for each reduction."""
     return nullcontext()
 
 
 def accelerator_names() -> dict[str, Any]:
-    """What replaces the attributes of ``torch.accelerator``, which a CUDA build asks its driver."""
+    """Return replacements for ``torch.accelerator``, whose attributes query the driver in a CUDA
+    build."""
     return {
         "is_available": returning(False),
         "current_device_index": returning(0),
@@ -102,12 +105,12 @@ _CONSTANT = {
     "is_current_stream_capturing": False,
     "current_device": CPU,
 }  # fmt: skip
-"""Functions of ``torch.cuda`` by what they always return."""
+"""Functions of ``torch.cuda`` by the value that they always return."""
 _TENSORS = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "LongTensor")
 
 
 def cuda_names() -> dict[str, Any]:
-    """What replaces the attributes of ``torch.cuda``."""
+    """Return replacements for the attributes of ``torch.cuda``."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     properties = SimpleNamespace(
         name="CPU stand-in", major=9, minor=0, total_memory=total, multi_processor_count=1

@@ -1,8 +1,8 @@
-"""A CPU that answers to ``torch.cuda``, so that unmodified Megatron code trains over gloo.
+"""Make a CPU answer to ``torch.cuda``, so that unmodified Megatron code trains over gloo.
 
 For correctness, tests and dry runs.  Nothing here is meant to be fast, and its times say nothing
 about a GPU.  One generator serves as CPU and as CUDA random state, so dropout and Megatron's state
-tracker behave as they do on a device, and a loss is the same in every run.
+tracker behave as on a device, and a loss is the same in every run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .device import CPU, accelerator_names, cuda_names, returning
 
 _state = SimpleNamespace(mode=None)
 _OWNER = "FORERUN_STAND_IN_PID"
-"""Set here, never by a user: children have the stand-in too, and do not announce it again."""
+"""Variable set here, never by a user: children have the stand-in too, and do not announce it
+again."""
 
 
 def install() -> None:
@@ -56,7 +57,7 @@ def install() -> None:
 
 
 class _CpuMode(TorchFunctionMode):
-    """Sends everything that names a CUDA device to the CPU."""
+    """Redirects everything that names a CUDA device to the CPU."""
 
     def __torch_function__(
         self,
@@ -90,7 +91,7 @@ def _patch_tensor() -> None:
 
     def type_of(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is None:
-            # Under the mode ``named`` comes back here by its name, and answers for CUDA already.
+            # Under the mode ``named`` is dispatched back here by name, so the prefix may be there.
             return "torch.cuda." + named(self).rpartition(".")[2]
         if isinstance(dtype, str):
             dtype = dtype.replace("torch.cuda.", "torch.", 1)
@@ -107,9 +108,10 @@ def _patch_tensor() -> None:
 
 
 def _patch_loaders() -> None:
-    """A loader that begins draws a seed from the CPU's random state, never from a device's.
+    """Draw a starting loader's seed from a private generator instead of the CPU's random state.
 
-    Here both are one: a run that loads a checkpoint would go on with other dropout than it stopped.
+    On a GPU that never affects the device's state; here both are one, and a run that loads a
+    checkpoint would continue with different dropout.
     """
     from torch.utils.data import dataloader
 
@@ -130,7 +132,10 @@ def _patch_loaders() -> None:
 
 
 def _keep_mode_in_backward(mode: TorchFunctionMode) -> None:
-    """A mode is off inside what it intercepts, and ``backward`` runs Megatron's own functions."""
+    """Enable the mode in ``backward``, which runs Megatron's own functions.
+
+    Otherwise a mode is off inside the functions that it intercepts.
+    """
     run = getattr(torch.autograd, "_engine_run_backward")  # noqa: B009
 
     def run_in_mode(*args: Any, **kwargs: Any) -> Any:
@@ -141,7 +146,7 @@ def _keep_mode_in_backward(mode: TorchFunctionMode) -> None:
 
 
 def _turn_dynamo_off() -> None:
-    """Compiled code would be built from the real ``torch.cuda``."""
+    """Disable Dynamo, whose compiled code would use the real ``torch.cuda``."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:

@@ -1,4 +1,4 @@
-"""What the CPU stand-in changes in Megatron's own modules, each just after it was imported."""
+"""Changes of the CPU stand-in to Megatron's own modules, each right after the module's import."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ NEED_TRITON = (
     "megatron.core.inference.contexts.attention_context.triton.tensor_ops",
     "megatron.core.transformer.moe.ops.paged_stash",
 )
-"""They import triton unguarded and define kernels that a CPU run does not launch (0.16.1, main)."""
+"""Modules that import triton unguarded and define kernels that a CPU run never launches (0.16.1,
+main)."""
 
 
 _MOST_IN_FLIGHT = 16
-"""Outputs that may be on their way from one rank at the same time, and more."""
+"""Upper bound on the outputs of one rank that are being sent at the same time."""
 
 
 def prepare() -> None:
-    """Arrange for the changes; modules that are already there are changed now."""
+    """Schedule the changes; modules that are already imported are changed now."""
     logging.getLogger("megatron.core.tensor_parallel.random").addFilter(_is_not_about_shared_state)
     patches: dict[str, Callable[[ModuleType], None]] = {
         "megatron.core.transformer.torch_norm": _allow_sequence_parallel,
@@ -53,7 +54,7 @@ def prepare() -> None:
 
 
 class _HelpersFinder:
-    """Last resort for a clone that has ``helpers.cpp`` but was not built: the wheel's library."""
+    """Fallback finder for a clone with an unbuilt ``helpers.cpp``: it loads the wheel's library."""
 
     def __init__(self, library: Path) -> None:
         self._library = library
@@ -76,7 +77,7 @@ def _helpers_of_the_wheel() -> Path | None:
 
 
 class _Named(ModuleType):
-    """Lets kernels be defined where triton is not installed: every name is a decorator."""
+    """Dummy module that lets kernels be defined without triton: every name is a decorator."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -89,7 +90,8 @@ class _Named(ModuleType):
 
 @contextmanager
 def _triton_named() -> Iterator[None]:
-    """Only while one of ``NEED_TRITON`` is executed: nothing else may believe triton is there."""
+    """Provide the names only while one of ``NEED_TRITON`` is executed: no other code may detect
+    triton."""
     names = {"triton": _Named("triton"), "triton.language": _Named("triton.language")}
     sys.modules.update(names)
     try:
@@ -107,7 +109,7 @@ def _build_nothing(function: str) -> Callable[[ModuleType], None]:
 
 
 def _allow_sequence_parallel(module: ModuleType) -> None:
-    """Torch's norms with the mark that makes Megatron sum their gradients over the TP group."""
+    """Mark torch's norms so that Megatron sums their gradients over the TP group."""
     wrapper = module.WrappedTorchNorm
     build = wrapper.__new__
 
@@ -125,15 +127,17 @@ def _allow_sequence_parallel(module: ModuleType) -> None:
 
 
 def _name_missing_product(module: ModuleType) -> None:
-    """Core 0.16 reads the name of TransformerEngine's product where that is not installed."""
+    """Define the name of TransformerEngine's product, which core 0.16 reads even if that is
+    missing."""
     vars(module).setdefault("te_general_gemm", None)
 
 
 def _hold_what_is_sent(module: ModuleType) -> None:
-    """Outputs live on while gloo may still send them.
+    """Retain outputs while gloo may still send them.
 
-    Megatron frees an output right after its send was issued, which is safe on a device, where the
-    stream orders both; gloo's threads read the memory later, and would send what came to lie there.
+    Megatron frees an output right after issuing its send, which is safe on a device, where the
+    stream orders both; gloo's threads read the memory later, and would send whatever has replaced
+    it.
     """
     free = getattr(module, "deallocate_output_tensor", None)
     if free is None:
@@ -149,9 +153,9 @@ def _hold_what_is_sent(module: ModuleType) -> None:
 
 
 def _quantize_nothing(module: ModuleType) -> None:
-    """The distributed optimizer in bf16 asks for its fp8 weights, of which there are none.
+    """Skip quantization of an empty list of fp8 weights by the distributed optimizer in bf16.
 
-    Core 0.12 refuses even that where TransformerEngine is not installed.
+    Without TransformerEngine, core 0.12 rejects even the empty list.
     """
     quantize = getattr(module, "_quantize_param_shard_impl", None)
     if quantize is None:
@@ -164,7 +168,7 @@ def _quantize_nothing(module: ModuleType) -> None:
 
 
 def _list_splits(module: ModuleType) -> None:
-    """Sizes of an exchange become numbers only where they were on a device before."""
+    """Convert sizes of an exchange to numbers only if Megatron moves them from a device."""
     move = getattr(module, "maybe_move_tensor_to_cpu", None)
     if move is None:
         return
@@ -177,5 +181,6 @@ def _list_splits(module: ModuleType) -> None:
 
 
 def _is_not_about_shared_state(record: logging.LogRecord) -> bool:
-    """Megatron warns when the CPU's random state moves with the device's: here they are one."""
+    """Filter Megatron's warning that the CPU's random state moves with the device's: here they are
+    one."""
     return "CPU RNG state changed" not in record.getMessage()

@@ -1,4 +1,4 @@
-"""How a launch on the stand-in spreads: groups over gloo, meshes and wrappers on the CPU."""
+"""Distributed side of the stand-in: groups over gloo, meshes and wrappers on the CPU."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .device import CPU
 
 
 def patch() -> None:
-    """For the rest of this process.
+    """Patch for the rest of this process.
 
-    What wraps a model asks C++ which device there is, or compares with the one that a script names,
-    and would refuse parameters that lie on the CPU.
+    Model wrappers query the device in C++, or compare with the one that a script names, and would
+    reject parameters on the CPU.
     """
     for name in ("init_process_group", "new_group"):
         setattr(torch.distributed, name, _over_gloo(getattr(torch.distributed, name)))
     _change(DistributedDataParallel, _without_ids)
-    # FSDP2 and DTensor have their device from a mesh.
+    # FSDP2 and DTensor take their device from a mesh.
     when_imported("torch.distributed.device_mesh", _patch_meshes)
     when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", _patch_fsdp1)
 

@@ -1,4 +1,4 @@
-"""What of planted passes lies in operators."""
+"""Share of planted passes that lies in operators."""
 
 from __future__ import annotations
 

@@ -10,7 +10,13 @@ import pytest
 
 from forerun.benchmarks.cpu_choice import choice_of, commands_table
 from forerun.benchmarks.runs import choice_runs
-from forerun.benchmarks.runs.choice_runs import CASES, Rows, feasible, sweep_times, taken
+from forerun.benchmarks.runs.choice_runs import (
+    CASES,
+    RunResults,
+    feasible,
+    is_accepted,
+    sweep_times,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -44,58 +50,60 @@ def test_layouts_are_those_that_the_recipe_takes() -> None:
     # Eight samples of a replica, sixteen of a model over both; interleaving wants pairs.
     assert "DP2 mbs8" in result and "DP2 mbs16" not in result
     assert "TP2 mbs16 full" in result and "PP2 VP2 mbs16" not in result
-    assert not taken(("--tensor-model-parallel-size", "4")) and not taken(("--nonsense", "1"))
+    assert not is_accepted(("--tensor-model-parallel-size", "4")) and not is_accepted(
+        ("--nonsense", "1")
+    )
 
 
 def test_half_as_many_of_the_cases_are_another_program(tmp_path: Path) -> None:
     assert len(CASES) == 10 and sum(case.is_megatron for case in CASES.values()) == 5
     assert all("--train-iters" not in case.words for case in CASES.values())
-    rows = Rows.opened(tmp_path)
+    rows = RunResults.opened(tmp_path)
     first, second, *_ = CASES
-    told = {"label": "DP2 mbs8", "step_time_s": 0.1, "low_s": 0.08, "high_s": 0.12}
-    rows.keep(f"followed/{first}", {**told, "actual_s": 0.11})
-    rows.keep(f"followed/{second}", {**told, "actual_s": None})
+    prediction = {"label": "DP2 mbs8", "step_time_s": 0.1, "low_s": 0.08, "high_s": 0.12}
+    rows.keep(f"followed/{first}", {**prediction, "actual_s": 0.11})
+    rows.keep(f"followed/{second}", {**prediction, "actual_s": None})
     table = commands_table(rows)
     assert "Inside: 1 of 2" in table and "did not run" in table
 
 
 def test_what_was_run_is_kept_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> None:
-    rows = Rows.opened(tmp_path)
+    rows = RunResults.opened(tmp_path)
     for number, name in ((0, "a"), (1, "a"), (0, "b")):
         rows.keep(f"sweep/recipe/{number}/{name}", 1.0 + number)
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('{"key": "sweep/recipe/1/b", "val')
-    again = Rows.opened(tmp_path)
-    assert again.found == rows.found
-    # Of a layout that one repetition lacks nothing is said.
-    assert sweep_times(again, "recipe") == {"a": {0: 1.0, 1: 2.0}}
-    again.keep("sweep/recipe/1/b", 3.0)
+    reopened = RunResults.opened(tmp_path)
+    assert reopened.values == rows.values
+    # A layout that one repetition lacks is left out.
+    assert sweep_times(reopened, "recipe") == {"a": {0: 1.0, 1: 2.0}}
+    reopened.keep("sweep/recipe/1/b", 3.0)
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
     assert json.loads(lines[-1]) == {"key": "sweep/recipe/1/b", "value": 3.0}
-    assert Rows.opened(tmp_path).found == again.found
+    assert RunResults.opened(tmp_path).values == reopened.values
 
 
 def test_a_sweep_that_was_broken_off_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the layouts are there; only the others are launched."""
-    rows = Rows.opened(tmp_path)
+    rows = RunResults.opened(tmp_path)
     layouts = feasible("recipe")
     half = list(layouts.values())[::2]
     written = tmp_path / "swept-recipe-0.jsonl"
     written.write_text("".join(json.dumps({"options": o, "step_s": 1.0}) + "\n" for o in half))
-    asked: list[list[str]] = []
+    requests: list[list[str]] = []
 
     def launch(words: list[str], **_: object) -> str:
-        asked.append(json.loads(Path(words[-3]).read_text()))
+        requests.append(json.loads(Path(words[-3]).read_text()))
         with Path(words[-2]).open("a") as file:
-            file.writelines(json.dumps({"options": o, "step_s": 2.0}) + "\n" for o in asked[-1])
+            file.writelines(json.dumps({"options": o, "step_s": 2.0}) + "\n" for o in requests[-1])
         return ""
 
     monkeypatch.setattr(choice_runs, "output_of", launch)
     choice_runs.swept(rows, "recipe", 0)
-    (launched,) = asked
+    (launched,) = requests
     assert {tuple(o) for o in launched} == set(layouts.values()) - set(half)
-    assert sorted(rows.found.values()) == [1.0] * 33 + [2.0] * 33
+    assert sorted(rows.values.values()) == [1.0] * 33 + [2.0] * 33
     choice_runs.swept(rows, "recipe", 0)
-    assert len(asked) == 1
+    assert len(requests) == 1

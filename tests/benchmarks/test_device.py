@@ -22,7 +22,7 @@ CLONE = os.environ.get("FORERUN_MEGATRON_CLONES", "")
 US = 1e-6
 
 
-def a_truth() -> dict[str, Any]:
+def planted_tables() -> dict[str, Any]:
     """One layer with a product of 100 us, a norm of 50 us inside a frame, and one transfer."""
     truth = Truth()
     truth.step = 3
@@ -52,7 +52,7 @@ def a_truth() -> dict[str, Any]:
 
 
 def records(**changed: Any) -> list[Any]:
-    """What hooks would have written of it."""
+    """Return the records that hooks would have written of the planted truth."""
     of = {"step": 3, "window": 0}
     operator = {
         "microbatch": 0, "phase": Phase.FORWARD, "shape": (1,), "element_nbytes": 4, "layer": 1,
@@ -77,12 +77,12 @@ def records(**changed: Any) -> list[Any]:
 
 
 def test_work_is_the_modules_on_the_steps_stream() -> None:
-    results = work_of(a_truth())[3]
-    assert {(w.key[0], w.key[1], round(w.own_ns)) for w in results} == {
+    results = work_of(planted_tables())[3]
+    assert {(w.key[0], w.key[1], round(w.self_ns)) for w in results} == {
         ("residual", 1, 10_000),
         ("linear_fc1", 1, 100_000),
     }
-    ((transfer,),) = transfers_of(a_truth()).values()
+    ((transfer,),) = transfers_of(planted_tables()).values()
     assert transfer.key == ("all_gather", "TENSOR_MODEL_PARALLEL_GROUP#1", -1, 0)
     assert transfer.duration_ns == pytest.approx(60_000)
 
@@ -100,7 +100,7 @@ def test_work_is_the_modules_on_the_steps_stream() -> None:
 )
 def test_comparison_can_fail(changed: dict[str, int], check: str) -> None:
     seen = device.Comparison()
-    seen.add(0, records(**changed), a_truth())
+    seen.add(0, records(**changed), planted_tables())
     assert seen.counts["operators"] == 2
     missed = {name.removesuffix(" missed") for name in seen.counts if name.endswith("missed")}
     assert check in missed if check else not missed
@@ -108,13 +108,13 @@ def test_comparison_can_fail(changed: dict[str, int], check: str) -> None:
 
 def test_moved_border_is_no_miss_of_the_layer() -> None:
     seen = device.Comparison()
-    seen.add(0, records(residual=20_000, linear=90_000), a_truth())
+    seen.add(0, records(residual=20_000, linear=90_000), planted_tables())
     assert (seen.counts["operators missed"], seen.counts["layers missed"]) == (2, 0)
 
 
 def test_record_without_a_call_is_a_miss() -> None:
     seen = device.Comparison()
-    truth = a_truth()
+    truth = planted_tables()
     truth["transfers"]["method"] = ["allreduce"]
     seen.add(0, records(), truth)
     assert seen.counts["transfers missed"] == 1

@@ -48,7 +48,7 @@ def test_no_repository_gives_more_than_two_of_those_looked_for() -> None:
     assert max(counts.values()) == 2 and len(counts) == 9
 
 
-def answered(step_s: float, verdict: str) -> Answer:
+def make_answer(step_s: float, verdict: str) -> Answer:
     (launch, *_) = LAUNCHES
     ends = {"low_s": step_s / 2, "high_s": step_s * 2}
     memory = {"total_nbytes": 10**9}
@@ -59,7 +59,7 @@ def answered(step_s: float, verdict: str) -> Answer:
 def test_what_held_is_counted() -> None:
     measured_s = LAUNCHES[0].measured_step_s
     refused = Answer(launch=LAUNCHES[1], wall_s=1.0, refusal="an option is not modelled")
-    answers = [answered(1.2 * measured_s, "fits"), answered(4 * measured_s, "tight"), refused]
+    answers = [make_answer(1.2 * measured_s, "fits"), make_answer(4 * measured_s, "tight"), refused]
     assert [one.is_inside for one in answers[:2]] == [True, False]
     assert summary(answers).splitlines() == [
         "median absolute error: 160.0 %",

@@ -37,8 +37,8 @@ def test_steps_are_priced_without_them():
     """On an A100, whose rates of products are of several sources."""
     (row, *_) = grid()
     whole, cut = TableSteps(), TableSteps(without=tuple(RATES))
-    told = [model.fit([]).predict([row]).time_s[0] for model in (whole, cut)]
-    assert told[0] != pytest.approx(told[1], rel=1e-3)
+    times_s = [model.fit([]).predict([row]).time_s[0] for model in (whole, cut)]
+    assert times_s[0] != pytest.approx(times_s[1], rel=1e-3)
 
 
 def line(rows, model, name="planted", num_known=0) -> Line:

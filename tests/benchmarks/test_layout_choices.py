@@ -42,7 +42,7 @@ def rows(*times_s: float) -> list[StepRow]:
     ]
 
 
-def told(*scores: float) -> Scores:
+def fixed_scores(*scores: float) -> Scores:
     return lambda rows, known: np.array(scores)
 
 
@@ -117,21 +117,21 @@ def test_tau_of_the_right_order_is_one_of_the_reversed_minus_one_and_of_none_zer
 
 def test_a_perfect_order_regrets_nothing_and_known_layouts_have_no_part_in_tau() -> None:
     (job,) = jobs(rows(1.0, 1.5, 3.0, 2.0))
-    (perfect,) = choices(job, [()], told(*job.times_s))
+    (perfect,) = choices(job, [()], fixed_scores(*job.times_s))
     figures = choice_figures([perfect])
     assert [figures[name] for name in ("mean_frac", "p95_frac", "max_frac")] == [0.0, 0.0, 0.0]
     assert figures["tau"] == pytest.approx(1.0) and figures["best_frac"] == 1.0
-    (reversed_,) = choices(job, [()], told(*-job.times_s))
+    (reversed_,) = choices(job, [()], fixed_scores(*-job.times_s))
     assert reversed_.tau == pytest.approx(-1.0) and reversed_.time_ratio == 3.0
-    # Of those that are left, the first two are told in the right order.
-    (half,) = choices(job, [job.rows[2:]], told(1.0, 2.0, 0.0, 9.0))
+    # The last two rows are known; the other two are ranked correctly.
+    (half,) = choices(job, [job.rows[2:]], fixed_scores(1.0, 2.0, 0.0, 9.0))
     assert half.tau == pytest.approx(1.0)
 
 
 def test_ours_less_the_better_is_paired_by_job_and_sure_where_each_job_says_so() -> None:
     here = [jobs(rows(1.0, 1.0 + 0.1 * n))[0] for n in range(1, 21)]
-    best = [one for job in here for one in choices(job, [()], told(1.0, 2.0))]
-    worst = [one for job in here for one in choices(job, [()], told(2.0, 1.0))]
+    best = [one for job in here for one in choices(job, [()], fixed_scores(1.0, 2.0))]
+    worst = [one for job in here for one in choices(job, [()], fixed_scores(2.0, 1.0))]
 
     def regrets(ours: Sequence[Choice], **others: Sequence[Choice]) -> tuple[str, float, float]:
         difference = against_the_better(ours, others, "time_ratio")
@@ -147,8 +147,8 @@ def test_ours_less_the_better_is_paired_by_job_and_sure_where_each_job_says_so()
 
 def test_the_ratio_is_that_of_the_chosen_layout_and_of_a_tie_the_mean() -> None:
     (job,) = jobs(rows(1.0, 1.5, 3.0))
-    (second,) = choices(job, [()], told(2.0, 1.0, 3.0))
-    (tie,) = choices(job, [()], told(1.0, 1.0, 3.0))
+    (second,) = choices(job, [()], fixed_scores(2.0, 1.0, 3.0))
+    (tie,) = choices(job, [()], fixed_scores(1.0, 1.0, 3.0))
     assert (second.time_ratio, second.best_frac) == (1.5, 0.0)
     assert (tie.time_ratio, tie.best_frac) == (1.25, 0.5)
 
@@ -161,10 +161,10 @@ def test_what_runs_of_one_layout_differ_by_sets_no_layouts_apart() -> None:
     (job,) = jobs(noisy)
     deviation = np.log(1.2 / 0.8) / np.sqrt(2)
     assert job.sigma_log == pytest.approx(deviation) and job.num_runs == (2, 2)
-    (same,) = choices(job, [()], told(2.0, 1.0))
+    (same,) = choices(job, [()], fixed_scores(2.0, 1.0))
     assert same.time_ratio == pytest.approx(1.1) and same.apart_ratio == 1.0
     (once,) = jobs([first, second])
-    (apart,) = choices(once, [()], told(2.0, 1.0))
+    (apart,) = choices(once, [()], fixed_scores(2.0, 1.0))
     assert apart.apart_ratio == pytest.approx(1.1)
     figures = choice_figures([same])
     assert figures["p95_frac"] == pytest.approx(0.1) and figures["apart_p95_frac"] == 0.0
@@ -173,8 +173,8 @@ def test_what_runs_of_one_layout_differ_by_sets_no_layouts_apart() -> None:
 def test_each_job_weighs_the_same_in_the_figures() -> None:
     (job,) = jobs(rows(1.0, 2.0, 3.0))
     (other,) = jobs(rows(1.0, 4.0))
-    good = choices(job, [[one] for one in job.rows], told(1.0, 2.0, 3.0))
-    bad = choices(other, [()], told(2.0, 1.0))
+    good = choices(job, [[one] for one in job.rows], fixed_scores(1.0, 2.0, 3.0))
+    bad = choices(other, [()], fixed_scores(2.0, 1.0))
     figures = choice_figures([*good, *bad])
     assert figures["jobs"] == 2 and figures["choices"] == 4
     assert [figures[f"{name}_frac"] for name in ("median", "mean", "p95", "max")] == pytest.approx(
@@ -190,8 +190,8 @@ def test_a_known_layout_has_its_measured_step_in_the_models_eyes() -> None:
     (wonder,) = choices(job, [given[:1]], scores)
     assert wonder.time_ratio == 1.0
     assert scores(job.rows, given[:1])[0] == 1e-3
-    again = [replace(one, measured_s=7.0) for one in given[:2]]
-    hidden = scores([*again, given[2]], given[2:])
+    remeasured = [replace(one, measured_s=7.0) for one in given[:2]]
+    hidden = scores([*remeasured, given[2]], given[2:])
     assert hidden.tolist() == pytest.approx(scores(given, given[2:]).tolist())
 
 

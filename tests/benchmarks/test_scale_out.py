@@ -10,7 +10,7 @@ import pytest
 
 from forerun.benchmarks.protocols.steps import series
 from forerun.benchmarks.published.readers import steps_of
-from forerun.benchmarks.scale_out import Held, held_series
+from forerun.benchmarks.scale_out import ScaleOutRow, series_rows
 
 pytestmark = pytest.mark.slow
 
@@ -20,24 +20,24 @@ MOST_ERROR_FRAC = 0.015
 
 
 @pytest.fixture(scope="module")
-def held() -> list[Held]:
+def scale_out_rows() -> list[ScaleOutRow]:
     """Llama 3.1 70B on 64 to 2,048 H100 (DGX Cloud benchmarks)."""
     rows = steps_of(PUBLISHED, "steps_dgxc_scaling").rows
     results = []
     for label, positions in series(rows, 4).items():
         if "llama3-70b" in label:
-            results += held_series("dgxc", label, [rows[position] for position in positions])
+            results += series_rows("dgxc", label, [rows[position] for position in positions])
     return results
 
 
 def test_published_series_keep_the_efficiency_that_their_smallest_size_tells(
-    held: list[Held],
+    scale_out_rows: list[ScaleOutRow],
 ) -> None:
-    assert len(held) >= 10
-    assert max(one.num_ranks for one in held) == 2048
-    errors = [abs(one.error_frac) for one in held]
+    assert len(scale_out_rows) >= 10
+    assert max(one.num_ranks for one in scale_out_rows) == 2048
+    errors = [abs(one.error_frac) for one in scale_out_rows]
     assert median(errors) < MOST_ERROR_FRAC
-    assert sum(one.is_held for one in held) >= 0.9 * len(held)
+    assert sum(one.is_covered for one in scale_out_rows) >= 0.9 * len(scale_out_rows)
 
 
 def test_a_series_that_loses_efficiency_is_told_by_its_measured_steps() -> None:
@@ -49,8 +49,8 @@ def test_a_series_that_loses_efficiency_is_told_by_its_measured_steps() -> None:
         replace(rows[i], measured_s=rows[i].measured_s * (rows[i].num_ranks / 64) ** 0.1)
         for i in positions
     ]
-    plain = list(held_series("dgxc", label, [rows[i] for i in positions]))
-    for one, other in zip(plain, held_series("dgxc", label, slower), strict=True):
+    plain = list(series_rows("dgxc", label, [rows[i] for i in positions]))
+    for one, other in zip(plain, series_rows("dgxc", label, slower), strict=True):
         planted = one.measured_frac / (one.num_ranks / 64) ** 0.1
         assert other.measured_frac == pytest.approx(planted)
         # Larger sizes are not looked at.

@@ -60,12 +60,12 @@ def test_the_table_is_the_same_in_two_processes_and_counts_who_is_left_out(tmp_p
     assert line["baselines"]["perfect scaling"]["mape_frac"] == pytest.approx(0, abs=1e-6)
     assert not line["better_than"]["perfect scaling"]["is_better"]
     assert not line["better_than"]["perfect scaling"]["are_series"]
-    for told in (
+    for expected in (
         "| small tables | scale_out | 3 |",
         "| perfect scaling | 3 |",
         "tp not stated (1)",
     ):
-        assert told in text
+        assert expected in text
     assert text.startswith("<!-- steps.py: begin -->")
     both, _ = run(tmp_path, "--jobs", "2")
     for result in (alone, both):

@@ -18,18 +18,18 @@ pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
-class Told:
+class FixedModel:
     """A model that says what it is told."""
 
-    found: StepPredictions
+    predictions: StepPredictions
 
-    def fit(self, rows: Sequence[StepRow]) -> Told:
+    def fit(self, rows: Sequence[StepRow]) -> FixedModel:
         del rows
         return self
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
         del rows
-        return self.found
+        return self.predictions
 
 
 def rows_of(num_series: int, num_rows: int) -> list[StepRow]:
@@ -40,12 +40,14 @@ def rows_of(num_series: int, num_rows: int) -> list[StepRow]:
     ]
 
 
-def said(rows: Sequence[StepRow], errors: Sequence[float], draw: int = 0) -> pd.DataFrame:
+def scores_with_errors(
+    rows: Sequence[StepRow], errors: Sequence[float], draw: int = 0
+) -> pd.DataFrame:
     times = 1.0 + np.asarray(errors, dtype=np.float64)
     predictions = StepPredictions(time_s=times, low_s=0.9 * times, high_s=1.1 * times)
     every = tuple(range(len(rows)))
     fold = Fold("p", "m", draw, positions=every, train=())
-    return score_folds(rows, [fold], Told(predictions).fit)[0]
+    return score_folds(rows, [fold], FixedModel(predictions).fit)[0]
 
 
 def test_a_planted_difference_is_found_with_its_interval() -> None:
@@ -55,16 +57,16 @@ def test_a_planted_difference_is_found_with_its_interval() -> None:
     theirs = rng.choice((-1, 1), 200) * rng.uniform(0.08, 0.2, 200)
     planted = np.repeat(rng.normal(-0.02, 0.01, 40), 5)
     ours = np.abs(theirs) + planted
-    comparison = compare([said(rows, ours)], [said(rows, theirs)])
+    comparison = compare([scores_with_errors(rows, ours)], [scores_with_errors(rows, theirs)])
     assert comparison is not None and comparison.is_better and comparison.are_series
     assert (comparison.num_rows, comparison.num_units) == (200, 40)
     assert comparison.difference_frac == pytest.approx(planted.mean())
     half = 1.645 * planted[::5].std() / np.sqrt(40)
     assert comparison.high_frac - planted.mean() == pytest.approx(half, rel=0.1)
     assert planted.mean() - comparison.low_frac == pytest.approx(half, rel=0.1)
-    again = compare([said(rows, ours)], [said(rows, theirs)])
-    assert again == comparison
-    swapped = compare([said(rows, theirs)], [said(rows, ours)])
+    repeated = compare([scores_with_errors(rows, ours)], [scores_with_errors(rows, theirs)])
+    assert repeated == comparison
+    swapped = compare([scores_with_errors(rows, theirs)], [scores_with_errors(rows, ours)])
     assert swapped is not None and not swapped.is_better
     assert swapped.difference_frac == pytest.approx(-comparison.difference_frac)
 
@@ -73,18 +75,27 @@ def test_rows_that_move_together_tell_less_than_as_many_series() -> None:
     # One series of five is worse by far: its rows are one piece of evidence, not twenty.
     planted = np.repeat([-0.01, -0.01, -0.01, -0.01, 0.03], 20)
     rows = rows_of(5, 20)
-    comparison = compare([said(rows, 0.1 + planted)], [said(rows, np.full(100, 0.1))])
+    comparison = compare(
+        [scores_with_errors(rows, 0.1 + planted)], [scores_with_errors(rows, np.full(100, 0.1))]
+    )
     assert comparison is not None and comparison.difference_frac == pytest.approx(-0.002)
     assert not comparison.is_better and comparison.low_frac == pytest.approx(-0.01)
-    alone = compare([said(rows[:20], 0.1 + planted[:20])], [said(rows[:20], np.full(20, 0.1))])
+    alone = compare(
+        [scores_with_errors(rows[:20], 0.1 + planted[:20])],
+        [scores_with_errors(rows[:20], np.full(20, 0.1))],
+    )
     assert alone is not None and not alone.are_series and alone.num_units == 20
     assert alone.is_better
 
 
 def test_each_row_counts_once_however_often_it_was_drawn() -> None:
     rows = rows_of(1, 2)
-    ours = [said(rows[:1], [0.0], draw) for draw in range(9)] + [said(rows[1:], [0.3])]
-    theirs = [said(rows[:1], [0.1], draw) for draw in range(9)] + [said(rows[1:], [0.1])]
+    ours = [scores_with_errors(rows[:1], [0.0], draw) for draw in range(9)] + [
+        scores_with_errors(rows[1:], [0.3])
+    ]
+    theirs = [scores_with_errors(rows[:1], [0.1], draw) for draw in range(9)] + [
+        scores_with_errors(rows[1:], [0.1])
+    ]
     comparison = compare(ours, theirs)
     assert comparison is not None and comparison.difference_frac == pytest.approx(0.05)
     assert comparison.num_rows == 2
@@ -92,6 +103,9 @@ def test_each_row_counts_once_however_often_it_was_drawn() -> None:
 
 def test_what_one_of_them_does_not_say_is_not_compared() -> None:
     rows = rows_of(1, 2)
-    assert compare([said(rows, [np.nan] * 2)], [said(rows, [0.1] * 2)]) is None
+    assert (
+        compare([scores_with_errors(rows, [np.nan] * 2)], [scores_with_errors(rows, [0.1] * 2)])
+        is None
+    )
     with pytest.raises(ValueError, match="one fold"):
-        compare([said(rows[:1], [0.1])], [said(rows[1:], [0.1])])
+        compare([scores_with_errors(rows[:1], [0.1])], [scores_with_errors(rows[1:], [0.1])])

@@ -13,16 +13,16 @@ from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, r
 pytestmark = pytest.mark.slow
 
 
-def shares(num_held: int, count: int) -> list[float]:
-    return [1.0] * num_held + [0.0] * (count - num_held)
+def shares(num_covered: int, count: int) -> list[float]:
+    return [1.0] * num_covered + [0.0] * (count - num_covered)
 
 
 @pytest.mark.parametrize(
-    ("num_held", "count", "is_met"),
+    ("num_covered", "count", "is_met"),
     [(17, 20, True), (19, 20, True), (20, 20, False), (16, 20, False), (95, 100, True)],
 )
-def test_many_rows_are_held_to_limits(num_held: int, count: int, is_met: bool) -> None:
-    result = coverage_verdict(shares(num_held, count))
+def test_many_rows_are_held_to_limits(num_covered: int, count: int, is_met: bool) -> None:
+    result = coverage_verdict(shares(num_covered, count))
     assert result is not None and result.is_met is is_met
     assert (result.low_frac, result.high_frac, result.num_rows) == (0.85, 0.95, count)
 
@@ -50,18 +50,20 @@ def test_few_rows_are_held_to_what_they_can_tell() -> None:
 def test_a_row_counts_once_in_draws_and_in_lines() -> None:
     rows = [row(layout(1, 1, 8, 1), 1.0, name) for name in "ab"]
 
-    def said(held: list[bool], draw: int) -> pd.DataFrame:
+    def score_rows(covered: list[bool], draw: int) -> pd.DataFrame:
         columns = {
             "draw": draw,
-            "row": rows[: len(held)],
+            "row": rows[: len(covered)],
             "measured_s": 1.0,
             "predicted_s": 1.1,
-            "low_s": np.where(held, 0.9, 1.05),
+            "low_s": np.where(covered, 0.9, 1.05),
             "high_s": 1.2,
         }
         return pd.DataFrame(columns)
 
-    one = row_coverage([said([True, False], 0), said([True], 1), said([False], 2)])
+    one = row_coverage(
+        [score_rows([True, False], 0), score_rows([True], 1), score_rows([False], 2)]
+    )
     assert one == {("m", "a"): pytest.approx(2 / 3), ("m", "b"): 0.0}
-    other = row_coverage([said([False], 0)])
+    other = row_coverage([score_rows([False], 0)])
     assert pooled([one, other]) == {("m", "a"): pytest.approx(1 / 3), ("m", "b"): 0.0}

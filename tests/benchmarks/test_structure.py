@@ -13,12 +13,12 @@ pytestmark = pytest.mark.slow
 
 ORDER = "# Rooms\n\n```rooms\ncalib/low    first\ncalib/high   second\nlaunch/top   third\n```\n"
 MOVED = "    return weight * 3 + offset\n"
-LEFT = "TABLE_OF_OTHERS = (1, 2, 3)\n"
+UNMOVED = "TABLE_OF_OTHERS = (1, 2, 3)\n"
 OLD = {
     "ARCHITECTURE.md": ORDER,
     "__init__.py": "",
     "calib/__init__.py": "",
-    "calib/low/a.py": f"{LEFT}\n\ndef line(weight, offset):\n{MOVED}",
+    "calib/low/a.py": f"{UNMOVED}\n\ndef line(weight, offset):\n{MOVED}",
     "calib/low/b.py": "MeasuredAnswer = 1\n",
     "calib/high/c.py": "from ..low.a import line\nfrom ..low import a\n",
     "launch/top/__init__.py": "",
@@ -33,11 +33,11 @@ NEW = {
         "@dataclass(frozen=True)\nclass Line:\n    def to_json(self):\n        return {}\n"
     ),
     "calib/high/d.py": "from . import c\n",
-    "benchmarks/readers.py": LEFT,
+    "benchmarks/readers.py": UNMOVED,
 }
 
 
-def written(files: dict[str, str], home: Path) -> Path:
+def write_files(files: dict[str, str], home: Path) -> Path:
     for path, text in files.items():
         (home / path).parent.mkdir(parents=True, exist_ok=True)
         (home / path).write_text(text)
@@ -45,11 +45,11 @@ def written(files: dict[str, str], home: Path) -> Path:
 
 
 def test_a_directory_and_a_revision_are_read_alike(tmp_path: Path) -> None:
-    home = written({**OLD, "docs/page.md": "", "setup.py": ""}, tmp_path)
+    home = write_files({**OLD, "docs/page.md": "", "setup.py": ""}, tmp_path)
     git = ["git", "-C", str(home), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "Plant"]):
         subprocess.run([*git, *words], check=True, capture_output=True)
-    written(NEW, home)
+    write_files(NEW, home)
     assert tree_of(str(home)) == NEW
     assert tree_of("HEAD", home) == OLD
 
@@ -57,7 +57,7 @@ def test_a_directory_and_a_revision_are_read_alike(tmp_path: Path) -> None:
 def test_a_line_is_followed_into_another_file_and_out_of_the_package() -> None:
     result = moves(OLD, NEW)
     assert result.num_moved == 1
-    assert result.num_left_for == {"benchmarks": 1, "recipes": 0, "tests": 0}
+    assert result.num_moved_out == {"benchmarks": 1, "recipes": 0, "tests": 0}
     assert result.num_gone == 2  # ``def line`` and the constant
     assert result.num_new == 9
     assert moves(NEW, NEW).num_new == 0

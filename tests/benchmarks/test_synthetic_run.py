@@ -71,9 +71,9 @@ def test_the_step_is_the_sum_of_its_parts(directory: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_files(tmp_path: Path, directory: Path) -> None:
-    again = write_synthetic_run(tmp_path, CONFIG, num_windows=1, seed=SEED)
+    rewritten = write_synthetic_run(tmp_path, CONFIG, num_windows=1, seed=SEED)
     name = f"records/{RUN_ID}/rank-00003.jsonl"
-    assert (again / name).read_text() == (directory / name).read_text()
+    assert (rewritten / name).read_text() == (directory / name).read_text()
 
 
 def test_a_plan_is_made_of_it_as_of_a_real_run(

@@ -100,8 +100,10 @@ def planned() -> Callable[..., Plan]:
 
     def make(*, measured_frac: float | None = 1.0, **more: Any) -> Plan:
         """``measured_frac``: the measured step over the modelled one; None: none is known."""
-        asked = {n: tuple(held) if isinstance(held, list) else held for n, held in more.items()}
-        return _planned(measured_frac, **asked)
+        settings = {
+            n: tuple(value) if isinstance(value, list) else value for n, value in more.items()
+        }
+        return _planned(measured_frac, **settings)
 
     return make
 
@@ -111,6 +113,6 @@ def _planned(measured_frac: float | None, **more: Any) -> Plan:
     """The same plan for all who ask the same."""
     config = run_of(tp=4, dp=2, micro=1)
     more.setdefault("memory_capacity_nbytes", 10**13)
-    own_s = steps_of(Planted()).estimate(config).time_s
-    measured_s = None if measured_frac is None else measured_frac * own_s
+    estimate_s = steps_of(Planted()).estimate(config).time_s
+    measured_s = None if measured_frac is None else measured_frac * estimate_s
     return plan(config, steps_of(Planted(), config, measured_s), **more)

@@ -39,23 +39,23 @@ HOSTILE = (
 )
 TEXTS = st.sampled_from(HOSTILE) | st.text(max_size=8) | st.binary(max_size=8).map(os.fsdecode)
 NAMES = TEXTS | st.sampled_from(("A", "_B", "IFS", "LC_X")) | st.from_regex(r"[A-Za-z_]\w{3,8}\n?")
-# What a shell itself writes, reads before the program, or forbids.
+# Variables that a shell itself writes, reads before the program, or forbids.
 OF_SHELLS = {"PATH", "PWD", "OLDPWD", "SHLVL", "_", "UID", "EUID", "PPID", "OPTIND", "LC_CTYPE"}
 
 
-def passed(
+def run_in_shell(
     shell: str, command: str, home: Path
 ) -> tuple[dict[bytes, bytes], tuple[bytes, ...], list[str]]:
     """Variables and words of the program that a shell starts, and files that came to be."""
     home.mkdir(exist_ok=True)
-    kept = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
+    base_environ = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
     done = subprocess.run(
-        [shell, "-euc", command], capture_output=True, cwd=home, env=kept, check=True
+        [shell, "-euc", command], capture_output=True, cwd=home, env=base_environ, check=True
     )
-    said, words = json.loads(done.stdout)
-    seen = {bytes.fromhex(name): bytes.fromhex(value) for name, value in said}
-    own = {os.fsencode(name) for name in (*kept, *OF_SHELLS)}
-    new = {name: value for name, value in seen.items() if name not in own}
+    printed, words = json.loads(done.stdout)
+    seen = {bytes.fromhex(name): bytes.fromhex(value) for name, value in printed}
+    shell_variables = {os.fsencode(name) for name in (*base_environ, *OF_SHELLS)}
+    new = {name: value for name, value in seen.items() if name not in shell_variables}
     return new, tuple(map(bytes.fromhex, words)), sorted(os.listdir(home))
 
 
@@ -75,22 +75,24 @@ def test_a_shell_sets_the_variables_and_passes_the_words_and_does_nothing_else(
     home: Path, shell: str, environment: dict[str, str], words: list[str]
 ) -> None:
     """In front of a command, and by ``env`` as in scripts."""
-    kept, notes = without_others(environment)
-    kept = {name: value for name, value in kept.items() if name not in OF_SHELLS}
-    assert len(notes) == sum(not named_well(name, value) for name, value in environment.items())
+    accepted, notes = without_others(environment)
+    accepted = {name: value for name, value in accepted.items() if name not in OF_SHELLS}
+    assert len(notes) == sum(
+        not is_valid_variable(name, value) for name, value in environment.items()
+    )
     assert all(note.isprintable() for note in notes)
     words = [word for word in words if can_be_passed(word)]
-    front = [phrase.shell for phrase in variables(kept)]
+    front = [phrase.shell for phrase in variables(accepted)]
     program = joined([sys.executable, "-IS", str(home / "says.py"), *words])
-    wanted = {os.fsencode(name): os.fsencode(value) for name, value in kept.items()}
+    wanted = {os.fsencode(name): os.fsencode(value) for name, value in accepted.items()}
     for start in ([], ["exec env"]):
         command = " ".join([*start, *front, program])
         assert command.isprintable()
-        result, told, files = passed(shell, command, home / "cwd")
-        assert (result, told, files) == (wanted, tuple(map(os.fsencode, words)), [])
+        result, printed_words, files = run_in_shell(shell, command, home / "cwd")
+        assert (result, printed_words, files) == (wanted, tuple(map(os.fsencode, words)), [])
 
 
-def named_well(name: str, value: str) -> bool:
+def is_valid_variable(name: str, value: str) -> bool:
     """By the standard's own words, and what ``execve`` takes."""
     letters = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
     is_name = bool(name) and name[0] in letters and set(name) <= letters | set("0123456789")
@@ -124,9 +126,9 @@ def test_a_blank_is_asked_for_in_words_that_do_nothing(
     assert os.listdir(home / "cwd") == []
     names = [word.blank.name for word in masked if word.blank is not None]
     given = " ".join(assigned(name, value) for name in dict.fromkeys(names))
-    _, told, files = passed(shell, f"export {given}\n{command}", home / "cwd")
+    _, printed_words, files = run_in_shell(shell, f"export {given}\n{command}", home / "cwd")
     parts = [f"--{option}***".replace("***", value), f"--x{option}", value]
-    assert files == [] and told == tuple(map(os.fsencode, parts))
+    assert files == [] and printed_words == tuple(map(os.fsencode, parts))
 
 
 @pytest.mark.parametrize("name", ["", "1A", "A B", "A=1; touch PWNED; B", "é", "A\n", "\x1b[1m"])
@@ -156,8 +158,8 @@ def texts(tree: ast.AST) -> Sequence[str]:
 def test_only_one_file_knows_how_a_shell_quotes() -> None:
     """Whatever is written for a shell goes through ``calib.shell``."""
     wrong = []
-    for room in ("calib", "hooks", "launch", "recipes"):
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for folder in ("calib", "hooks", "launch", "recipes"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             if path in (ROOT / "calib" / "shell.py", ROOT / "calib/arguments/shell_text.py"):
                 continue  # the second reads what others have written
             tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -165,8 +167,8 @@ def test_only_one_file_knows_how_a_shell_quotes() -> None:
                 alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names
             }
             named |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-            own = "shlex" in named or any(
+            quotes = "shlex" in named or any(
                 text.startswith(("export ", "$'", "${")) for text in texts(tree)
             )
-            wrong += [path.relative_to(ROOT).as_posix()] * own
+            wrong += [path.relative_to(ROOT).as_posix()] * quotes
     assert not wrong

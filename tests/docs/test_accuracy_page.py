@@ -99,8 +99,8 @@ def numbers(text: str) -> list[str]:
     return [result.replace(",", "") for result in _NUMBER.findall(text)]
 
 
-def says(source: Iterable[str], figure: str) -> bool:
-    """Whether one of the numbers is the figure, at the digits of the figure."""
+def has_figure(source: Iterable[str], figure: str) -> bool:
+    """Return True if one of the numbers is the figure, at the digits of the figure."""
     digits = len(figure.partition(".")[2])
     sought = f"{abs(float(figure)):.{digits}f}"
     return any(f"{abs(float(one)):.{digits}f}" == sought for one in source)
@@ -134,18 +134,18 @@ def test_every_set_of_the_page_is_held() -> None:
 
 @pytest.mark.parametrize(("row", "name"), SETS.items())
 def test_a_set_is_as_in_the_results(row: tuple[str, str], name: str) -> None:
-    constant, ten, ours, bar, held = page_rows()[row]
+    constant, ten, ours, bar, coverage = page_rows()[row]
     truth = results_row(name)
-    assert says(numbers(truth["constant rate"])[:1], constant)
-    assert says(numbers(truth["ten-term analytical"])[:1], ten)
+    assert has_figure(numbers(truth["constant rate"])[:1], constant)
+    assert has_figure(numbers(truth["ten-term analytical"])[:1], ten)
     first, *further = numbers(ours.replace("theirs 3.4", ""))
-    assert says(numbers(truth["ours"])[:1], first)
-    assert all(says(numbers(truth["ours"])[1:], one) for one in further)
-    assert all(says(numbers(truth["bar"]), one) for one in numbers(bar))
-    assert says(numbers(truth["coverage verdict"])[:1], held)
-    kept = [cell == "yes" for cell in truth["met"].split(" / ")[: 2 if further else None]]
+    assert has_figure(numbers(truth["ours"])[:1], first)
+    assert all(has_figure(numbers(truth["ours"])[1:], one) for one in further)
+    assert all(has_figure(numbers(truth["bar"]), one) for one in numbers(bar))
+    assert has_figure(numbers(truth["coverage verdict"])[:1], coverage)
+    met = [cell == "yes" for cell in truth["met"].split(" / ")[: 2 if further else None]]
     has_one_bar = bar.split()[0].replace(".", "").isdigit() and not further
-    assert ("missed" in bar) == (not all(kept[:1] if has_one_bar else kept))
+    assert ("missed" in bar) == (not all(met[:1] if has_one_bar else met))
 
 
 def paragraphs() -> list[str]:
@@ -172,7 +172,7 @@ def source_table() -> str:
     return "| source left out |" + PAGE.partition("| source left out |")[2].partition("\n\n")[0]
 
 
-def held_elsewhere() -> list[str]:
+def figure_lines() -> list[str]:
     """Lines of the page with a figure, outside the table of sets and what only introduces."""
     (table,) = re.findall(r"^\| set \| known .*\n(?:\|.*\n)+", PAGE, re.MULTILINE)
     lines = PAGE.replace(table, "").replace(source_table(), "").splitlines()
@@ -187,24 +187,24 @@ def held_elsewhere() -> list[str]:
     return [one for one in lines if figure.search(one) and not one.startswith(plain)]
 
 
-@pytest.mark.parametrize("line", held_elsewhere(), ids=lambda line: line[:24])
+@pytest.mark.parametrize("line", figure_lines(), ids=lambda line: line[:24])
 def test_a_figure_stands_in_the_row_that_it_names(line: str) -> None:
     (begins,) = [begins for begins in STANDS_IN if line.startswith(begins)]
-    told = numbers(line.replace(begins, "", 1) if begins.startswith("|") else line)
+    figures = numbers(line.replace(begins, "", 1) if begins.startswith("|") else line)
     rows = []
     for hint in STANDS_IN[begins]:
         rows.append(paragraph(hint))
     known = numbers(" ".join(rows))
-    assert told and [figure for figure in told if not says(known, figure)] == []
+    assert figures and [figure for figure in figures if not has_figure(known, figure)] == []
 
 
 def test_another_figure_would_be_found() -> None:
-    assert says(["+0.04", "5.10"], "5.1") and says(["97.9"], "98")
-    assert not says(["5.16"], "5.1") and not says(["19.7"], "9.7")
+    assert has_figure(["+0.04", "5.10"], "5.1") and has_figure(["97.9"], "98")
+    assert not has_figure(["5.16"], "5.1") and not has_figure(["19.7"], "9.7")
 
 
 def source_rows() -> dict[str, list[str]]:
-    """What the page says of each source that was left out, by its name."""
+    """Return the page's cells of each held-out source, by its name."""
     return {name: rest for name, *rest in map(cells, source_table().splitlines()[2:])}
 
 
@@ -217,9 +217,9 @@ def source_truth() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", source_rows())
 def test_a_source_is_as_in_the_results(name: str) -> None:
-    told, truth = source_rows()[name], source_truth()[name]
+    stated, truth = source_rows()[name], source_truth()[name]
     none, three = truth[:5], truth[5:]
-    assert [one.replace(" at ", ", ") for one in told] == [*none[:2], *three[:4]]
+    assert [one.replace(" at ", ", ") for one in stated] == [*none[:2], *three[:4]]
 
 
 def test_no_source_is_missing_on_the_page() -> None:
@@ -227,6 +227,6 @@ def test_no_source_is_missing_on_the_page() -> None:
 
 
 def test_the_readme_says_what_the_page_says() -> None:
-    (told,) = re.findall(r"^Mean error of the step .*", README, re.MULTILINE)
+    (line,) = re.findall(r"^Mean error of the step .*", README, re.MULTILINE)
     none, _, three, *_ = source_rows()["mean over sources"]
-    assert f"{three} % from three known layouts" in told and f"{none} % from none" in told
+    assert f"{three} % from three known layouts" in line and f"{none} % from none" in line

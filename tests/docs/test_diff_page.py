@@ -15,5 +15,5 @@ PAGE = (Path(__file__).parents[2] / "docs" / "diff.md").read_text(encoding="utf-
 
 def test_every_option_is_told() -> None:
     choices = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    own = {option for action in choices["diff"]._actions for option in action.option_strings}
-    assert all(f"`{option}" in PAGE for option in own - {"-h", "--help"})
+    options = {option for action in choices["diff"]._actions for option in action.option_strings}
+    assert all(f"`{option}" in PAGE for option in options - {"-h", "--help"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from extending_pages import PAGES, blocks, extended, run, touched
+from extending_pages import PAGES, blocks, diff_size, extended, run
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ for layers in (2, 4):
 
 @pytest.mark.parametrize("page", PATCHED)
 def test_a_page_asks_for_three_files_at_most(page: str) -> None:
-    num_files, num_lines = touched(page)
+    num_files, num_lines = diff_size(page)
     assert 0 < num_files <= MOST_FILES and num_lines < 50
 
 
@@ -67,11 +67,11 @@ def test_a_table_of_another_source_becomes_our_own(tmp_path: Path) -> None:
         path,
         *(str(table), "--out", str(tmp_path / "own")),
     )
-    (own,) = (tmp_path / "own").iterdir()
+    (new_file,) = (tmp_path / "own").iterdir()
     read = f"""
 import pandas as pd
 from forerun.calib.importers.own_format import read_table
-found = read_table(pd.read_csv({str(own)!r}), "norms")
+found = read_table(pd.read_csv({str(new_file)!r}), "norms")
 assert set(found["kind"]) == {{"norm"}} and set(found["phase"]) == {{"forward"}}
 wanted = sorted(r * w / 1e11 for r, w in {sizes})
 assert [round(t, 15) for t in sorted(found["time_s"])] == [round(t, 15) for t in wanted]

@@ -35,7 +35,7 @@ def csv_sink() -> Any:
 
 def run_through(directory: Path) -> None:
     shutil.copytree(GOLDEN / "records", directory / "records")
-    beside = CompanionLoop(
+    loop = CompanionLoop(
         companion_settings(directory, wandb=WandbMode.OFF, tensorboard=SinkChoice.OFF)
     )
     for step in range(WINDOW_END + 2):
@@ -43,10 +43,10 @@ def run_through(directory: Path) -> None:
             "event": "step", "step": step, "time_s": 0.15, "is_hooked": False, "flags": [],
             "window": 0, "is_after_window": step >= WINDOW_END, "unix_s": 1000.0 + step,
         }  # fmt: skip
-        beside.handle(event, 1000.0)
-    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
-    beside.poll(1001.0)
-    beside.finish(1002.0)
+        loop.handle(event, 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.poll(1001.0)
+    loop.finish(1002.0)
 
 
 def test_the_csv_sink_of_the_page_gets_every_step_and_the_summary(
@@ -75,13 +75,13 @@ def test_a_sink_that_fails_is_said_once_and_harms_nothing(
         def step(self, step: int, values: Any) -> None:
             raise OSError("no space left")
 
-    def broken(told: Any) -> Any:
+    def broken(settings: Any) -> Any:
         raise ValueError("no such server")
 
     monkeypatch.setitem(registry.SINKS, "CSV", lambda _: Full())
     monkeypatch.setitem(registry.SINKS, "elsewhere", broken)
     run_through(tmp_path)
-    said = capsys.readouterr().out
-    assert said.count("[forerun] CSV is off: no space left") == 1
-    assert said.count("[forerun] elsewhere is off: no such server") == 1
+    output = capsys.readouterr().out
+    assert output.count("[forerun] CSV is off: no space left") == 1
+    assert output.count("[forerun] elsewhere is off: no such server") == 1
     assert (tmp_path / "decision.json").exists() and (tmp_path / "score.json").exists()

@@ -30,9 +30,9 @@ def test_the_table_is_what_the_rules_say() -> None:
 
 def test_every_option_is_told() -> None:
     choices = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    own = {option for action in choices["doctor"]._actions for option in action.option_strings}
+    options = {option for action in choices["doctor"]._actions for option in action.option_strings}
     text = PAGE.read_text("utf-8")
-    assert all(option in text for option in own - {"-h", "--help", "--run-id"})
+    assert all(option in text for option in options - {"-h", "--help", "--run-id"})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from page_commands import DOCS, ROOT, Command, commands, stand_ins
+from page_commands import DOCS, ROOT, Command, commands, placeholder_directories
 
 from forerun.calib.workload.run_options import options
 from forerun.launch.cli import ExitCode, build_parser, main
@@ -23,26 +23,26 @@ COMMANDS = [*commands()]
 RUN = [one for one in COMMANDS if not one.needs and one.words[0] == "forerun"]
 TRAINED = [one for one in COMMANDS if not one.needs and one.words[0] == "torchrun"]
 """By ``test_trained_pages.py``."""
-LEFT = [one for one in COMMANDS if one.needs]
+UNRUNNABLE = [one for one in COMMANDS if one.needs]
 WIDE = ("8..1024", "H100,B200")
 """Plans that take some ten seconds."""
 
 
-def told(one: Command) -> str:
+def command_id(one: Command) -> str:
     return f"{one.page}: {one.line}"
 
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """What is asked for answers: analysed once for all commands."""
-    return stand_ins(tmp_path_factory.mktemp("docs"))
+    """Directories that commands read, analysed once for all of them."""
+    return placeholder_directories(tmp_path_factory.mktemp("docs"))
 
 
 @pytest.mark.parametrize(
     "one",
     [
         pytest.param(
-            one, id=told(one), marks=[pytest.mark.slow] * (not {*WIDE}.isdisjoint(one.words))
+            one, id=command_id(one), marks=[pytest.mark.slow] * (not {*WIDE}.isdisjoint(one.words))
         )
         for one in RUN
     ],
@@ -67,11 +67,11 @@ def test_a_command_answers(
 
 def test_each_command_is_run_or_says_what_it_needs() -> None:
     assert len(RUN) > 30 and len(TRAINED) > 4
-    assert {one.needs for one in LEFT} == {*NEEDS}
-    assert [one for one in COMMANDS if one not in (*RUN, *TRAINED, *LEFT)] == []
+    assert {one.needs for one in UNRUNNABLE} == {*NEEDS}
+    assert [one for one in COMMANDS if one not in (*RUN, *TRAINED, *UNRUNNABLE)] == []
 
 
-@pytest.mark.parametrize("one", [pytest.param(one, id=told(one)) for one in LEFT])
+@pytest.mark.parametrize("one", [pytest.param(one, id=command_id(one)) for one in UNRUNNABLE])
 def test_a_command_that_cannot_run_here_is_one(one: Command) -> None:
     """As much of it as can be held against what there is."""
     words = [*one.words]
@@ -161,11 +161,11 @@ def test_every_recipe_that_is_shown_is_there() -> None:
     assert len(shown) > 6 and all((ROOT / name).is_file() for name in shown)
 
 
-def said() -> str:
+def code_text() -> str:
     """All text of the code; what is filled in is an ellipsis."""
     results = []
-    for room in ("_forerun_autoload.py", "calib", "hooks", "launch", "recipes/stand_in_cuda"):
-        paths = [ROOT / room] if room.endswith(".py") else sorted((ROOT / room).rglob("*.py"))
+    for folder in ("_forerun_autoload.py", "calib", "hooks", "launch", "recipes/stand_in_cuda"):
+        paths = [ROOT / folder] if folder.endswith(".py") else sorted((ROOT / folder).rglob("*.py"))
         for path in paths:
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.JoinedStr):
@@ -178,15 +178,15 @@ def said() -> str:
 
 def test_each_message_of_troubleshooting_is_said_by_the_code() -> None:
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    told = re.findall(r"^\| `([^`]+)`(?: at .*?)? \|", page, re.M)
-    text = re.sub(r"%[sd]", "…", said())
+    messages = re.findall(r"^\| `([^`]+)`(?: at .*?)? \|", page, re.M)
+    text = re.sub(r"%[sd]", "…", code_text())
     missing = [
         message
-        for message in told
+        for message in messages
         for part in message.split("…")
         if len(part.strip()) > 3 and part.strip(" ;,") not in text
     ]
-    assert len(told) > 40 and not missing
+    assert len(messages) > 40 and not missing
 
 
 def test_the_page_of_figures_stays_short() -> None:

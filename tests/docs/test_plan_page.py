@@ -17,14 +17,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-
 
 def test_every_name_of_a_layout_is_told() -> None:
     rows = {re.sub("`", "", row.split("|")[1]).strip() for row in PAGE.splitlines() if "|" in row}
-    told = {name.strip() for row in rows for name in row.split(",")}
-    assert told >= {name for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)}
+    documented = {name.strip() for row in rows for name in row.split(",")}
+    assert documented >= {name for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)}
 
 
 def test_every_option_of_plan_alone_is_told() -> None:
     choices = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    own, report = (
+    plan_options, report = (
         {option for action in choices[verb]._actions for option in action.option_strings}
         for verb in ("plan", "predict")
     )
-    assert own - report and all(f"`{option}" in PAGE for option in own - report)
+    assert plan_options - report and all(f"`{option}" in PAGE for option in plan_options - report)

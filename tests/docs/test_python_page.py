@@ -30,7 +30,7 @@ def test_its_blocks_run_in_order(
     assert len(BLOCKS) == 7 and "'tpp' is not an axis of a layout; did you mean tp?" in out
 
 
-def told(heading: str) -> list[str]:
+def first_column(heading: str) -> list[str]:
     """Names in the first column of the table below a heading."""
     section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
@@ -38,5 +38,5 @@ def told(heading: str) -> list[str]:
 
 
 def test_every_column_is_told() -> None:
-    assert told("Steps") == list(COLUMNS)
-    assert told("Samples") == list(FRAMES["samples"])
+    assert first_column("Steps") == list(COLUMNS)
+    assert first_column("Samples") == list(FRAMES["samples"])

@@ -28,8 +28,8 @@ SOURCES = [
     ROOT / "_forerun_autoload.py",
     *(
         path
-        for room in ("calib", "hooks", "launch", "recipes/stand_in_cuda")
-        for path in (ROOT / room).rglob("*.py")
+        for folder in ("calib", "hooks", "launch", "recipes/stand_in_cuda")
+        for path in (ROOT / folder).rglob("*.py")
     ),
 ]
 _NOT_OURS = {"TORCHDYNAMO_DISABLE", "PYTHON_COLORS"}
@@ -57,7 +57,7 @@ def first_cells(text: str) -> list[str]:
 
 
 def test_it_was_written_from_this_code(reference: Any) -> None:
-    """Where this fails: python docs/reference.py, and commit what it wrote."""
+    """If this fails: run python docs/reference.py, and commit what it wrote."""
     made = reference.pages()
     assert {path.name for path in (DOCS / "reference").glob("*.md")} == set(made)
     for name, text in made.items():
@@ -67,7 +67,7 @@ def test_it_was_written_from_this_code(reference: Any) -> None:
 def test_every_flag_has_a_line_with_its_meaning() -> None:
     rows = first_cells(page("flags.md"))[2:]
     assert rows == [f"`--calibrate-{flag.name}={flag.metavar}`" for flag, _ in options()]
-    assert all(flag.told and flag.default for flag, _ in options())
+    assert all(flag.description and flag.default for flag, _ in options())
 
 
 def test_every_word_and_option_of_a_verb_has_a_meaning(reference: Any) -> None:
@@ -81,8 +81,8 @@ def test_every_word_and_option_of_a_verb_has_a_meaning(reference: Any) -> None:
 def keys(value: Any) -> Iterator[tuple[str, Any]]:
     """All properties in a schema, wherever they stand, with what is said of them."""
     if isinstance(value, dict):
-        if isinstance(held := value.get("properties"), dict):
-            yield from ((name, spec.get("description")) for name, spec in held.items())
+        if isinstance(properties := value.get("properties"), dict):
+            yield from ((name, spec.get("description")) for name, spec in properties.items())
         value = value.values()
     for one in value if not isinstance(value, (str, int, float, bool, type(None))) else ():
         yield from keys(one)
@@ -91,7 +91,9 @@ def keys(value: Any) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("path", [*FILES.parent.glob("*.schema.json")], ids=lambda path: path.name)
 def test_a_schema_says_of_every_key_what_it_means(path: Path) -> None:
     """So that ``--json-schema`` says it too."""
-    silent = [name for name, told in keys(json.loads(path.read_text("utf-8"))) if not told]
+    silent = [
+        name for name, description in keys(json.loads(path.read_text("utf-8"))) if not description
+    ]
     assert not silent
 
 
@@ -104,21 +106,23 @@ def test_no_cell_of_a_table_is_empty() -> None:
 
 
 def test_every_key_of_every_file_and_answer_has_a_line() -> None:
-    told = {
+    documented = {
         re.split(r"\.|\[\]", cell.strip("`"))[-1] or re.split(r"\.|\[\]", cell.strip("`"))[-2]
         for name in ("files.md", "answers.md")
         for cell in first_cells(page(name))
     }
     schemas = FILES.parent.glob("*.schema.json")
     results = {key for path in schemas for key, _ in keys(json.loads(path.read_text("utf-8")))}
-    assert len(results) > 200 and results <= told, results - told
+    assert len(results) > 200 and results <= documented, results - documented
 
 
 def test_every_file_that_is_published_has_a_line() -> None:
-    told = [cell.strip("`") for cell in first_cells(page("files.md").split("## ")[0])[2:]]
-    left = {*PUBLISHED, SCRIPT, *(f"{name}.json" for name in FILE_NAMES)}
+    documented = [cell.strip("`") for cell in first_cells(page("files.md").split("## ")[0])[2:]]
+    written = {*PUBLISHED, SCRIPT, *(f"{name}.json" for name in FILE_NAMES)}
     elsewhere = {"launch.json", "command.json", "stop-request.json", "forecasts.json"}
-    assert not [one for one in left - elsewhere if not any(fnmatch(one, name) for name in told)]
+    assert not [
+        one for one in written - elsewhere if not any(fnmatch(one, name) for name in documented)
+    ]
 
 
 def test_every_value_of_a_run_and_of_its_end_has_a_line() -> None:
@@ -129,8 +133,8 @@ def test_every_value_of_a_run_and_of_its_end_has_a_line() -> None:
     answer: Any = SimpleNamespace(window_scores=[window] * 3, rates=rates)
     assert summary_values(answer).keys() - rates.keys() <= SUMMARY_VALUES.keys()
     assert window_values(answer).keys() <= RUN_VALUES.keys()
-    told = {cell.strip("`") for cell in first_cells(page("values.md"))}
-    assert told >= RUN_VALUES.keys() | SUMMARY_VALUES.keys()
+    documented = {cell.strip("`") for cell in first_cells(page("values.md"))}
+    assert documented >= RUN_VALUES.keys() | SUMMARY_VALUES.keys()
 
 
 def test_every_exit_code_has_a_line() -> None:
@@ -140,8 +144,8 @@ def test_every_exit_code_has_a_line() -> None:
 
 
 def test_every_public_name_has_a_section() -> None:
-    told = set(re.findall(r"^## forerun\.(\w+)$", page("python.md"), re.M))
-    assert told == {name for name in forerun.__all__ if name != "__version__"}
+    documented = set(re.findall(r"^## forerun\.(\w+)$", page("python.md"), re.M))
+    assert documented == {name for name in forerun.__all__ if name != "__version__"}
 
 
 def read_variables() -> Iterator[str]:
@@ -161,9 +165,9 @@ def read_variables() -> Iterator[str]:
 
 def test_every_variable_has_a_line() -> None:
     cells = first_cells(page("environment.md"))
-    told = [name for cell in cells for name in cell.strip("`").split(", ")]
+    documented = [name for cell in cells for name in cell.strip("`").split(", ")]
     results = set(read_variables()) - _NOT_OURS
-    missing = {name for name in results if not any(fnmatch(name, one) for one in told)}
+    missing = {name for name in results if not any(fnmatch(name, one) for one in documented)}
     assert len(results) > 25 and not missing, missing
-    ours = {one for one in told if one.startswith("FORERUN_")}
+    ours = {one for one in documented if one.startswith("FORERUN_")}
     assert ours <= results, "told, and read by nobody"

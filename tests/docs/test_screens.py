@@ -1,4 +1,4 @@
-"""What a browser sees of a page: what it asks for, what it says, and what needs a script."""
+"""A page in a browser: its requests, its messages, and the lines that need a script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.benchmarks import browser
 WHOLE = "<!DOCTYPE html><title>t</title><link rel=icon href='data:,'><p>here</p>"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(browser.found() is None, reason="no Chromium on PATH"),
+    pytest.mark.skipif(browser.find_chromium() is None, reason="no Chromium on PATH"),
 ]
 
 
@@ -27,7 +27,7 @@ def test_a_page_that_is_whole_by_itself(screens: ModuleType, tmp_path: Path) -> 
     page = tmp_path / "report.html"
     page.write_text(WHOLE, encoding="utf-8")
     result = screens.seen(page)
-    assert (result.asked, result.said, result.unread) == ((), (), ())
+    assert (result.requested_urls, result.console_messages, result.unread) == ((), (), ())
     assert (result.nbytes, result.num_lines, result.num_sheets) == (len(WHOLE), 1, 1)
     shot = screens.picture(page, "390-dark", is_whole=False)
     assert shot.startswith(b"\x89PNG")
@@ -40,5 +40,5 @@ def test_requests_messages_and_lines_of_scripts_are_told(
     script = "console.log('x'); document.body.append(document.createElement('p'), 'late')"
     page.write_text(f"{WHOLE}<img src='beside.png'><script>{script}</script>", encoding="utf-8")
     result = screens.seen(page)
-    assert (tmp_path / "beside.png").as_uri() in result.asked
-    assert result.said and result.unread == ("late",)
+    assert (tmp_path / "beside.png").as_uri() in result.requested_urls
+    assert result.console_messages and result.unread == ("late",)

@@ -43,8 +43,8 @@ def test_a_command_of_the_page_writes_a_trace(
     assert main(words) == 0
     result = read(json.loads(gzip.decompress((tmp_path / words[-1]).read_bytes())))
     assert {one.process for one in result} == processes
-    told = {one.event["name"] for one in result if one.depth}
-    assert {"linear_fc1", "host"} <= told
+    span_names = {one.event["name"] for one in result if one.depth}
+    assert {"linear_fc1", "host"} <= span_names
     streams = {re.sub(r"stage \d+", "stage N", one.track) for one in result}
     assert streams >= {"step", "stage N passes"} and all(f"`{one}`" in PAGE for one in streams)
     categories = {one.event["cat"] for one in result if one.depth}

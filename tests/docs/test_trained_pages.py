@@ -17,11 +17,11 @@ pytestmark = pytest.mark.slow
 
 pytest.importorskip("torch")
 PACKAGES = {"hf_trainer": ("transformers", "accelerate"), "lightning_loop": ("lightning",)}
-"""What a recipe needs beside torch and ``transformers``."""
+"""Packages that a recipe needs besides torch and ``transformers``."""
 SHORTER = {"200": "40"}
 """Iterations: a window and some steps after it show as much."""
 LOOPS = {"lightning_loop": "--calibrate", "hf_trainer": "--calibrate", "own_loop": ""}
-"""What that test adds to each recipe."""
+"""Arguments that ``test_loops.py`` adds to each recipe."""
 LAUNCHED = {
     f"torchrun --standalone --nproc-per-node 2 recipes/{name}.py {more}".strip()
     for name, more in LOOPS.items()
@@ -43,7 +43,7 @@ def test_a_training_of_a_page_is_calibrated(one: Command, tmp_path: Path) -> Non
     if recipe == "pretrain_gpt":
         pytest.importorskip("megatron.core")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    said = Launch(tmp_path, *words, num_workers=2, WANDB_MODE="disabled").end_well().stdout
-    assert "[forerun] checked: " in said and "[forerun] report: " in said
+    output = Launch(tmp_path, *words, num_workers=2, WANDB_MODE="disabled").end_well().stdout
+    assert "[forerun] checked: " in output and "[forerun] report: " in output
     (out,) = (path.parent for path in tmp_path.glob("*/report.html"))
     assert (out / "decision.json").is_file()

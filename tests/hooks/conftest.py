@@ -32,7 +32,7 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def no_hook_remains() -> Iterator[None]:
     methods = {name: value for name, value in vars(ProcessGroup).items() if callable(value)}
     wait, finders, callbacks = vars(Work)["wait"], _finders(), _ours()
     register_count = len(torch.nn.modules.module._global_forward_hooks)

@@ -101,12 +101,12 @@ def test_compiled_and_checkpointed_code_trains_as_without_us(tmp_path: Path, kin
     records = read_run(tmp_path).records[0]
     windows = {r.window for r in records if isinstance(r, StepRecord) and r.is_hooked}
     assert windows == set(range(1 + STEPS // EVERY))
-    told = {r.name: r.fired for r in records if isinstance(r, CoverageRecord) and r.window == 0}
+    fired = {r.name: r.fired for r in records if isinstance(r, CoverageRecord) and r.window == 0}
     if kind == "function":
-        assert told["linear_fc1"] == 0
+        assert fired["linear_fc1"] == 0
     else:
-        assert any(name.startswith("inside compiled code") for name in told)
-        assert "linear_fc1:compiled" in told
+        assert any(name.startswith("inside compiled code") for name in fired)
+        assert "linear_fc1:compiled" in fired
 
 
 def test_a_compiled_wait_for_a_collective_is_compiled_once() -> None:

@@ -63,7 +63,9 @@ def agent(folder: Path, node: int, port: int, *arguments: str) -> subprocess.Pop
     # On a busy machine one node has imported torch long before the other.
     patience = "last_call_timeout=15,keep_alive_interval=1"
     options = (f"--rdzv-conf={patience},is_host=False", "--max-restarts=3")
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    inherited = {
+        k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    }
     return subprocess.Popen(
         [*launcher, *meeting, *options, "train.py", *arguments],
         cwd=folder,
@@ -71,7 +73,7 @@ def agent(folder: Path, node: int, port: int, *arguments: str) -> subprocess.Pop
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**kept, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "NODE": str(node)},
+        env={**inherited, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "NODE": str(node)},
     )
 
 
@@ -82,8 +84,8 @@ def launch(folder: Path, *arguments: str) -> tuple[list[str], list[int], str]:
     # The nodes meet here: no port is free for a moment, and it outlives the one that leaves.
     meeting = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     agents = [agent(folder, node, meeting.port, *arguments) for node in range(2)]
-    said = "".join(each.communicate(timeout=240)[0] for each in agents)
-    return re.findall(r"^LOSS .+$", said, re.MULTILINE), [a.returncode for a in agents], said
+    output = "".join(each.communicate(timeout=240)[0] for each in agents)
+    return re.findall(r"^LOSS .+$", output, re.MULTILINE), [a.returncode for a in agents], output
 
 
 def test_a_node_that_leaves_costs_what_it_costs_without_us(tmp_path: Path) -> None:
@@ -92,10 +94,12 @@ def test_a_node_that_leaves_costs_what_it_costs_without_us(tmp_path: Path) -> No
             pool.submit(launch, tmp_path / "bare"),
             pool.submit(launch, tmp_path / "ours", *CALIBRATE),
         ]
-        (bare, statuses, said), (ours, ours_statuses, said_ours) = (t.result() for t in twins)
+        (bare, statuses, bare_output), (ours, ours_statuses, our_output) = (
+            t.result() for t in twins
+        )
     worlds = [line.split()[2] for line in bare]
-    assert worlds == ["2"] * LEAVES_AT + ["1"] * (NUM_STEPS - 20), said[-3000:]
-    assert ours == bare, said_ours[-3000:]
+    assert worlds == ["2"] * LEAVES_AT + ["1"] * (NUM_STEPS - 20), bare_output[-3000:]
+    assert ours == bare, our_output[-3000:]
     assert sorted(map(bool, ours_statuses)) == sorted(map(bool, statuses))
     names = run_ids(tmp_path / "ours" / "out")
     assert [name.rpartition("-w")[2] for name in names] == ["2", "1"]

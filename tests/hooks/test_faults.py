@@ -27,20 +27,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_training_is_the_same_and_what_was_recorded_can_be_read(folder: Path, fault: Fault) -> None:
-    bare, ours, kept = observed(folder, fault, num_operators(folder, fault))
+    bare, ours, rows = observed(folder, fault, num_operators(folder, fault))
     assert bare.losses[0], "the fault struck before the first step"
     assert ours.losses == bare.losses
     assert ours.random == bare.random
     assert (bare.status, ours.status) == (fault.status, fault.status)
     assert kinds(ours) == kinds(bare)
-    assert kept == fault.rows
+    assert rows == fault.rows
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_no_hook_is_left_where_training_ended_by_itself(folder: Path, fault: Fault) -> None:
     _, ours, _ = observed(folder, fault, operators=0)
     if not any(ours.errors):
-        assert ours.left == ()
+        assert ours.remaining_hooks == ()
 
 
 def test_a_forked_child_says_nothing_to_the_companion(folder: Path) -> None:
@@ -57,5 +57,5 @@ def test_a_fault_in_every_function_that_training_calls(tmp_path: Path) -> None:
     assert len(struck) >= 60
     assert (ours.losses, ours.random, ours.status) == (bare.losses, bare.random, (0,))
     # A window may be open at the end, and with it the watch on the garbage collector.
-    assert all(name.startswith("gc: ") for name in ours.left)
+    assert all(name.startswith("gc: ") for name in ours.remaining_hooks)
     assert fault_runs.rows(tmp_path / "ours", operators=0).steps

@@ -70,11 +70,11 @@ def start(folder: Path, do: str, at: int, *arguments: str) -> Launch:
     folders = {"recipes": str(ROOT / "recipes"), "support": str(ROOT / "tests" / "support")}
     program.write_text(PROGRAM.format(**folders, at=at, passes=PASSES, do=do), "utf-8")
     words = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", program, *SMALL, *arguments)
-    own = {"FORERUN_DEVICE": "cpu", "WANDB_MODE": "disabled"}
-    return Launch(folder, *words, num_workers=4, **own)
+    environ = {"FORERUN_DEVICE": "cpu", "WANDB_MODE": "disabled"}
+    return Launch(folder, *words, num_workers=4, **environ)
 
 
-def both(folder: Path, do: str, at: int) -> tuple[int, int]:
+def exit_statuses(folder: Path, do: str, at: int) -> tuple[int, int]:
     """Exit statuses without us and with us, which are the same, as are all losses printed."""
     runs = start(folder / "bare", do, at), start(folder / "ours", do, at, *CALIBRATE)
     bare, ours = (run.wait() for run in runs)
@@ -90,7 +90,7 @@ def steps(run: RunRecords, rank: int) -> list[int]:
 
 
 def test_a_worker_dies_in_the_window_and_torchrun_starts_all_again(tmp_path: Path) -> None:
-    assert both(tmp_path, "os._exit(9)", 5) == (0, 0)
+    assert exit_statuses(tmp_path, "os._exit(9)", 5) == (0, 0)
     out = tmp_path / "ours" / "out"
     first, second = (read_run(out, run_id) for run_id in run_ids(out))
     assert steps(first, 1) == [0, 1, 2, 3, 4]
@@ -104,7 +104,7 @@ def test_a_worker_dies_in_the_window_and_torchrun_starts_all_again(tmp_path: Pat
 
 def test_sigterm_to_the_launcher_ends_the_run_as_it_does_without_us(tmp_path: Path) -> None:
     do = "os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
-    bare, ours = both(tmp_path, do, 5)
+    bare, ours = exit_statuses(tmp_path, do, 5)
     assert bare == ours != 0
     run = read_run(tmp_path / "ours" / "out")
     assert steps(run, 1) == [0, 1, 2, 3, 4]

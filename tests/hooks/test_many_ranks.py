@@ -59,9 +59,9 @@ def table(run: RunRecords) -> SampleTable:
 
 
 def test_training_is_what_it_is_without_us(directory: Path) -> None:
-    told = [json.loads(path.read_text()) for path in directory.glob("told-*.json")]
-    assert len(told) == many_ranks.WORLD
-    for row in told:
+    rows = [json.loads(path.read_text()) for path in directory.glob("told-*.json")]
+    assert len(rows) == many_ranks.WORLD
+    for row in rows:
         assert row["hooked"] == row["bare"]
         assert row["hooked_calls"] == row["bare_calls"] == [2 * many_ranks.NUM_STEPS] * 2
 
@@ -80,13 +80,15 @@ def test_the_home_node_has_the_records_of_all_that_record(
     }
     assert len(numbers) == 1
     kinds = {
-        rank: {type(record) for record in found} - {StepRecord, WindowRecord}
+        rank: {type(record) for record in records} - {StepRecord, WindowRecord}
         & {PhaseRecord, OperatorRecord, CollectiveRecord}
-        for rank, found in run.records.items()
+        for rank, records in run.records.items()
     }
-    for rank, found in kinds.items():
-        has_phases = PhaseRecord in found
-        assert has_phases == (PLAN.part(rank) is not Recorded.GROUPS) and CollectiveRecord in found
+    for rank, records in kinds.items():
+        has_phases = PhaseRecord in records
+        assert (
+            has_phases == (PLAN.part(rank) is not Recorded.GROUPS) and CollectiveRecord in records
+        )
 
 
 def test_every_rank_is_summarised(run: RunRecords, table: SampleTable) -> None:
@@ -111,9 +113,9 @@ def test_transfers_inside_the_replica_are_measured_on_all_their_ranks(table: Sam
 def test_the_other_node_has_its_own_files_alone(directory: Path, home: Path) -> None:
     for node, ranks in enumerate(NODES):
         folder = directory / f"node{node}"
-        own = {int(path.stem[-5:]) for path in folder.glob("records/*/rank-*.jsonl")}
+        recorded_ranks = {int(path.stem[-5:]) for path in folder.glob("records/*/rank-*.jsonl")}
         received = {int(path.stem[-5:]) for path in folder.glob("records/*/received-*.jsonl")}
-        assert own == set(PLAN.recorders) & set(ranks)
+        assert recorded_ranks == set(PLAN.recorders) & set(ranks)
         assert received == (set(PLAN.recorders) - set(ranks) if folder == home else set())
 
 

@@ -1,6 +1,6 @@
-"""What real ranks record under torchrun over gloo, against what the layout generates.
+"""Records of real ranks under torchrun over gloo, against what the layout generates.
 
-What Megatron calls in a layout nobody but Megatron on real ranks can tell.
+Only Megatron on real ranks shows what it calls in a layout.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ CONTROL_NBYTES = 64
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
     num_ranks, arguments = LAYOUTS[request.param]
     directory = tmp_path_factory.mktemp("run")
-    own = ("--calibrate", "--calibrate-steps=4", "--calibrate-wandb=off")
+    flags = ("--calibrate", "--calibrate-steps=4", "--calibrate-wandb=off")
     torchrun(
         directory,
-        *(str(RECIPE), *SMALL.split(), *arguments.split(), *own),
+        *(str(RECIPE), *SMALL.split(), *arguments.split(), *flags),
         f"--calibrate-dir={directory / 'out'}",
         num_ranks=num_ranks,
     )

@@ -36,15 +36,15 @@ SMALL += f"--train-iters {ITERS} --log-interval 1 --num-layers {LAYERS} --disabl
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     directory = tmp_path_factory.mktemp("experts")
-    own = ("--calibrate", "--calibrate-steps=4", "--calibrate-wandb=off")
+    flags = ("--calibrate", "--calibrate-steps=4", "--calibrate-wandb=off")
     done = torchrun(
-        *(directory, str(SCRIPT), BIAS, *SMALL.split(), *own),
+        *(directory, str(SCRIPT), BIAS, *SMALL.split(), *flags),
         f"--calibrate-dir={directory / 'out'}",
     )
     return done.stdout, directory / "out"
 
 
-def told(output: str) -> dict[tuple[int, int, int, int], int]:
+def printed_rows(output: str) -> dict[tuple[int, int, int, int], int]:
     """Rows by rank, step, micro-batch and layer, as the experts themselves saw them."""
     lines: dict[int, list[int]] = defaultdict(list)
     for rank, rows in re.findall(r"ROWS (\d) (\d+)", output):
@@ -68,7 +68,7 @@ def recorded(run: RunRecords) -> dict[tuple[int, int, int, int], int]:
 
 
 def test_rows_on_record_are_those_that_arrived(trained: tuple[str, Path]) -> None:
-    seen, truth = recorded(read_run(trained[1])), told(trained[0])
+    seen, truth = recorded(read_run(trained[1])), printed_rows(trained[0])
     assert len(seen) >= 2 * LAYERS * 2
     assert seen == {key: truth[key] for key in seen}
 
@@ -94,8 +94,8 @@ def test_what_was_counted_goes_with_the_layout(
     assert experts is not None and result is not None
     assert imbalance(experts, 2) == pytest.approx(result.imbalance)
     assert imbalance(experts, 4) >= imbalance(experts, 2) > imbalance(experts, 1) == 1.0
-    asked = {"1": "one rank", "2": "measured"}
-    for ep, source in asked.items():
+    sources = {"1": "one rank", "2": "measured"}
+    for ep, source in sources.items():
         main(["predict", str(trained[1]), "--json", "--expert-model-parallel-size", ep])
         routing = json.loads(capsys.readouterr().out)["routing"]
         assert routing["source"] == source

@@ -44,9 +44,9 @@ def train(directory: Path, throttled: int) -> SampleTable:
 def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    # What the step loses is a difference of two runs: a neighbour that is busy beside one of them
-    # alone moves it by as much as was planted, and one beside the other rank hides a part of the
-    # cost, so that such a pair is measured again; so is one beside which nobody could be named.
+    # The step's loss is a difference of two runs.  A neighbour that is busy during one of them
+    # moves it by as much as was planted, and one beside the other rank hides a part of the cost:
+    # such a pair is measured again, and so is one in which no rank could be named.
     misses = [math.inf]
     for _ in range(NUM_PAIRS):
         bare = train(tmp_path_factory.mktemp("bare"), NOBODY)

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 import pytest
 import torch
 from launched import torchrun
-from left_files import check_left_files
+from left_files import check_written_files
 
 pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_stopped_run_has_saved_on_all_ranks_and_goes_on_in_the_advised_layout(
     before = losses(output)
     assert list(before) == list(range(1, last + 1)), "begun once, ended at the agreed iteration"
     assert "window reopens" in output
-    assert "stop" in check_left_files(tmp_path / "out")
+    assert "stop" in check_written_files(tmp_path / "out")
     assert (decision["action"], marker["rule"]) == ("stop", "deadline")
     assert decision["launch_id"] == marker["launch_id"] == path.parent.name
     assert decision["run_id"] == marker["run_id"] and decision["command"] == marker["command"]
@@ -61,8 +61,8 @@ def test_a_stopped_run_has_saved_on_all_ranks_and_goes_on_in_the_advised_layout(
 
     command = marker["command"]
     assert command[command.index("--load") + 1] == "saved"
-    again = torchrun(tmp_path, *command, "--exit-interval", str(last + 2), options=RESTARTS)
-    after = losses(again.stdout)
+    resumed = torchrun(tmp_path, *command, "--exit-interval", str(last + 2), options=RESTARTS)
+    after = losses(resumed.stdout)
     assert list(after) == [last + 1, last + 2]
     recent = [loss for step, loss in before.items() if step > last - 40]
     assert abs(fmean(after.values()) - fmean(recent)) < 3 * stdev(recent)

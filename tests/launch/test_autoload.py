@@ -46,8 +46,8 @@ def test_without_a_flag_a_worker_is_as_if_we_were_not_installed() -> None:
     bare = see("--lr", "1", **WORKER, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     new = set(ours.pop("modules")) - set(bare.pop("modules"))
     assert ours == bare
-    own = {name for name in new if name.partition(".")[0] == "forerun"}
-    assert not own
+    our_modules = {name for name in new if name.partition(".")[0] == "forerun"}
+    assert not our_modules
     assert new == {"_forerun_autoload"}
 
 
@@ -71,9 +71,9 @@ def test_a_mistake_costs_the_calibration_and_never_the_run(
 ) -> None:
     done = run("-c", SEE, flag, "--lr", "1", **WORKER | environ)
     assert done.returncode == 0, done.stderr
-    *_, said, seen = done.stdout.splitlines()
-    assert said.startswith(f"[forerun] {reason}")
-    assert said.endswith("calibration is off, training goes on")
+    *_, message, seen = done.stdout.splitlines()
+    assert message.startswith(f"[forerun] {reason}")
+    assert message.endswith("calibration is off, training goes on")
     assert json.loads(seen)["after"][1][1:] == ["--lr", "1"]
 
 
@@ -101,10 +101,10 @@ def test_what_the_worker_starts_has_its_device_and_no_session_of_its_own(tmp_pat
         FORERUN_CALIBRATE="1", CUDA_VISIBLE_DEVICES="",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith("[forerun]")]
-    assert len(said) == 3
-    assert said[1].startswith("[forerun] --calibrate-steps=2")
-    assert said[2].startswith("[forerun] CPU stand-in")
+    messages = [line for line in done.stdout.splitlines() if line.startswith("[forerun]")]
+    assert len(messages) == 3
+    assert messages[1].startswith("[forerun] --calibrate-steps=2")
+    assert messages[2].startswith("[forerun] CPU stand-in")
     assert "parent True\nchild True\n" in done.stdout
 
 
@@ -119,9 +119,9 @@ def test_the_explicit_form_runs_the_script_as_python_would(tmp_path: Path, autol
         **WORKER, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    took, said, seen = done.stdout.splitlines()
+    took, message, seen = done.stdout.splitlines()
     assert took.startswith("[forerun] taken from the arguments: --calibrate-steps=2 (")
-    assert said.startswith("[forerun] --calibrate-steps=2")
+    assert message.startswith("[forerun] --calibrate-steps=2")
     assert seen == f"__main__ {[str(script), '--lr', '1']} {tmp_path}"
 
 

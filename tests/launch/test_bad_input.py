@@ -1,4 +1,4 @@
-"""What a user or a disk can do wrong: one clear line each, and training as if nothing were."""
+"""Errors of users and disks: one clear line each, and training as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ GOLDEN = golden_copy("cpu_dp2")
 _BITS = re.compile(r"iteration +\d+/.*loss bits (0x[0-9a-f]{8})")
 
 
-def train(directory: Path, *own: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+def train(directory: Path, *flags: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     words = ("--standalone", "--nproc-per-node", ranks, ROOT / "recipes" / "pretrain_gpt.py")
     small = ("--train-iters", 10, "--hidden-size", 64, "--global-batch-size", 4)
-    return Launch(directory, *words, *small, *own, num_workers=ranks).wait()
+    return Launch(directory, *words, *small, *flags, num_workers=ranks).wait()
 
 
 @pytest.fixture(scope="module")

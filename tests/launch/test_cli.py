@@ -127,14 +127,14 @@ def test_an_empty_directory_is_no_data(
 
 
 @pytest.mark.parametrize(
-    ("word", "told"), [("paln", "did you mean plan"), ("guess", "there are report, predict")]
+    ("word", "message"), [("paln", "did you mean plan"), ("guess", "there are report, predict")]
 )
 def test_an_unknown_verb_is_one_line(
-    word: str, told: str, capsys: pytest.CaptureFixture[str]
+    word: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word, "DIR"]) == ExitCode.USAGE
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and f"{word!r} is not a verb" in err and told in err
+    assert err.count("\n") == 1 and f"{word!r} is not a verb" in err and message in err
 
 
 def test_who_asks_nothing_sees_what_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,8 +142,10 @@ def test_who_asks_nothing_sees_what_can_be_asked(capsys: pytest.CaptureFixture[s
     assert main([]) == ExitCode.ANSWER
     lines = capsys.readouterr().out.splitlines()
     verbs = build_parser()._subparsers._group_actions[0].choices
-    asked = [line.partition("  forerun ")[2].split()[0] for line in lines if "  forerun " in line]
-    assert len(asked) > 5 and set(asked) <= set(verbs)
+    listed_verbs = [
+        line.partition("  forerun ")[2].split()[0] for line in lines if "  forerun " in line
+    ]
+    assert len(listed_verbs) > 5 and set(listed_verbs) <= set(verbs)
     assert max(map(len, lines)) <= 80
 
 
@@ -154,7 +156,7 @@ def test_the_public_names_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("plan DIR --gpu 8", "did you mean --gpus"),
         ("plan DIR --tp 8", "write --keep tp=VALUE"),
@@ -172,7 +174,7 @@ def test_the_public_names_are_listed() -> None:
     ],
 )
 def test_an_option_that_a_verb_does_not_take_is_one_line(
-    words: str, told: str, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
         code = main(words.split())
@@ -180,7 +182,7 @@ def test_an_option_that_a_verb_does_not_take_is_one_line(
         code = stop.code
     assert code == ExitCode.USAGE
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and told in err
+    assert err.count("\n") == 1 and message in err
 
 
 def test_the_parser_of_a_verb_is_built_where_it_is_asked() -> None:

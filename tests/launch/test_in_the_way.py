@@ -25,12 +25,12 @@ BUILD = "import sys; from setuptools import build_meta as b; print(b.build_edita
 def start(
     *command: str | Path, cwd: Path | None = None, code: int = 0, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    left_out = ("FORERUN", "TORCHELASTIC", "TORCH_DEVICE", *WORKER)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
+    excluded = ("FORERUN", "TORCHELASTIC", "TORCH_DEVICE", *WORKER)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(excluded)}
     done = subprocess.run(
         [sys.executable, *[str(word) for word in command]],
         cwd=cwd,
-        env=kept | environ,
+        env=inherited | environ,
         text=True,
         capture_output=True,
         timeout=200,
@@ -47,7 +47,7 @@ def train(tmp_path: Path) -> Path:
 
 
 def test_the_installed_module_is_the_one_of_this_tree() -> None:
-    # What a build has left in this folder is a distribution as well, but none that was installed.
+    # A build's leftovers in this folder are a distribution as well, but not an installed one.
     (distribution,) = [
         each
         for each in metadata.distributions(name="forerun")
@@ -74,9 +74,9 @@ def test_a_name_in_the_working_directory_costs_the_calibration_alone(
         bare = start(train, "--lr", "1", cwd=tmp_path, **WORKER)
         assert (bare.stdout, bare.stderr) == ("2.0 ['--lr', '1']\n", "")
     done = start(train, "--lr", "1", "--calibrate", cwd=tmp_path, **WORKER)
-    *_, said, printed = done.stdout.splitlines()
-    assert "hides the package forerun; rename it; calibration is off" in said
-    assert str(tmp_path) in said
+    *_, message, printed = done.stdout.splitlines()
+    assert "hides the package forerun; rename it; calibration is off" in message
+    assert str(tmp_path) in message
     assert (printed, done.stderr) == ("2.0 ['--lr', '1']", "")
     (row,) = [f for f in attachment({}, (str(tmp_path),)) if f.name == "in the way"]
     assert row.verdict is Severity.WARN and row.value.startswith(str(tmp_path))
@@ -103,15 +103,15 @@ def test_a_clone_that_was_moved_leaves_torch_as_it_was(tmp_path: Path, train: Pa
     origin = {"url": clone.as_uri(), "dir_info": {"editable": True}}  # as pip writes it
     (information / "direct_url.json").write_text(json.dumps(origin))
     code = f"{begin}; sys.argv = sys.argv[:1] + sys.argv[2:]; exec(open({str(train)!r}).read())"
-    asked = ("-I", "-S", "-c", code, "x", "--calibrate", "--calibrate-steps=2", "--lr", "1")
-    before = start(*asked, **WORKER)
+    arguments = ("-I", "-S", "-c", code, "x", "--calibrate", "--calibrate-steps=2", "--lr", "1")
+    before = start(*arguments, **WORKER)
     assert "[forerun] --calibrate-steps=2: must be at least 4" in before.stdout
     shutil.move(clone, tmp_path / "moved")
     bare = start("-I", "-S", "-c", code, "x", "--lr", "1", **WORKER)
     assert bare.stdout == "2.0 ['--lr', '1']\n"
-    after = start(*asked, **WORKER)
-    *_, said, printed = after.stdout.splitlines()
-    assert "was its clone moved or deleted? pip install it again" in said
+    after = start(*arguments, **WORKER)
+    *_, message, printed = after.stdout.splitlines()
+    assert "was its clone moved or deleted? pip install it again" in message
     assert printed == "2.0 ['--lr', '1']"
     doctor = (
         f"{begin}; sys.path.insert(0, {str(tmp_path / 'again')!r}); import json;"
@@ -120,13 +120,13 @@ def test_a_clone_that_was_moved_leaves_torch_as_it_was(tmp_path: Path, train: Pa
     )
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / "forerun").symlink_to(tmp_path / "moved")
-    told = json.loads(start("-I", "-S", "-c", doctor).stdout)
-    assert ["clone", f"editable, but {clone} is gone", "missing"] in told
+    rows = json.loads(start("-I", "-S", "-c", doctor).stdout)
+    assert ["clone", f"editable, but {clone} is gone", "missing"] in rows
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "left"),
+    ("before", "expected_argv"),
     [
         ("sys.modules['forerun.hooks.process.settings'] = None", "['--lr']"),
         ("sys.modules['forerun'] = __import__('json')", "['--lr']"),
@@ -136,7 +136,7 @@ def test_a_clone_that_was_moved_leaves_torch_as_it_was(tmp_path: Path, train: Pa
         ("sys.orig_argv = 3; sys.stdout = open('/dev/full', 'w')", "['--lr', '--calibrate']"),
     ],
 )
-def test_an_odd_process_imports_torch(tmp_path: Path, before: str, left: str) -> None:
+def test_an_odd_process_imports_torch(tmp_path: Path, before: str, expected_argv: str) -> None:
     script = tmp_path / "odd.py"
     script.write_text(
         f"import sys\n{before}\nimport torch\n"
@@ -144,16 +144,16 @@ def test_an_odd_process_imports_torch(tmp_path: Path, before: str, left: str) ->
         "sys.stdout = None\n"
     )
     done = start(script, "--lr", "--calibrate", cwd=tmp_path, **WORKER)
-    assert done.stderr.splitlines()[-1] == f"torch {left or []}"
+    assert done.stderr.splitlines()[-1] == f"torch {expected_argv or []}"
 
 
 @pytest.mark.slow
 def test_another_programs_flags_are_left_and_one_line_says_what_to_write(train: Path) -> None:
     words = ("--calibrate", "--calibrate-momentum", "0.9", "--calibrate-token=hush")
     done = start(train, *words, **WORKER)
-    said, printed = done.stdout.splitlines()
-    assert said.startswith("[forerun] left to the program: --calibrate --calibrate-momentum ")
-    assert "--forerun" in said and "FORERUN_OFF=1" in said and "hush" not in said
+    message, printed = done.stdout.splitlines()
+    assert message.startswith("[forerun] left to the program: --calibrate --calibrate-momentum ")
+    assert "--forerun" in message and "FORERUN_OFF=1" in message and "hush" not in message
     assert printed == f"2.0 {list(words)}"
 
 
@@ -166,16 +166,16 @@ def test_all_is_switched_off_at_once_and_our_own_name_is_taken_all_the_same(trai
 
 
 def test_doctor_tells_what_is_exported_and_switched_off(tmp_path: Path) -> None:
-    def told(**environ: str) -> dict[str, str]:
+    def remedies(**environ: str) -> dict[str, str]:
         rows = attachment(environ, (str(tmp_path),))
         return {row.value: row.remedy for row in rows if row.verdict is Severity.WARN}
 
-    assert told() == {}
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in told(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert "FORERUN_OFF=1" in told(FORERUN_OFF="1")
-    assert "FORERUN_OWNER is exported" in told(FORERUN_OWNER="1:2")
-    assert "-m forerun.launch" in told(RANK="0")["RANK exported, but there is no elastic agent"]
-    assert ("RANK, LOCAL_RANK exported, but there is no elastic agent") in told(
+    assert remedies() == {}
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in remedies(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "FORERUN_OFF=1" in remedies(FORERUN_OFF="1")
+    assert "FORERUN_OWNER is exported" in remedies(FORERUN_OWNER="1:2")
+    assert "-m forerun.launch" in remedies(RANK="0")["RANK exported, but there is no elastic agent"]
+    assert ("RANK, LOCAL_RANK exported, but there is no elastic agent") in remedies(
         RANK="0", LOCAL_RANK="0"
     )
-    assert told(RANK="0", LOCAL_RANK="0", TORCHELASTIC_RUN_ID="none") == {}
+    assert remedies(RANK="0", LOCAL_RANK="0", TORCHELASTIC_RUN_ID="none") == {}

@@ -50,14 +50,14 @@ def train(tmp_path: Path) -> Path:
 
 
 def start(*command: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    kept = {
+    inherited = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("FORERUN", "TORCHELASTIC", "TORCH_DEVICE")) and key not in RANKED
     }
     done = subprocess.run(
         [str(word) for word in command],
-        env={**kept, "OMP_NUM_THREADS": "1", **environ},
+        env={**inherited, "OMP_NUM_THREADS": "1", **environ},
         text=True,
         capture_output=True,
         timeout=300,
@@ -74,7 +74,7 @@ def taken(done: subprocess.CompletedProcess[str]) -> int:
     return done.stdout.count("[forerun] taken from the arguments: --calibrate --calibrate-steps=8 ")
 
 
-def beside(name: str) -> str:
+def command_path(name: str) -> str:
     """A command of this environment."""
     return str(Path(sys.executable).parent / name)
 
@@ -97,9 +97,15 @@ def test_a_launcher_hands_the_flags_on_with_every_variable_exported(
 ) -> None:
     elastic = ("--standalone", "--nproc-per-node", "1")
     command: list[str | Path] = {
-        "torchrun": lambda: [beside("torchrun"), *elastic],
+        "torchrun": lambda: [command_path("torchrun"), *elastic],
         "module": lambda: [sys.executable, "-m", "torch.distributed.run", *elastic],
-        "accelerate": lambda: [beside("accelerate"), "launch", "--cpu", "--num_processes", "1"],
+        "accelerate": lambda: [
+            command_path("accelerate"),
+            "launch",
+            "--cpu",
+            "--num_processes",
+            "1",
+        ],
         "deepspeed": lambda: deepspeed(tmp_path),
     }[launcher]()
     done = start(*command, train, *FLAGS, "--lr", "1", **RANKED, PYTHONPATH=str(tmp_path))
@@ -160,7 +166,7 @@ def test_what_a_worker_starts_loses_the_same_flags_and_opens_no_session(
 
 def test_a_launch_inside_a_worker_has_workers_of_its_own(tmp_path: Path, train: Path) -> None:
     wrapper = tmp_path / "wrapper.py"
-    launcher = [beside("torchrun"), "--standalone", "--nproc-per-node", "1", str(train)]
+    launcher = [command_path("torchrun"), "--standalone", "--nproc-per-node", "1", str(train)]
     wrapper.write_text(
         "import subprocess, sys, torch\n"
         f"subprocess.run([*{launcher!r}, '--forerun-steps=9', '--lr', '2'], check=True)\n"

@@ -31,7 +31,7 @@ def matrix() -> Any:
 
 
 def a_rank(num_steps: int) -> dict[str, Any]:
-    """What the probe writes: state 0 is plain, state 1 that of a hooked step, 2 of one that has
+    """Return a probe's output: state 0 is plain, state 1 that of a hooked step, 2 of one that has
     something on the model."""
     plain = {"module hooks": {}, "timers": {}, "class methods": [], "gc callbacks": []}
     names = ["Module._call_impl", "ProcessGroup.allreduce", "Work.wait"]

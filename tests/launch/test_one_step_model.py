@@ -1,4 +1,4 @@
-"""What a user is told is what is validated: one room says how long a step takes."""
+"""Step times given to users are those that are validated: one place computes them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from forerun.calib.arguments.megatron_args import options
 from forerun.calib.importers.own_format import read_table
-from forerun.calib.importers.own_steps import own_frame, read_steps
+from forerun.calib.importers.own_steps import canonical_frame, read_steps
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.known import same_layout
+from forerun.calib.steps.known_steps import same_layout
 from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.validation import step_folds
 from forerun.launch.cli import main
@@ -48,29 +48,29 @@ def parts(name: str, num_known: int) -> tuple[list[StepRow], list[StepRow]]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Where the rows of a set are imported to."""
+    """Return the directory that the rows of a set are imported into."""
     return tmp_path / "machine"
 
 
 def imported(rows: list[StepRow], directory: Path, *tables: Path) -> None:
     path = directory.with_name("known.csv")
-    own_frame(rows).to_csv(path, index=False)
+    canonical_frame(rows).to_csv(path, index=False)
     assert main(["import", "steps", str(path), *map(str, tables), "--out", str(directory)]) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_the_door_of_predict_says_what_the_validation_scores(name: str, directory: Path) -> None:
-    known, asked = parts(name, SETS[name])
+    known, unseen = parts(name, SETS[name])
     imported(known, directory)
-    told = open_machine(directory).steps.predict([row.config for row in asked])
-    scored = TableSteps().fit(known).predict(asked)
-    for ours, theirs in ((told.time_s, scored.time_s), (told.high_s, scored.high_s)):
+    predicted = open_machine(directory).steps.predict([row.config for row in unseen])
+    scored = TableSteps().fit(known).predict(unseen)
+    for ours, theirs in ((predicted.time_s, scored.time_s), (predicted.high_s, scored.high_s)):
         assert ours == pytest.approx(theirs, rel=1e-6)
 
 
 def test_with_operators_as_well(directory: Path) -> None:
-    known, asked = parts("steps_simumax_b200_8gpu.csv.gz", 3)
+    known, unseen = parts("steps_simumax_b200_8gpu.csv.gz", 3)
     table = directory.with_name("products.csv")
     shapes = ("8192x4096x4096", "8192x4096x8192", "8192x8192x4096")
     pd.DataFrame(
@@ -85,11 +85,11 @@ def test_with_operators_as_well(directory: Path) -> None:
         }
     ).to_csv(table, index=False)
     imported(known, directory, table)
-    told = open_machine(directory).steps.predict([row.config for row in asked])
+    predicted = open_machine(directory).steps.predict([row.config for row in unseen])
     published = read_table(pd.read_csv(table), "products")
-    scored = TableSteps([published]).fit(known).predict(asked)
-    assert told.time_s == pytest.approx(scored.time_s, rel=1e-6)
-    bare = TableSteps().fit(known).predict(asked)
+    scored = TableSteps([published]).fit(known).predict(unseen)
+    assert predicted.time_s == pytest.approx(scored.time_s, rel=1e-6)
+    bare = TableSteps().fit(known).predict(unseen)
     assert np.abs(np.log(bare.time_s / scored.time_s)).max() > 1e-3
 
 
@@ -98,10 +98,10 @@ def test_a_measured_exchange_of_experts_changes_what_a_fused_dispatcher_takes(
 ) -> None:
     """Tokens that go to eight experts on 2 and 4 nodes; the same table ten times slower."""
     rows = {row.row_id: row for row in rows_of("steps_megatron_bridge.csv.gz")}
-    known, asked = rows["mb_190"], rows["mb_194"].config
+    known, target_config = rows["mb_190"], rows["mb_194"].config
     tokens = 2.0 ** np.arange(8, 17)
     nbytes = {nodes: tokens * 7168 * 2 * copies for nodes, copies in ((2, 6.6), (4, 7.2))}
-    told = []
+    times_s = []
     for rate in (400e9, 40e9):
         measured = [
             {
@@ -121,14 +121,14 @@ def test_a_measured_exchange_of_experts_changes_what_a_fused_dispatcher_takes(
         directory.parent.mkdir()
         pd.DataFrame(measured).to_csv(table, index=False)
         imported([known], directory, table)
-        told.append(open_machine(directory).steps.predict([asked]).time_s[0])
-    assert told[1] > 1.1 * told[0]
+        times_s.append(open_machine(directory).steps.predict([target_config]).time_s[0])
+    assert times_s[1] > 1.1 * times_s[0]
 
 
 def test_the_verb_prints_it(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known, asked = parts("steps_simumax_b200_8gpu.csv.gz", 3)
+    known, unseen = parts("steps_simumax_b200_8gpu.csv.gz", 3)
     imported(known, directory)
-    row = next(one for one in asked if one.config.model == known[-1].config.model)
+    row = next(one for one in unseen if one.config.model == known[-1].config.model)
     capsys.readouterr()
     assert main(["predict", str(directory), "--json", *options(row.config)]) == 0
     value = json.loads(capsys.readouterr().out)
@@ -173,7 +173,7 @@ def test_a_damaged_table_is_named_and_the_rest_is_read(directory: Path) -> None:
 
 TIMING = {"evaluate", "simulate", "steady"}
 RE_SIMULATES = {"calib/drift/stragglers.py"}
-"""What a slow stage costs the pipeline that was measured: no prediction of a layout."""
+"""Modules that simulate what a slow stage costs the measured pipeline, and predict no layout."""
 
 
 def test_nothing_else_computes_a_step_time() -> None:

@@ -1,4 +1,4 @@
-"""What a user's arguments hold stays out of every file, W&B's own among them."""
+"""Secrets in a user's arguments stay out of every file, W&B's own among them."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A directory with all that the companion writes, and what it said; the umask lets all read."""
     home = tmp_path_factory.mktemp("answered")
     shutil.copytree(GOLDEN / "records", home / "out" / "records")
-    asked = companion_settings(
+    settings = companion_settings(
         home / "out", num_ranks=2, deadline_unix_s=900.0, host_argv=ARGUMENTS, steps=8,
         on_advice=OnAdvice.STOP,
     )  # fmt: skip
-    told = {**encode(asked), "my_token": SECRET}
+    encoded = {**encode(settings), "my_token": SECRET}
     environ = {
         "PATH": "/usr/bin:/bin",
         "HOME": str(home),
@@ -64,7 +64,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "USER": USER,
     }
     done = subprocess.run(
-        [sys.executable, "-c", ANSWERED, json.dumps(told)],
+        [sys.executable, "-c", ANSWERED, json.dumps(encoded)],
         capture_output=True,
         text=True,
         check=True,
@@ -85,8 +85,8 @@ def inside(data: bytes) -> bytes:
 
 @pytest.mark.slow
 def test_no_file_and_no_line_holds_a_secret(answered: tuple[Path, str]) -> None:
-    home, said = answered
-    assert "decision: stop" in said and SECRET not in said
+    home, output = answered
+    assert "decision: stop" in output and SECRET not in output
     files = [path for path in home.rglob("*") if path.is_file()]
     names = {path.name for path in files}
     assert names >= {"request.json", "decision.json", "report.html", "samples.parquet"}
@@ -110,12 +110,14 @@ def test_files_with_arguments_are_their_owners_alone(answered: tuple[Path, str])
 def test_our_own_wandb_run_is_offline_and_tells_nothing_of_the_machine(
     answered: tuple[Path, str],
 ) -> None:
-    home, said = answered
-    assert "calib/* (offline; wandb sync" in said
+    home, output = answered
+    assert "calib/* (offline; wandb sync" in output
     (run,) = (home / "out" / "wandb").glob("offline-run-*/run-*.wandb")
     unwanted = [SECRET, "train.py", "my_token", "host_argv", sys.executable, USER]
-    (own,) = [record.run for record in wandb_file.records(home / "out") if record.HasField("run")]
-    assert (own.host, own.project) == ("", "forerun")
+    (wandb_run,) = [
+        record.run for record in wandb_file.records(home / "out") if record.HasField("run")
+    ]
+    assert (wandb_run.host, wandb_run.project) == ("", "forerun")
     everything = {path: path.read_bytes() for path in (home / "out" / "wandb").rglob("*.*")
                   if path.is_file()}  # fmt: skip
     results = {(path.name, word) for path, data in everything.items() for word in unwanted

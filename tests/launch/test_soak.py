@@ -24,17 +24,17 @@ pytestmark = [
 
 
 def test_files_threads_and_rows_do_not_grow_with_the_windows(tmp_path: Path) -> None:
-    home, told = tmp_path / "run", tmp_path / "told.json"
+    home, verdicts_path = tmp_path / "run", tmp_path / "told.json"
     command = [
         *(sys.executable, str(ROOT / "benchmarks" / "soak.py"), f"--steps={NUM_STEPS}"),
-        *(f"--every={EVERY}", "--sleep-ms=2", f"--keep={home}", f"--json={told}"),
+        *(f"--every={EVERY}", "--sleep-ms=2", f"--keep={home}", f"--json={verdicts_path}"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.exists(), done.stdout + done.stderr
-    held = {row["claim"]: row for row in json.loads(told.read_text())["verdicts"]}
+    assert verdicts_path.exists(), done.stdout + done.stderr
+    verdicts = {row["claim"]: row for row in json.loads(verdicts_path.read_text())["verdicts"]}
     for claim in ("training: threads", "training: open files"):
-        assert held[claim]["holds"], held[claim]
-    assert any(claim.startswith("companion: gone") for claim in held)
+        assert verdicts[claim]["holds"], verdicts[claim]
+    assert any(claim.startswith("companion: gone") for claim in verdicts)
     run, table = read_run(home), read_table(home / "samples.parquet")
     assert run.problems == ()
     # Besides those of the clock some that drifts have asked for.
@@ -49,10 +49,10 @@ def test_files_threads_and_rows_do_not_grow_with_the_windows(tmp_path: Path) -> 
         assert row["next_after_frac"] == pytest.approx(following["before_frac"])
     assert calibration["finish_errors_against"] == "end"
     ended_unix_s = read_forecasts(home).ended[run.run_id].end_unix_s
-    told = [row for row in history if row["finish_after_unix_s"] is not None]
+    verdicts_path = [row for row in history if row["finish_after_unix_s"] is not None]
     total_s = {
         round((row["finish_after_unix_s"] - ended_unix_s) / row["finish_after_frac"], 3)
-        for row in told
+        for row in verdicts_path
     }
     assert len(total_s) == 1
     assert json.loads((home / "decision.json").read_text(encoding="utf-8"))["run_id"] == run.run_id

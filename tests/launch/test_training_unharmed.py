@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import wandb_file
 from launched import Launch
-from left_files import check_left_files
+from left_files import check_written_files
 
 from forerun.calib.layers.stage_work import step_collectives
 from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, StepRecord
@@ -67,11 +67,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     home = tmp_path_factory.mktemp(request.param)
     directory = home / "out"
     options = LAYOUTS[request.param]
-    own = ("--calibrate", f"--calibrate-dir={directory}", f"--calibrate-steps={STEPS}")
+    flags = ("--calibrate", f"--calibrate-dir={directory}", f"--calibrate-steps={STEPS}")
     return Pair(
         name=request.param,
         bare=train(home, *options),
-        calibrated=train(home, *options, *own),
+        calibrated=train(home, *options, *flags),
         directory=directory,
     )
 
@@ -98,7 +98,7 @@ def test_the_transcript_is_printed_and_the_files_are_there(pair: Pair) -> None:
     for name in ("decision", "forecast", "answer", "score"):
         value = json.loads((pair.directory / f"{name}.json").read_text(encoding="utf-8"))
         assert value["schema"] and value["run_id"]
-    assert {"forecasts", "owner", "launch", "command"} <= check_left_files(pair.directory)
+    assert {"forecasts", "owner", "launch", "command"} <= check_written_files(pair.directory)
 
 
 def test_every_installed_hook_fired(pair: Pair) -> None:

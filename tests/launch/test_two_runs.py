@@ -28,8 +28,8 @@ def launch(home: Path, *more: str, go: str, **environ: str) -> Launch:
     return Launch(home, *words, num_workers=1, timeout_s=580.0, WANDB_MODE="disabled", **environ)
 
 
-def said_by(launched: Launch) -> str:
-    """What it has said, once it is over."""
+def output_of(launched: Launch) -> str:
+    """Wait for a launch's end and return its output."""
     done = launched.end_well()
     return done.stdout + done.stderr
 
@@ -58,7 +58,7 @@ def plant(out: Path, launch_id: str) -> None:
 
 
 def command_lines_below(pid: int) -> list[bytes]:
-    """Of all processes that descend from this one."""
+    """Return the command lines of all processes that descend from this one."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -92,17 +92,17 @@ def test_each_of_three_launches_owns_what_it_wrote(
     assert b"secret" not in companion and len(companion) < 1000
 
     (tmp_path / "go-2").touch()
-    second_said = said_by(launch(tmp_path, go="go-2"))
+    second_output = output_of(launch(tmp_path, go="go-2"))
     (guest,) = [p for p in (out / "runs").iterdir() if p.name not in ("first", "another")]
     assert f"another run is live in out; this one's answers are in out/runs/{guest.name}" in (
-        second_said
+        second_output
     )
-    assert f"report: out/runs/{guest.name}/report.html" in second_said
+    assert f"report: out/runs/{guest.name}/report.html" in second_output
     assert object_in(out / "owner.json")["launch_id"] == "first"
     (tmp_path / "go-1").touch()
-    first_said = said_by(first)
-    assert "DONE" in first_said and "STOPPED" not in first_said
-    assert "report: out/report.html" in first_said and "another run" not in first_said
+    first_output = output_of(first)
+    assert "DONE" in first_output and "STOPPED" not in first_output
+    assert "report: out/report.html" in first_output and "another run" not in first_output
     assert object_in(out / "decision.json")["launch_id"] == "first"
     for folder in (out / "runs" / "first", guest):
         decision = object_in(folder / "decision.json")
@@ -110,13 +110,13 @@ def test_each_of_three_launches_owns_what_it_wrote(
         assert object_in(folder / "score.json")["run_id"] == decision["run_id"]
         assert decision["run_id"] in object_in(folder / "launch.json")["run_ids"]
 
-    kept = {p: p.read_bytes() for p in (out / "runs").glob("*/report.*")}
-    third_said = said_by(launch(tmp_path, go="go-2"))
-    assert "report: out/report.html" in third_said and "another run" not in third_said
+    reports = {p: p.read_bytes() for p in (out / "runs").glob("*/report.*")}
+    third_output = output_of(launch(tmp_path, go="go-2"))
+    assert "report: out/report.html" in third_output and "another run" not in third_output
     owner = object_in(out / "owner.json")["launch_id"]
     assert owner not in ("first", guest.name)
     assert object_in(out / "decision.json")["launch_id"] == owner
-    assert kept == {p: p.read_bytes() for p in kept} and len(kept) == 4
+    assert reports == {p: p.read_bytes() for p in reports} and len(reports) == 4
 
     runs = {
         object_in(out / "runs" / name / "decision.json")["run_id"]: out / "runs" / name
@@ -124,11 +124,13 @@ def test_each_of_three_launches_owns_what_it_wrote(
     }
     assert len(runs) == 3
     newest = object_in(out / "decision.json")["run_id"]
-    earlier, beside = (next(r for r in runs if runs[r].name == n) for n in ("first", guest.name))
+    earlier, guest_run_id = (
+        next(r for r in runs if runs[r].name == n) for n in ("first", guest.name)
+    )
     for words, run_id in [
         (("report", str(out)), newest),
         (("report", str(out), "--run-id", earlier), earlier),
-        (("plan", str(guest)), beside),
+        (("plan", str(guest)), guest_run_id),
     ]:
         main([*words, "--json"])
         assert json.loads(capsys.readouterr().out)["run_id"] == run_id

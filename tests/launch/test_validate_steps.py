@@ -28,7 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     return code, out.out, out.err
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+def validate_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     code, out, _ = run(capsys, *argv, "--json")
     assert code == ExitCode.ANSWER
     value = json.loads(out)
@@ -37,7 +37,7 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 
 def test_json_has_results_and_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    value = told(capsys, "steps", MULTI, "--calibrate-on", "5", "--draws", "3")
+    value = validate_json(capsys, "steps", MULTI, "--calibrate-on", "5", "--draws", "3")
     whole = value["results"][0]
     assert (whole["protocol"], whole["group"], whole["n"]) == ("calibrate_5", "all", 3 * 10)
     assert set(whole) >= {"table", *FIGURES}
@@ -45,23 +45,23 @@ def test_json_has_results_and_rows(capsys: pytest.CaptureFixture[str]) -> None:
     for row in value["rows"]:
         assert row["low_s"] <= row["predicted_s"] <= row["high_s"] and row["measured_s"] > 0
     assert value["model"] == "ours" and len(value["worst"]) == 10
-    again = told(capsys, "steps", MULTI, "--calibrate-on", "5", "--draws", "3")
-    assert again == value
+    repeated = validate_json(capsys, "steps", MULTI, "--calibrate-on", "5", "--draws", "3")
+    assert repeated == value
 
 
 def test_no_rows_all_subsets_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    cold = told(capsys, "steps", SIMUMAX, "--calibrate-on", "0")
+    cold = validate_json(capsys, "steps", SIMUMAX, "--calibrate-on", "0")
     assert cold["results"][0]["n"] == 12 and cold["results"][0]["memory_mape_frac"] < 0.02
-    warm = told(capsys, "steps", SIMUMAX, "--calibrate-on", "1", "--draws", "2")
+    warm = validate_json(capsys, "steps", SIMUMAX, "--calibrate-on", "1", "--draws", "2")
     assert warm["results"][0]["n"] == 12 * 11
     assert warm["results"][0]["memory_mape_frac"] < 0.02
 
 
 @pytest.mark.slow
 def test_protocols_by_name_and_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    default = told(capsys, "steps", MULTI)
+    default = validate_json(capsys, "steps", MULTI)
     assert {row["protocol"] for row in default["results"]} == {"calibrate_0", "leave_one_out"}
-    named = told(capsys, "steps", MULTI, "--protocol", "leave_one_out")
+    named = validate_json(capsys, "steps", MULTI, "--protocol", "leave_one_out")
     assert {row["protocol"] for row in named["results"]} == {"leave_one_out"}
     assert named["results"] == [r for r in default["results"] if r["protocol"] == "leave_one_out"]
 
@@ -74,12 +74,12 @@ def test_text_names_groups_and_worst_rows(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_design_names_layouts(capsys: pytest.CaptureFixture[str]) -> None:
-    value = told(capsys, "design", MULTI, "--rows", "4")
+    value = validate_json(capsys, "design", MULTI, "--rows", "4")
     assert [row["place"] for row in value["results"]] == [1, 2, 3, 4]
     errors = [row["expected_error_frac"] for row in value["results"]]
     assert errors == sorted(errors, reverse=True)
     code, out, _ = run(capsys, "design", MULTI, "--rows", "2")
-    two = told(capsys, "design", MULTI, "--rows", "2")["results"]
+    two = validate_json(capsys, "design", MULTI, "--rows", "2")["results"]
     assert code == ExitCode.ANSWER and all(row["layout"] in out for row in two)
 
 
@@ -87,8 +87,8 @@ def test_a_design_needs_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[s
     frame = pd.read_csv(MULTI)
     frame["step_time_s"] = frame["step_time_s"].sample(frac=1, random_state=1).to_numpy()
     frame.to_csv(tmp_path / "t.csv", index=False)
-    one = told(capsys, "design", MULTI, "--rows", "3")["results"]
-    other = told(capsys, "design", str(tmp_path / "t.csv"), "--rows", "3")["results"]
+    one = validate_json(capsys, "design", MULTI, "--rows", "3")["results"]
+    other = validate_json(capsys, "design", str(tmp_path / "t.csv"), "--rows", "3")["results"]
     assert [row["row_id"] for row in one] == [row["row_id"] for row in other]
 
 

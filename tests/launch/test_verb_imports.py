@@ -1,4 +1,4 @@
-"""What each verb imports: quick answers load nothing that only fitting needs."""
+"""Imports of each verb: quick answers load nothing that only fitting needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(json.dumps([code, [name for name in names if name in sys.modules]]), file=
 
 
 def loaded(*words: str) -> set[str]:
-    """Of the packages above, those that a verb has imported in a process of its own."""
+    """Return those of the packages above that a verb imports in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", COUNT, *words], capture_output=True, text=True, check=True
     )
@@ -49,8 +49,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("asked") / "run"
     shutil.copytree(GOLDEN / "records", home / "records")
     (run_id,) = [path.name for path in (home / "records").iterdir()]
-    asked = {"schema": 1, "run_id": run_id, "now_unix_s": 1.8e9}
-    (home / "request.json").write_text(json.dumps(asked))
+    request = {"schema": 1, "run_id": run_id, "now_unix_s": 1.8e9}
+    (home / "request.json").write_text(json.dumps(request))
     return home
 
 
@@ -103,8 +103,8 @@ def test_a_report_of_the_moment_is_not_cached(tmp_path: Path) -> None:
 
 def test_no_colour_where_none_is_wanted() -> None:
     command = [sys.executable, "-m", "forerun", "compare", str(ENDED)]
-    asked = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
-    done = subprocess.run(command, capture_output=True, check=True, env=asked)
+    environ = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
+    done = subprocess.run(command, capture_output=True, check=True, env=environ)
     assert b"\x1b" not in done.stdout + done.stderr
     ours, theirs = pty.openpty()
     plain = {**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "120"}

@@ -43,7 +43,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``make dist`` builds: the sdist, and from it the wheel."""
+    """Build the sdist, and from it the wheel, as ``make dist`` does."""
     out = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
@@ -89,10 +89,10 @@ def _entries(name: str, seen: set[str]) -> Iterator[Path]:
 
 def _run(python: Path | str, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     dropped = ("PYTHONPATH", "PYTHONHOME", "RANK", "WORLD_SIZE")
-    kept = {k: v for k, v in os.environ.items() if k not in dropped and "FORERUN" not in k}
+    inherited = {k: v for k, v in os.environ.items() if k not in dropped and "FORERUN" not in k}
     return subprocess.run(
         [str(python), *argv], cwd=cwd, capture_output=True, text=True, check=False, timeout=300,
-        env={**kept, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"},
+        env={**inherited, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"},
     )  # fmt: skip
 
 
@@ -129,8 +129,8 @@ def test_the_wheel_holds_the_packages_and_their_data_alone(wheel: Path) -> None:
 
 def test_records_wait_for_another_python_which_answers(python: Path, tmp_path: Path) -> None:
     done = _train(python, tmp_path)
-    said = [line for line in (done.stdout + done.stderr).splitlines() if "[forerun]" in line]
-    assert len([line for line in said if "`forerun report runs`" in line]) == 1, said
+    messages = [line for line in (done.stdout + done.stderr).splitlines() if "[forerun]" in line]
+    assert len([line for line in messages if "`forerun report runs`" in line]) == 1, messages
     assert not list((tmp_path / "runs").glob("report.*"))
     here = _run(python, "-m", "forerun", "report", "runs", cwd=tmp_path)
     assert here.returncode == 2

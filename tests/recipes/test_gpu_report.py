@@ -66,15 +66,15 @@ def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path):
     )
     begun_s = time.monotonic()
     environ = os.environ | {"GPU_REPORT_RUN": tmp_path.name}
-    ended, said = collect.finished([sys.executable, "-c", code], environ, 5.0)
-    assert (ended, said.strip()) == (None, "begun")
+    ended, output = collect.finished([sys.executable, "-c", code], environ, 5.0)
+    assert (ended, output.strip()) == (None, "begun")
     assert time.monotonic() - begun_s < 8.0
     time.sleep(8.0)
     assert not late.exists()
 
 
 def test_without_an_installation_the_flags_are_there_all_the_same(tmp_path, monkeypatch):
-    """What ``import torch`` needs to find: an entry point beside the package."""
+    """``import torch`` needs to find an entry point beside the package."""
     monkeypatch.setattr(collect, "_is_installed", lambda: False)
     wheel = tmp_path / "wheels" / "carried-1-py3-none-any.whl"
     wheel.parent.mkdir()

@@ -30,16 +30,16 @@ LOOPS = {
     "fsdp2_loop": ("transformers",),
     "own_loop": (),
 }
-"""What each needs beside torch."""
+"""Packages that each recipe needs besides torch."""
 SAYS_NO_END = "fsdp2_loop"
 """Nothing in such a loop says how long it is."""
 
 
 def launch(name: str, directory: Path, *words: str, **environ: str) -> str:
-    """What two ranks print."""
+    """Return the output of two ranks."""
     command = ("--standalone", "--nproc-per-node", 2, RECIPES / f"{name}.py", *words)
-    own = {"WANDB_MODE": "disabled", **environ}
-    return Launch(directory, *command, num_workers=2, **own).end_well().stdout
+    variables = {"WANDB_MODE": "disabled", **environ}
+    return Launch(directory, *command, num_workers=2, **variables).end_well().stdout
 
 
 def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -53,8 +53,8 @@ def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_loop_is_seen_described_and_answered(name: str, tmp_path: Path) -> None:
     for package in LOOPS[name]:
         pytest.importorskip(package)
-    said = launch(name, tmp_path, *() if name == "own_loop" else ("--calibrate",))
-    assert "[forerun] checked: " in said and "[forerun] report: " in said
+    output = launch(name, tmp_path, *() if name == "own_loop" else ("--calibrate",))
+    assert "[forerun] checked: " in output and "[forerun] report: " in output
     out = tmp_path / "forerun-out"
     assert (out / "report.html").is_file()
     run = read_run(out)
@@ -114,7 +114,7 @@ def test_the_described_model_has_the_parameters_of_the_real_one(
 
 def test_bridge_gets_the_words_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names are those of Megatron-Bridge v0.3.1 to v0.6.0, which needs a GPU to be imported."""
-    asked: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def overridden(config: str, cli_overrides: list[str]) -> tuple[str, ...]:
         return (config, *cli_overrides)
@@ -122,7 +122,7 @@ def test_bridge_gets_the_words_that_are_not_ours(monkeypatch: pytest.MonkeyPatch
     homes: dict[str, dict[str, object]] = {
         "recipes.llama": {"llama32_1b_pretrain_config": lambda: "recipe"},
         "training.gpt_step": {"forward_step": "forward step"},
-        "training.pretrain": {"pretrain": lambda **given: asked.update(given)},
+        "training.pretrain": {"pretrain": lambda **given: arguments.update(given)},
         "training.utils.omegaconf_utils": {"process_config_with_overrides": overridden},
     }
     for home, names in homes.items():
@@ -137,4 +137,4 @@ def test_bridge_gets_the_words_that_are_not_ours(monkeypatch: pytest.MonkeyPatch
     words = ["model.tensor_model_parallel_size=2", "train.train_iters=10"]
     monkeypatch.setattr(sys, "argv", ["bridge.py", *words])
     recipe.main()
-    assert asked == {"config": ("recipe", *words), "forward_step_func": "forward step"}
+    assert arguments == {"config": ("recipe", *words), "forward_step_func": "forward step"}

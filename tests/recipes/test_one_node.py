@@ -21,11 +21,11 @@ ITERS = 40
 
 
 def launch(directory: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("FORERUN")}
-    own = {"RUN": str(directory / "run"), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("FORERUN")}
+    variables = {"RUN": str(directory / "run"), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     return subprocess.run(
         ["bash", str(RECIPE), *words],
-        env={**kept, **own, **environ},
+        env={**inherited, **variables, **environ},
         cwd=directory,
         capture_output=True,
         text=True,

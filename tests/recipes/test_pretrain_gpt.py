@@ -36,7 +36,7 @@ FULL = ("--recompute-granularity", "full")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a launch printed: per step the loss, its exact bits and the gradient norm."""
+    """Output of a launch: per step the loss, its exact bits and the gradient norm."""
 
     losses: dict[int, float]
     bits: dict[int, str]
@@ -78,8 +78,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
 
     def launch(num_ranks: int, *arguments: str) -> Run:
         words = ("--standalone", "--nproc-per-node", num_ranks, RECIPE, *SMALL, *arguments)
-        own = {"CUDA_VISIBLE_DEVICES": ""}
-        return read(Launch(home, *words, num_workers=num_ranks, **own).end_well().stdout)
+        environ = {"CUDA_VISIBLE_DEVICES": ""}
+        return read(Launch(home, *words, num_workers=num_ranks, **environ).end_well().stdout)
 
     return launch
 

@@ -1,4 +1,4 @@
-"""What a user copies for a scheduler: it parses, it is shipped, its figures are the program's."""
+"""Files that users copy for a scheduler: they parse, ship, and have the program's figures."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_a_train_job_is_one_launch_on_a_runtime_that_gives_up_at_our_exit_code()
     assert first["name"] == "JOB_NAME" and "valueFrom" in first
     assert second == {"name": "FORERUN_LAUNCH_ID", "value": "$(JOB_NAME)"}
     assert "name" not in job["metadata"] and job["metadata"]["generateName"]
-    (told,) = [word for word in command if word.startswith("--calibrate-dir=")]
-    assert told.endswith("/$(JOB_NAME)")
+    (directory_flag,) = [word for word in command if word.startswith("--calibrate-dir=")]
+    assert directory_flag.endswith("/$(JOB_NAME)")
 
 
 def test_each_job_has_a_folder_of_its_own_and_a_chain_that_of_its_first(
@@ -126,8 +126,8 @@ def test_each_job_has_a_folder_of_its_own_and_a_chain_that_of_its_first(
         assert done.stdout.strip() == folder
     assert "name" not in job["metadata"] and job["metadata"]["generateName"]
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    (told,) = [word for word in container["args"] if word.startswith("--calibrate-dir=")]
-    assert told.endswith("/$(JOB_NAME)") and container["env"][0]["name"] == "JOB_NAME"
+    (directory_flag,) = [word for word in container["args"] if word.startswith("--calibrate-dir=")]
+    assert directory_flag.endswith("/$(JOB_NAME)") and container["env"][0]["name"] == "JOB_NAME"
 
 
 def test_the_written_script_is_for_the_next_job_and_not_for_this_one(tmp_path: Path) -> None:
@@ -136,10 +136,12 @@ def test_the_written_script_is_for_the_next_job_and_not_for_this_one(tmp_path: P
     for name, value in {**given, "$out": "/data/out/4700"}.items():
         ran = [word.replace(name, value) for word in ran]
     place = ran.index("--")
-    again = relaunch(ran[place + 1 :], ["pretrain_gpt.py", "--tensor-model-parallel-size", "4"])
+    relaunched_words = relaunch(
+        ran[place + 1 :], ["pretrain_gpt.py", "--tensor-model-parallel-size", "4"]
+    )
     path = tmp_path / "resubmit.sh"
     environ = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "node7", "SLURM_JOB_NUM_NODES": "2"}
-    words = [*ran[: place + 1], *again]
+    words = [*ran[: place + 1], *relaunched_words]
     reason = "faster\nelsewhere $(reboot)"
     assert try_write_script(script(words, reason, "1-02:00:00", environ), path)
     subprocess.run(["bash", "-n", str(path)], check=True)

@@ -21,16 +21,16 @@ STEPS, ACCUMULATED, EVALUATED, SAVED = 12, 2, 6, 8
 
 
 def write(*words: object) -> None:
-    """One line in one piece: two ranks share the output."""
+    """Write a line in one call: two ranks share the output."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def say(name: str, losses: list[float]) -> None:
+def print_losses(name: str, losses: list[float]) -> None:
     bits = [struct.pack(">d", loss).hex() for loss in losses]
     write("LOSSES", name, ",".join(bits))
 
 
-def say_left(model: nn.Module) -> None:
+def print_hook_counts(model: nn.Module) -> None:
     modules = list(model.modules())
     hooked = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules)
     covered = sum("forward" in vars(m) for m in modules)
@@ -40,7 +40,7 @@ def say_left(model: nn.Module) -> None:
 
 
 def plain(kind: str, directory: Path) -> None:
-    """A loop of one's own over DDP, FSDP1 or FSDP2."""
+    """Train a custom loop over DDP, FSDP1 or FSDP2."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(*(nn.Linear(32, 32) for _ in range(3)))
     if kind == "ddp":
@@ -74,14 +74,14 @@ def plain(kind: str, directory: Path) -> None:
             model.train()
         if step == SAVED:
             torch.save(torch.ones(3), directory / f"{kind}-{dist.get_rank()}.pt")
-    say(kind, losses)
+    print_losses(kind, losses)
     if kind == "fsdp2":
         write("OWN", before)
-    say_left(model)
+    print_hook_counts(model)
 
 
 def watched_by_hand(kind: str, directory: Path) -> None:
-    """What the flag does, for one more loop of this process."""
+    """Watch one more loop of this process, as the flag does."""
     from forerun.hooks.adapters.torch_loop import TorchLoop
     from forerun.hooks.session.attaching import new_session
 
@@ -141,8 +141,8 @@ def hugging_face(directory: Path) -> None:
         losses = Losses()
         trainer = Trainer(model, arguments, None, data, data[:16], callbacks=[losses])
         trainer.train()
-        say(name, losses.values)
-        say_left(model)
+        print_losses(name, losses.values)
+        print_hook_counts(model)
 
     train("watched", "wandb")
     train("bare", "none")
@@ -188,8 +188,8 @@ def lightning(directory: Path) -> None:
             logger=False,
             callbacks=[saves],
         ).fit(model, loader, loader)
-        say(name, model.losses)
-        say_left(model)
+        print_losses(name, model.losses)
+        print_hook_counts(model)
 
     train("watched")
     train("bare")

@@ -20,15 +20,15 @@ from forerun.calib.records.files import replace_file
 from forerun.hooks.process.launch_identity import LAUNCH_ID, launch_folder
 from forerun.launch.store.launch_files import REQUEST_RULE, STOP_REQUEST
 
-STEPS, ASKED = 1_000_000, 40
+STEPS, STOP_STEP = 1_000_000, 40
 OPTIONS: dict[str, Any] = {"steps": 8, "train_iters": STEPS, "on_advice": "stop"}
 
 
-def ask(step: int, directory: Path) -> None:
-    """What ``forerun run`` does before the scheduler's limit; later steps leave it time."""
-    if step >= ASKED:
+def request_stop(step: int, directory: Path) -> None:
+    """Request a stop as ``forerun run`` does before the scheduler's limit; later steps wait."""
+    if step >= STOP_STEP:
         time.sleep(0.02)
-    if step == ASKED:
+    if step == STOP_STEP:
         name = os.environ[LAUNCH_ID]
         value = {"schema": 1, "launch_id": name, "reason": "the limit is near"}
         value |= {"rule": REQUEST_RULE, "unix_s": time.time()}
@@ -49,7 +49,7 @@ def hugging_face(directory: Path) -> int:
 
     class Asks(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            ask(state.global_step, directory)
+            request_stop(state.global_step, directory)
 
     size = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, num_attention_heads=2, **size))
@@ -89,7 +89,7 @@ def lightning(directory: Path) -> int:
 
     class Asks(pl.Callback):
         def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
-            ask(trainer.global_step, directory)
+            request_stop(trainer.global_step, directory)
 
     rows = torch.utils.data.TensorDataset(torch.randn(4096, 16))
     trainer = pl.Trainer(

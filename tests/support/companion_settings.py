@@ -1,4 +1,4 @@
-"""What a session tells its companion about the recorded run, with the options that a test names."""
+"""Settings that a session gives its companion about the recorded run, with a test's options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def companion_settings(
 def started(
     directory: Path, *, launch_id: str = "", leave_after_s: float = 25.0, before: str = ""
 ) -> subprocess.Popen[str]:
-    """A companion as training starts it, without W&B; ``before`` is code that runs first.
+    """Start a companion as training does, without W&B; ``before`` is code that runs first.
 
     It does not step back: beside tests on all cores, one that runs only where nothing else wants to
     waits for minutes.

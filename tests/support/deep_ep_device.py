@@ -15,14 +15,14 @@ NUM_RANKS = 2
 
 
 def _device() -> tuple[Any, Any]:
-    """Its clock, and the queue that is current."""
+    """Return the clock of the device and the current queue."""
     one = timeline()
     assert one is not None
     return one.clock, one.device.line
 
 
 class EventHandle:
-    """What ``deep_ep.utils`` has under that name."""
+    """Placeholder for the class of this name in ``deep_ep.utils``."""
 
 
 class EventOverlap:
@@ -32,10 +32,10 @@ class EventOverlap:
         self.event = event
 
     def current_stream_wait(self) -> None:
-        """The current stream waits."""
+        """Make the current stream wait for the transfers."""
         clock, line = _device()
         comm = Buffer.stream.line
-        clock.stall(line, comm.busy_s, comm, is_told=False)
+        clock.stall(line, comm.busy_s, comm, is_logged=False)
 
 
 class Buffer:
@@ -49,22 +49,22 @@ class Buffer:
 
     @classmethod
     def begin(cls, scale: float) -> None:
-        """On a new device; transfers take ``scale`` of their usual time."""
+        """Start on a new device; transfers take ``scale`` of their usual time."""
         cls.stream, cls.scale = torch.cuda.Stream(), scale
 
     @staticmethod
     def get_dispatch_config(size: int) -> Any:
-        """How large its buffers are."""
+        """Return hints for the sizes of buffers."""
         return _Config()
 
     get_combine_config = get_dispatch_config
 
     def get_dispatch_layout(self, indices: Any, num_experts: int, **_: Any) -> tuple[Any, ...]:
-        """Where tokens go."""
+        """Return the tokens' destinations, here unspecified."""
         return None, None, None, None, EventOverlap()
 
     def dispatch(self, x: Any, handle: Any = None, **given: Any) -> tuple[Any, ...]:
-        """Tokens leave and arrive."""
+        """Send tokens and return those that arrive."""
         self._transfer(DISPATCH_S)
         with torch._C._DisableTorchDispatch():
             rows = x.detach().repeat(NUM_RANKS, 1)
@@ -78,7 +78,7 @@ class Buffer:
         return rows, indices, weights, [len(rows), 0], len(x), EventOverlap()
 
     def combine(self, x: Any, handle: Any, topk_weights: Any = None, **_: Any) -> tuple[Any, ...]:
-        """Rows come back and are summed."""
+        """Send rows back and return their sums."""
         self._transfer(COMBINE_S)
         with torch._C._DisableTorchDispatch():
             rows = x.detach()[:handle].clone()
@@ -88,7 +88,7 @@ class Buffer:
     def _transfer(self, time_s: float) -> None:
         clock, line = _device()
         comm = self.stream.line
-        clock.stall(comm, line.busy_s, line, is_told=False)
+        clock.stall(comm, line.busy_s, line, is_logged=False)
         clock.launch(comm, time_s * self.scale)
 
 

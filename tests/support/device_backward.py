@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from device_calls import Calls
-from device_clock import Places
+from device_clock import AttributePatches
 from device_streams import Device
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -28,8 +28,8 @@ class Engine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def install(self, places: Places) -> None:
-        """Stand where torch looks for the engine."""
+    def install(self, places: AttributePatches) -> None:
+        """Replace the engine where torch looks for it."""
         places.put(torch.autograd.Variable, "_execution_engine", self)
 
     def stop(self) -> None:
@@ -40,8 +40,8 @@ class Engine:
             self._worker = None
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """The backward pass; one inside another runs where that does."""
-        made = self._calls.made_here()
+        """Run a backward pass; one nested in another runs on the same thread."""
+        made = self._calls.nodes_of_thread()
         if threading.get_ident() == self.thread:
             with self._calls.backward(made):
                 return self._engine.run_backward(*args, **kwargs)
@@ -78,7 +78,7 @@ class Engine:
 
 
 class _Context:
-    """What torch hands to a device's thread, and what is current on the thread that calls."""
+    """State that torch hands to a device's thread, and the caller's stream and modes."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -90,7 +90,7 @@ class _Context:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The same on this thread."""
+        """Apply that state on this thread."""
         self._device.current, self._device.thread = self._stream, self._thread
         for mode in self._functions:
             torch._C._push_on_torch_function_stack(mode)

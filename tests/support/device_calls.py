@@ -1,4 +1,4 @@
-"""Whose work a kernel is: modules by the calls that are open, backwards by autograd's numbers.
+"""Attribution of kernels: to modules by their open calls, in backward by autograd's numbers.
 
 Independent of Forerun: ``torch.nn.Module.__call__`` is wrapped, and each call knows between which
 sequence numbers of autograd it lay.
@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from device_clock import Clock, Places
+from device_clock import AttributePatches, Clock
 from device_truth import OUTSIDE
 
 _ACCUMULATE = 2**63
-"""Nodes that accumulate gradients have the largest number there is."""
+"""Sequence number of nodes that accumulate gradients: the largest there is."""
 _sequence = torch.autograd._get_sequence_nr
 
 
@@ -35,7 +35,7 @@ class _Thread(threading.local):
         self.last = OUTSIDE
 
     def note(self) -> None:
-        """Nodes that are made from now on are the deepest call's."""
+        """Attribute nodes made from now on to the deepest call."""
         number = _sequence()
         call = self.stack[-1] if self.stack else OUTSIDE
         if self.numbers[-1] == number:
@@ -52,13 +52,13 @@ class Calls:
         self._clock = clock
         self._truth = clock.truth
         self._thread = _Thread()
-        self._kept: dict[Any, tuple[Any, int]] = {}
+        self._numbered: dict[Any, tuple[Any, int]] = {}
         self._names: dict[int, str] = {}
         self._roots: set[int] = set()
         self._forward = self._backward = OUTSIDE
 
     def name(self, models: Iterable[torch.nn.Module]) -> None:
-        """These are what is trained: their calls are counted, their modules have names."""
+        """Register the trained models: their calls are counted, their modules named."""
         for chunk, model in enumerate(models):
             self._roots.add(id(model))
             for name, module in model.named_modules():
@@ -66,10 +66,10 @@ class Calls:
                 self._number(module)
 
     def begin_step(self) -> None:
-        """Passes are counted anew."""
+        """Reset the counts of passes."""
         self._forward = self._backward = OUTSIDE
 
-    def install(self, places: Places) -> None:
+    def install(self, places: AttributePatches) -> None:
         """Wrap calls of modules."""
         original = torch.nn.Module.__call__
         number_of = self._number
@@ -82,18 +82,18 @@ class Calls:
         places.put(torch.nn.Module, "__call__", called)
 
     def frame(self, name: str, *, classes: tuple[str, ...] = (), layer: int = 0) -> Any:
-        """A call of what is no module; without ``classes`` it is nobody's work."""
+        """Open a call that is no module's; without ``classes`` it is attributed to nobody."""
         key = (name, classes, layer)
-        if key not in self._kept:
-            self._kept[key] = (None, self._described(name, list(classes), layer))
-        return self.open(self._kept[key][1])
+        if key not in self._numbered:
+            self._numbered[key] = (None, self._described(name, list(classes), layer))
+        return self.open(self._numbered[key][1])
 
     def _number(self, module: torch.nn.Module) -> int:
-        known = self._kept.get(id(module))
+        known = self._numbered.get(id(module))
         if known is None:
             classes = [cls.__name__ for cls in type(module).__mro__[:-2]]
             number = self._described("", classes, int(getattr(module, "layer_number", 0) or 0))
-            known = self._kept[id(module)] = (module, number)
+            known = self._numbered[id(module)] = (module, number)
         if id(module) in self._names:
             self._truth.modules[known[1]]["name"] = self._names[id(module)]
         return known[1]
@@ -104,7 +104,7 @@ class Calls:
 
     @contextmanager
     def open(self, module: int, *, is_root: bool = False) -> Iterator[None]:
-        """One call, from its begin to its end."""
+        """Record one call, from its begin to its end."""
         thread = self._thread
         self._forward += is_root and not thread.stack and not thread.depth
         phase, ordinal = self._pass()
@@ -130,19 +130,19 @@ class Calls:
         return "forward", self._forward
 
     def where(self) -> dict[str, Any]:
-        """Columns of a kernel that is launched on this thread now."""
+        """Return the columns of a kernel that is launched on this thread now."""
         phase, ordinal = self._pass()
-        if self._is_again():
+        if self._is_recomputing():
             phase = "recompute"
         return {"call": self.current(), "phase": phase, "ordinal": ordinal}
 
-    def _is_again(self) -> bool:
+    def _is_recomputing(self) -> bool:
         return self._thread.depth > 0 and len(self._thread.stack) > self._thread.base
 
     def current(self) -> int:
-        """The deepest call that is open, or whose backward pass runs."""
+        """Return the deepest call that is open or whose backward pass runs."""
         thread = self._thread
-        if not thread.depth or self._is_again():
+        if not thread.depth or self._is_recomputing():
             return thread.stack[-1] if thread.stack else OUTSIDE
         node = torch._C._current_autograd_node()
         number = _ACCUMULATE if node is None else node._sequence_nr()
@@ -151,13 +151,13 @@ class Calls:
             thread.last = calls[bisect_right(numbers, number) - 1]
         return thread.last
 
-    def made_here(self) -> tuple[list[int], list[int]]:
-        """Which calls the nodes belong to that were made on this thread."""
+    def nodes_of_thread(self) -> tuple[list[int], list[int]]:
+        """Return sequence numbers and calls of the nodes that were made on this thread."""
         return self._thread.numbers, self._thread.calls
 
     @contextmanager
     def backward(self, made: tuple[list[int], list[int]]) -> Iterator[None]:
-        """The engine runs on this thread over nodes that were made where ``made`` is from."""
+        """Run the engine on this thread over nodes of the thread that ``made`` is from."""
         thread = self._thread
         before = (thread.depth, thread.base, thread.sought, thread.last)
         self._backward += thread.depth == 0
@@ -168,8 +168,8 @@ class Calls:
             thread.depth, thread.base, thread.sought, thread.last = before
 
 
-def in_frame(calls: Calls, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """``function`` as nobody's work."""
+def with_frame(calls: Calls, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return ``function`` wrapped so that its work is attributed to nobody."""
 
     @functools.wraps(function)
     def framed(*args: Any, **kwargs: Any) -> Any:

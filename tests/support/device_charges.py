@@ -1,4 +1,4 @@
-"""What operators cost on a stand-in for a device: FLOP of products, bytes of everything else."""
+"""Cost of operators on a stand-in for a device: FLOP of products, bytes of everything else."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cost:
-    """What is known of an operator by its name alone."""
+    """Properties of an operator that its name determines."""
 
     name: str
     is_free: bool
-    is_asked: bool
+    is_synchronizing: bool
 
 
 class Charges(TorchDispatchMode):
@@ -54,17 +54,17 @@ class Charges(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run it, and charge it."""
+        """Run an operator and charge it."""
         given = kwargs or {}
         result = func(*args, **given)
         cost = self._costs.get(func)
         if cost is None:
             cost = self._costs[func] = _cost(func)
-        if cost.is_asked:
+        if cost.is_synchronizing:
             self._device.forbid(cost.name, is_of_thread=True)
         if not cost.is_free and not self._device.is_capturing():
             self._charge(func, cost.name, (*args, *given.values()), args, given, result)
-        if cost.is_asked:
+        if cost.is_synchronizing:
             self._clock.synchronize(self._device.line)
         return result
 
@@ -96,7 +96,7 @@ def _cost(func: Any) -> _Cost:
     aliases = [one.alias_info for one in schema.returns]
     is_view = any(alias is not None and not alias.is_write for alias in aliases)
     is_unasked = space in _SPACES and not is_view and name not in _FREE
-    return _Cost(name=name, is_free=not is_unasked, is_asked=name in _ASKS)
+    return _Cost(name=name, is_free=not is_unasked, is_synchronizing=name in _ASKS)
 
 
 def _flop(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> int:
@@ -104,7 +104,7 @@ def _flop(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> int:
     if count is not None:
         return int(count(*args, **kwargs, out_val=result))
     if name.startswith(_ATTENTION):
-        # Two products forwards, five backwards.
+        # Two products in forward, five in backward.
         is_backward = name.endswith("backward")
         query, key = args[is_backward : is_backward + 2]
         return (5 if is_backward else 2) * 2 * query.numel() * key.shape[-2]

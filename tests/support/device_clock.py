@@ -1,4 +1,4 @@
-"""Virtual time of a host and of the queues of its device: who runs when, and who waits for whom."""
+"""Virtual time of a host and of its device's queues: what runs when, and what waits for what."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from device_truth import HOST, OUTSIDE, Truth
 
 LAUNCH_S = 1e-6
-"""What the host needs for one launch."""
+"""Host time of one launch."""
 SLOW_LAUNCH = "FORERUN_TEST_LAUNCH_S"
-"""Environment variable: how long that is on a host that is slower."""
+"""Environment variable: host time of one launch on a slower host."""
 MAX_IN_FLIGHT = 1024
-"""Launches that a device takes before the host has to wait."""
+"""Launches in the device's queue before the host has to wait."""
 QUERY_S = 5e-7
-"""What the host needs for a question: who asks for ever gets an answer."""
+"""Host time of one query, so that polling makes progress."""
 Part = tuple[float, float, int]
 
 
 class Line:
-    """One queue of the device: what it did from when to when, and whose work that was."""
+    """One queue of the device: its busy intervals and their causes."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -31,14 +31,14 @@ class Line:
         self._parts: list[Part] = []
 
     def add(self, begin_s: float, end_s: float, cause: int) -> None:
-        """The queue is taken from ``begin_s`` to ``end_s``, which is not before all it has done."""
+        """Occupy the queue from ``begin_s`` to ``end_s``, after all its earlier work."""
         if end_s > begin_s:
             self._begins.append(begin_s)
             self._parts.append((begin_s, end_s, cause))
         self.busy_s = max(self.busy_s, end_s)
 
     def parts(self, begin_s: float, end_s: float) -> list[Part]:
-        """What it did between two times; without gaps, since idle time is the host's."""
+        """Return parts that cover the time between; idle time has the cause ``HOST``."""
         parts: list[Part] = []
         at_s = begin_s
         for number in range(max(0, bisect_right(self._begins, begin_s) - 1), len(self._parts)):
@@ -72,17 +72,17 @@ class Clock:
         self._lock = threading.RLock()
 
     def line(self) -> Line:
-        """A new queue."""
+        """Return a new queue."""
         with self._lock:
             self.lines.append(Line(len(self.lines)))
             return self.lines[-1]
 
     def ready_s(self, line: Line) -> float:
-        """When what is queued now on a line would begin."""
+        """Return when work queued on a line now would begin."""
         return max(self.host_s, line.busy_s)
 
     def launch(self, line: Line, duration_s: float, cause: int = OUTSIDE) -> tuple[float, float]:
-        """Queue work; its begin and end.  The host waits where too much is in flight."""
+        """Queue work and return its begin and end; the host waits if too much is in flight."""
         with self._lock:
             if len(self._in_flight) >= MAX_IN_FLIGHT:
                 self.host_reaches(self._in_flight.popleft())
@@ -93,8 +93,8 @@ class Clock:
             self._in_flight.append(end_s)
             return begin_s, end_s
 
-    def stall(self, line: Line, until_s: float, source: Line, *, is_told: bool = True) -> None:
-        """What is queued on ``line`` from now on waits for what ``source`` does till then."""
+    def stall(self, line: Line, until_s: float, source: Line, *, is_logged: bool = True) -> None:
+        """Make later work on ``line`` wait for ``source`` until ``until_s``."""
         with self._lock:
             begin_s = self.ready_s(line)
             if until_s <= begin_s:
@@ -102,44 +102,44 @@ class Clock:
             parts = source.parts(begin_s, until_s)
             for part in parts:
                 line.add(*part)
-            if is_told:
+            if is_logged:
                 self.truth.add(
                     "stalls", stream=line.number, begin_s=begin_s, end_s=until_s, parts=parts
                 )
 
     def host_reaches(self, time_s: float) -> None:
-        """The host has waited until then."""
+        """Advance the host's time to ``time_s`` if it is earlier."""
         self.host_s = max(self.host_s, time_s)
 
     def synchronize(self, line: Line | None = None) -> None:
-        """The host waits for a queue, or for all."""
+        """Make the host wait for a queue, or for all."""
         for one in self.lines if line is None else (line,):
             self.host_reaches(one.busy_s)
 
     def count(self, name: str) -> None:
-        """One more of what ``counts`` names."""
+        """Increment one of ``counts``."""
         self.counts[name] += 1
 
 
-class Places:
-    """Attributes that were replaced, and what lay there."""
+class AttributePatches:
+    """Replaced attributes and their previous values."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, bool, Any]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> Any:
-        """Replace an attribute; what lay there, inherited or not."""
-        is_own = name in vars(owner)
+        """Replace an attribute and return its previous value, inherited or not."""
+        is_defined = name in vars(owner)
         before = vars(owner).get(name, getattr(owner, name, None))
-        self._before.append((owner, name, is_own, before))
+        self._before.append((owner, name, is_defined, before))
         setattr(owner, name, value)
         return before
 
     def restore(self) -> None:
-        """Everything as it was."""
+        """Restore all attributes."""
         while self._before:
-            owner, name, is_own, before = self._before.pop()
-            if is_own:
+            owner, name, is_defined, before = self._before.pop()
+            if is_defined:
                 setattr(owner, name, before)
             else:
                 delattr(owner, name)

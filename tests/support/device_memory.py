@@ -1,8 +1,8 @@
-"""A model of PyTorch's caching allocator, which CPU tensors are charged to.
+"""Model of PyTorch's caching allocator, to which CPU tensors are charged.
 
 Sizes and rules are those of c10/cuda/CUDACachingAllocator.cpp: two pools, segments that are split
-and never moved, the smallest free block that fits, and all free segments handed back before the
-device says that it has no more.
+and never moved, the smallest free block that fits, and all free segments returned before the
+device reports that it is out of memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.utils._pytree import tree_leaves
 
 MIB = 1 << 20
 LEAST, SMALL, SMALL_SEGMENT, LARGE_SEGMENT = 512, MIB, 2 * MIB, 20 * MIB
-LEAST_OWN, OWN_MULTIPLE = 10 * MIB, 2 * MIB
-"""From this size a request has a segment of its own, a multiple of that."""
+DEDICATED_NBYTES, DEDICATED_MULTIPLE = 10 * MIB, 2 * MIB
+"""Requests from the first size on get a segment of their own, a multiple of the second."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Block:
-    """A part of a segment."""
+    """Part of a segment."""
 
     size: int
     segment: Segment
@@ -38,7 +38,7 @@ class Block:
 
 @dataclass(eq=False, kw_only=True)
 class Segment:
-    """What one request of the device gave."""
+    """Memory of one request to the device."""
 
     pool: str
     stream: int = 0
@@ -54,8 +54,8 @@ class Allocator(TorchDispatchMode):
         self.free_nbytes = device_nbytes
         self.segments: list[Segment] = []
         self.allocated = self.peak = self.reserved = 0
-        self.num_asked = self.num_retries = 0
-        self._held: dict[int, tuple[StorageWeakRef, Block]] = {}
+        self.num_segment_allocs = self.num_retries = 0
+        self._blocks: dict[int, tuple[StorageWeakRef, Block]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -67,31 +67,31 @@ class Allocator(TorchDispatchMode):
     def _charge(self, storage: torch.UntypedStorage) -> None:
         self.sweep()
         reference = StorageWeakRef(storage)
-        if reference.cdata not in self._held and storage.nbytes():
-            self._held[reference.cdata] = (reference, self.take(storage.nbytes()))
+        if reference.cdata not in self._blocks and storage.nbytes():
+            self._blocks[reference.cdata] = (reference, self.allocate(storage.nbytes()))
 
     def sweep(self) -> None:
-        """What is gone is free."""
-        for key in [key for key, (reference, _) in self._held.items() if reference.expired()]:
-            self.give(self._held.pop(key)[1])
+        """Free the blocks of storages that no longer exist."""
+        for key in [key for key, (reference, _) in self._blocks.items() if reference.expired()]:
+            self.free(self._blocks.pop(key)[1])
 
-    def take(self, nbytes: int) -> Block:
-        """A block for a request."""
+    def allocate(self, nbytes: int) -> Block:
+        """Return a block for a request."""
         size = -(-max(nbytes, LEAST) // LEAST) * LEAST
         pool = "small" if size <= SMALL else "large"
-        block = self._best(pool, size) or self._asked(pool, size)
-        left = block.size - size
-        if left >= LEAST if pool == "small" else left > SMALL:
+        block = self._best(pool, size) or self._allocate(pool, size)
+        remaining = block.size - size
+        if remaining >= LEAST if pool == "small" else remaining > SMALL:
             block.size = size
             blocks = block.segment.blocks
-            blocks.insert(blocks.index(block) + 1, Block(size=left, segment=block.segment))
+            blocks.insert(blocks.index(block) + 1, Block(size=remaining, segment=block.segment))
         block.is_free = False
         self.allocated += block.size
         self.peak = max(self.peak, self.allocated)
         return block
 
-    def give(self, block: Block) -> None:
-        """A block is free, and one with the free ones beside it."""
+    def free(self, block: Block) -> None:
+        """Free a block and merge it with adjacent free ones."""
         self.allocated -= block.size
         block.is_free = True
         merged: list[Block] = []
@@ -111,10 +111,10 @@ class Allocator(TorchDispatchMode):
                         insort(results, (block.size, id(block), block))
         return results[0][2] if results else None
 
-    def _asked(self, pool: str, size: int) -> Block:
+    def _allocate(self, pool: str, size: int) -> Block:
         wanted = SMALL_SEGMENT if pool == "small" else LARGE_SEGMENT
-        if size >= LEAST_OWN:
-            wanted = -(-size // OWN_MULTIPLE) * OWN_MULTIPLE
+        if size >= DEDICATED_NBYTES:
+            wanted = -(-size // DEDICATED_MULTIPLE) * DEDICATED_MULTIPLE
         if wanted > self.free_nbytes:
             self.num_retries += 1
             self.empty_cache()
@@ -123,8 +123,8 @@ class Allocator(TorchDispatchMode):
         return self.segment(pool, wanted).blocks[0]
 
     def segment(self, pool: str, size: int, **where: Any) -> Segment:
-        """One more segment, free."""
-        self.num_asked += 1
+        """Add a free segment."""
+        self.num_segment_allocs += 1
         self.free_nbytes -= size
         self.reserved += size
         segment = Segment(pool=pool, **where)
@@ -133,7 +133,7 @@ class Allocator(TorchDispatchMode):
         return segment
 
     def empty_cache(self) -> None:
-        """Segments that are free go back to the device."""
+        """Return free segments to the device."""
         for segment in [s for s in self.segments if all(b.is_free for b in s.blocks)]:
             size = sum(block.size for block in segment.blocks)
             self.segments.remove(segment)
@@ -141,7 +141,7 @@ class Allocator(TorchDispatchMode):
             self.reserved -= size
 
     def snapshot(self, **_: Any) -> list[dict[str, Any]]:
-        """As ``torch.cuda.memory_snapshot`` has it."""
+        """Return segments in the form of ``torch.cuda.memory_snapshot``."""
         self.sweep()
         return [
             {
@@ -158,18 +158,21 @@ class Allocator(TorchDispatchMode):
         ]
 
     def stats(self, *_: Any) -> dict[str, int]:
-        """Those of ``torch.cuda.memory_stats`` that are asked for."""
-        return {"segment.all.allocated": self.num_asked, "num_alloc_retries": self.num_retries}
+        """Return the entries of ``torch.cuda.memory_stats`` that the package reads."""
+        return {
+            "segment.all.allocated": self.num_segment_allocs,
+            "num_alloc_retries": self.num_retries,
+        }
 
     def allocated_now(self, *_: Any) -> int:
-        """``torch.cuda.memory_allocated``."""
+        """Stand in for ``torch.cuda.memory_allocated``."""
         self.sweep()
         return self.allocated
 
 
 @contextmanager
 def charged(device_nbytes: int) -> Iterator[Allocator]:
-    """``torch.cuda`` answers by the model, and tensors of this thread are charged to it."""
+    """Have ``torch.cuda`` answer by the model, and charge this thread's tensors to it."""
     one = Allocator(device_nbytes=device_nbytes)
     with pytest.MonkeyPatch.context() as patch, one:
         for name, answer in {

@@ -1,6 +1,6 @@
 """Streams, events and captures over a virtual clock, under the names of ``torch.cuda``.
 
-What waits goes the way of ``torch/cuda/streams.py``: ``wait_stream`` records an event, and
+Waiting is implemented as in ``torch/cuda/streams.py``: ``wait_stream`` records an event, and
 ``wait_event`` is ``Event.wait``.
 """
 
@@ -17,13 +17,13 @@ import torch
 from device_clock import QUERY_S, Clock, Line
 
 READ_S = 2e-6
-"""Real time that reading two events takes the host, besides what Python needs."""
+"""Least real time that reading two events takes the host."""
 _PER_STREAM = 16
 _CPU = torch.device("cpu")
 
 
 class Device:
-    """The streams of one process: which is current on each thread, and whether one is captured."""
+    """Streams of one process: the current one of each thread, and the capture in progress."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -33,7 +33,7 @@ class Device:
 
     @property
     def current(self) -> Stream:
-        """The stream on which this thread queues work."""
+        """Stream on which this thread queues work."""
         return getattr(self._threads, "stream", self.default)
 
     @current.setter
@@ -42,12 +42,12 @@ class Device:
 
     @property
     def line(self) -> Line:
-        """The queue of the current stream."""
+        """Queue of the current stream."""
         return self.current.line
 
     @property
     def thread(self) -> int:
-        """The thread that runs, or the one that it runs for."""
+        """Id of the running thread, or of the thread that it acts for."""
         return getattr(self._threads, "acts_for", threading.get_ident())
 
     @thread.setter
@@ -55,19 +55,19 @@ class Device:
         self._threads.acts_for = ident
 
     def exchange_mode(self, mode: int) -> int:
-        """``cudaThreadExchangeStreamCaptureMode``: 0 global, 1 of the thread, 2 relaxed."""
+        """Stand in for ``cudaThreadExchangeStreamCaptureMode``: 0 global, 1 thread, 2 relaxed."""
         before = getattr(self._threads, "mode", 0)
         self._threads.mode = mode
         return before
 
     def is_capturing(self) -> bool:
-        """True on the thread that captures."""
+        """Return True on the thread that captures."""
         return self.capture is not None and self.capture.thread == self.thread
 
     def forbid(self, action: str, *, is_of_thread: bool) -> None:
-        """Raise where a capture does not allow it, and end that capture's validity.
+        """Raise if a capture does not allow ``action``, and invalidate that capture.
 
-        ``is_of_thread``: only on the thread that captures, in whichever mode.
+        ``is_of_thread``: forbidden only on the thread that captures.
         """
         capture = self.capture
         if capture is None or capture.mode == "relaxed":
@@ -84,22 +84,22 @@ _installed: list[Device] = []
 
 
 def device() -> Device:
-    """The device that is installed."""
+    """Return the installed device."""
     return _installed[-1]
 
 
-def put_device(one: Device) -> None:
-    """New streams and events are those of this device."""
+def install_device(one: Device) -> None:
+    """Create new streams and events on this device from now on."""
     _installed.append(one)
 
 
-def take_device() -> None:
-    """The device before it is installed again."""
+def uninstall_device() -> None:
+    """Reinstall the previous device."""
     _installed.pop()
 
 
 class Stream:
-    """A queue of the device; ``cuda_stream`` tells them apart, and is 0 for the default."""
+    """Queue of the device; ``cuda_stream`` identifies it, and is 0 for the default."""
 
     device = _CPU
     device_index = 0
@@ -111,7 +111,7 @@ class Stream:
 
     @classmethod
     def of(cls, owner: Device, line: Line) -> Stream:
-        """The stream of a queue that is there."""
+        """Return the stream of an existing queue."""
         stream = object.__new__(cls)
         stream.priority = 0
         stream._begin(owner, line)
@@ -123,11 +123,11 @@ class Stream:
         self._before: list[Stream] = []
 
     def wait_event(self, event: Any) -> None:
-        """Later work of this stream waits for the event."""
+        """Make later work of this stream wait for the event."""
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """Later work of this stream waits for what is queued on the other now."""
+        """Make later work of this stream wait for the present work of the other."""
         self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
@@ -138,18 +138,18 @@ class Stream:
         return event
 
     def query(self) -> bool:
-        """Has the host seen the end of all that is queued?"""
+        """Return True if all queued work has ended by the host's time."""
         self.owner.forbid("Stream.query", is_of_thread=False)
         self.owner.clock.host_s += QUERY_S
         return self.owner.clock.host_s >= self.line.busy_s
 
     def synchronize(self) -> None:
-        """The host waits for all that is queued."""
+        """Make the host wait for all queued work."""
         self.owner.forbid("Stream.synchronize", is_of_thread=False)
         self.owner.clock.synchronize(self.line)
 
     def is_capturing(self) -> bool:
-        """Is a graph captured on this thread?"""
+        """Return True if this thread captures a graph."""
         return self.owner.is_capturing()
 
     def __enter__(self) -> Stream:
@@ -171,7 +171,7 @@ class Stream:
 
 
 class StreamContext:
-    """``torch.cuda.stream``: may be entered again, inside itself too."""
+    """Stand-in for ``torch.cuda.stream``; reentrant."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -187,7 +187,7 @@ class StreamContext:
 
 
 class Event:
-    """A moment of a stream, which the host learns of late and reads in single precision."""
+    """Point in a stream, which the host learns of late and reads in single precision."""
 
     def __init__(
         self,
@@ -204,11 +204,11 @@ class Event:
 
     @property
     def cuda_event(self) -> int:
-        """A number of its own, once it was recorded."""
+        """Unique number once it is recorded, else 0."""
         return id(self) if self.time_s is not None else 0
 
     def record(self, stream: Any = None) -> None:
-        """Happens when all that is queued on the stream now has been done."""
+        """Place the event after all work that is queued on the stream now."""
         if stream is None:
             stream = torch.cuda.current_stream()
         if self.enable_timing and not self.external and device().is_capturing():
@@ -221,14 +221,14 @@ class Event:
         self.time_s = clock.ready_s(stream.line)
 
     def wait(self, stream: Any = None) -> None:
-        """Later work of the stream waits for it."""
+        """Make later work of the stream wait for it."""
         if stream is None:
             stream = torch.cuda.current_stream()
         if self.time_s is not None and self.line is not None:
             device().clock.stall(stream.line, self.time_s, self.line)
 
     def query(self) -> bool:
-        """Does the host know by now that it has happened?"""
+        """Return True if it has happened by the host's time or was never recorded."""
         device().forbid("Event.query", is_of_thread=False)
         clock = device().clock
         clock.count("queries")
@@ -236,13 +236,13 @@ class Event:
         return self.time_s is None or clock.host_s >= self.time_s
 
     def synchronize(self) -> None:
-        """The host waits for it."""
+        """Make the host wait for it."""
         device().forbid("Event.synchronize", is_of_thread=False)
         if self.time_s is not None:
             device().clock.host_reaches(self.time_s)
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds to another, in single precision; raises where one has not happened."""
+        """Return milliseconds to another, in single precision; raise if one has not happened."""
         end_s = time.perf_counter() + READ_S
         device().forbid("Event.elapsed_time", is_of_thread=False)
         clock = device().clock
@@ -262,7 +262,7 @@ class Event:
 
 
 class Capture:
-    """A graph that is being captured; ``invalidated_by`` names what broke it."""
+    """Capture of a graph in progress; ``invalidated_by`` names the action that broke it."""
 
     def __init__(self, mode: str, thread: int) -> None:
         if mode not in ("global", "thread_local", "relaxed"):
@@ -274,7 +274,7 @@ class Capture:
 
 @contextmanager
 def capturing(mode: str = "global") -> Iterator[Capture]:
-    """Capture on this thread.  That it was invalidated is told at its end, as CUDA tells it."""
+    """Capture on this thread; an invalidated capture raises at its end, as CUDA does."""
     one = device()
     if one.capture is not None:
         raise RuntimeError("a graph is being captured already")
@@ -291,33 +291,33 @@ def capturing(mode: str = "global") -> Iterator[Capture]:
 
 
 class Graph:
-    """``torch.cuda.CUDAGraph``: captured, and replayed as nothing."""
+    """Stand-in for ``torch.cuda.CUDAGraph``: it captures, and replays nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._open: Any = None
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        """Begin."""
+        """Begin a capture."""
         self._open = capturing(capture_error_mode)
         self._open.__enter__()
 
     def capture_end(self) -> None:
-        """End; raises where it was invalidated."""
+        """End the capture; raise if it was invalidated."""
         self._open.__exit__(None, None, None)
 
     def replay(self) -> None:
-        """Nothing is computed."""
+        """Do nothing."""
 
     def reset(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no state."""
 
     def pool(self) -> tuple[int, int]:
-        """No pool of its own."""
+        """Return the id of no pool."""
         return (0, 0)
 
 
 class graph:
-    """``torch.cuda.graph`` over ``Graph``, on a stream of its own."""
+    """Stand-in for ``torch.cuda.graph`` over ``Graph``, on a stream of its own."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A stand-in for a GPU in virtual time, as unkind as a real one, and the truth of what it charged.
+"""Stand-in for a GPU in virtual time, as asynchronous as a real one, and the truth it charged.
 
 Streams overlap, the host is ahead of them, events happen late and are read in single precision,
 the backward pass runs in a thread of its own, and a capture forbids what CUDA forbids.  Nothing
@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from device_backward import Engine
-from device_calls import Calls, in_frame
+from device_calls import Calls, with_frame
 from device_charges import Charges
-from device_clock import Clock, Places
+from device_clock import AttributePatches, Clock
 from device_streams import (
     Device,
     Event,
@@ -31,19 +31,19 @@ from device_streams import (
     StreamContext,
     capturing,
     graph,
-    put_device,
-    take_device,
+    install_device,
+    uninstall_device,
 )
 from device_truth import OUTSIDE, Truth
 
 __all__ = ["OUT", "Event", "Stream", "Timeline", "capturing", "install", "installed", "timeline"]
 
 OUT = "FORERUN_TEST_TIMELINE"
-"""Environment variable: where each rank writes its truth at exit."""
+"""Environment variable: folder into which each rank writes its truth at exit."""
 LEAVES_WORK = "FORERUN_TEST_LEAVES_WORK"
-"""Set where synchronous collectives give work, as before torch 2.8."""
+"""Environment variable: set if synchronous collectives return work, as before torch 2.8."""
 FREE_NBYTES = "FORERUN_TEST_FREE_NBYTES"
-"""What ``mem_get_info`` says is free."""
+"""Environment variable: free bytes that ``mem_get_info`` reports."""
 _GROUP_METHODS = (
     "pre_forward", "pre_backward", "post_forward", "post_backward", "unshard", "wait_for_unshard",
     "reshard", "finalize_backward",
@@ -51,7 +51,7 @@ _GROUP_METHODS = (
 
 
 class Timeline:
-    """One process's device: its clock, its truth, and everything that is put into torch."""
+    """Device of one process: its clock, its truth, and its replacements in torch."""
 
     def __init__(self) -> None:
         self.truth = Truth()
@@ -60,17 +60,17 @@ class Timeline:
         self.calls = Calls(self.clock)
         self.charges = Charges(self.clock, self.device, self.calls)
         self.transfers: Any = None
-        told = os.environ.get(FREE_NBYTES)
-        self.free_nbytes = int(told) if told else None
-        self._places = Places()
+        text = os.environ.get(FREE_NBYTES)
+        self.free_nbytes = int(text) if text else None
+        self._places = AttributePatches()
         self._engine = Engine(torch.autograd.Variable._execution_engine, self.device, self.calls)
         self._begun: dict[str, Any] | None = None
 
     def install(self) -> None:
-        """Everything that replaces something; ``remove`` puts it back."""
-        put_device(self.device)
+        """Install all replacements; ``remove`` undoes them."""
+        install_device(self.device)
         self._put_names()
-        self._put_questions()
+        self._patch_host_copies()
         self.calls.install(self._places)
         self._engine.install(self._places)
         if torch.distributed.is_available():
@@ -82,11 +82,11 @@ class Timeline:
         self.charges.__enter__()
 
     def remove(self) -> None:
-        """Torch as it was."""
+        """Restore torch."""
         self.charges.__exit__(None, None, None)
         self._engine.stop()
         self._places.restore()
-        take_device()
+        uninstall_device()
 
     def _put_names(self) -> None:
         device, put = self.device, self._places.put
@@ -110,39 +110,39 @@ class Timeline:
             put(torch.accelerator, "current_stream", lambda *_: device.current)
             put(torch.accelerator, "synchronize", self._synchronize)
 
-    def _memory(self, asked: Callable[..., tuple[int, int]], *args: Any) -> tuple[int, int]:
-        free, total = asked(*args)
+    def _memory(self, query: Callable[..., tuple[int, int]], *args: Any) -> tuple[int, int]:
+        free, total = query(*args)
         return (free if self.free_nbytes is None else self.free_nbytes, total)
 
     def _synchronize(self, *_: Any, **__: Any) -> None:
         self.device.forbid("synchronize", is_of_thread=False)
         self.clock.synchronize()
 
-    def _put_questions(self) -> None:
-        """Copies to the host wait for the stream; here they are no operators of torch."""
+    def _patch_host_copies(self) -> None:
+        """Make copies to the host wait for the stream; on the CPU torch dispatches none."""
         for name in ("cpu", "tolist", "numpy"):
             original = getattr(torch.Tensor, name)
 
-            def asked(tensor: Any, *args: Any, _f: Any = original, **kwargs: Any) -> Any:
+            def synchronized(tensor: Any, *args: Any, _f: Any = original, **kwargs: Any) -> Any:
                 self.clock.synchronize(self.device.line)
                 return _f(tensor, *args, **kwargs)
 
-            self._places.put(torch.Tensor, name, functools.wraps(original)(asked))
+            self._places.put(torch.Tensor, name, functools.wraps(original)(synchronized))
 
     def put_fsdp(self, module: Any) -> None:
-        """What FSDP2 does around a module is not the module's work, and runs on these streams."""
+        """Keep FSDP2's work around a module out of the module's calls."""
         owner = module.FSDPParamGroup
         for name in _GROUP_METHODS:
             if name in vars(owner):
-                framed = in_frame(self.calls, vars(owner)[name], "fsdp")
+                framed = with_frame(self.calls, vars(owner)[name], "fsdp")
                 self._places.put(owner, name, framed)
 
     def name(self, models: Iterable[torch.nn.Module]) -> None:
-        """Say what is trained."""
+        """Register the trained models."""
         self.calls.name(models)
 
     def begin_step(self, number: int) -> None:
-        """A step begins; who is told knows nothing of Forerun."""
+        """Begin a step, independently of Forerun."""
         self.end_step()
         self.truth.step = number
         self.calls.begin_step()
@@ -155,7 +155,7 @@ class Timeline:
         }
 
     def end_step(self) -> None:
-        """It ends; what comes before the next belongs to none."""
+        """End the step; later work belongs to none until the next begins."""
         if self._begun is None:
             return
         before = self._begun.pop("counts")
@@ -166,7 +166,7 @@ class Timeline:
         self._begun = None
 
     def note(self, step: int, values: Iterable[Any]) -> None:
-        """Losses of a step, with all of their digits."""
+        """Record the losses of a step with all digits."""
         with torch._C._DisableTorchDispatch():
             numbers = [
                 number.hex()
@@ -178,7 +178,7 @@ class Timeline:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """A step from here to there."""
+        """Enclose one step."""
         self.begin_step(number)
         try:
             yield
@@ -186,7 +186,7 @@ class Timeline:
             self.end_step()
 
     def write(self, folder: Path) -> None:
-        """The truth of this rank."""
+        """Write the truth of this rank."""
         self.end_step()
         rank = int(os.environ.get("RANK", "0"))
         self.truth.write(folder / f"rank-{rank}.json", rank=rank, counts=self.clock.counts)
@@ -196,12 +196,12 @@ _state: list[Timeline] = []
 
 
 def timeline() -> Timeline | None:
-    """The one that is installed in this process, or None."""
+    """Return the timeline that is installed in this process, or None."""
     return _state[-1] if _state else None
 
 
 def install() -> Timeline:
-    """Put a device over what there is; its truth is written at exit where a folder is named."""
+    """Install a device; its truth is written at exit if ``OUT`` names a folder."""
     result = timeline()
     if result is not None:
         return result
@@ -215,7 +215,7 @@ def install() -> Timeline:
 
 @contextmanager
 def installed() -> Iterator[Timeline]:
-    """A device for as long as that lasts, as tests need it."""
+    """Install a device for the duration of the context."""
     one = Timeline()
     one.install()
     _state.append(one)

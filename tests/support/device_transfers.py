@@ -1,6 +1,6 @@
-"""Collectives of a stand-in for a device: gloo moves the data, a stream of each group the time.
+"""Collectives of a stand-in for a device: gloo moves the data, and each group's stream the time.
 
-A synchronous call does as NCCL's does from torch 2.8 on: it leaves no work, and the stream it was
+A synchronous call behaves as NCCL's from torch 2.8 on: it returns no work, and the stream it was
 called on waits for its end.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from device_calls import Calls
-from device_clock import Clock, Line, Places
+from device_clock import AttributePatches, Clock, Line
 from device_streams import Device
 from torch._C._distributed_c10d import ProcessGroup, Work
 
@@ -33,7 +33,7 @@ _METHODS = (
 
 
 class Transfers:
-    """The streams of all groups.  ``leaves_work``: a synchronous call gives work that is done."""
+    """Streams of all groups.  ``leaves_work``: a synchronous call returns completed work."""
 
     def __init__(
         self, clock: Clock, device: Device, calls: Calls, *, leaves_work: bool = False
@@ -48,10 +48,10 @@ class Transfers:
         self._is_inside = False
 
     def begin_step(self) -> None:
-        """Calls are counted anew."""
+        """Reset the counts of calls."""
         self._sequences.clear()
 
-    def install(self, places: Places) -> None:
+    def install(self, places: AttributePatches) -> None:
         """Wrap the methods of groups, and ``Work.wait``."""
         for name in _METHODS:
             if name in vars(ProcessGroup):
@@ -101,7 +101,7 @@ class Transfers:
         # NCCL has a stream for each pair and direction, and one for all collectives of a group.
         line = self._line((group.group_name, name if peer >= 0 else "", peer))
         issue_s = clock.ready_s(stream)
-        clock.stall(line, stream.busy_s, stream, is_told=False)
+        clock.stall(line, stream.busy_s, stream, is_logged=False)
         number = len(clock.truth.tables["transfers"]["step"])
         begin_s, end_s = clock.launch(line, LATENCY_S + nbytes / BYTES_PER_S, number)
         clock.truth.add(

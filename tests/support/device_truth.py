@@ -1,4 +1,4 @@
-"""What a stand-in for a device was charged, as columns that a benchmark reads: the truth.
+"""Truth: charges to a stand-in for a device, as columns that a benchmark reads.
 
 Nothing of Forerun is imported here or in the modules beside it (``device_*.py``).
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 OUTSIDE = -1
-"""Number of a step, a call or a transfer where there is none."""
+"""Number of a step, a call or a transfer if there is none."""
 HOST = -2
 """Cause of a span of time in which a stream had nothing queued."""
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -27,7 +27,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "step", "stream", "begin_s", "end_s", "records", "timed_records", "queries", "reads"
     ),
 }  # fmt: skip
-"""Of each table, one value per row.  ``phase`` is ``forward``, ``backward`` or ``recompute``.
+"""Columns of each table.  ``phase`` is ``forward``, ``backward`` or ``recompute``.
 
 ``parts`` of a stall are (begin, end, cause): the number of a transfer, ``OUTSIDE`` for computation
 or ``HOST``.  ``parent`` is a call; what runs inside a call of a module without classes is not the
@@ -36,7 +36,7 @@ work of those around it.
 
 
 class Truth:
-    """Tables by name and column; the row of a kernel, transfer or call is its number."""
+    """Tables by name and column; a kernel, transfer or call is numbered by its row."""
 
     def __init__(self) -> None:
         self.tables = {name: {column: [] for column in columns} for name, columns in
@@ -46,7 +46,7 @@ class Truth:
         self.step = OUTSIDE
 
     def add(self, table: str, **values: Any) -> int:
-        """Append a row, in the current step, and return its number."""
+        """Append a row in the current step and return its number."""
         columns = self.tables[table]
         values.setdefault("step", self.step)
         if values.keys() != columns.keys():
@@ -56,20 +56,20 @@ class Truth:
         return len(columns["step"]) - 1
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """A table as dictionaries."""
+        """Return a table as dictionaries."""
         columns = self.tables[table]
         names = list(columns)
         return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def write(self, path: Path, **more: Any) -> None:
-        """All tables as one JSON file."""
+        """Write all tables as one JSON file."""
         value = {**more, **self.tables, "modules": self.modules, "notes": self.notes}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value), encoding="utf-8")
 
 
 def read_truth(path: Path) -> Truth:
-    """What ``Truth.write`` left."""
+    """Read a file of ``Truth.write``."""
     value = json.loads(path.read_text(encoding="utf-8"))
     truth = Truth()
     truth.tables = {name: value[name] for name in COLUMNS}

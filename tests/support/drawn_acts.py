@@ -1,4 +1,4 @@
-"""What hypothesis draws of loops, and what is found of one with us and without."""
+"""Loops drawn by hypothesis, and differences of one with us and without."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OTHERS = sorted({*ACTS} - {*COMPILING})
 
 
 def acts() -> st.SearchStrategy[list[Act]]:
-    """Different things that are done, each at one step or two; half of the loops also compile."""
+    """Draw different acts, each at one step or two; half of the loops also compile."""
     compiling = st.lists(st.sampled_from(COMPILING), max_size=1)
     others = st.lists(st.sampled_from(_OTHERS), min_size=FEWEST, max_size=MOST, unique=True)
     return st.builds(lambda one, more: [*one, *more], compiling, others).flatmap(_placed)
@@ -33,20 +33,20 @@ def _placed(names: Sequence[str]) -> st.SearchStrategy[list[Act]]:
     )
 
 
-def found_in_process(drawn: Sequence[Act], home: Path) -> list[str]:
-    """Train with and without a session in this process: what differs, and what is not recorded."""
-    bare, own = (
+def differences_in_process(drawn: Sequence[Act], home: Path) -> list[str]:
+    """Train with and without a session in this process; return differences and lost records."""
+    bare, watched_outcome = (
         Outcome((), {"here": ended}, {})
         for ended in (
             trained(drawn, home / "without"),
             watched(drawn, home / "watched", home / "calibrated"),
         )
     )
-    return [*differences(bare, own), *unseen(drawn, home / "calibrated")]
+    return [*differences(bare, watched_outcome), *unrecorded(drawn, home / "calibrated")]
 
 
-def unseen(drawn: Sequence[Act], directory: Path) -> list[str]:
-    """What the records lack; all is seen unless somebody compiles, perhaps in a hooked step."""
+def unrecorded(drawn: Sequence[Act], directory: Path) -> list[str]:
+    """Return what the records lack; some may be missing if an act compiles in a hooked step."""
     is_compiled = any(act.name in COMPILING for act in drawn)
     case = CASES["drawn_loops:drawn"]
     missing = missing_records(directory, case, fewest=1 if is_compiled else None)

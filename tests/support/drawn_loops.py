@@ -1,7 +1,7 @@
-"""Loops that are drawn: at which step, in it or after it, the user does what with the model.
+"""Randomly drawn loops, in which the user acts on the model within or after given steps.
 
-As a case of ``hands_loop.py`` the acts come out of ``HANDS_ACTS``; in one process, ``trained`` is
-the same loop without us and ``watched`` with a session of a plain loop.
+As a case of ``hands_loop.py`` the acts come from ``HANDS_ACTS``; in one process, ``trained`` runs
+the loop without us and ``watched`` runs it with a session of a plain loop.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from hands_copies import described, looks, unpickled
+from hands_copies import described, module_attributes, unpickled
 from hands_loop import WIDTH, WINDOW, Training, case, compiled, noted, random_states
 from hands_wraps import Adapted
 from torch import nn
 
 
 class Act(NamedTuple):
-    """One thing that the user does; ``layer`` says with which, where it is with one."""
+    """One act of the user, on layer ``layer`` if it concerns one."""
 
     step: int
     is_after: bool
@@ -35,7 +35,7 @@ class Act(NamedTuple):
 
 
 class Wrapper(nn.Module):
-    """What a library puts around a model, as DDP does."""
+    """Wrapper of a library around a model, as DDP is."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Wrapper(nn.Module):
 
 
 class Drawn:
-    """A training, and what its user has made on the way."""
+    """A training, and the objects that its user has made on the way."""
 
     def __init__(self, training: Training) -> None:
         self.training, self.net = training, training.net
@@ -62,7 +62,7 @@ class Drawn:
         self._saved: list[tuple[Path, Future[Any]]] = []
 
     def train(self, acts: Sequence[Act]) -> None:
-        """All steps with the acts where they belong, then a look at all that was made."""
+        """Train all steps with the acts in their places, then check all objects made."""
         with self._open:
             for number in self.training.steps():
                 self._do(acts, number, is_after=False)
@@ -71,29 +71,29 @@ class Drawn:
                 self.num_extra = 0
                 self.training.update()
                 self._do(acts, number, is_after=True)
-            self._look_back()
+            self._check_copies()
 
     def _do(self, acts: Sequence[Act], number: int, *, is_after: bool) -> None:
         for act in acts:
             if (act.step, act.is_after) == (number, is_after):
                 self.attempt(act.name, lambda act=act: ACTS[act.name](self, act.layer))
         self.training.note(f"heard {number}", len(self.heard))
-        self.training.note(f"looks {number}", looks(self.training.net))
+        self.training.note(f"looks {number}", module_attributes(self.training.net))
 
     def attempt(self, name: str, act: Callable[[], Any]) -> None:
-        """Note what came of it, also where it fails, as a pickle of the user's own hooks does."""
+        """Note the result or the error of an act; a pickle of the user's own hooks fails."""
         try:
             self.training.note(name, act())
         except Exception as err:
             self.training.note(name, f"{type(err).__name__}: {str(err).splitlines()[:1]}")
 
     def probe(self, model: Any) -> torch.Tensor:
-        """What a model gives for tokens that are always the same."""
+        """Return a model's output for fixed tokens."""
         with torch.no_grad():
             return model(torch.arange(8).reshape(2, 4))
 
     def save(self, value: Any, *, is_thread: bool) -> None:
-        """Ask a pool for a file; it lies there at the latest at the end."""
+        """Have a pool write a file, which exists at the latest at the end."""
         path = self.training.path(f"saved-{len(self._saved)}.pt")
         self._saved.append((path, self._pool(is_thread).submit(torch.save, value, path)))
         if is_thread:
@@ -108,10 +108,10 @@ class Drawn:
             self._processes = self._open.enter_context(ProcessPoolExecutor(1, context))
         return self._processes
 
-    def _look_back(self) -> None:
+    def _check_copies(self) -> None:
         for model in (*self.copies, *([] if self.average is None else [self.average])):
             self.attempt("copy's output", lambda model=model: self.probe(model))
-            self.attempt("copy's looks", lambda model=model: looks(model))
+            self.attempt("copy's looks", lambda model=model: module_attributes(model))
             self.attempt("copy's pickle", lambda model=model: unpickled(pickle.dumps(model)))
         for path, future in self._saved:
             self.training.note("saver", repr(future.exception()))
@@ -207,11 +207,11 @@ def _hooks_off(drawn: Drawn, layer: int) -> None:
 
 
 def _state(drawn: Drawn, layer: int) -> list[str]:
-    held = copy.deepcopy(drawn.net.state_dict())
+    state = copy.deepcopy(drawn.net.state_dict())
     optim = copy.deepcopy(drawn.training.optimizer.state_dict())
-    drawn.net.load_state_dict(held)
+    drawn.net.load_state_dict(state)
     drawn.training.optimizer.load_state_dict(optim)
-    return sorted(held)
+    return sorted(state)
 
 
 def _functional(drawn: Drawn, layer: int) -> torch.Tensor:
@@ -262,7 +262,7 @@ COMPILING = sorted(name for name in ACTS if name.startswith("compile"))
 
 
 def to_text(acts: Iterable[Act]) -> str:
-    """For ``HANDS_ACTS``."""
+    """Return acts as a value of ``HANDS_ACTS``."""
     return json.dumps([*acts])
 
 
@@ -272,7 +272,7 @@ def drawn(training: Training) -> None:
 
 
 def trained(acts: Sequence[Act], files: Path) -> dict[str, Any]:
-    """The loop as it is: what came of it, as ``hands_loop.py`` writes it."""
+    """Train the loop and return its results as ``hands_loop.py`` writes them."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -288,7 +288,7 @@ def trained(acts: Sequence[Act], files: Path) -> dict[str, Any]:
 
 
 def watched(acts: Sequence[Act], files: Path, directory: Path) -> dict[str, Any]:
-    """The same, watched as the flag has a plain loop watched."""
+    """Train the loop watched, as the flag watches a plain loop, and return its results."""
     from forerun.hooks.adapters.torch_loop import TorchLoop
     from forerun.hooks.session.attaching import new_session
 

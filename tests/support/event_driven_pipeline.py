@@ -33,7 +33,7 @@ SCHEDULES = st.sampled_from(Schedule)
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> Pipeline:
-    """Every schedule, in small sizes, with groups that Megatron accepts."""
+    """Draw pipelines of every schedule, in small sizes, with groups that Megatron accepts."""
     if draw(st.booleans()):
         return Pipeline(
             num_stages=draw(st.integers(1, 5)),
@@ -56,7 +56,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 @st.composite
 def costs_of(draw: st.DrawFn, pipeline: Pipeline, num_columns: int = 1) -> PipelineCosts:
-    """Uneven passes and messages; a weight gradient takes up to 0.7 of its backward pass."""
+    """Draw uneven passes and messages; a weight gradient takes up to 0.7 of its backward pass."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     chunks, edges = pipeline.num_chunks, pipeline.num_chunks - 1
     longest = draw(st.sampled_from([0.0, 0.3, 3.0]))
@@ -74,19 +74,19 @@ def costs_of(draw: st.DrawFn, pipeline: Pipeline, num_columns: int = 1) -> Pipel
 
 
 def column_of(costs: PipelineCosts, column: int) -> PipelineCosts:
-    """One of the alternatives alone."""
+    """Return one column of the costs."""
     names = PipelineCosts.__dataclass_fields__
     return PipelineCosts(**{name: getattr(costs, name)[:, [column]] for name in names})
 
 
 class EventDriven:
-    """One column of costs; everything has run once it is made."""
+    """A run of one column of costs, complete on construction."""
 
     def __init__(self, pipeline: Pipeline, costs: PipelineCosts, column: int = 0) -> None:
         self.pipeline, self.costs, self.column = pipeline, costs, column
         self.passes: dict[tuple[int, Pass], tuple[float, float]] = {}
         self.arrived: dict[Message, tuple[float, float]] = {}
-        """Start and end of each message."""
+        """Start and end of each message, seconds."""
         self.end_s = costs.start_s[:, column].tolist()
         self._posted: dict[Message, Post] = {}
         self._queues: dict[tuple[int, int], deque[list[Message]]] = defaultdict(deque)
@@ -191,7 +191,7 @@ class EventDriven:
 
 
 def links(pipeline: Pipeline) -> Iterator[tuple[list[Message], list[Message]]]:
-    """What is sent and what is received over each link in each direction of the data, in order."""
+    """Yield messages sent and received, in order, for each link and direction of the data."""
     n = pipeline.num_stages
     sent: dict[tuple[int, int, bool], list[Message]] = defaultdict(list)
     received: dict[tuple[int, int, bool], list[Message]] = defaultdict(list)

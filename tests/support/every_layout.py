@@ -1,4 +1,4 @@
-"""The best layouts of a small space by looking at every one of them: no bound, no dominance."""
+"""Best layouts of a small space by exhaustive search: no bound, no dominance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forerun.calib.workload.config import RunConfig
 
 @cache
 def every_layout(config: RunConfig, num_ranks: int) -> tuple[RunConfig, ...]:
-    """Each split of the ranks with each way to keep states and all that may be computed again."""
+    """Return each split of the ranks with each sharding of states and each recompute."""
     cells = cells_of(config, num_ranks)
     splits = (cells.layout(place) for place in range(len(cells)))
     return tuple(one for split in splits for one in variants_of(split))
@@ -26,7 +26,7 @@ def every_layout(config: RunConfig, num_ranks: int) -> tuple[RunConfig, ...]:
 
 @cache
 def _needed(config: RunConfig, num_ranks: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each layout what it needs, and what of that is no tensor's."""
+    """Return bytes that each layout needs, and those of them outside tensors, ``(layouts,)``."""
     return needed_nbytes(every_layout(config, num_ranks))
 
 
@@ -34,7 +34,7 @@ _timed: dict[tuple[int, RunConfig, int], tuple[FittedSteps, list[float]]] = {}
 
 
 def _times_s(config: RunConfig, steps: FittedSteps, num_ranks: int) -> list[float]:
-    """Of each layout by this very model, which is kept, so that no other gets its number."""
+    """Return each layout's time by this model; caching the model too keeps its id unique."""
     key = id(steps), config, num_ranks
     if key not in _timed:
         _timed[key] = steps, steps.median_times(every_layout(config, num_ranks)).tolist()
@@ -42,7 +42,7 @@ def _times_s(config: RunConfig, steps: FittedSteps, num_ranks: int) -> list[floa
 
 
 def row(config: RunConfig) -> tuple[object, ...]:
-    """What makes two layouts one row of a plan."""
+    """Return the key by which layouts share a row of a plan."""
     par = config.parallelism
     degrees = (par.tp, par.cp, par.ep, par.expert_tp, par.pp, par.vp, par.dp)
     return (*degrees, config.batch.micro_batch_size, par.sharded)
@@ -52,18 +52,18 @@ def best_of_every(
     config: RunConfig,
     steps: FittedSteps,
     num_ranks: int,
-    room: MemoryBudget,
+    budget: MemoryBudget,
     top: int,
     keep: Keep | None = None,
 ) -> list[tuple[float, RunConfig]]:
-    """The fastest of each row that fits and is asked for, fastest first, with its step time."""
+    """Return the fastest layout of each row that fits and is allowed, with its time, in order."""
     every = every_layout(config, num_ranks)
-    fits = room.holds(*_needed(config, num_ranks)).tolist()
+    fits = budget.holds(*_needed(config, num_ranks)).tolist()
     best: dict[tuple[object, ...], tuple[float, RunConfig]] = {}
-    for layout, time_s, is_held in zip(
+    for layout, time_s, is_fitting in zip(
         every, _times_s(config, steps, num_ranks), fits, strict=True
     ):
-        if not is_held or (keep is not None and not keep.allows(layout)):
+        if not is_fitting or (keep is not None and not keep.allows(layout)):
             continue
         known = best.get(row(layout))
         if known is None or time_s < known[0] * (1 - 1e-9):

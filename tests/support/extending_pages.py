@@ -1,4 +1,4 @@
-"""What a page of ``docs/extending`` tells a newcomer to write, in a copy of the package."""
+"""Code of the pages of ``docs/extending``, applied to a copy of the package."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The code blocks of a page in one language, in order."""
+    """Return the code blocks of a page in one language, in order."""
     text = (PAGES / page).read_text(encoding="utf-8")
     return [body for result, body in _BLOCK.findall(text) if result == language]
 
 
 def extended(page: str, folder: Path) -> Path:
-    """A folder to put on the path: the package with every diff of the page applied."""
+    """Return a folder for the path: the package with every diff of the page applied."""
     package = folder / "forerun"
     for name in _PACKAGE:
         source = ROOT / name
@@ -45,7 +45,7 @@ def extended(page: str, folder: Path) -> Path:
         subprocess.run(
             ["git", "apply", "--recount", "--whitespace=nowarn", "-"],
             cwd=package,
-            # Or git would take the folder for a part of the repository that it lies in.
+            # Otherwise git takes the folder for a part of the enclosing repository.
             env=os.environ | {"GIT_DIR": str(folder / "no-repository")},
             input=diff,
             text=True,
@@ -55,7 +55,7 @@ def extended(page: str, folder: Path) -> Path:
 
 
 def run(code: str, path: Path, *arguments: str) -> str:
-    """What a script prints that finds the package on ``path``."""
+    """Return the output of a script that finds the package on ``path``."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         env=os.environ | {"PYTHONPATH": str(path)},
@@ -67,8 +67,8 @@ def run(code: str, path: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def touched(page: str) -> tuple[int, int]:
-    """Files that the diffs of a page touch, and lines that they add."""
+def diff_size(page: str) -> tuple[int, int]:
+    """Return the number of files that a page's diffs touch, and of lines that they add."""
     lines = [line for diff in blocks(page, "diff") for line in diff.splitlines()]
     files = {line for line in lines if line.startswith("+++ ")}
     return len(files), sum(line.startswith("+") and not line.startswith("+++") for line in lines)

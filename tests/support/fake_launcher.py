@@ -1,4 +1,4 @@
-"""Stands in for torchrun: workers in sessions of their own, its signals, its exit codes.
+"""Stand-in for torchrun: workers in sessions of their own, its signals, its exit codes.
 
 ``fake_launcher.py PIDS WORKER [SECONDS]``: workers are ``plain`` (SIGTERM ends them), ``saving``
 (SIGTERM is noted, they end by themselves a little later) or ``deaf`` (SIGTERM is ignored); each has

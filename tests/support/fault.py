@@ -1,4 +1,4 @@
-"""A fault as one row of the table, and the rows of records that are expected again and again."""
+"""A fault as one row of the table, and record rows that many faults expect."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ALL = Rows(steps=tuple(range(7)), whole=WINDOW, windows=(0,))
 NO_OPERATORS = Rows(steps=ALL.steps, windows=(0,))
 NOTHING = Rows()
 TWO_IN_ONE = Rows(steps=ALL.steps, whole=(6,), partial=(3,), windows=(0,))
-"""The first hooked step holds the passes of two, and is flagged as run again."""
+"""The first hooked step has the passes of two, and is flagged as rerun."""
 NOTHING_HOOKED = Rows(steps=ALL.steps, faulted=WINDOW, windows=(0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One row of the table.  ``act`` is the training's own and happens without us too."""
+    """One row of the table.  ``act`` is the user's and happens without us too."""
 
     name: str
     rows: Rows
@@ -36,7 +36,7 @@ class Fault:
     is_control: bool = False
 
     def put_in_place(self, training: Training) -> None:
-        """Throw in what comes before training, and start the session as ``--calibrate`` does."""
+        """Inject faults that precede training, and start the session as ``--calibrate`` does."""
         if self.arrange is not None:
             self.arrange(training)
         from forerun.hooks.process.settings import RankInfo, Settings
@@ -57,7 +57,7 @@ class Fault:
 
 
 def shell(script: str) -> dict[str, Any]:
-    """A companion that does this."""
+    """Return settings of a companion that runs ``script``."""
     return {"companion_command": ("/bin/sh", "-c", script)}
 
 
@@ -72,10 +72,10 @@ with open(os.path.join(folder, "events.txt"), "wb") as events:
 
 
 def listening() -> dict[str, Any]:
-    """A companion that keeps all events in the directory that its settings name."""
+    """Return settings of a companion that writes all events to its settings' directory."""
     return {"companion_command": (sys.executable, "-c", LISTEN)}
 
 
 def hooked(name: str, do: Callable[[Any], object], *, rank: int = 0) -> Moment:
-    """In the first hooked step."""
+    """Return the moment ``name`` of the first hooked step."""
     return at(3, name, do, rank=rank)

@@ -1,4 +1,4 @@
-"""What a training script of the user may do itself in a hooked step, with us and without."""
+"""Acts of a user's training script in a hooked step, with us and without."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_injections import at, let_write
-from fault_training import MegatronTraining, OwnTraining, Training
+from fault_injections import at, wait_for_writer
+from fault_training import CustomTraining, MegatronTraining, Training
 from torch import nn
 from torch._C._distributed_c10d import ProcessGroup
 
@@ -23,29 +23,29 @@ NUM_CALLS = 400
 
 
 def interrupt_without_us(training: MegatronTraining) -> None:
-    """The error that a hook meets with us, at the same place of the pass."""
+    """Raise without us the error that a hook meets with us, at the same place of the pass."""
     if training.is_bare:
         next(training._data)
         raise KeyboardInterrupt
 
 
 def leave(training: Training) -> None:
-    """``sys.exit`` with a status of the user's."""
+    """Call ``sys.exit`` with a status of the user's."""
     sys.exit(3)
 
 
 def vanish(training: Training) -> None:
-    """The process is gone at once; the writer has written what it was given."""
-    let_write(training)
+    """End the process at once, after the writer has written all records."""
+    wait_for_writer(training)
     os._exit(9)
 
 
 def exit_forked(training: Training) -> None:
-    """A child of the training process that ends as a script does."""
+    """Fork a child of the training process that ends as a script does."""
     pid = os.fork()
     if pid == 0:
         sys.exit(0)
-    training.say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    training.log(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 class Squares(torch.utils.data.Dataset):
@@ -59,13 +59,13 @@ class Squares(torch.utils.data.Dataset):
 
 
 def load_data(training: Training) -> None:
-    """A loader with worker processes."""
+    """Use a loader with worker processes."""
     loader = torch.utils.data.DataLoader(Squares(), num_workers=1, multiprocessing_context="fork")
-    training.say([int(item) for item in loader])
+    training.log([int(item) for item in loader])
 
 
 def copy_model(training: Training) -> None:
-    """A deep copy, as of an averaged model, that must be a model of its own."""
+    """Make a deep copy, as of an averaged model, which must be independent."""
     part = _part(training)
     twin = copy.deepcopy(part)
     with torch.no_grad():
@@ -75,22 +75,22 @@ def copy_model(training: Training) -> None:
 
 
 def use_copy(training: Training) -> None:
-    """The copy computes with its own weights, and holds nothing of ours."""
+    """Check that the copy computes with its own weights, and has nothing of ours."""
     twin = training.memory["twin"]
-    training.say(_output(twin))
-    training.say(sorted(_foreign(twin)))
+    training.log(_output(twin))
+    training.log(sorted(_foreign(twin)))
 
 
 def pickle_model(training: Training) -> None:
-    """``torch.save`` of a whole model goes through ``pickle``."""
+    """Save a whole model, which ``torch.save`` pickles."""
     twin = pickle.loads(pickle.dumps(_part(training)))
-    training.say(_output(twin))
-    training.say(sorted(_foreign(twin)))
+    training.log(_output(twin))
+    training.log(sorted(_foreign(twin)))
 
 
 def save_weights(training: Training) -> None:
-    """The names of the state are the model's own."""
-    training.say(sorted(training.modules[0].state_dict()))
+    """Check that the state has the model's own names."""
+    training.log(sorted(training.modules[0].state_dict()))
 
 
 def _part(training: Training) -> nn.Module:
@@ -106,7 +106,7 @@ def _output(module: nn.Module) -> float:
 
 
 def _foreign(model: nn.Module) -> list[str]:
-    """What a module has of its own beside what its class gave it."""
+    """Return the modules with hooks, and their numbers of hooks."""
     return [
         f"{type(m).__name__}: {len(m._forward_hooks)} {len(m._forward_pre_hooks)}"
         for m in model.modules()
@@ -115,45 +115,45 @@ def _foreign(model: nn.Module) -> list[str]:
 
 
 def clear_hooks(training: Training) -> None:
-    """The user takes all hooks off all modules."""
+    """Remove all hooks from all modules."""
     for module in training.modules:
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
 
 
 def evaluate(training: MegatronTraining) -> None:
-    """A validation pass in the middle of a step."""
+    """Run a validation pass in the middle of a step."""
     with torch.no_grad():
-        training.say(float(training.forward_backward(forward_only=True)[0]["lm loss"][0]))
+        training.log(float(training.forward_backward(forward_only=True)[0]["lm loss"][0]))
 
 
 def fewer_microbatches(training: Training) -> None:
-    """From here on one micro-batch per step."""
+    """Use one micro-batch per step from here on."""
     training.num_microbatches = 1
 
 
 def skip_optimizer(training: Training) -> None:
-    """No update from here on, up to ``step_again``."""
+    """Skip updates up to ``resume_updates``."""
     training.is_stepping = False
 
 
-def step_again(training: Training) -> None:
-    """Updates again."""
+def resume_updates(training: Training) -> None:
+    """Update weights again."""
     training.is_stepping = True
 
 
 def forward_outside(training: Training) -> None:
-    """A forward pass that belongs to no step."""
-    training.say(_output(_part(training)))
+    """Run a forward pass that belongs to no step."""
+    training.log(_output(_part(training)))
 
 
 def move(training: Training) -> None:
-    """Parameters become other tensors."""
+    """Replace the parameters by other tensors."""
     training.modules[0].to(torch.float64).to(torch.float32)
 
 
 def rebuild(training: MegatronTraining) -> None:
-    """The loop begins again in the same process: new model, new optimizer; the old must go."""
+    """Restart the loop in the same process: new model, new optimizer; the old ones must go."""
     old = [weakref.ref(module) for module in training.modules]
     training.chunks, training.optimizer, training._scheduler = (), None, None
     training.build()
@@ -161,20 +161,20 @@ def rebuild(training: MegatronTraining) -> None:
 
 
 def train_longer(training: Training) -> None:
-    """Long enough for a second loop to close a window."""
+    """Train long enough for a second loop to close a window."""
     training.num_iterations = 18
 
 
-def say_alive(training: Training) -> None:
-    """How many modules of the old model are still there."""
+def log_alive(training: Training) -> None:
+    """Log how many modules of the old model are still alive."""
     import gc
 
     gc.collect()
-    training.say(sum(reference() is not None for reference in training.memory["old"]))
+    training.log(sum(reference() is not None for reference in training.memory["old"]))
 
 
 def forgive(kind: type[BaseException]) -> Any:
-    """The loop catches this error and goes on with the next step."""
+    """Return an act by which the loop catches this error and goes on with the next step."""
 
     def do(training: Training) -> None:
         training.forgives = (*training.forgives, kind)
@@ -183,8 +183,8 @@ def forgive(kind: type[BaseException]) -> Any:
     return do
 
 
-def talk(training: Training) -> None:
-    """A thread that calls collectives while hooks come and go, on a group of its own."""
+def start_collective_thread(training: Training) -> None:
+    """Start a thread that calls collectives on its own group while hooks come and go."""
     group = dist.new_group()
     sums: list[float] = []
 
@@ -201,14 +201,14 @@ def talk(training: Training) -> None:
     training.memory["thread"].start()
 
 
-def hush(training: Training) -> None:
-    """All its results are right."""
+def join_collective_thread(training: Training) -> None:
+    """Check all results of that thread."""
     training.memory["thread"].join()
-    training.say((len(training.memory["sums"]), set(training.memory["sums"])))
+    training.log((len(training.memory["sums"]), set(training.memory["sums"])))
 
 
 def wrap_collective(training: Training) -> None:
-    """The user puts a wrapper of their own around a method that we have wrapped."""
+    """Put the user's wrapper around a method that we have wrapped."""
     inner, training.memory["calls"] = ProcessGroup.allreduce, 0
 
     def counting(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,19 +218,19 @@ def wrap_collective(training: Training) -> None:
     ProcessGroup.allreduce = counting
 
 
-def say_calls(training: Training) -> None:
-    """It is still there, and counts."""
+def log_calls(training: Training) -> None:
+    """Check that the user's wrapper is still there and counts."""
     dist.all_reduce(torch.ones(1))
-    training.say(training.memory["calls"])
+    training.log(training.memory["calls"])
 
 
 def warnings_are_errors(training: Training) -> None:
-    """The user's filter, from the first hooked step on."""
+    """Turn warnings into errors from the first hooked step on."""
     warnings.simplefilter("error")
 
 
-def odd_outputs(training: OwnTraining) -> None:
-    """Modules that give back a dict, a nested tuple, a text and nothing."""
+def odd_outputs(training: CustomTraining) -> None:
+    """Use modules that return a dict, a nested tuple, a text and nothing."""
 
     class Odd(nn.Module):
         def __init__(self, form: str) -> None:
@@ -262,14 +262,14 @@ def odd_outputs(training: OwnTraining) -> None:
 
 
 def first_of(value: Any) -> Any:
-    """The tensor in a nest, as the modules above hand it on."""
+    """Return the tensor in nested outputs of the modules above."""
     while isinstance(value, (dict, list, tuple)):
         value = next(iter(value.values() if isinstance(value, dict) else value))
     return value
 
 
-def bare_optimizer(training: OwnTraining) -> None:
-    """An optimizer that is none of torch's: it has ``step`` and ``zero_grad`` and nothing else."""
+def bare_optimizer(training: CustomTraining) -> None:
+    """Use an optimizer that is none of torch's, with only ``step`` and ``zero_grad``."""
 
     class Descent:
         def step(self) -> None:
@@ -284,16 +284,16 @@ def bare_optimizer(training: OwnTraining) -> None:
     training.optimizer = Descent()
 
 
-def detached(training: OwnTraining) -> None:
-    """A frozen part that passes gradients on, and one whose output has no gradient."""
+def detached(training: CustomTraining) -> None:
+    """Freeze a part that passes gradients on, and one whose output has no gradient."""
     training.model[0].linear_fc1.requires_grad_(False)
 
 
 def built(do: Any) -> Any:
-    """After the model has been built."""
+    """Return the moment after the model has been built."""
     return at(-1, "built", do)
 
 
 def default_sigpipe(training: Training) -> None:
-    """As scripts do that are to end quietly in a shell pipe."""
+    """Reset SIGPIPE, as scripts do to end quietly in a shell pipe."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

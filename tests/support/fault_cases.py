@@ -1,4 +1,4 @@
-"""The faults: how each is thrown in, how training must end, and which rows must be readable."""
+"""The faults: how each is injected, how training must end, and which rows must be readable."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from fault_injections import (
     a_hanging_disk,
     at,
     at_start,
+    begin_clock_jump,
     both,
     clock_jumps,
     device_reads,
+    exhaust_file_descriptors,
+    existing_file,
+    fail_thread_start,
     fails,
-    files_again,
-    files_end_at,
-    found,
     handler_raises,
     in_turn,
-    jump,
-    let_write,
-    no_more_files,
+    limit_file_size,
     no_space,
-    no_thread,
     on_rank,
     raises,
     remove_directory,
+    restore_file_limit,
     streams_closed,
+    wait_for_writer,
     wall_clock_jumps,
     wandb_log_raises,
     wandb_raises,
 )
 from fault_runs import Rows
-from fault_training import OwnTraining
+from fault_training import CustomTraining
 
 CONTROLS = (
     Fault(name="nothing is wrong", rows=ALL, is_control=True),
@@ -52,7 +52,7 @@ CONTROLS = (
         name="nothing is wrong, two ranks", rows=ALL, num_ranks=2, status=(0, 0), is_control=True
     ),
     Fault(
-        name="nothing is wrong, a loop of one's own", rows=ALL, loop=OwnTraining, is_control=True
+        name="nothing is wrong, a loop of one's own", rows=ALL, loop=CustomTraining, is_control=True
     ),
 )
 DISK = (
@@ -61,7 +61,7 @@ DISK = (
     Fault(
         name="disk full in the middle of a line",
         rows=Rows(steps=ALL.steps, partial=(3,)),
-        strike=at(4, "begin", files_end_at(8192)),
+        strike=at(4, "begin", limit_file_size(8192)),
     ),
     Fault(
         name="directory removed in the window",
@@ -72,19 +72,19 @@ DISK = (
     Fault(
         name="own file of an earlier run, cut off in its header",
         rows=ALL,
-        arrange=found(b'{"type": "header", "sche'),
+        arrange=existing_file(b'{"type": "header", "sche'),
     ),
     Fault(
         name="own file of an earlier run, damaged bytes",
         rows=ALL,
-        arrange=found(b"\x00\xff\xfe{]\n" * 40 + b'{"type": "st'),
+        arrange=existing_file(b"\x00\xff\xfe{]\n" * 40 + b'{"type": "st'),
     ),
     Fault(
         name="no file descriptor left",
         rows=NOTHING,
-        act=in_turn(at(0, "begin", no_more_files), at(9, "end", files_again)),
+        act=in_turn(at(0, "begin", exhaust_file_descriptors), at(9, "end", restore_file_limit)),
     ),
-    Fault(name="no thread can be started", rows=NOTHING, arrange=no_thread),
+    Fault(name="no thread can be started", rows=NOTHING, arrange=fail_thread_start),
     Fault(
         name="one rank of two cannot write",
         rows=NOTHING,
@@ -194,7 +194,7 @@ HOOKS = (
         name="the exit handler fails",
         rows=ALL,
         arrange=fails(f"{_SESSION}._at_exit", RuntimeError("late")),
-        act=at(9, "end", let_write),  # at its own pace: nothing waits for it at the exit
+        act=at(9, "end", wait_for_writer),  # at its own pace: nothing waits for it at the exit
     ),
     Fault(
         name="a fault, and the user's log handler fails on it",
@@ -220,13 +220,13 @@ CLOCKS = (
         name="clock one hour ahead in a hooked step",
         rows=ALL,
         arrange=clock_jumps(HOUR_NS),
-        strike=hooked("forward", jump),
+        strike=hooked("forward", begin_clock_jump),
     ),
     Fault(
         name="clock one hour back in a hooked step",
         rows=Rows(steps=ALL.steps, whole=WINDOW, faulted=(3,), windows=(0,)),
         arrange=clock_jumps(-HOUR_NS),
-        strike=hooked("forward", jump),
+        strike=hooked("forward", begin_clock_jump),
     ),
     Fault(name="time of day one hour back", rows=ALL, arrange=wall_clock_jumps),
     Fault(name="device times are NaN", rows=NO_OPERATORS, arrange=device_reads(float("nan"))),

@@ -24,10 +24,10 @@ from fault_injections import (
     raises,
 )
 from fault_runs import Rows
-from fault_training import OwnTraining
+from fault_training import CustomTraining
 
-AGAIN = 1000
-"""Number of the first window of a loop that has begun again."""
+SECOND_LOOP_WINDOW = 1000
+"""Number of the first window of a restarted loop."""
 ENDS = (
     Fault(
         name="own error in a hooked step",
@@ -106,7 +106,7 @@ ENDS = (
         name="SIGUSR1 in a hooked step, the script notes it",
         rows=ALL,
         act=in_turn(
-            at_start(handles(signal.SIGUSR1, lambda training: training.say("signal"))),
+            at_start(handles(signal.SIGUSR1, lambda training: training.log("signal"))),
             hooked("forward", kills(signal.SIGUSR1)),
         ),
     ),
@@ -150,13 +150,13 @@ SCRIPT = (
     Fault(
         name="the model is deep-copied in a hooked step",
         rows=ALL,
-        loop=OwnTraining,
+        loop=CustomTraining,
         act=in_turn(hooked("forward", acts.copy_model), at(8, "end", acts.use_copy)),
     ),
     Fault(
         name="the model is pickled in a hooked step",
         rows=ALL,
-        loop=OwnTraining,
+        loop=CustomTraining,
         act=hooked("forward", acts.pickle_model),
     ),
     Fault(
@@ -167,7 +167,7 @@ SCRIPT = (
     Fault(
         name="the user clears all hooks in a hooked step",
         rows=ALL,
-        loop=OwnTraining,
+        loop=CustomTraining,
         act=hooked("forward", acts.clear_hooks),
     ),
     Fault(
@@ -181,7 +181,7 @@ SCRIPT = (
     Fault(
         name="the optimizer is skipped in a hooked step",
         rows=TWO_IN_ONE,
-        act=in_turn(hooked("middle", acts.skip_optimizer), hooked("end", acts.step_again)),
+        act=in_turn(hooked("middle", acts.skip_optimizer), hooked("end", acts.resume_updates)),
     ),
     Fault(
         name="forward passes outside any step",
@@ -195,27 +195,29 @@ SCRIPT = (
     Fault(
         name="the model is moved between hooked steps",
         rows=ALL,
-        loop=OwnTraining,
+        loop=CustomTraining,
         act=at(4, "begin", acts.move),
     ),
     Fault(
         name="training begins again in the same process",
         rows=Rows(
-            steps=tuple(range(7)) + tuple(range(8, 15)), whole=(3, 6, 11, 14), windows=(0, AGAIN)
+            steps=tuple(range(7)) + tuple(range(8, 15)),
+            whole=(3, 6, 11, 14),
+            windows=(0, SECOND_LOOP_WINDOW),
         ),
         act=in_turn(
             at_start(acts.train_longer),
             at(8, "begin", acts.rebuild),
-            at(8, "end", acts.say_alive),
+            at(8, "end", acts.log_alive),
         ),
     ),
     Fault(
         name="training begins again in the window",
-        rows=Rows(steps=tuple(range(12)), whole=(3, 8, 11), windows=(AGAIN,)),
+        rows=Rows(steps=tuple(range(12)), whole=(3, 8, 11), windows=(SECOND_LOOP_WINDOW,)),
         act=in_turn(
             at_start(acts.train_longer),
             at(5, "begin", acts.rebuild),
-            at(6, "end", acts.say_alive),
+            at(6, "end", acts.log_alive),
         ),
     ),
     Fault(
@@ -223,35 +225,38 @@ SCRIPT = (
         rows=ALL,
         num_ranks=2,
         status=(0, 0),
-        act=in_turn(at(1, "begin", acts.talk, rank=-1), at(8, "end", acts.hush, rank=-1)),
+        act=in_turn(
+            at(1, "begin", acts.start_collective_thread, rank=-1),
+            at(8, "end", acts.join_collective_thread, rank=-1),
+        ),
     ),
     Fault(
         name="the user wraps a collective in a hooked step",
         rows=ALL,
-        act=in_turn(hooked("begin", acts.wrap_collective), at(8, "end", acts.say_calls)),
+        act=in_turn(hooked("begin", acts.wrap_collective), at(8, "end", acts.log_calls)),
     ),
     Fault(
         name="warnings are errors",
         rows=ALL,
-        loop=OwnTraining,
+        loop=CustomTraining,
         act=at(-1, "built", acts.warnings_are_errors),
     ),
     Fault(
         name="modules give back dicts, tuples, texts and None",
         rows=ALL,
-        loop=OwnTraining,
+        loop=CustomTraining,
         act=acts.built(acts.odd_outputs),
     ),
     Fault(
         name="an optimizer that is none of torch's",
         rows=Rows(steps=ALL.steps, partial=WINDOW, windows=(0,)),
-        loop=OwnTraining,
+        loop=CustomTraining,
         act=acts.built(acts.bare_optimizer),
     ),
     Fault(
         name="frozen modules",
         rows=Rows(steps=ALL.steps, partial=WINDOW, windows=(0,)),
-        loop=OwnTraining,
+        loop=CustomTraining,
         act=acts.built(acts.detached),
     ),
 )

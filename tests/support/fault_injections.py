@@ -1,4 +1,4 @@
-"""How faults are thrown into training; each returns an ``arrange`` or a moment of a fault."""
+"""Injections of faults into training; each returns an ``arrange`` or a moment of a fault."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Arrange = Callable[[Training], None]
 
 
 def fails(target: str, error: BaseException, calls: Container[int] = (0,)) -> Arrange:
-    """The function ``module:Class.name`` raises in the numbered calls."""
+    """Make the function ``module:Class.name`` raise in the numbered calls."""
 
     def arrange(training: Training) -> None:
         module, _, path = target.partition(":")
@@ -49,12 +49,12 @@ def fails(target: str, error: BaseException, calls: Container[int] = (0,)) -> Ar
 
 
 def on_rank(rank: int, arrange: Arrange) -> Arrange:
-    """Only there."""
+    """Arrange it on one rank only."""
     return lambda training: arrange(training) if training.rank == rank else None
 
 
 def both(*arranges: Arrange) -> Arrange:
-    """One after the other."""
+    """Arrange several, in order."""
 
     def arrange(training: Training) -> None:
         for each in arranges:
@@ -64,7 +64,7 @@ def both(*arranges: Arrange) -> Arrange:
 
 
 def at(iteration: int, name: str, do: Callable[[Training], object], *, rank: int = 0) -> Moment:
-    """``do`` at one moment of one step of one rank; of all ranks with ``rank=-1``."""
+    """Call ``do`` at one moment of one step of one rank, or of all ranks with ``rank=-1``."""
 
     def moment(training: Training, now: str) -> None:
         if (training.iteration, now) == (iteration, name) and rank in (-1, training.rank):
@@ -75,12 +75,12 @@ def at(iteration: int, name: str, do: Callable[[Training], object], *, rank: int
 
 
 def at_start(do: Callable[[Training], object]) -> Moment:
-    """``do`` before the model is built."""
+    """Call ``do`` before the model is built."""
     return at(-1, "start", do)
 
 
 def raises(error: BaseException) -> Callable[[Training], None]:
-    """The user's own error."""
+    """Raise an error of the user's."""
 
     def do(training: Training) -> None:
         raise error
@@ -89,16 +89,16 @@ def raises(error: BaseException) -> Callable[[Training], None]:
     return do
 
 
-def let_write(training: Training) -> None:
-    """Wait until the writer has written what it was given, however busy the machine is."""
+def wait_for_writer(training: Training) -> None:
+    """Wait until the writer has written all records, however busy the machine is."""
     if training.is_bare:
         return
-    while not any(_rests(thread) for thread in threading.enumerate() if "writer" in thread.name):
+    while not any(_is_idle(thread) for thread in threading.enumerate() if "writer" in thread.name):
         time.sleep(0.01)
 
 
-def _rests(thread: threading.Thread) -> bool:
-    """True where a thread waits at a queue that is empty."""
+def _is_idle(thread: threading.Thread) -> bool:
+    """Return True if a thread waits at an empty queue."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None and frame.f_code is not queue.Queue.get.__code__:
         frame = frame.f_back
@@ -106,10 +106,10 @@ def _rests(thread: threading.Thread) -> bool:
 
 
 def kills(number: int) -> Callable[[Training], None]:
-    """A signal to the training process; the writer has written what it was given."""
+    """Signal the training process after the writer has written all records."""
 
     def do(training: Training) -> None:
-        let_write(training)
+        wait_for_writer(training)
         os.kill(os.getpid(), number)
 
     do.__name__ = f"signal-{number}"
@@ -117,7 +117,7 @@ def kills(number: int) -> Callable[[Training], None]:
 
 
 def handles(number: int, handler: Callable[[Training], object]) -> Callable[[Training], None]:
-    """The user's own handler."""
+    """Install a signal handler of the user's."""
 
     def do(training: Training) -> None:
         signal.signal(number, lambda *_: handler(training))
@@ -127,7 +127,7 @@ def handles(number: int, handler: Callable[[Training], object]) -> Callable[[Tra
 
 
 def in_turn(*moments: Moment) -> Moment:
-    """Several moments as one."""
+    """Combine several moments into one."""
 
     def moment(training: Training, now: str) -> None:
         for each in moments:
@@ -141,23 +141,23 @@ def in_turn(*moments: Moment) -> Moment:
 
 
 def records_of(training: Training) -> Path:
-    """The folder of this run's records."""
+    """Return the folder of this run's records."""
     return training.folder / "out" / "records" / RUN_ID
 
 
 def a_file_in_the_way(training: Training) -> None:
-    """The directory cannot be made, for root neither."""
+    """Put a file where the directory belongs, so that not even root can make it."""
     (training.folder / "out").write_text("in the way")
 
 
 def no_space(training: Training) -> None:
-    """Every write of the record file fails for want of space."""
+    """Make every write of the record file fail for lack of space."""
     module = importlib.import_module("forerun.hooks.recording.writer")
     module.open_records = lambda path: io.BufferedWriter(io.FileIO("/dev/full", "r+"))
 
 
-def found(text: bytes) -> Arrange:
-    """This run's own file is there already."""
+def existing_file(text: bytes) -> Arrange:
+    """Create this run's record file beforehand."""
 
     def arrange(training: Training) -> None:
         records_of(training).mkdir(parents=True, exist_ok=True)
@@ -167,13 +167,13 @@ def found(text: bytes) -> Arrange:
 
 
 def a_hanging_disk(training: Training) -> None:
-    """Opening the file does not return: it is a pipe that nobody reads."""
+    """Make the file a pipe that nobody reads, so that opening it does not return."""
     records_of(training).mkdir(parents=True)
     os.mkfifo(records_of(training) / f"rank-{training.rank:05d}.jsonl")
 
 
-def files_end_at(nbytes: int) -> Callable[[Training], None]:
-    """No file grows beyond that: the write in which it would is cut off, the next one fails."""
+def limit_file_size(nbytes: int) -> Callable[[Training], None]:
+    """Limit file sizes: the write that exceeds the limit is cut off, the next one fails."""
 
     def do(training: Training) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
@@ -182,26 +182,26 @@ def files_end_at(nbytes: int) -> Callable[[Training], None]:
 
 
 def remove_directory(training: Training) -> None:
-    """The records go while they are written."""
+    """Delete the records while they are written."""
     shutil.rmtree(training.folder / "out")
 
 
-def no_more_files(training: Training) -> None:
-    """No file descriptor is left."""
+def exhaust_file_descriptors(training: Training) -> None:
+    """Use up all file descriptors."""
     used = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (used, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )
 
 
-def files_again(training: Training) -> None:
-    """There are some again."""
+def restore_file_limit(training: Training) -> None:
+    """Make file descriptors available again."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def no_thread(training: Training) -> None:
-    """The writer's thread cannot be started."""
+def fail_thread_start(training: Training) -> None:
+    """Make the start of the writer's thread fail."""
     start = threading.Thread.start
 
     def failing(thread: threading.Thread) -> None:
@@ -215,13 +215,13 @@ def no_thread(training: Training) -> None:
 # Clocks and devices.
 
 
-def jump(training: Training) -> None:
-    """From here on the clock is another."""
+def begin_clock_jump(training: Training) -> None:
+    """Begin the jump of the clock."""
     training.memory["has_jumped"] = True
 
 
 def clock_jumps(by_ns: int) -> Arrange:
-    """The monotonic clock of the process jumps while the window is open."""
+    """Make the process's monotonic clock jump while the window is open."""
 
     def arrange(training: Training) -> None:
         real = time.perf_counter_ns
@@ -236,36 +236,36 @@ def clock_jumps(by_ns: int) -> Arrange:
 
 
 def wall_clock_jumps(training: Training) -> None:
-    """The time of day goes back one hour."""
+    """Set the time of day back by one hour."""
     real = time.time
     time.time = lambda: real() - 3600.0
 
 
 class Event:
-    """A device event whose reading is what the test says."""
+    """Device event with a planted reading."""
 
-    num_left = ALWAYS.stop
+    num_remaining = ALWAYS.stop
 
     def __init__(self, reading_ms: float, is_reached: bool) -> None:
         self._reading_ms = reading_ms
         self._is_reached = is_reached
 
     def record(self, stream: object) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def query(self) -> bool:
-        """Whether the device ever gets here."""
+        """Return True if the device ever gets here."""
         return self._is_reached
 
     def elapsed_time(self, end_event: Any) -> float:
-        """The reading."""
+        """Return the planted reading, milliseconds."""
         return self._reading_ms
 
 
 def device_reads(
     reading_ms: float, *, is_reached: bool = True, num_events: float = math.inf
 ) -> Arrange:
-    """Marks are events of a device that reads nonsense, hangs, or has no more events."""
+    """Mark on a device that returns nonsense, hangs, or runs out of events."""
 
     def arrange(training: Training) -> None:
         from forerun.hooks.sensors.stopwatch import DeviceStopwatch
@@ -288,7 +288,7 @@ def device_reads(
 
 
 def handler_raises(training: Training) -> None:
-    """The user's log handler fails on every line of ours."""
+    """Install a log handler of the user's that fails on every line of ours."""
     import logging
 
     class Broken(logging.Handler):
@@ -299,7 +299,7 @@ def handler_raises(training: Training) -> None:
 
 
 def streams_closed(training: Training) -> None:
-    """Nobody reads what the process prints."""
+    """Close the readers of the process's output."""
     read, write = os.pipe()
     os.close(read)
     os.dup2(write, 2)
@@ -316,14 +316,14 @@ class BrokenRun:
 
 
 def wandb_log_raises(training: Training) -> None:
-    """A real module with a run whose ``log`` fails, as when the service process has died."""
+    """Give the real module a run whose ``log`` fails, as if its service process had died."""
     import wandb
 
     wandb.run = BrokenRun()
 
 
 def wandb_raises(training: Training) -> None:
-    """A module ``wandb`` that fails at every attribute."""
+    """Import a module ``wandb`` that fails at every attribute."""
     from types import ModuleType
 
     class Broken(ModuleType):

@@ -1,4 +1,4 @@
-"""Runs every fault twice, with us and without, each in processes of its own, and reads the rest.
+"""Runs every fault twice, with us and without, each in its own processes, and reads the results.
 
 One process imports torch and Megatron and forks for every run, so that a run costs what its
 training costs and its exit status is real.
@@ -29,19 +29,19 @@ NUM_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one run did, per rank; ``status`` is as ``subprocess`` gives it, None where it hung."""
+    """Results of one run per rank; ``status`` is that of ``subprocess``, None if it hung."""
 
     status: tuple[int | None, ...]
     losses: tuple[tuple[str, ...], ...]
     errors: tuple[str, ...]
-    left: tuple[str, ...] = ()
+    remaining_hooks: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
     took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What can be read of rank 0 afterwards."""
+    """Readable records of rank 0 afterwards."""
 
     steps: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 def run_folder(folder: Path, fault: Any, *, is_bare: bool) -> Path:
-    """Where a run writes; runs that are the same without us share one."""
+    """Return the folder of a run; runs that are the same without us share one."""
     if not is_bare:
         return folder / slug(fault.name)
     act = getattr(fault.act, "__name__", "plain") if fault.act else "plain"
@@ -99,7 +99,7 @@ def run_folder(folder: Path, fault: Any, *, is_bare: bool) -> Path:
 
 
 def slug(name: str) -> str:
-    """A name as a file name."""
+    """Return a file name for a name."""
     return "".join(c if c.isalnum() else "-" for c in name)
 
 
@@ -140,7 +140,7 @@ def _train(fault: Any, home: Path, rank: int, port: int, *, is_bare: bool) -> No
 
 
 def _collect(running: list[_Running]) -> None:
-    """Wait a little for any of them to end."""
+    """Wait briefly for any run to end."""
     time.sleep(0.02)
     for run in list(running):
         for pid, rank in list(run.pids.items()):
@@ -163,7 +163,7 @@ def _collect(running: list[_Running]) -> None:
 
 
 def seen(home: Path) -> Seen:
-    """What a run did."""
+    """Return the results of a run."""
     run = json.loads((home / "run.json").read_text())
     ranks = range(len(run["status"]))
     ends = [_end(home / f"end-{rank}.json") for rank in ranks]
@@ -172,21 +172,21 @@ def seen(home: Path) -> Seen:
         status=tuple(run["status"]),
         losses=tuple(tuple(lines) for lines in losses),
         errors=tuple(end["error"] for end in ends),
-        left=tuple(name for end in ends for name in end["left"]),
+        remaining_hooks=tuple(name for end in ends for name in end["left"]),
         random=tuple(end["random"] for end in ends),
         took_s=run["took_s"],
     )
 
 
 def _end(path: Path) -> dict[str, Any]:
-    """Empty where the process was killed before it could say anything."""
+    """Return a rank's end, with empty fields if the process was killed before it wrote any."""
     if not path.exists():
         return {"error": "killed", "left": [], "random": ""}
     return json.loads(path.read_text())
 
 
 def rows(home: Path, *, operators: int) -> Rows:
-    """What can be read; ``operators`` is the number of a hooked step without faults."""
+    """Return readable records; ``operators`` is the number of a hooked step without faults."""
     from forerun.calib.errors import RecordError
     from forerun.calib.records.record_kinds import (
         CollectiveRecord,

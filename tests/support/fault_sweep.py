@@ -1,4 +1,4 @@
-"""A fault in every function of the hooks that training calls, one after the other, in one run.
+"""A fault in every function of the hooks that training calls, one at a time, in one run.
 
     python tests/support/fault_sweep.py FOLDER
 
@@ -23,7 +23,7 @@ from free_ports import free_port
 
 NUM_ITERATIONS = 160
 NUM_CALM = 16
-"""Steps in which it is only noted what is called."""
+"""Steps in which called functions are only noted."""
 OUTERMOST = {
     "CoreLoop._wrap",
     "CoreLoop.is_standing_down",
@@ -31,7 +31,7 @@ OUTERMOST = {
     "PlantedTimer.__init__",
     "Recorder.is_of_step",
 }
-"""Parts of the outermost frames that have one line: the host's own call goes through them."""
+"""One-line parts of the outermost frames, through which the host's own call passes."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -50,7 +50,7 @@ class Sweep:
         self._is_calm = True
 
     def __call__(self, training: MegatronTraining, moment: str) -> None:
-        """Go on tracing: an error that a trace function raises ends it."""
+        """Resume tracing, which an error raised in a trace function ends."""
         if moment == "over":
             sys.settrace(None)
             struck = sorted(n for c, n in self._known.items() if c not in self._pending)
@@ -98,7 +98,7 @@ def main(folder: Path) -> None:
 
 
 def train(home: Path, *, is_bare: bool) -> None:
-    """One run."""
+    """Train once, with or without us."""
     sweep = None
     if not is_bare:
         from forerun import hooks

@@ -1,4 +1,4 @@
-"""Prints what was seen under every fault as a markdown table.
+"""Prints the results of every fault as a markdown table.
 
 python tests/support/fault_table.py [FOLDER]
 """
@@ -22,14 +22,14 @@ def run_all(folder: Path, *names: str) -> None:
 
 
 def observed(folder: Path, fault: Fault, operators: int) -> tuple[Seen, Seen, Rows]:
-    """The run without us, the run with us, and what can be read of it."""
+    """Return the run without us, the run with us, and its readable records."""
     home = run_folder(folder, fault, is_bare=False)
     bare = seen(run_folder(folder, fault, is_bare=True))
     return bare, seen(home), rows(home, operators=operators)
 
 
 def num_operators(folder: Path, fault: Fault) -> int:
-    """Operators of one hooked step of the same loop where nothing is wrong."""
+    """Return the number of operators of a hooked step of the same loop without faults."""
 
     from forerun.calib.records.record_kinds import OperatorRecord
     from forerun.calib.samples.store import read_run
@@ -41,8 +41,8 @@ def num_operators(folder: Path, fault: Fault) -> int:
     return min(counts.values())
 
 
-def line(fault: Fault, bare: Seen, ours: Seen, kept: Rows) -> str:
-    """One row of the table."""
+def line(fault: Fault, bare: Seen, ours: Seen, readable: Rows) -> str:
+    """Return one row of the table."""
     same = "same" if ours.losses == bare.losses else "DIFFERENT"
     drawn = "same" if ours.random == bare.random else "DIFFERENT"
     status = ",".join(map(str, ours.status))
@@ -59,32 +59,34 @@ def line(fault: Fault, bare: Seen, ours: Seen, kept: Rows) -> str:
             drawn,
             status,
             delay,
-            f"{len(ours.left)}: {', '.join(ours.left)[:60]}" if ours.left else "none",
-            words(kept),
-            f"{'; '.join(kept.problems)[:90]} |",
+            f"{len(ours.remaining_hooks)}: {', '.join(ours.remaining_hooks)[:60]}"
+            if ours.remaining_hooks
+            else "none",
+            words(readable),
+            f"{'; '.join(readable.problems)[:90]} |",
         )
     )
 
 
 def kinds(run: Seen) -> list[str]:
-    """The errors that ended the ranks; those of gloo name a port, so only their type."""
+    """Return errors that ended the ranks; of gloo's only the type, since they name a port."""
     return [e.partition(":")[0] if "RuntimeError" in e else e for e in run.errors]
 
 
-def words(kept: Rows) -> str:
-    """Which rows of rank 0 can be read."""
-    if not kept.steps:
+def words(readable: Rows) -> str:
+    """Describe the readable records of rank 0."""
+    if not readable.steps:
         return "nothing"
-    parts = [f"steps {spans(kept.steps)}"]
-    parts += [f"operators of {spans(kept.whole)}"] * bool(kept.whole)
-    parts += [f"some operators of {spans(kept.partial)}"] * bool(kept.partial)
-    parts += [f"flagged {spans(kept.faulted)}"] * bool(kept.faulted)
-    parts += ["window closed"] * bool(kept.windows)
+    parts = [f"steps {spans(readable.steps)}"]
+    parts += [f"operators of {spans(readable.whole)}"] * bool(readable.whole)
+    parts += [f"some operators of {spans(readable.partial)}"] * bool(readable.partial)
+    parts += [f"flagged {spans(readable.faulted)}"] * bool(readable.faulted)
+    parts += ["window closed"] * bool(readable.windows)
     return ", ".join(parts)
 
 
 def spans(numbers: tuple[int, ...]) -> str:
-    """``0-2, 5`` for (0, 1, 2, 5)."""
+    """Return ``0-2, 5`` for (0, 1, 2, 5)."""
     if len(numbers) > 2 and numbers == tuple(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]}-{numbers[-1]}"
     return ", ".join(map(str, numbers))
@@ -98,9 +100,9 @@ def main(folder: Path, *names: str) -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for fault in FAULTS:
         if run_folder(folder, fault, is_bare=False).exists():
-            bare, ours, kept = observed(folder, fault, num_operators(folder, fault))
-            print(line(fault, bare, ours, kept))
-            if kept != fault.rows or ours.status != fault.status:
+            bare, ours, readable = observed(folder, fault, num_operators(folder, fault))
+            print(line(fault, bare, ours, readable))
+            if readable != fault.rows or ours.status != fault.status:
                 print(f"{fault.name}: expected {words(fault.rows)}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Training loops that faults are thrown into: Megatron's GPT on the CPU, and a loop of one's own.
+"""Training loops that faults are injected into: Megatron's GPT on the CPU, and a custom loop.
 
 A loop calls ``moment`` wherever a fault may strike, writes each loss at once, and notes at its end
 what is left of us in the process.
@@ -38,7 +38,7 @@ Moment = Callable[["Training", str], None]
 
 
 class Training(ABC):
-    """What both loops share.  Moments: start, begin, forward, middle, end, over."""
+    """Base of both loops.  Moments: start, begin, forward, middle, end, over."""
 
     is_bare = True
 
@@ -55,7 +55,7 @@ class Training(ABC):
         self._losses = (folder / f"losses-{rank}.txt").open("w", buffering=1)
 
     def run(self) -> None:
-        """Train; the error that ends it is noted and goes on."""
+        """Train; an error that ends it is noted and raised."""
         error = ""
         random.seed(1)  # every fork seeds it anew
         try:
@@ -75,7 +75,7 @@ class Training(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """One optimizer step."""
+        """Train one optimizer step."""
 
     @property
     @abstractmethod
@@ -90,21 +90,21 @@ class Training(ABC):
             try:
                 self.step()
             except self.forgives as err:
-                self.say(f"forgiven {type(err).__name__}: {err}")
+                self.log(f"forgiven {type(err).__name__}: {err}")
             self.moment("end")
 
     def moment(self, name: str) -> None:
-        """Let faults strike."""
+        """Trigger the faults of a moment."""
         for strike in self._moments:
             strike(self, name)
 
-    def say(self, value: object) -> None:
-        """Write a loss, or anything else that must be the same with us and without."""
+    def log(self, value: object) -> None:
+        """Write a loss, or another value that must be the same with us and without."""
         text = value.hex() if isinstance(value, float) else str(value)
         self._losses.write(text + "\n")
 
     def _note_end(self, error: str) -> None:
-        end = {"error": error, "left": left_in(self.modules), "random": random_state()}
+        end = {"error": error, "left": find_remaining_hooks(self.modules), "random": random_state()}
         (self.folder / f"end-{self.rank}.json").write_text(json.dumps(end))
 
 
@@ -114,7 +114,7 @@ class MegatronTraining(Training):
     chunks: Any = ()
 
     def build(self) -> None:
-        """The recipe's model; also after an earlier one in the same process."""
+        """Build the recipe's model, also after an earlier one in the same process."""
         import gpt_model
         import pretrain_gpt
         from gpt_arguments import parse_args
@@ -131,11 +131,11 @@ class MegatronTraining(Training):
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Wrapper, model and all inside."""
+        """The wrapper, the model and all modules within."""
         return [module for chunk in self.chunks for module in chunk.modules()]
 
     def step(self) -> None:
-        """As the recipe's, with moments."""
+        """Train as the recipe does, with moments."""
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -143,10 +143,10 @@ class MegatronTraining(Training):
         self.moment("middle")
         if self.is_stepping and self.optimizer.step()[0]:
             self._scheduler.step(increment=4)
-        self.say(float(sum(report["lm loss"][0] for report in losses)))
+        self.log(float(sum(report["lm loss"][0] for report in losses)))
 
     def forward_backward(self, *, forward_only: bool = False) -> list[dict[str, torch.Tensor]]:
-        """Megatron's schedule over the micro-batches."""
+        """Run Megatron's schedule over the micro-batches."""
         import pretrain_gpt
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -188,18 +188,18 @@ class Block(nn.Module):
         self.linear_fc2 = nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Two products and a residual."""
+        """Compute two products and a residual."""
         return x + self.linear_fc2(torch.relu(self.linear_fc1(x)))
 
 
-class OwnTraining(Training):
+class CustomTraining(Training):
     """A loop that no framework knows, inside ``attach``; without torch.distributed."""
 
     model: Any = None
     attached: Any = None
 
     def build(self) -> None:
-        """A block that ends in dropout, and plain SGD."""
+        """Build a block that ends in dropout, and plain SGD."""
         torch.manual_seed(7)
         self.model = nn.Sequential(Block(), nn.Dropout(0.1))
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -207,11 +207,11 @@ class OwnTraining(Training):
 
     @property
     def modules(self) -> list[nn.Module]:
-        """All modules."""
+        """All modules of the model."""
         return list(self.model.modules()) if self.model is not None else []
 
     def loop(self) -> None:
-        """The same steps with and without us."""
+        """Train the same steps with and without us."""
         if not self.memory.get("settings"):
             super().loop()
             return
@@ -221,40 +221,40 @@ class OwnTraining(Training):
             super().loop()
 
     def step(self) -> None:
-        """Forward, backward, update."""
+        """Run forward, backward and update."""
         self.optimizer.zero_grad()
         self.moment("forward")
         loss = first_tensor(self.model(torch.ones(2, 4))).square().sum()
         loss.backward()
         self.moment("middle")
         self.optimizer.step()
-        self.say(loss.item())
+        self.log(loss.item())
         if self.attached is not None:
             self.attached.step()
 
 
 def first_tensor(value: Any) -> torch.Tensor:
-    """The tensor in an output of any form."""
+    """Return the first tensor in an output of any form."""
     while not isinstance(value, torch.Tensor):
         value = next(iter(value.values() if isinstance(value, dict) else value))
     return value
 
 
-def left_in(modules: list[nn.Module]) -> list[str]:
-    """Where hooks of ours still are; empty after the window."""
+def find_remaining_hooks(modules: list[nn.Module]) -> list[str]:
+    """Return the places that still have hooks of ours; empty after the window."""
     from torch._C._distributed_c10d import ProcessGroup, Work
 
-    left = [f"ProcessGroup.{n}" for n, v in vars(ProcessGroup).items() if _is_ours(v)]
-    left += ["Work.wait"] * _is_ours(vars(Work)["wait"])
-    left += [f"gc: {c}" for c in gc.callbacks if _is_ours(c)]
+    places = [f"ProcessGroup.{n}" for n, v in vars(ProcessGroup).items() if _is_ours(v)]
+    places += ["Work.wait"] * _is_ours(vars(Work)["wait"])
+    places += [f"gc: {c}" for c in gc.callbacks if _is_ours(c)]
     for module in modules:
         name = type(module).__name__
         registered = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        left += [f"{name}: a forward hook" for hook in registered if _is_ours(hook)]
-        left += [f"{name}.{key}" for key, value in vars(module).items() if _is_ours(value)]
+        places += [f"{name}: a forward hook" for hook in registered if _is_ours(hook)]
+        places += [f"{name}.{key}" for key, value in vars(module).items() if _is_ours(value)]
         timers = getattr(getattr(module, "config", None), "timers", None)
-        left += [f"{name}.config.timers"] * _is_ours(type(timers))
-    return sorted(set(left))
+        places += [f"{name}.config.timers"] * _is_ours(type(timers))
+    return sorted(set(places))
 
 
 def _is_ours(value: Any) -> bool:
@@ -265,7 +265,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def random_state() -> str:
-    """A digest of every generator that training may draw from."""
+    """Return digests of all generators that training may draw from."""
     states = [torch.get_rng_state().numpy().tobytes(), random.getstate(), np.random.get_state()]
     if "megatron.core.tensor_parallel" in sys.modules:
         from megatron.core import tensor_parallel

@@ -1,4 +1,4 @@
-"""Loops of one's own over DDP that a ``DataLoader`` feeds: ``fed_loops.py KIND``, under torchrun.
+"""Custom loops over DDP that a ``DataLoader`` feeds: ``fed_loops.py KIND``, under torchrun.
 
 It prints, for each rank, a hash of all batches in their order, the losses to the last bit, the
 random state at the end, and what of torch is still replaced.

@@ -1,4 +1,4 @@
-"""Functions of ours that lie at the names of others in this process, wherever they are."""
+"""Functions of ours that are bound to other packages' names in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import forerun.hooks as hooks
 
-# As text: a path for each of all functions takes half a minute.
+# Compared as text: a ``Path`` for every function takes half a minute.
 _HOOKS = f"{Path(hooks.__file__).parent}{os.sep}"
 _ELSEWHERE = f"{_HOOKS}sensors{os.sep}"  # what is put on in hooked steps has tests of its own
 _vars = type.__dict__["__dict__"].__get__
@@ -25,13 +25,13 @@ def _is_ours(thing: Any) -> bool:
     return path.startswith(_HOOKS) and not path.startswith(_ELSEWHERE)
 
 
-def stand_ins() -> Iterator[tuple[str, Any]]:
-    """Each with its place, in all modules that are not of the package, and in their classes."""
+def replaced_functions() -> Iterator[tuple[str, Any]]:
+    """Yield place and function, from all modules outside the package and from their classes."""
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] == "forerun":
             continue
-        held = getattr(module, "__dict__", None)
-        for name, value in list(held.items()) if type(held) is dict else ():
+        attributes = getattr(module, "__dict__", None)
+        for name, value in list(attributes.items()) if type(attributes) is dict else ():
             if _is_ours(value) and not value.__module__.startswith("forerun"):
                 yield f"{module_name}.{name}", value
             elif issubclass(type(value), type):
@@ -43,9 +43,10 @@ def stand_ins() -> Iterator[tuple[str, Any]]:
                             yield place, method
 
 
-def check_stand_ins() -> set[str]:
-    """Where they lie; each is pickled by its name, has its original's, and is compiled as that."""
-    result = dict(stand_ins())
+def check_replaced_functions() -> set[str]:
+    """Return their places; assert that each has its original's names, is pickled by them, and is
+    compiled as the original."""
+    result = dict(replaced_functions())
     for place, function in result.items():
         original = vars(function).get("_torchdynamo_inline")
         assert original is not None and original is function.__wrapped__, place

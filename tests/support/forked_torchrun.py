@@ -2,11 +2,11 @@
 
     python forked_torchrun.py    reads one JSON line per launch, and forks for each
 
-A launch costs what its training costs, not seconds of ``import torch`` in each process.  The agent
-is torch's own.  A worker is forked by the agent before that has threads; it has the arguments, the
-environment, the output and the session of one that is started by its command, asks the entry points
-of the group ``torch.backends`` as the end of ``import torch`` does, and ends as an interpreter
-does.  No module that hooks wait for is imported before that.
+This saves each process the seconds of ``import torch``.  The agent is torch's own.  The agent forks
+a worker before it has threads; the worker has the arguments, environment, output and session of one
+that is started by its command, calls the entry points of the group ``torch.backends`` as the end of
+``import torch`` does, and ends as an interpreter does.  No module that hooks wait for is imported
+before that.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ _spares: list[Spare] = []
 
 
 class Spare:
-    """A fork that waits to be told which worker it is; the agent sees it as a ``Popen``."""
+    """A fork that waits for its worker's command; the agent uses it as a ``Popen``."""
 
     def __init__(self) -> None:
-        told, self._tell = os.pipe()
+        read_fd, self._write_fd = os.pipe()
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             for other in (*_spares, self):
-                os.close(other._tell)
-            _wait_to_work(told)
-        os.close(told)
+                os.close(other._write_fd)
+            _wait_to_work(read_fd)
+        os.close(read_fd)
 
     def work(self, args: tuple[str, ...], env: dict[str, str]) -> Spare:
         """Become the worker of this command."""
-        os.write(self._tell, json.dumps([args, env]).encode() + b"\n")
+        os.write(self._write_fd, json.dumps([args, env]).encode() + b"\n")
         return self
 
     def poll(self) -> int | None:
-        """The exit status, as ``subprocess`` gives it, or None while it runs."""
+        """Return the exit status as ``subprocess`` does, or None while it runs."""
         if self.returncode is None:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if ended else None
         return self.returncode
 
     def wait(self, timeout: float = math.inf) -> int | None:
-        """The same at the end."""
+        """Wait for the end and return the exit status."""
         until_s = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > until_s:
@@ -75,8 +75,8 @@ class Spare:
         return self.returncode
 
 
-def _wait_to_work(told: int) -> None:
-    with os.fdopen(told) as file:
+def _wait_to_work(read_fd: int) -> None:
+    with os.fdopen(read_fd) as file:
         line = file.readline()
     if not line:
         os._exit(0)
@@ -88,7 +88,7 @@ def _wait_to_work(told: int) -> None:
 
 
 def _run(command: list[str], env: dict[str, str], words: list[str]) -> None:
-    """The script ``words[0]`` as the interpreter runs it."""
+    """Run the script ``words[0]`` as the interpreter does."""
     _become(command, env, words)
     module = types.ModuleType("__main__")
     module.__file__ = words[0]
@@ -109,7 +109,7 @@ def _become(command: list[str], env: dict[str, str], words: list[str]) -> None:
 
 
 def _launch(request: dict[str, Any]) -> None:
-    """Be the script, or the agent where it has workers."""
+    """Become the script, or the agent if there are workers."""
     os.chdir(request["directory"])
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -127,7 +127,7 @@ def _launch(request: dict[str, Any]) -> None:
     handler._popen = lambda _, args, env: _spares.pop(0).work(args, env)
     _become([sys.executable, "-m", "torch.distributed.run", *words], environ, ["torchrun", *words])
     main(words)
-    # Nothing of ours is in the agent, and taking torch's libraries apart costs a fifth of a second.
+    # Nothing of ours is in the agent, and unloading torch's libraries costs a fifth of a second.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -135,7 +135,7 @@ def _launch(request: dict[str, Any]) -> None:
 
 
 def _supervise(request: dict[str, Any]) -> None:
-    """Fork the agent, and write at its end how it ended."""
+    """Fork the agent, and write its exit status at its end."""
     agent = os.fork()
     if agent == 0:
         _launch(request)
@@ -153,7 +153,7 @@ def _supervise(request: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    """Fork for every line, until there are no more."""
+    """Fork for every line until the input ends."""
     for name in PRELOADED:
         importlib.import_module(name)
     sys.stdout.reconfigure(write_through=True)

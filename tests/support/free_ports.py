@@ -1,4 +1,4 @@
-"""Ports for process groups of tests, which several processes ask for at the same time."""
+"""Ports for process groups of tests that run in several processes at the same time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PORTS = itertools.count(12_000 + int.from_bytes(os.urandom(4), "big") % 15_000)
 
 
 def free_port() -> int:
-    """A port that nobody uses now, below those that connections are given at random."""
+    """Return an unused port below the ephemeral range."""
     while True:
         port = next(_PORTS)
         with socket.socket() as free, suppress(OSError):

@@ -1,4 +1,4 @@
-"""Copies of recorded runs, for what writes plans and fits beside them."""
+"""Copies of recorded runs, for tests that write plans and fits into them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GOLDEN = Path(__file__).parents[1] / "golden"
 
 @cache
 def golden_copy(name: str) -> Path:
-    """A copy of a folder of ``tests/golden``, one for each process of tests, gone at its end."""
+    """Return a copy of a folder of ``tests/golden``, one per test process, deleted at its end."""
     home = tempfile.mkdtemp(prefix="golden-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return Path(shutil.copytree(_GOLDEN / name, Path(home, name)))

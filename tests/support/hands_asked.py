@@ -1,4 +1,4 @@
-"""Objects of the loop that answer with a side effect: lengths, batches, attributes, modes."""
+"""Objects of the loop whose queries have side effects: lengths, batches, attributes, modes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from hands_copies import looks
+from hands_copies import module_attributes
 from hands_loop import LENGTH, STEPS, WORDS, Training, case
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -21,10 +21,10 @@ ROWS, BATCH = 20, 4
 class Rows(Dataset[torch.Tensor]):
     def __init__(self) -> None:
         self._rows = torch.randint(0, WORDS, (ROWS, LENGTH), generator=torch.Generator())
-        self.num_asked = 0
+        self.num_len_calls = 0
 
     def __len__(self) -> int:
-        self.num_asked += 1
+        self.num_len_calls += 1
         return len(self._rows)
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -32,22 +32,22 @@ class Rows(Dataset[torch.Tensor]):
 
 
 class Buckets:
-    """Batches in an order that is drawn for each pass; their number is that of such a pass."""
+    """Batches in random order; ``len`` draws an order too, and counts its batches."""
 
     def __init__(self) -> None:
-        self.num_asked = 0
+        self.num_len_calls = 0
 
     def __iter__(self) -> Iterator[list[int]]:
         order = torch.randperm(ROWS).tolist()
         return iter([order[i : i + BATCH] for i in range(0, ROWS, BATCH)])
 
     def __len__(self) -> int:
-        self.num_asked += 1  # as slow as a pass over a file may be
+        self.num_len_calls += 1  # as slow as a pass over a file may be
         return len(list(iter(self)))
 
 
 class Agreed:
-    """Batches whose number all ranks agree on when it is asked for."""
+    """Batches whose ``len`` is a collective over all ranks."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter([list(range(i, i + BATCH)) for i in range(0, ROWS, BATCH)])
@@ -59,7 +59,7 @@ class Agreed:
 
 
 class Lazy(Mapping[str, torch.Tensor]):
-    """A batch that makes its field, with torch's own generator, each time it is asked for."""
+    """A batch that makes its field anew at each access, with torch's own generator."""
 
     def __init__(self, rows: list[torch.Tensor]) -> None:
         self._rows = torch.stack(rows)
@@ -75,28 +75,28 @@ class Lazy(Mapping[str, torch.Tensor]):
 
 
 def passes(training: Training, loader: DataLoader[Any]) -> Iterator[Any]:
-    """Batches of as many passes as training takes."""
-    left = STEPS
-    while left:
+    """Yield a batch for each step, over as many passes as that takes."""
+    num_remaining = STEPS
+    while num_remaining:
         for batch in loader:
             yield batch
-            left -= 1
-            if not left:
+            num_remaining -= 1
+            if not num_remaining:
                 return
 
 
 @case()
 def drawn_length(training: Training) -> None:
-    """Asking a sampler for its length draws numbers, and takes as long as a pass."""
+    """The length of a sampler draws random numbers, and takes as long as a pass."""
     buckets, rows = Buckets(), Rows()
     for tokens in passes(training, DataLoader(rows, batch_sampler=buckets)):  # type: ignore[arg-type]
         training.step(tokens)
-    training.note("asked", [buckets.num_asked, rows.num_asked])
+    training.note("asked", [buckets.num_len_calls, rows.num_len_calls])
 
 
 @case(ranks=2)
 def agreed_length(training: Training) -> None:
-    """Rank 0 alone looks at a sample; the others have no part in what its sampler asks of all."""
+    """Only rank 0 looks at a sample; the others do not join its sampler's collective."""
     if training.rank == 0:
         for tokens in DataLoader(Rows(), batch_sampler=Agreed()):  # type: ignore[arg-type]
             training.note("sample", tokens)
@@ -113,7 +113,7 @@ def lazy_batch(training: Training) -> None:
 
 @case()
 def lazy_input(training: Training) -> None:
-    """The model itself takes such a batch."""
+    """The model itself takes a ``Lazy`` batch."""
 
     class Reads(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -133,7 +133,7 @@ def lazy_input(training: Training) -> None:
 
 
 class Making(nn.Module):
-    """A module that makes what it is asked for, with weights out of torch's generator."""
+    """A module that creates missing attributes as layers, initialised by torch's generator."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.scale(x)
@@ -163,7 +163,7 @@ def making_module(training: Training) -> None:
 
 @case()
 def counting_modes(training: Training) -> None:
-    """Modes count what passes through them: the number is that of the user's own calls."""
+    """Modes count calls that pass through them: only the user's own."""
 
     class Functions(TorchFunctionMode):
         count = 0
@@ -188,7 +188,7 @@ def counting_modes(training: Training) -> None:
 
 @case()
 def drawing_function_mode(training: Training) -> None:
-    """A mode draws a number at each call of a function of torch."""
+    """A mode draws a random number at each call of a torch function."""
 
     class Drawing(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -204,7 +204,7 @@ def drawing_function_mode(training: Training) -> None:
 
 @case()
 def drawing_dispatch_mode(training: Training) -> None:
-    """A mode draws a number at each operation."""
+    """A mode draws a random number at each operation."""
 
     class Drawing(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -219,7 +219,7 @@ def drawing_dispatch_mode(training: Training) -> None:
 
 @case()
 def mode_around_all(training: Training) -> None:
-    """A drawing mode is in force over the whole loop, what lies between the steps included."""
+    """A drawing mode is active over the whole loop, also between steps."""
 
     class Drawing(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -233,14 +233,14 @@ def mode_around_all(training: Training) -> None:
 
 
 class Half(nn.Module):
-    """A module whose parts were never made."""
+    """A module whose submodules were never created."""
 
     def __init__(self) -> None:
         pass
 
 
 class Raising(nn.Module):
-    """A module that raises its own kind of error for what it has not."""
+    """A module that raises its own kind of error for missing attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -267,4 +267,4 @@ def raising_module(training: Training) -> None:
     training.optimizer = torch.optim.AdamW(training.net.parameters(), lr=1e-3)
     for _ in training.steps():
         training.step()
-    training.note("looks", looks(training.net))
+    training.note("looks", module_attributes(training.net))

@@ -1,6 +1,6 @@
-"""Ways to compile a model, or what trains it; ``HANDS_STANCE`` forbids compilations after warm-up.
+"""Ways to compile a model or its training; ``HANDS_STANCE`` forbids compilations after warm-up.
 
-``HANDS_BACKEND`` is dynamo's backend.  What dynamo has compiled is told at the end of each way.
+``HANDS_BACKEND`` is dynamo's backend.  Each way reports dynamo's compilations at its end.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ BACKEND = os.environ.get("HANDS_BACKEND", "eager")
 STANCE = os.environ.get("HANDS_STANCE", "default")
 STANCES = ("default", "fail_on_recompile", "error_on_recompile")
 WARM = 3
-"""Steps before nothing more may be compiled: the optimizer has its state, shapes are known."""
+"""Steps of warm-up, after which nothing may be compiled: optimizer state and shapes are known."""
 IN_WINDOW, AFTER_WINDOW = 7, 12
 
 
 def compiled(what: Any, **options: Any) -> Any:
-    """``torch.compile`` with the backend that is asked for."""
+    """Call ``torch.compile`` with the requested backend."""
     return torch.compile(what, backend=BACKEND, **options)
 
 
 def forbid() -> None:
-    """From here on a compilation of what is compiled already is an error."""
+    """Make recompilations errors from here on."""
     if STANCE == "fail_on_recompile":
         torch.compiler.set_stance("fail_on_recompile")
     elif STANCE == "error_on_recompile":
@@ -36,7 +36,7 @@ def forbid() -> None:
 
 
 def warmed(training: Training, warm: int = WARM) -> Iterator[int]:
-    """The steps, of which those from ``warm`` on compile nothing."""
+    """Yield the steps; from ``warm`` on nothing may be compiled."""
     for number in training.steps():
         if number == warm:
             forbid()
@@ -44,7 +44,7 @@ def warmed(training: Training, warm: int = WARM) -> Iterator[int]:
 
 
 def train(training: Training, warm: int = WARM) -> None:
-    """All steps as they are."""
+    """Train all steps without changes."""
     for _ in warmed(training, warm):
         training.step()
 
@@ -57,7 +57,7 @@ def model(training: Training) -> None:
 
 @case()
 def whole_model(training: Training) -> None:
-    """Without a break in it."""
+    """The model is compiled without graph breaks."""
     training.model = compiled(training.net, fullgraph=True)
     train(training)
 
@@ -89,7 +89,7 @@ def forward_function(training: Training) -> None:
 
 @case(has_operators=False)
 def passes_function(training: Training) -> None:
-    """The loss and its backward pass are one function, which dynamo breaks in two."""
+    """The loss and its backward pass are one function, which dynamo splits in two."""
 
     @compiled
     def passes(tokens: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ def step_function(training: Training) -> None:
 
 @case()
 def evaluation(training: Training) -> None:
-    """A function that sets the mode itself, without a break in it."""
+    """A function that sets the mode itself is compiled without graph breaks."""
 
     def evaluate(tokens: torch.Tensor) -> torch.Tensor:
         training.net.eval()
@@ -203,7 +203,7 @@ def dynamic(training: Training) -> None:
 
 @case()
 def hooks_inside(training: Training) -> None:
-    """The user's own hooks lie inside what is compiled."""
+    """The user's own hooks are inside the compiled part."""
     layer = training.net.layers[1]
     layer.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
     layer.register_forward_hook(lambda module, args, output: output + 1)
@@ -225,7 +225,7 @@ def compiled_data_parallel(training: Training) -> None:
 
 @case()
 def checkpointed(training: Training) -> None:
-    """Layers are computed again in the backward pass, inside what is compiled."""
+    """Layers are recomputed in the backward pass, inside the compiled part."""
 
     class Checkpointed(nn.Module):
         def __init__(self, inner: nn.Module) -> None:

@@ -13,54 +13,57 @@ from hands_loop import MADE, WIDTH, WORDS, Training, case, loss_of
 from torch import nn
 
 
-def looks(model: nn.Module) -> list[Any]:
-    """What a user's code sees of the modules: attributes, hooks, and whose ``forward`` it is."""
+def module_attributes(model: nn.Module) -> list[Any]:
+    """Return what user code can see of modules: attributes, hooks, and the owner of ``forward``."""
     results = []
     for name, module in model.named_modules():
         hooks = (
             *(module._forward_pre_hooks, module._forward_hooks, module._backward_hooks),
             *(module._forward_hooks_always_called, module._backward_pre_hooks),
         )
-        is_own = getattr(module.forward, "__func__", None) is type(module).forward
-        results.append((name, sorted(vars(module)), [len(kept) for kept in hooks], is_own))
+        is_class_forward = getattr(module.forward, "__func__", None) is type(module).forward
+        results.append(
+            (name, sorted(vars(module)), [len(registry) for registry in hooks], is_class_forward)
+        )
     return results
 
 
 def described(value: Any) -> list[Any]:
-    """Weights, and where it is a module, what it looks like."""
+    """Return a module's weights and visible attributes, or any other value itself."""
     if isinstance(value, nn.Module):
-        return [value.state_dict(), looks(value)]
+        return [value.state_dict(), module_attributes(value)]
     return [value]
 
 
 def unpickled(data: bytes) -> list[Any]:
-    """The number of operations of a pickle, and a description of the object that it holds.
+    """Return the number of operations of a pickle, and a description of its object.
 
-    Its bytes hold addresses, and PyTorch's counter of hooks, which takes a byte more from 256 on.
+    Bytes are not compared: they contain addresses, and PyTorch's counter of hooks, which takes one
+    more byte from 256 on.
     """
     num_operations = sum(code.name != "FRAME" for code, _, _ in pickletools.genops(data))
     return [num_operations, *described(pickle.loads(data))]
 
 
 def saved(value: Any) -> bytes:
-    """What ``torch.save`` writes."""
+    """Return the bytes that ``torch.save`` writes."""
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
 
 
-def hand_out(training: Training, pickler: Any) -> None:
+def pickle_copies(training: Training, pickler: Any) -> None:
     """Pickle the model and a copy of it, in each step and after it."""
-    kept: Any = None
+    copied: Any = None
     for number in training.steps():
         training.backward()
         training.note("in", unpickled(pickler.dumps(training.net)))
         if number == MADE:
-            kept = copy.deepcopy(training.net)
-            training.note("copy", unpickled(pickler.dumps(kept)))
+            copied = copy.deepcopy(training.net)
+            training.note("copy", unpickled(pickler.dumps(copied)))
         training.update()
         training.note("after", unpickled(pickler.dumps(training.net)))
-    training.note("old copy", unpickled(pickler.dumps(kept)))
+    training.note("old copy", unpickled(pickler.dumps(copied)))
 
 
 @case()
@@ -77,20 +80,20 @@ def nothing_by_two(training: Training) -> None:
 
 @case()
 def pickled(training: Training) -> None:
-    hand_out(training, pickle)
+    pickle_copies(training, pickle)
 
 
 @case()
 def cloud_pickled(training: Training) -> None:
     import cloudpickle
 
-    hand_out(training, cloudpickle)
+    pickle_copies(training, cloudpickle)
 
 
 @case()
 def saved_whole(training: Training) -> None:
     first: Any = None
-    kept: Any = None
+    copied: Any = None
     for number in training.steps():
         training.backward()
         torch.save(training.model, training.path(f"in-{number}.pt"))
@@ -99,21 +102,21 @@ def saved_whole(training: Training) -> None:
         if number == 0:
             first = copy.deepcopy(training.net)
         if number == MADE:
-            kept = copy.deepcopy(training.net)
-    torch.save([first, kept], training.path("copies.pt"))
+            copied = copy.deepcopy(training.net)
+    torch.save([first, copied], training.path("copies.pt"))
 
 
 @case(ranks=2)
 def saved_whole_by_two(training: Training) -> None:
-    kept: Any = None
+    copied: Any = None
     for number in training.steps():
         training.backward()
         torch.save(training.net, training.path(f"in-{number}.pt"))
         training.update()
         torch.save(training.net, training.path(f"after-{number}.pt"))
         if number == MADE:
-            kept = copy.deepcopy(training.net)
-    torch.save(kept, training.path("kept.pt"))
+            copied = copy.deepcopy(training.net)
+    torch.save(copied, training.path("kept.pt"))
 
 
 @case()
@@ -127,14 +130,14 @@ def averaged(training: Training) -> None:
         if number > MADE:
             average.update_parameters(training.net)
         training.update()
-    training.note("looks", looks(average))
+    training.note("looks", module_attributes(average))
     training.note("output", average(training.batch()))
     torch.save(average, training.path("average.pt"))
 
 
 @case()
 def teacher(training: Training) -> None:
-    """A copy made in a hooked step is called in each later one."""
+    """A copy made in a hooked step is called in each later step."""
     copied: nn.Module = training.net
     for number in training.steps():
         tokens = training.batch()
@@ -142,22 +145,22 @@ def teacher(training: Training) -> None:
         loss = weight * training.loss_of(tokens)
         if number == MADE:
             copied = copy.deepcopy(training.net)
-            training.note("looks", looks(copied))
+            training.note("looks", module_attributes(copied))
         loss.backward()
         training.update()
         training.lost(loss)
-    training.note("looks", looks(copied))
+    training.note("looks", module_attributes(copied))
 
 
 @case()
 def looked_at(training: Training) -> None:
     """Attributes, hooks and methods are compared with those before the first step."""
-    before = looks(training.net)
+    before = module_attributes(training.net)
     for _ in training.steps():
         training.backward()
-        training.note("in", looks(training.net) == before)
+        training.note("in", module_attributes(training.net) == before)
         training.update()
-        training.note("after", looks(training.net) == before)
+        training.note("after", module_attributes(training.net) == before)
     training.note("all", before)
 
 
@@ -204,17 +207,17 @@ def _traced(training: Training, model: Any) -> None:
 @case()
 def traced(training: Training) -> None:
     """The model and a copy are traced and scripted, in hooked steps and after them."""
-    kept: Any = None
+    copied: Any = None
     for number in training.steps():
         training.backward()
         if number in (MADE, MADE + 1):
             _traced(training, training.net)
         if number == MADE:
-            kept = copy.deepcopy(training.net)
+            copied = copy.deepcopy(training.net)
         training.update()
         if number in (MADE, MADE + 1):
-            _traced(training, kept)
-    _traced(training, kept)
+            _traced(training, copied)
+    _traced(training, copied)
 
 
 @case(is_slow=True)

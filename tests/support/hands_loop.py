@@ -1,4 +1,4 @@
-"""A small plain loop that hands its model out: ``hands_loop.py MODULE:CASE OUT``.
+"""A small plain loop that passes its model to other code: ``hands_loop.py MODULE:CASE OUT``.
 
 A case is a function of a ``hands_*`` module; it trains, and does on the way what users do with what
 is theirs.  ``OUT/ended-RANK.json`` says what came of it: losses to the last bit, what the case has
@@ -26,14 +26,14 @@ from torch import nn
 WIDTH, WORDS, LENGTH, DEPTH = 16, 48, 9, 3
 STEPS, WINDOW = 13, 8
 HOOKED = (4, 7, 8, 11)
-"""Which of the steps are hooked with such a window: after the look at the first, three to warm up,
-then blocks of hooked, bare, bare, hooked."""
+"""Hooked steps of such a window: after an inspected first step and three of warm-up, blocks of
+hooked, bare, bare, hooked."""
 MADE = 7
 """A hooked step, in which most cases make their copies."""
 
 
 class Layer(nn.Module):
-    """Names as in Megatron, so that its operators are recorded."""
+    """A layer with Megatron's names, so that its operators are recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ class Net(nn.Module):
 
 
 def loss_of(model: Callable[..., Any], tokens: torch.Tensor) -> torch.Tensor:
-    """The mean loss of predicting each next token."""
+    """Return the mean loss of predicting each next token."""
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 class Training:
-    """The model, what steps it, and a note of all that can be seen of it."""
+    """The model, its optimizer, and notes of all that a user can observe."""
 
     def __init__(self, files: Path) -> None:
         self.files = files
@@ -86,57 +86,57 @@ class Training:
         self._batches = torch.Generator().manual_seed(self.rank)
 
     def batch(self) -> torch.Tensor:
-        """Tokens that no random state of torch's own is drawn for."""
+        """Return tokens, without drawing from torch's default generator."""
         return torch.randint(0, WORDS, (4, LENGTH), generator=self._batches)
 
     def steps(self) -> Iterator[int]:
-        """The numbers of the steps, each to be trained by the caller."""
+        """Yield the numbers of the steps, each to be trained by the caller."""
         yield from range(STEPS)
 
     def backward(self, tokens: torch.Tensor | None = None) -> None:
-        """The first half of a step."""
+        """Run the first half of a step."""
         loss = self.loss_of(self.batch() if tokens is None else tokens)
         loss.backward()
         self.lost(loss)
 
     def update(self) -> None:
-        """The other half, with whose end the next step begins."""
+        """Run the other half; the next step begins at its end."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def step(self, tokens: torch.Tensor | None = None) -> None:
-        """Both halves."""
+        """Run both halves of a step."""
         self.backward(tokens)
         self.update()
 
     def lost(self, loss: torch.Tensor) -> None:
-        """Keep the bits of a loss."""
+        """Record the exact bits of a loss."""
         self.losses.append(float(loss.detach()).hex())
 
     def note(self, name: str, value: Any) -> None:
-        """Keep what the user has seen: it is the same without us."""
+        """Record an observation of the user's, which must be the same without us."""
         self.notes.append((name, noted(value)))
 
     def path(self, name: str) -> Path:
-        """Of a file that the user writes; each rank has its own."""
+        """Return the path of a file that the user writes, one per rank."""
         return self.files / f"{self.rank}-{name}"
 
 
 def noted(value: Any) -> Any:
-    """A tensor or bytes as a digest, all else as JSON has it."""
+    """Return tensors and bytes as digests, all else as JSON values."""
     if isinstance(value, torch.Tensor):
         value = value.detach().contiguous().numpy().tobytes()
     if isinstance(value, bytes):
         return hashlib.sha256(value).hexdigest()[:16]
     if isinstance(value, dict):
-        return {str(key): noted(held) for key, held in value.items()}
+        return {str(key): noted(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [noted(held) for held in value]
+        return [noted(item) for item in value]
     return value if isinstance(value, (int, str, type(None))) else repr(value)
 
 
 def random_states() -> dict[str, str]:
-    """Digests of the states of all generators that a loop shares with us."""
+    """Return digests of the states of all generators that a loop shares with us."""
     states = {
         "torch": torch.get_rng_state(),
         "python": repr(random.getstate()).encode(),
@@ -146,7 +146,7 @@ def random_states() -> dict[str, str]:
 
 
 def compiled() -> dict[str, int]:
-    """What dynamo has done so far; frames of a function without breaks are in no count but two."""
+    """Return dynamo's counts so far; frames of full-graph functions are in only two of them."""
     from torch._dynamo import convert_frame
     from torch._dynamo.utils import counters
 
@@ -164,7 +164,7 @@ def compiled() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A way to use what is the user's, and what of it our records hold."""
+    """A way to use the user's objects, and the records expected of it."""
 
     train: Callable[[Training], None]
     num_ranks: int
@@ -172,11 +172,11 @@ class Case:
     has_operators: bool
     is_slow: bool
     is_grouped: bool
-    """Whether a process group is there, also for one rank alone."""
+    """True if a process group is initialised, also for a single rank."""
 
     @property
     def name(self) -> str:
-        """As the command has it."""
+        """Name of the case as in the command."""
         return f"{self.train.__module__}:{self.train.__name__}"
 
 
@@ -191,7 +191,7 @@ def case(
     is_slow: bool = False,
     is_grouped: bool = False,
 ) -> Callable[[Callable[[Training], None]], Callable[[Training], None]]:
-    """Register a case; ``hooked`` says how many steps our records must hold as hooked."""
+    """Register a case; ``hooked`` is the number of hooked steps that records must have."""
 
     def register(train: Callable[[Training], None]) -> Callable[[Training], None]:
         made = Case(train, ranks, hooked, has_operators, is_slow, is_grouped or ranks > 1)
@@ -202,7 +202,7 @@ def case(
 
 
 def main() -> None:
-    """Train one case, and write what came of it."""
+    """Train one case and write its results."""
     name, out = sys.argv[1], Path(sys.argv[2])
     importlib.import_module(name.partition(":")[0])
     case = CASES[name]

@@ -20,12 +20,12 @@ from forerun.calib.samples.store import read_run
 QUIET = ("--calibrate-python=/bin/true", "--calibrate-wandb=off", "--calibrate-tensorboard=off")
 TIMEOUT_S = 120.0
 MOST_SHOWN = 3
-"""Differences of one list."""
+"""Most differences reported of one list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a user finds of a training: how each rank ended, what it says, and what lies there."""
+    """Results of a training: exit codes, notes of each rank, and digests of files."""
 
     exits: tuple[int, ...]
     ended: dict[str, Any]
@@ -33,41 +33,41 @@ class Outcome:
 
 
 def flags(directory: Path) -> tuple[str, ...]:
-    """Those of a run that is calibrated and asks nobody."""
-    own = (f"--calibrate-steps={WINDOW}", f"--calibrate-dir={directory}")
-    return ("--calibrate", *own, *QUIET)
+    """Return flags of a calibrated run without a companion or writers."""
+    options = (f"--calibrate-steps={WINDOW}", f"--calibrate-dir={directory}")
+    return ("--calibrate", *options, *QUIET)
 
 
-def environs(num_ranks: int, **own: str) -> list[dict[str, str]]:
-    """What makes each process a worker."""
+def worker_environments(num_ranks: int, **extra: str) -> list[dict[str, str]]:
+    """Return the environment of each worker."""
     shared = {
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WANDB_MODE": "disabled",
-        **own,
+        **extra,
     }
     return [{**shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(num_ranks)]
 
 
 class Pair:
-    """The same case twice at the same time; ``outcomes`` are those without and with the flag."""
+    """One case run twice at the same time; ``outcomes`` are those without and with the flag."""
 
-    def __init__(self, case: Case, directory: Path, **own: str) -> None:
+    def __init__(self, case: Case, directory: Path, **extra: str) -> None:
         self._homes = (directory / "without", directory / "watched")
         self._launches = [
             [
                 _launch(case, home, environ, is_watched=home is self._homes[1])
-                for environ in environs(case.num_ranks, **own)
+                for environ in worker_environments(case.num_ranks, **extra)
             ]
             for home in self._homes
         ]
-        self.said: list[str] = []
+        self.outputs: list[str] = []
         self.records = directory / "watched" / "calibrated"
 
     def outcomes(self) -> tuple[Outcome, Outcome]:
-        """Wait for both."""
+        """Wait for both runs and return their outcomes."""
         bare, watched = (
             self._outcome(home, launches)
             for home, launches in zip(self._homes, self._launches, strict=True)
@@ -76,20 +76,20 @@ class Pair:
 
     def _outcome(self, home: Path, launches: Sequence[Launch]) -> Outcome:
         done = [launch.wait() for launch in launches]
-        self.said.append("".join(one.stdout + one.stderr for one in done))
+        self.outputs.append("".join(one.stdout + one.stderr for one in done))
         return outcome(home, tuple(one.returncode for one in done))
 
 
 def _launch(case: Case, home: Path, environ: dict[str, str], *, is_watched: bool) -> Launch:
     home.mkdir(exist_ok=True)
-    own = flags(home / "calibrated") if is_watched else ()
-    words = (hands_loop.__file__, case.name, home, *own)
-    own_environ: dict[str, Any] = {**environ}
-    return Launch(home, *words, timeout_s=TIMEOUT_S, **own_environ)
+    options = flags(home / "calibrated") if is_watched else ()
+    words = (hands_loop.__file__, case.name, home, *options)
+    variables: dict[str, Any] = {**environ}
+    return Launch(home, *words, timeout_s=TIMEOUT_S, **variables)
 
 
 def outcome(home: Path, exits: tuple[int, ...]) -> Outcome:
-    """What ranks have left behind in ``home``."""
+    """Return the results that ranks have written to ``home``."""
     ended = {p.name: json.loads(p.read_text()) for p in sorted(home.glob("ended-*.json"))}
     files = {
         str(path.relative_to(home)): _digest(path)
@@ -100,14 +100,14 @@ def outcome(home: Path, exits: tuple[int, ...]) -> Outcome:
 
 
 def _digest(path: Path) -> str:
-    """Of a file; torch draws a name of its own for each checkpoint of shards."""
+    """Return the digest of a file, except of ``.metadata``: torch draws a name for each."""
     if path.name == ".metadata":
         return "there"
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def differences(bare: Outcome, watched: Outcome) -> list[str]:
-    """Each in one line; of two lists the first places where they differ."""
+    """Return one line per difference; for lists, the first places that differ."""
     results = []
     if bare.exits != watched.exits:
         results.append(f"exit codes: {bare.exits} without us, {watched.exits} with us")
@@ -137,9 +137,9 @@ def _unequal(bare: Any, watched: Any, place: str = "") -> list[str]:
 
 
 def missing_records(directory: Path, case: Case, *, fewest: int | None = None) -> list[str]:
-    """What a calibrated run of this case would have recorded, and this one has not.
+    """Return records that a calibrated run of this case should have and this one lacks.
 
-    ``fewest`` hooked steps are enough where some may be given up.
+    ``fewest`` hooked steps are enough if some may be given up.
     """
     result = read_run(directory).records
     lines = []

@@ -1,4 +1,4 @@
-"""Saving by other hands: pools, processes, threads, checkpoints of shards, functions in files."""
+"""Saving outside the loop: pools, processes, threads, sharded checkpoints, functions in files."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hands_loop import MADE, Net, Training, case, loss_of
 
 
 class Saver:
-    """What keeps a function of torch, and is itself kept in a checkpoint."""
+    """An object that refers to a function of torch, and is saved in a checkpoint."""
 
     def __init__(self) -> None:
         self.save = torch.save
 
 
 def names(training: Training) -> list[str]:
-    """Of all files that the user has written."""
+    """Return the names of all files that the user has written."""
     return sorted(str(p.relative_to(training.files)) for p in training.files.rglob("*"))
 
 
 @case()
 def save_in_a_pool(training: Training) -> None:
-    """Checkpoints are written by another process; an error would lie in the futures alone."""
-    asked: list[Future[Any]] = []
+    """Another process writes checkpoints; an error would be in the futures alone."""
+    futures: list[Future[Any]] = []
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         for number in training.steps():
             training.step()
             weights = {name: p.detach().clone() for name, p in training.net.state_dict().items()}
-            asked.append(pool.submit(torch.save, weights, training.path(f"{number}.pt")))
-        training.note("errors", [repr(future.exception()) for future in asked])
+            futures.append(pool.submit(torch.save, weights, training.path(f"{number}.pt")))
+        training.note("errors", [repr(future.exception()) for future in futures])
     training.note("names", names(training))
 
 
@@ -55,8 +55,8 @@ def save_in_a_new_process(training: Training) -> None:
     for number in training.steps():
         training.step()
         if number == MADE - 1:
-            held = ({"x": 1}, training.path("x.pt"))
-            process = context.Process(target=torch.save, args=held)
+            arguments = ({"x": 1}, training.path("x.pt"))
+            process = context.Process(target=torch.save, args=arguments)
             process.start()
             process.join()
             training.note("exit", process.exitcode)
@@ -64,7 +64,7 @@ def save_in_a_new_process(training: Training) -> None:
 
 @case()
 def save_functions(training: Training) -> None:
-    """``torch.save`` is in what is saved, and is what its name says."""
+    """A checkpoint contains ``torch.save``, which is the function of that name."""
     saver: Saver | None = None
     for number in training.steps():
         training.backward()
@@ -73,14 +73,14 @@ def save_functions(training: Training) -> None:
             saver = Saver()
         training.update()
         if number >= MADE - 3:
-            held = {"model": training.net.state_dict(), "callback": saver}
-            torch.save(held, training.path(f"{number}.pt"))
+            checkpoint = {"model": training.net.state_dict(), "callback": saver}
+            torch.save(checkpoint, training.path(f"{number}.pt"))
         training.note("after", [torch.save.__qualname__, torch.save.__module__])
 
 
 @case()
 def public_functions(training: Training) -> None:
-    """What a user imports from torch is the same object in every step, and pickles by its name."""
+    """Imports from torch are the same objects in every step, and are pickled by name."""
     dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
     functions = {
@@ -110,12 +110,12 @@ def distributed_checkpoint(training: Training) -> None:
     for number in training.steps():
         training.backward()
         if number in (MADE, MADE + 2):
-            held = {"model": training.net.state_dict()}
-            dcp.save(held, checkpoint_id=training.path(f"in-{number}"), no_dist=True)
+            state = {"model": training.net.state_dict()}
+            dcp.save(state, checkpoint_id=training.path(f"in-{number}"), no_dist=True)
         training.update()
         if number in (MADE - 1, MADE, MADE + 2):
-            held = {"model": training.net.state_dict(), "optim": training.optimizer.state_dict()}
-            dcp.save(held, checkpoint_id=training.path(f"after-{number}"), no_dist=True)
+            state = {"model": training.net.state_dict(), "optim": training.optimizer.state_dict()}
+            dcp.save(state, checkpoint_id=training.path(f"after-{number}"), no_dist=True)
     read = {"model": Net().state_dict()}
     dcp.load(read, checkpoint_id=training.path(f"after-{MADE}"), no_dist=True)
     training.note("read", read)
@@ -136,9 +136,9 @@ def distributed_checkpoint_by_two(training: Training) -> None:
         if number in (MADE - 1, MADE):
             if waiting is not None:
                 waiting.result()
-            held = {"model": training.net.state_dict(), "optim": training.optimizer.state_dict()}
+            state = {"model": training.net.state_dict(), "optim": training.optimizer.state_dict()}
             waiting = dcp.async_save(
-                held, checkpoint_id=home / f"beside-{number}", process_group=group
+                state, checkpoint_id=home / f"beside-{number}", process_group=group
             )
     assert waiting is not None
     waiting.result()
@@ -170,6 +170,6 @@ def shards(training: Training) -> None:
         torch.save(local, training.path(f"{number}.pt"))
         if number in (MADE - 1, MADE):
             model, optim = get_state_dict(net, training.optimizer)
-            held = {"model": model, "optim": optim}
-            dcp.save(held, checkpoint_id=training.files / f"all-{number}")
+            state = {"model": model, "optim": optim}
+            dcp.save(state, checkpoint_id=training.files / f"all-{number}")
             training.note("keys", [sorted(model), sorted(optim)])

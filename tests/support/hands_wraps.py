@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hands_copies import looks
+from hands_copies import module_attributes
 from hands_loop import MADE, WIDTH, Training, case
 from torch import nn
 
 
 class Adapted(nn.Module):
-    """A linear layer, and two thin ones beside it: what fine-tuning puts in its place."""
+    """A linear layer with two thin ones beside it, as fine-tuning replaces it."""
 
     def __init__(self, base: Any) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ def adapters(training: Training) -> None:
         training.backward(tokens)
         training.note("in", sorted(training.net.state_dict()))
         training.update()
-    training.note("looks", looks(training.net))
+    training.note("looks", module_attributes(training.net))
 
 
 @case()
 def wrapped_after_a_step(training: Training) -> None:
-    """The same between two steps, where hooks lie on the modules already; one layer is new."""
+    """Layers are replaced between two steps, while modules have hooks; one layer is new."""
     old: Any = None
     for number in training.steps():
         training.step()
@@ -55,9 +55,9 @@ def wrapped_after_a_step(training: Training) -> None:
                 nn.Sequential(training.net.layers[2]),
             )
         if number == MADE:
-            training.note("old", looks(old))
+            training.note("old", module_attributes(old))
             training.note("old output", old(torch.ones(1, WIDTH)))
-    training.note("looks", looks(training.net))
+    training.note("looks", module_attributes(training.net))
 
 
 def _listen(training: Training, heard: list[str]) -> list[Any]:
@@ -83,7 +83,7 @@ def _listen(training: Training, heard: list[str]) -> list[Any]:
 
 @case()
 def users_hooks(training: Training) -> None:
-    """The user's hooks come and go in the window, and hear a call that fails as any other."""
+    """The user's hooks come and go in the window, and see a failing call as any other."""
     handles: list[Any] = []
     heard: list[str] = []
     for number in training.steps():
@@ -97,11 +97,11 @@ def users_hooks(training: Training) -> None:
                 training.note("error", str(err))
         training.note("heard", heard)
         heard.clear()
-        training.note("looks", looks(training.net))
+        training.note("looks", module_attributes(training.net))
         training.update()
         while number == MADE + 3 and handles:
             handles.pop().remove()
-    training.note("looks", looks(training.net))
+    training.note("looks", module_attributes(training.net))
 
 
 @case()
@@ -126,7 +126,7 @@ def global_hooks(training: Training) -> None:
 
 @case()
 def swapped_forward(training: Training) -> None:
-    """A ``forward`` on the instance, put there in the window and taken away again."""
+    """A ``forward`` on the instance is set in the window and removed again."""
     for number in training.steps():
         for layer in training.net.layers:
             module: Any = layer.linear_fc1
@@ -142,7 +142,7 @@ def swapped_forward(training: Training) -> None:
 
 @case(is_slow=True)
 def prepared_twice(training: Training) -> None:
-    """Accelerate prepares model and optimizer, and once more in the window."""
+    """Accelerate prepares model and optimizer, and does so once more in the window."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)

@@ -1,4 +1,4 @@
-"""JSON Schema, draft 2020-12, as far as ours uses it: any other keyword is an error.
+"""JSON Schema, draft 2020-12, as far as our schemas use it: any other keyword is an error.
 
 Stricter than the draft in one thing: a name of an object that no schema speaks of is told.
 """
@@ -17,7 +17,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
-_SAID = {"$schema", "$id", "$defs", "title", "description", "additionalProperties"}
+_SKIPPED_KEYWORDS = {"$schema", "$id", "$defs", "title", "description", "additionalProperties"}
 
 
 class Mismatch(AssertionError):
@@ -25,7 +25,7 @@ class Mismatch(AssertionError):
 
 
 def check(value: Any, whole: Mapping[str, Any]) -> None:
-    """``Mismatch`` where the value is not one of the schema, or has names that it leaves out."""
+    """Raise ``Mismatch`` if the value violates the schema or has names that it lacks."""
     _Checker(whole).check(value, whole, "$")
 
 
@@ -39,96 +39,96 @@ class _Checker:
             raise Mismatch(f"{place}: {sorted(set(value) - known)} are not described")
 
     def _names(self, value: Any, schema: Mapping[str, Any], place: str) -> set[str] | None:
-        """Names of an object that the schema speaks of; None: any."""
+        """Return the names of an object that the schema lists, or None for any."""
         names: set[str] | None = set()
         is_open = "properties" not in schema and schema.get("type") == "object"
         if is_open and "additionalProperties" not in schema:
             names = None
-        for keyword, said in schema.items():
-            if keyword in _SAID:
+        for keyword, constraint in schema.items():
+            if keyword in _SKIPPED_KEYWORDS:
                 continue
             rule = getattr(self, "_" + keyword.lstrip("$").lower(), None)
             if rule is None:
                 raise Mismatch(f"{place}: keyword {keyword} is none that is checked")
-            result = rule(value, said, place)
+            result = rule(value, constraint, place)
             if keyword in ("$ref", "allOf", "anyOf"):
                 names = None if result is None or names is None else names | result
         if isinstance(value, dict):
-            own = schema.get("properties", {})
+            properties = schema.get("properties", {})
             if "additionalProperties" in schema:
-                for name in value.keys() - own.keys():
+                for name in value.keys() - properties.keys():
                     self.check(value[name], schema["additionalProperties"], f"{place}.{name}")
                 return None
-            names = None if names is None else names | set(own)
+            names = None if names is None else names | set(properties)
         return names
 
-    def _ref(self, value: Any, said: str, place: str) -> set[str] | None:
+    def _ref(self, value: Any, pointer: str, place: str) -> set[str] | None:
         result: Any = self._whole
-        for step in said.removeprefix("#/").split("/"):
+        for step in pointer.removeprefix("#/").split("/"):
             result = result[step]
         return self._names(value, result, place)
 
-    def _allof(self, value: Any, said: list[Any], place: str) -> set[str] | None:
+    def _allof(self, value: Any, schemas: list[Any], place: str) -> set[str] | None:
         names: set[str] = set()
-        for one in said:
+        for one in schemas:
             result = self._names(value, one, place)
             if result is None:
                 return None
             names |= result
         return names
 
-    def _anyof(self, value: Any, said: list[Any], place: str) -> set[str] | None:
-        told = []
-        for one in said:
+    def _anyof(self, value: Any, schemas: list[Any], place: str) -> set[str] | None:
+        messages = []
+        for one in schemas:
             try:
                 self.check(value, one, place)
                 return self._names(value, one, place)
             except Mismatch as err:
-                told.append(str(err))
-        raise Mismatch(f"{place}: none of {len(said)} holds: {'; '.join(told)}")
+                messages.append(str(err))
+        raise Mismatch(f"{place}: none of {len(schemas)} holds: {'; '.join(messages)}")
 
-    def _type(self, value: Any, said: str | list[str], place: str) -> None:
-        kinds = [said] if isinstance(said, str) else said
+    def _type(self, value: Any, expected: str | list[str], place: str) -> None:
+        kinds = [expected] if isinstance(expected, str) else expected
         allowed = tuple(kind for name in kinds for kind in _TYPES[name])
         is_bool = isinstance(value, bool) and bool not in allowed
         if is_bool or not isinstance(value, allowed):
             raise Mismatch(f"{place}: {value!r} is no {' or '.join(kinds)}")
 
-    def _properties(self, value: Any, said: Mapping[str, Any], place: str) -> None:
-        for name in value.keys() & said.keys() if isinstance(value, dict) else ():
-            self.check(value[name], said[name], f"{place}.{name}")
+    def _properties(self, value: Any, properties: Mapping[str, Any], place: str) -> None:
+        for name in value.keys() & properties.keys() if isinstance(value, dict) else ():
+            self.check(value[name], properties[name], f"{place}.{name}")
 
-    def _required(self, value: Any, said: list[str], place: str) -> None:
-        if isinstance(value, dict) and (lacking := set(said) - set(value)):
+    def _required(self, value: Any, required: list[str], place: str) -> None:
+        if isinstance(value, dict) and (lacking := set(required) - set(value)):
             raise Mismatch(f"{place}: lacks {sorted(lacking)}")
 
-    def _items(self, value: Any, said: Mapping[str, Any], place: str) -> None:
+    def _items(self, value: Any, schema: Mapping[str, Any], place: str) -> None:
         for number, one in enumerate(value if isinstance(value, list) else ()):
-            self.check(one, said, f"{place}[{number}]")
+            self.check(one, schema, f"{place}[{number}]")
 
-    def _enum(self, value: Any, said: list[Any], place: str) -> None:
-        if value not in said:
-            raise Mismatch(f"{place}: {value!r} is none of {said}")
+    def _enum(self, value: Any, allowed: list[Any], place: str) -> None:
+        if value not in allowed:
+            raise Mismatch(f"{place}: {value!r} is none of {allowed}")
 
-    def _const(self, value: Any, said: Any, place: str) -> None:
-        self._enum(value, [said], place)
+    def _const(self, value: Any, expected: Any, place: str) -> None:
+        self._enum(value, [expected], place)
 
-    def _minimum(self, value: Any, said: float, place: str) -> None:
-        if isinstance(value, (int, float)) and not value >= said:
-            raise Mismatch(f"{place}: {value} is below {said}")
+    def _minimum(self, value: Any, minimum: float, place: str) -> None:
+        if isinstance(value, (int, float)) and not value >= minimum:
+            raise Mismatch(f"{place}: {value} is below {minimum}")
 
-    def _maximum(self, value: Any, said: float, place: str) -> None:
-        if isinstance(value, (int, float)) and not value <= said:
-            raise Mismatch(f"{place}: {value} is above {said}")
+    def _maximum(self, value: Any, maximum: float, place: str) -> None:
+        if isinstance(value, (int, float)) and not value <= maximum:
+            raise Mismatch(f"{place}: {value} is above {maximum}")
 
-    def _exclusiveminimum(self, value: Any, said: float, place: str) -> None:
-        if isinstance(value, (int, float)) and not value > said:
-            raise Mismatch(f"{place}: {value} is not above {said}")
+    def _exclusiveminimum(self, value: Any, minimum: float, place: str) -> None:
+        if isinstance(value, (int, float)) and not value > minimum:
+            raise Mismatch(f"{place}: {value} is not above {minimum}")
 
-    def _minitems(self, value: Any, said: int, place: str) -> None:
-        if isinstance(value, list) and len(value) < said:
-            raise Mismatch(f"{place}: has {len(value)} of at least {said}")
+    def _minitems(self, value: Any, minimum: int, place: str) -> None:
+        if isinstance(value, list) and len(value) < minimum:
+            raise Mismatch(f"{place}: has {len(value)} of at least {minimum}")
 
-    def _minlength(self, value: Any, said: int, place: str) -> None:
-        if isinstance(value, str) and len(value) < said:
+    def _minlength(self, value: Any, minimum: int, place: str) -> None:
+        if isinstance(value, str) and len(value) < minimum:
             raise Mismatch(f"{place}: {value!r} is too short")

@@ -21,10 +21,10 @@ _counter = itertools.count()
 
 
 class Launch:
-    """A training that the process which has imported torch forks; ``wait`` gives its end.
+    """A training, forked from a process that has imported torch; ``wait`` returns its result.
 
     ``num_workers`` counts those of restarts too; without any, ``words`` are a script and its
-    arguments, and no torchrun is above it.
+    arguments, run without torchrun.
     """
 
     def __init__(
@@ -38,12 +38,14 @@ class Launch:
         self._files = directory / f".launch-{next(_counter)}"
         self._files.mkdir(parents=True)
         self._words = [*map(str, words)]
-        kept = {name: held for name, held in os.environ.items() if not name.startswith(_OURS)}
-        own = {name: str(held) for name, held in environ.items()}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(_OURS)
+        }
+        variables = {name: str(value) for name, value in environ.items()}
         request = {
             "directory": str(directory),
             "words": self._words,
-            "environ": {**kept, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true", **own},
+            "environ": {**inherited, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true", **variables},
             "num_workers": num_workers,
             "timeout_s": timeout_s,
             **{name: str(self._files / name) for name in ("stdout", "stderr", "status")},
@@ -55,11 +57,11 @@ class Launch:
 
     @property
     def ancestor(self) -> int:
-        """Number of a process that all of it descends from."""
+        """Id of a process from which all of the launch descends."""
         return _server().pid
 
     def wait(self) -> subprocess.CompletedProcess[str]:
-        """What it printed, and how it ended."""
+        """Wait for the end and return output and exit status."""
         while not (self._files / "status").exists():
             assert _server().poll() is None, "the process that forks has died"
             time.sleep(0.01)
@@ -70,7 +72,7 @@ class Launch:
         return subprocess.CompletedProcess(self._words, int(status), stdout, stderr)
 
     def end_well(self) -> subprocess.CompletedProcess[str]:
-        """The same; fails with the end of what it printed where the exit code is not 0."""
+        """Wait as ``wait`` does; fail with the end of the output if the exit code is not 0."""
         done = self.wait()
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-4000:]
         return done
@@ -78,7 +80,7 @@ class Launch:
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """It ends with this process, which holds its input."""
+    """Return the forking server, which ends with this process since that holds its input."""
     server = subprocess.Popen(
         [sys.executable, forked_torchrun.__file__],
         stdin=subprocess.PIPE,
@@ -97,7 +99,7 @@ def torchrun(
     options: tuple[str, ...] = (),
     **environ: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A good end of a command on this machine's CPU, with room for one restart."""
+    """Run a command on this machine's CPU to a good end, allowing one restart."""
     words = ("--standalone", "--nproc-per-node", num_ranks, *options, *command)
-    own = {"FORERUN_DEVICE": "cpu", "WANDB_MODE": "disabled", **environ}
-    return Launch(directory, *words, num_workers=2 * num_ranks, **own).end_well()
+    variables = {"FORERUN_DEVICE": "cpu", "WANDB_MODE": "disabled", **environ}
+    return Launch(directory, *words, num_workers=2 * num_ranks, **variables).end_well()

@@ -1,4 +1,4 @@
-"""The JSON files that a run has left, each with the schema that is published for it."""
+"""JSON files of a run, each with the schema that is published for it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from json_schema import check
 from forerun.launch.verbs.arguments import FILE_NAMES, file_schema
 
 
-def left_files(directory: Path) -> Iterator[tuple[str, Any]]:
-    """Name and value of every JSON file and of every line of ``forecasts.jsonl``.
+def written_files(directory: Path) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of every JSON file and of every line of ``forecasts.jsonl``.
 
     Without records, which have a format of their own, cached reports, and what is W&B's.
     """
@@ -26,11 +26,10 @@ def left_files(directory: Path) -> Iterator[tuple[str, Any]]:
             yield path.stem, json.loads(line)
 
 
-def check_left_files(directory: Path) -> set[str]:
-    """Names of the files that were found; ``Mismatch`` where one is not what its schema says, or
-    has none."""
+def check_written_files(directory: Path) -> set[str]:
+    """Return the names of the files; raise ``Mismatch`` if one violates its schema or has none."""
     seen: set[str] = set()
-    for name, value in left_files(directory):
+    for name, value in written_files(directory):
         assert name in FILE_NAMES, f"{name} has no schema"
         check(value, file_schema(name))
         seen.add(name)

@@ -1,4 +1,4 @@
-"""Launches that are as they should be, and what to write into them for each rule to speak."""
+"""Clean launches, and the changes to them that trigger each rule."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ EXPERTS = (
     "--micro-batch-size 1 --global-batch-size 16 "
 )
 FLAT = f"{_FRONT}{_SIZES}{_GOOD}--micro-batch-size 1 --global-batch-size 64 "
-"""Replicas alone."""
+"""Launch with replicas only."""
 CLEAN = {"dense": DENSE, "experts": EXPERTS, "flat": FLAT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A clean launch made worse in one thing."""
+    """A clean launch with one flaw."""
 
     base: str = DENSE
     drop: tuple[str, ...] = ()
@@ -136,27 +136,27 @@ CASES: Mapping[str, Case] = {
         put="--save-interval 2", drop=("--async-save", "--use-persistent-ckpt-worker")
     ),
 }
-"""By the name of the rule."""
+"""Cases by the name of their rule."""
 
 
 def launch_of(words: Sequence[str], *, device: str = GPU) -> StatedLaunch:
-    """The launch of a command on a device."""
+    """Return the launch of a command on a device."""
     _, command = split_variables(words)
     config = replace(config_from_command(command).config, device=device)
     return stated_launch(words, config)
 
 
 def remedied(words: Sequence[str], remedy: Remedy) -> list[str]:
-    """A command with what a remedy says: written as a user would."""
+    """Return a command with a remedy applied, written as a user would."""
     variables, command = split_variables(words)
     variables.update(remedy.variables)
     replaced = {phrase[0] for phrase in remedy.put} | set(remedy.drop)
-    kept: list[str] = []
+    remaining: list[str] = []
     is_dropped = False
     for word in command:
         if word.startswith("--"):
             is_dropped = word.partition("=")[0] in replaced
         if not is_dropped:
-            kept.append(word)
+            remaining.append(word)
     front = [f"{name}={value}" for name, value in variables.items() if value]
-    return [*front, *kept, *(word for phrase in remedy.put for word in phrase)]
+    return [*front, *remaining, *(word for phrase in remedy.put for word in phrase)]

@@ -46,32 +46,32 @@ PATIENCE_S = 60.0
 
 
 def is_installed() -> bool:
-    """True where a Slurm can be started here."""
+    """Return True if a Slurm can be started here."""
     return os.geteuid() == 0 and all(map(shutil.which, ("slurmctld", "slurmd", "scontrol")))
 
 
 class LocalSlurm:
-    """Jobs on the one node; ``environ`` is what its commands need."""
+    """Jobs on the one node; ``environ`` is the environment of its commands."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.environ = {**os.environ, "SLURM_CONF": str(home / "slurm.conf")}
 
     def ask(self, *command: str) -> str:
-        """What a command of Slurm prints."""
+        """Return the output of a Slurm command."""
         done = subprocess.run(
             command, env=self.environ, capture_output=True, text=True, check=True, cwd=self.home
         )
         return done.stdout
 
     def submit(self, script: str, *options: str) -> str:
-        """The number of a new job."""
+        """Submit a job and return its number."""
         path = self.home / f"job{time.monotonic_ns()}.sh"
         path.write_text("#!/bin/bash\n" + script)
         return self.ask("sbatch", "--parsable", *options, str(path)).strip()
 
     def end_of(self, job_id: str) -> dict[str, str]:
-        """The fields of a job once it has ended."""
+        """Return the fields of a job once it has ended."""
         end = time.monotonic() + PATIENCE_S
         while True:
             shown = self.ask("scontrol", "show", "job", "-o", job_id)
@@ -84,7 +84,7 @@ class LocalSlurm:
 
 @contextmanager
 def local_slurm(home: Path) -> Iterator[LocalSlurm]:
-    """A Slurm that is ready for jobs, gone afterwards."""
+    """Start a Slurm that is ready for jobs, and stop it afterwards."""
     for name in ("state", "spool"):
         (home / name).mkdir()
     ports = [free_port(), free_port()]

@@ -61,7 +61,7 @@ def train(
 
 
 def counts(*groups: Any) -> list[int]:
-    """Collectives that the backends have counted."""
+    """Return the numbers of collectives that the backends have counted."""
     return [group._get_sequence_number_for_group() for group in groups]
 
 
@@ -96,7 +96,7 @@ def work(rank: int, store: dist.TCPStore, directory: Path) -> None:
 
 
 def in_child(call: Callable[[], object]) -> int:
-    """Process id of a fork that does ``call`` and exits."""
+    """Fork a process that runs ``call`` and exits; return its id."""
     child = os.fork()
     if child:
         return child
@@ -112,7 +112,7 @@ def in_child(call: Callable[[], object]) -> int:
 
 
 def serve(port: int) -> None:
-    """Keep the store, as torchrun's agent does: this process has threads, and forks no more."""
+    """Host the store, as torchrun's agent does: this process has threads and must not fork."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(port, str(server.port).encode())
     while True:

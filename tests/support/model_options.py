@@ -7,6 +7,6 @@ from forerun.calib.workload.config import RunConfig
 
 
 def model_options(config: RunConfig) -> tuple[str, ...]:
-    """Model, precision and cadence."""
+    """Return the options of model, precision and cadence."""
     values = as_options(model_values(config))
     return tuple(word for option, words in values for word in (option, *words))

@@ -1,6 +1,6 @@
-"""What every fitted model says on this processor: prints one JSON object of lists of logs.
+"""Prints predictions of every fitted model on this processor as a JSON object of lists of logs.
 
-Run as a program, so that libraries choose their kernels by the environment it is given.
+Run as a program, so that libraries choose their kernels by its environment.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from planted_machine import A100, H100, PlantedMachine, batch, random_shapes
 from threadpoolctl import threadpool_info
 
 from forerun.benchmarks.baselines.steps import TenTerms
-from forerun.benchmarks.protocols.collectives import left_out
+from forerun.benchmarks.protocols.collectives import scored_rows
+from forerun.calib.fit.device_transfer import transfer_to_device
 from forerun.calib.fit.machine import MachineModel, fit_machine
-from forerun.calib.fit.transferred import transfer
 from forerun.calib.importers.own_format import read_table
 from forerun.calib.importers.own_steps import read_steps
 from forerun.calib.steps.step_tables import TableSteps, design
@@ -34,11 +34,11 @@ NUMBERS = {
     Kind.LINEAR_PROJ: 3,
     Kind.RESIDUAL: 90,
 }
-"""Shapes of each operator: a process alone, with a forest, and boosted trees."""
+"""Shapes of each operator: enough for a Gaussian process alone, with a forest, or boosted trees."""
 
 
 def main() -> None:
-    """Print the predictions, and under ``cores`` what the kernels of BLAS were chosen for."""
+    """Print the predictions, and as ``cores`` the architectures that BLAS chose kernels for."""
     cores = sorted({library["architecture"] for library in _blas()})
     threads = sorted({library["num_threads"] for library in _blas()})
     result = {**_operators(), **_collectives(), **_steps()}
@@ -52,26 +52,26 @@ def _blas() -> list[dict]:
 def _operators() -> dict[str, list[float]]:
     machine = PlantedMachine(efficiency={Kind.LINEAR_FC1: 0.8, Kind.LINEAR_QKV: 0.65})
     rng = np.random.default_rng(0)
-    groups, asked = {}, {}
+    groups, queries = {}, {}
     for kind, number in NUMBERS.items():
         for phase in (Phase.FORWARD, Phase.BACKWARD):
             shapes = random_shapes(rng, number, SIZES.get(kind, 3))
             name = f"{kind.value}/{phase.value}"
-            # Repeats, and a sample that is far off.
+            # Repeats, and an outlier.
             of = batch(kind, phase, np.concatenate([shapes, shapes[:2]]))
             groups[name] = machine.measure(of, rng, noise=0.03)
             groups[name].time_s[0] *= 1.6
-            asked[name] = batch(kind, phase, random_shapes(rng, 60, SIZES.get(kind, 3)))
+            queries[name] = batch(kind, phase, random_shapes(rng, 60, SIZES.get(kind, 3)))
     model = fit_machine(groups, device=A100, use_prior=True)
     probes = {
-        name: machine.measure(asked[name].take(np.arange(2)), rng, noise=0.05)
+        name: machine.measure(queries[name].take(np.arange(2)), rng, noise=0.05)
         for name in list(groups)[:4]
     }
-    moved = transfer(model, device=H100, probes=probes)
+    moved = transfer_to_device(model, device=H100, probes=probes)
     return {
         f"{label} {name}": _logs(fitted, name, of)
         for label, fitted in (("operators", model), ("moved", moved))
-        for name, of in asked.items()
+        for name, of in queries.items()
     }
 
 
@@ -85,7 +85,7 @@ def _collectives() -> dict[str, list[float]]:
     table = read_table(pd.read_csv(path), path.name)
     result = {}
     for protocol in ("random", "leave_span"):
-        rows = left_out(table, protocol, seeds=[0])
+        rows = scored_rows(table, protocol, seeds=[0])
         result[f"collectives {protocol}"] = _list(
             np.log(rows[["predicted_s", "low_s", "high_s"]].to_numpy(dtype=float)).ravel()
         )
@@ -100,8 +100,8 @@ def _steps() -> dict[str, list[float]]:
     train = [rows[place] for place in chosen]
     result = {"design": [float(place) for place in chosen]}
     for name, model in (("steps", TableSteps()), ("ten terms", TenTerms())):
-        said = model.fit(train).predict(rows)
-        result[name] = _list(np.log([*said.time_s, *said.low_s, *said.high_s]))
+        predictions = model.fit(train).predict(rows)
+        result[name] = _list(np.log([*predictions.time_s, *predictions.low_s, *predictions.high_s]))
     return result
 
 

@@ -1,4 +1,4 @@
-"""Commands of the pages, and what stands for the directories and words that they leave open."""
+"""Commands of the pages, and substitutes for the directories and words that they leave open."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GOLDEN = ROOT / "tests" / "golden"
 ARGUMENTS = FLAT.partition("pretrain_gpt.py ")[2].split()
-"""What ``$ARGS`` is."""
+"""Words that ``$ARGS`` stands for."""
 _STARTS = re.compile(r"(\w+=\S+ )*(forerun|torchrun|pip|make|sbatch|kubectl|bash|python|wandb) ")
 _FENCE = re.compile(r"^```(sh|bash)$\n(.*?)^```$", re.M | re.S)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}.+\n)+)")
@@ -32,7 +32,7 @@ _NUM_RANKS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A line of a shell on a page, and what it needs by the comment before its block."""
+    """A shell line on a page, and its needs as the comment before its block states them."""
 
     page: str
     line: str
@@ -40,13 +40,13 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """What a shell hands over: quotes gone, ``$ARGS`` filled in, without a redirection."""
-        told = shlex.split(self.line.partition(" > ")[0])
-        return [word for one in told for word in (ARGUMENTS if one == "$ARGS" else [one])]
+        """Words that a shell passes: quotes removed, ``$ARGS`` filled in, without a redirection."""
+        tokens = shlex.split(self.line.partition(" > ")[0])
+        return [word for one in tokens for word in (ARGUMENTS if one == "$ARGS" else [one])]
 
 
 def commands() -> Iterator[Command]:
-    """Those of all pages but the reference, and pages that a test follows to the letter."""
+    """Yield commands of all pages but the reference and those that a test follows to the letter."""
     for path in sorted(DOCS.rglob("*.md")):
         page = str(path.relative_to(DOCS))
         if page.startswith(("reference/", "extending/")):
@@ -63,19 +63,19 @@ def commands() -> Iterator[Command]:
                 yield Command(page=page, line=shown, needs=needs[1] if needs else "")
 
 
-def stand_ins(home: Path) -> dict[str, dict[str, str]]:
-    """Directories below ``home`` that stand for names of a page; ``""``: of any other page."""
+def placeholder_directories(home: Path) -> dict[str, dict[str, str]]:
+    """Return directories below ``home`` by page and placeholder; ``""`` is any other page."""
     recorded, wide, compared = home / "recorded", home / "wide", home / "compared"
     shutil.copytree(GOLDEN / "cpu_dp2", recorded)
     shutil.copy(GOLDEN / "megatron_forecasts" / "forecasts.jsonl", recorded)
-    _widened(wide)
+    _write_wide_run(wide)
     draw = np.random.default_rng(1)
     both = [planted_run(draw, name=name, num_windows=8) for name in ("RUN_A", "RUN_B")]
     write_table(compared / "samples.parquet", SampleTable.concat(both))
     pair = {"DIR_A": "a", "DIR_B": "b", "baseline": "a", "candidate": "b"}
     for name, table in zip("ab", both, strict=True):
         write_table(home / name / "samples.parquet", table)
-    asked = {"DIR": str(wide)}
+    substitutions = {"DIR": str(wide)}
     (nodes,) = re.findall(
         r"^ {4}\{\n.*?^ {4}\}$", (DOCS / "cluster.md").read_text("utf-8"), re.M | re.DOTALL
     )
@@ -87,15 +87,15 @@ def stand_ins(home: Path) -> dict[str, dict[str, str]]:
     rows[rows["machine"] == "H100 DGXC BF16"].to_csv(published / "own-steps.csv", index=False)
     return {
         "": {"DIR": str(recorded), "quickstart-out": str(recorded)},
-        **dict.fromkeys(("explain.md", "lint.md", "plan.md"), asked),
+        **dict.fromkeys(("explain.md", "lint.md", "plan.md"), substitutions),
         "normal.md": {"DIR": str(published.parent)},
-        "measured-elsewhere.md": {**asked, "PROBED": str(recorded), **elsewhere},
+        "measured-elsewhere.md": {**substitutions, "PROBED": str(recorded), **elsewhere},
         "diff.md": {"DIR": str(compared)} | {word: str(home / one) for word, one in pair.items()},
     }
 
 
-def _widened(home: Path) -> None:
-    """The recorded run as if it had more heads, and one replica of sixteen had recorded."""
+def _write_wide_run(home: Path) -> None:
+    """Write the recorded run as if it had more heads and one replica of sixteen had recorded."""
     there = home / "records" / "golden-run"
     there.mkdir(parents=True)
     note = Launch(

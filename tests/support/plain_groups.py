@@ -1,4 +1,4 @@
-"""A loop of one's own over FSDP2, HSDP and DDP, watched, beside what PyTorch says it transfers.
+"""A watched custom loop over FSDP2, HSDP and DDP, and PyTorch's own counts of its transfers.
 
 ``plain_groups.py DIRECTORY`` leaves records in a folder for each kind, and prints the bytes of
 DDP's buckets and the number of FSDP2's operations, each by PyTorch's own count.
@@ -37,7 +37,7 @@ def wrapped(kind: str) -> nn.Module:
 
 
 def counted(kind: str, model: nn.Module, step: Callable[[], None]) -> str:
-    """``name=number`` of PyTorch's own counts, of one more step."""
+    """Return ``name=number`` of PyTorch's own counts of one more step."""
     if kind == "ddp":
         step()
         sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
@@ -66,10 +66,10 @@ def train(kind: str, directory: Path) -> None:
 
     for _ in range(STEPS):
         step()
-    told = counted(kind, model, step)
+    summary = counted(kind, model, step)
     session.finish()
     if dist.get_rank() == 0:
-        os.write(1, f"TOLD {kind} {told}\n".encode())
+        os.write(1, f"TOLD {kind} {summary}\n".encode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A loop of one's own over a small Llama, sharded or copied: ``plain_llama.py DIRECTORY KIND ...``.
+"""A custom loop over a small Llama, sharded or replicated: ``plain_llama.py DIRECTORY KIND ...``.
 
 Each kind is trained in turn and watched by itself; the records lie in a folder for each, numbered
 in the order of the kinds, and each run is described.
@@ -30,7 +30,7 @@ LLAMA = LlamaConfig(
 
 
 def wrapped(kind: str) -> nn.Module:
-    """The model as DDP, FSDP2 or FSDP2 in two copies (HSDP)."""
+    """Return the model as DDP, FSDP2 or FSDP2 with two replicas (HSDP)."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LLAMA)
     if kind == "ddp":
@@ -46,7 +46,7 @@ def wrapped(kind: str) -> nn.Module:
 
 
 def train(kind: str, directory: Path) -> None:
-    """Enough steps for one window."""
+    """Train enough steps for one window."""
     from forerun.hooks.adapters.torch_loop import TorchLoop
     from forerun.hooks.session.attaching import new_session
 

@@ -16,7 +16,7 @@ PER_NODE = 4
 def planted_collectives(
     *nodes: int, repeats: int = 2, noise: float = 0.02, seed: int = 0
 ) -> pd.DataFrame:
-    """Rings with a hop of 4 us on a network of 80 GB/s, each payload timed several times."""
+    """Return rings with a hop of 4 us on a network of 80 GB/s, each payload timed repeatedly."""
     rng = np.random.default_rng(seed)
     rows = []
     for num, nbytes, _ in itertools.product(nodes, SIZES, range(repeats)):

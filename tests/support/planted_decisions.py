@@ -46,27 +46,28 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One replay.  Shares are of the time that was left at the second window."""
+    """One replay.  Shares are of the time that remains at the second window."""
 
     case: Case
     is_stop: bool
     is_wrong: bool
-    """A stop that loses."""
+    """True for a stop that loses."""
     is_missed: bool
-    """Went on where the best layout would have gained."""
+    """True if the run went on although the best layout would have gained."""
     regret_frac: float
     simple_is_wrong: bool
     simple_regret_frac: float
-    """Of stopping whenever the plan's best layout seems to save more than it costs."""
+    """Regret of a rule that stops whenever the plan's best layout seems to save more than it
+    costs."""
 
 
 def replay(
     case: Case, series: Sequence[Floats], random: np.random.Generator, layout: Candidate
 ) -> Outcome:
-    """One run, two windows."""
+    """Replay one run with two windows."""
     times = _stretch(series, random)
-    left_s = float(times[WINDOWS[1] :].sum())
-    cost_s = case.cost_frac * left_s
+    remaining_s = float(times[WINDOWS[1] :].sum())
+    cost_s = case.cost_frac * remaining_s
     true_log = np.full(case.num_layouts, np.log1p(-case.saving_frac))
     true_log[1:] += random.exponential(NEXT_FRAC, case.num_layouts - 1)
     lasting = np.sqrt(LASTING) * random.standard_normal(case.num_layouts)
@@ -87,7 +88,7 @@ def replay(
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Shares over replays; ``wrong_frac`` is of those where no layout gains."""
+    """Return shares over replays; ``wrong_frac`` is of those in which no layout gains."""
     losing = [o for o in outcomes if o.case.saving_frac <= o.case.cost_frac]
     gaining = [o for o in outcomes if o.case.saving_frac > o.case.cost_frac]
     stops = [o for o in outcomes if o.is_stop]
@@ -104,7 +105,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def base_layout() -> Candidate:
-    """A running layout to hang planted ratios on."""
+    """Return a running layout, to which planted ratios refer."""
     config = RunConfig(
         model=SMALL,
         parallelism=Parallelism(dp=8),
@@ -150,7 +151,7 @@ def _plan(layout: Candidate, known_log: Floats, noise_log: float) -> Plan:
             layout,
             time_frac=float(np.expm1(log)),
             log_ratio_sigma=noise_log,
-            # Which of the planted ones this is.
+            # The number of the planted layout.
             options=(str(place),),
         )
         for place, log in sorted(enumerate(known_log.tolist()), key=lambda item: item[1])

@@ -13,12 +13,12 @@ from forerun.calib.workload.config import Parallelism
 
 TRANSFER_S = 0.06
 NUM_TRANSFERS = 8
-AGAIN_SIGMA_LOG = 0.01
-"""Of the whole level, from one window to the next, for all ranks alike."""
+REPEAT_SIGMA_LOG = 0.01
+"""Deviation of the whole level from one window to the next, common to all ranks."""
 
 
 def groups_of(layout: Parallelism) -> dict[tuple[str, str], None]:
-    """Tensor-parallel and data-parallel groups as (role, ranks), ranks as the table has them."""
+    """Return TP and DP groups as (role, ranks), with ranks in the table's form."""
     tp, ranks = layout.tp, range(layout.num_ranks)
     result: dict[tuple[str, str], None] = {}
     for rank in ranks:
@@ -30,7 +30,7 @@ def groups_of(layout: Parallelism) -> dict[tuple[str, str], None]:
     return result
 
 
-def links(
+def group_transfers(
     layout: Parallelism,
     draw: np.random.Generator,
     *,
@@ -38,7 +38,7 @@ def links(
     num_steps: int = 10,
     slower: Mapping[tuple[str, str], float] | None = None,
 ) -> pd.DataFrame:
-    """Transfers of each group: medians over steps of log-normal times."""
+    """Return transfers of each group: medians over steps of log-normal times."""
     rows = []
     for role, ranks in groups_of(layout):
         logs = sigma_log * draw.standard_normal(num_steps)
@@ -67,13 +67,14 @@ def window(
     slower_groups: Mapping[tuple[str, str], float] | None = None,
     number: int = 0,
 ) -> SampleTable:
-    """One window; what is slower is told as in ``recorded`` and ``links``."""
-    told = {"sigma_log": sigma_log, "slower": slower, "part": part}
-    base = recorded(layout, draw, **told)  # type: ignore[arg-type]
-    level = float(np.exp(AGAIN_SIGMA_LOG * draw.standard_normal()))
+    """Return one window; ``slower`` is that of ``recorded``, ``slower_groups`` of
+    ``group_transfers``."""
+    settings = {"sigma_log": sigma_log, "slower": slower, "part": part}
+    base = recorded(layout, draw, **settings)  # type: ignore[arg-type]
+    level = float(np.exp(REPEAT_SIGMA_LOG * draw.standard_normal()))
     phases = base.phases.assign(window=number)
     phases[["time_s", "wait_s"]] *= level
-    moved = links(layout, draw, sigma_log=sigma_log, slower=slower_groups)
+    moved = group_transfers(layout, draw, sigma_log=sigma_log, slower=slower_groups)
     return table_of(
         layout,
         phases=phases,

@@ -1,4 +1,4 @@
-"""A machine whose times are known in closed form, for models to find back."""
+"""A machine whose times are known in closed form, for models to recover."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch(
     *,
     element_nbytes: int = 2,
 ) -> ShapeBatch:
-    """A batch of the given shapes."""
+    """Return a batch of the given shapes."""
     sizes = np.array(list(shapes), dtype=np.float64)
     return ShapeBatch(
         kind=kind,
@@ -35,12 +35,12 @@ def batch(
 
 
 def timed(of: ShapeBatch, time_s: NDArray[np.float64], *, weight: float = 1.0) -> Timed:
-    """A batch with its times, all of one weight."""
+    """Return a batch with its times, all of one weight."""
     return Timed(batch=of, time_s=time_s, weight=np.full(len(of), weight))
 
 
 def stacked(first: Timed, second: Timed) -> Timed:
-    """The rows of both."""
+    """Return the rows of both."""
     sizes = np.concatenate([first.batch.sizes, second.batch.sizes])
     nbytes = np.concatenate([first.batch.element_nbytes, second.batch.element_nbytes])
     return Timed(
@@ -53,7 +53,7 @@ def stacked(first: Timed, second: Timed) -> Timed:
 def random_shapes(
     rng: np.random.Generator, number: int, num_sizes: int, *, lowest: int = 256, highest: int = 8192
 ) -> NDArray[np.float64]:
-    """Distinct shapes, evenly over the logarithm of each size, in multiples of 64."""
+    """Return distinct shapes, log-uniform in each size, in multiples of 64."""
     result: dict[tuple[float, ...], None] = {}
     while len(result) < number:
         draw = np.exp(rng.uniform(np.log(lowest), np.log(highest), num_sizes))
@@ -63,7 +63,7 @@ def random_shapes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedMachine:
-    """Products take FLOP over their rate, the rest bytes over theirs, and each a constant."""
+    """Products take FLOP over a rate, other operators bytes over a rate, and each a constant."""
 
     flop_per_s: float = 200e12
     bytes_per_s: float = 1.4e12
@@ -71,7 +71,7 @@ class PlantedMachine:
     efficiency: dict[OperatorKind, float] = field(default_factory=dict)
 
     def time_s(self, of: ShapeBatch) -> NDArray[np.float64]:
-        """Seconds of each row, ``(rows,)``."""
+        """Return seconds of each row, ``(rows,)``."""
         if of.kind.is_linear:
             rows, size_in, size_out = of.sizes.T
             number = 2.0 if of.phase is Phase.BACKWARD else 1.0
@@ -86,6 +86,6 @@ class PlantedMachine:
     def measure(
         self, of: ShapeBatch, rng: np.random.Generator | None = None, *, noise: float = 0.0
     ) -> Timed:
-        """The times of a batch, each off by its own factor."""
+        """Return the times of a batch, each multiplied by a random factor."""
         factor = np.exp(noise * rng.normal(size=len(of))) if rng is not None else 1.0
         return timed(of, self.time_s(of) * factor)

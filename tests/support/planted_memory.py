@@ -1,4 +1,4 @@
-"""The recipe on a device that has as much memory as PLANTED_NBYTES says, of which training takes
+"""The recipe on a device with PLANTED_NBYTES of memory, of which training takes
 PLANTED_PEAK_NBYTES."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A canonical operator table with planted times, and models that find them."""
+"""A canonical operator table with planted times, and models that recover them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from forerun.calib.fit.batches import ShapeBatch, Timed
 def planted_rows(
     device: str, group: str, kind: str, *, num: int, scale_s: float, seed: int
 ) -> pd.DataFrame:
-    """Forward and backward of ``num`` linears: ``scale_s`` a multiply-add, backward twice that."""
+    """Return forward and backward of ``num`` linears: ``scale_s`` per multiply-add, backward
+    twice that."""
     rng = np.random.default_rng(seed)
     sizes = 64 * rng.integers(1, 64, size=(num, 3))
     tp = rng.choice([1, 2, 4], size=num)
@@ -37,7 +38,7 @@ def planted_rows(
 
 
 def planted_operators() -> pd.DataFrame:
-    """Two operators on two devices, the second half as fast."""
+    """Return two operators on two devices, the second half as fast."""
     parts = [
         planted_rows(device, group, kind, num=80, scale_s=scale * speed, seed=seed)
         for device, speed in (("one", 1.0), ("two", 2.0))
@@ -64,23 +65,23 @@ class Line:
 
 
 class Rates:
-    """The median rate of a group: exact on planted times."""
+    """Model by the median rate of a group, exact on planted times."""
 
     def __init__(self, groups: Mapping[str, Timed]) -> None:
         self.seen = {name: timed.batch.sizes.tolist() for name, timed in groups.items()}
-        self.asked: dict[str, list[list[float]]] = {}
+        self.predicted: dict[str, list[list[float]]] = {}
         self._log_rate = {
             name: np.median(np.log(timed.time_s / timed.batch.sizes.prod(axis=1)))
             for name, timed in groups.items()
         }
 
     def predict(self, name: str, batch: ShapeBatch) -> Line:
-        self.asked.setdefault(name, []).extend(batch.sizes.tolist())
+        self.predicted.setdefault(name, []).extend(batch.sizes.tolist())
         return Line(log_time=np.log(batch.sizes.prod(axis=1)) + self._log_rate[name])
 
 
 class Method:
-    """Makes ``Rates`` and keeps them for a look afterwards."""
+    """Method that fits ``Rates`` and stores them for inspection."""
 
     def __init__(self) -> None:
         self.models: list[Rates] = []

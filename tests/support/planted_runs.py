@@ -33,7 +33,7 @@ def planted_windows(
     run_log: float = 0.0,
     level_log: float = 0.0,
 ) -> list[NDArray[np.float64]]:
-    """Step times of the windows of a run, seconds, around exp(``level_log``).
+    """Return step times of the windows of a run, seconds, around exp(``level_log``).
 
     ``wander_log`` moves each window, ``run_log`` the whole run.
     """
@@ -59,21 +59,23 @@ def planted_run(
     num_windows: int = 4,
     num_steps: int = 8,
 ) -> SampleTable:
-    """A run of two data-parallel ranks on a GPU, half of its steps hooked.
+    """Return a run of two data-parallel ranks on a GPU, half of its steps hooked.
 
     ``extra_s`` adds seconds per step to ``forward``, ``backward``, ``optimizer``, ``host`` or
     ``transfer`` of both ranks; ``slow_rank_s`` to the forward passes of rank 1, for which rank 0
     waits.
     """
-    own = {"forward": FORWARD_S, "backward": BACKWARD_S, "optimizer": OPTIMIZER_S}
-    own |= {"host": HOST_S, "transfer": TRANSFER_S}
-    own = {part: time_s + (extra_s or {}).get(part, 0.0) for part, time_s in own.items()}
+    part_times_s = {"forward": FORWARD_S, "backward": BACKWARD_S, "optimizer": OPTIMIZER_S}
+    part_times_s |= {"host": HOST_S, "transfer": TRANSFER_S}
+    part_times_s = {
+        part: time_s + (extra_s or {}).get(part, 0.0) for part, time_s in part_times_s.items()
+    }
     rows: dict[str, list[dict[str, object]]] = {
         part: [] for part in ("steps", "phases", "samples", "skew", "ranks")
     }
     for window in range(num_windows):
         factors = np.exp(draw.normal(0.0, sigma_log, 2 * num_steps))
-        _add_window(rows, window, own, factors, slow_rank_s)
+        _add_window(rows, window, part_times_s, factors, slow_rank_s)
     frames = {part: pd.DataFrame(results).fillna(0.0) for part, results in rows.items()}
     table = table_of(LAYOUT, **frames)
     described = config or replace(config_of(LAYOUT), device=GPU)
@@ -86,7 +88,7 @@ def planted_run(
 def _add_window(
     rows: dict[str, list[dict[str, object]]],
     window: int,
-    own: Mapping[str, float],
+    part_times_s: Mapping[str, float],
     factors: NDArray[np.float64],
     slow_s: float,
 ) -> None:
@@ -96,16 +98,16 @@ def _add_window(
         late_s, wait_s = (slow_s, 0.0) if rank else (0.0, slow_s)
         for place, factor in enumerate(factors):
             key = {"window": window, "rank": rank, "step": 1000 * window + place}
-            time_s = factor * (sum(own.values()) + slow_s)
+            time_s = factor * (sum(part_times_s.values()) + slow_s)
             is_hooked = place % 2 == 0
             rows["steps"].append(
                 {**key, "time_s": time_s, "is_hooked": is_hooked, "is_clean": True}
             )
             if not is_hooked:
                 continue
-            times = {part: factor * own[part] for part in inside}
+            times = {part: factor * part_times_s[part] for part in inside}
             times["forward"] += factor * late_s
-            stood_s = factor * (own["transfer"] + wait_s)
+            stood_s = factor * (part_times_s["transfer"] + wait_s)
             phases = {
                 "forward-compute": {"time_s": times["forward"]},
                 "backward-compute": {"time_s": times["backward"]},
@@ -117,13 +119,13 @@ def _add_window(
             }
             rows["phases"] += [{**key, "name": n, "count": 1, **v} for n, v in phases.items()]
         middle = float(np.median(hooked))
-        waits = {"transfer_s": middle * own["transfer"], "wait_s": middle * wait_s}
+        waits = {"transfer_s": middle * part_times_s["transfer"], "wait_s": middle * wait_s}
         rows["skew"].append(
             {"window": window, "rank": rank, "role": "dp", "collective": "all_reduce", **waits}
         )
-        sums = {f"{part}_s": middle * own[part] for part in inside}
+        sums = {f"{part}_s": middle * part_times_s[part] for part in inside}
         sums["forward_s"] += middle * late_s
-        sums["wait_s"] = middle * (own["transfer"] + wait_s)
+        sums["wait_s"] = middle * (part_times_s["transfer"] + wait_s)
         rows["ranks"].append({"window": window, "rank": rank, "num_steps": len(hooked), **sums})
     of_window = {"window": window, "row": "operator", "num_steps": len(hooked), "num_seen": 2}
     of_window |= {"count": 2 * len(hooked), "element_nbytes": 2, "spread_log": 0.01}
@@ -134,5 +136,5 @@ def _add_window(
         ("core_attention", "backward", 0.5, "backward"),
         ("host_step", "step", 1.0, "host"),
     ):
-        times = {"kind": kind, "phase": phase, "time_s": share * own[part]}
+        times = {"kind": kind, "phase": phase, "time_s": share * part_times_s[part]}
         rows["samples"].append({**of_window, **times})

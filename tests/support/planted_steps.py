@@ -1,5 +1,5 @@
-"""The step model on an estimator that was planted, without any measured step unless given; and the
-layouts that properties of a step are tried on."""
+"""The step model on a planted estimator, without any measured step unless given, and layouts on
+which properties of a step are tested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.steps.base_times import Conditions
 from forerun.calib.steps.estimate import StepEstimate
-from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.live import IN_SITU, LiveTimes
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.timeline.items import Floats
@@ -48,22 +48,24 @@ def steps_of(
     measured_s: float | None = None,
     sigma_log: float = 1e-6,
 ) -> FittedSteps:
-    """The model, told the step of one layout where that is given."""
-    told = config is not None and measured_s is not None
-    known = [KnownStep(config=config, time_s=measured_s, sigma_log=sigma_log)] if told else []
+    """Return the step model, fitted to one layout's measured step if that is given."""
+    is_measured = config is not None and measured_s is not None
+    known = (
+        [KnownStep(config=config, time_s=measured_s, sigma_log=sigma_log)] if is_measured else []
+    )
     return fit_steps(LiveTimes(estimator=estimator, conditions=HERE), known)
 
 
 def estimate_step(config: RunConfig, estimator: Any) -> StepEstimate:
-    """One layout."""
+    """Return the estimate of one layout."""
     return steps_of(estimator).estimate(config)
 
 
 def estimate_many(configs: Sequence[RunConfig], estimator: Any) -> list[StepEstimate]:
-    """Several at once."""
+    """Return the estimates of several layouts."""
     return steps_of(estimator).estimates(configs)
 
 
 def median_times(configs: Sequence[RunConfig], estimator: Any) -> Floats:
-    """Medians for a ranking."""
+    """Return median times for a ranking."""
     return steps_of(estimator).median_times(configs)

@@ -1,4 +1,4 @@
-"""Sample tables of runs in which every rank's own time is drawn, and some ranks are slower."""
+"""Sample tables of runs with random times of every rank, some of them slower."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SHAPE = ModelShape(
 
 
 def config_of(layout: Parallelism) -> RunConfig:
-    """A run of eight micro-batches in a layout."""
+    """Return a run of eight micro-batches in a layout."""
     batch = Batch(micro_batch_size=1, global_batch_size=NUM_MICROBATCHES * layout.dp)
     return RunConfig(model=SHAPE, parallelism=layout, batch=batch)
 
 
 def table_of(layout: Parallelism, **frames: pd.DataFrame) -> SampleTable:
-    """A table with these frames; the others are empty but for the run's description."""
+    """Return a table with these frames; the others are empty but for the run's description."""
     text = json.dumps(config_of(layout).to_json())
     runs = [
         {"rank": rank, "world_size": layout.num_ranks, "config": text if rank == 0 else ""}
@@ -63,10 +63,10 @@ def recorded(
     slower_in: Container[int] = range(1000),
     part: str = "compute",
 ) -> SampleTable:
-    """Phases of hooked steps: noise of each rank, noise that all share, and planted excesses.
+    """Return phases of hooked steps: noise of each rank, common noise, and planted excesses.
 
     ``slower[rank]`` is a share of the passes, spent in ``part`` in the windows ``slower_in``; the
-    others of a step wait for the slowest, inside their passes.
+    other ranks wait for the slowest inside their passes.
     """
     ranks = range(layout.num_ranks)
     phases, steps, operators = [], [], []
@@ -75,14 +75,14 @@ def recorded(
         common = np.exp(sigma_log * draw.standard_normal())
         factor = common * np.exp(sigma_log * draw.standard_normal(layout.num_ranks))
         extra_s = {r: planted.get(r, 0.0) * (FORWARD_S + BACKWARD_S) for r in ranks}
-        own_s = {r: FORWARD_S * factor[r] for r in ranks}
+        compute_s = {r: FORWARD_S * factor[r] for r in ranks}
         for rank in ranks:
             if part in ("compute", "data"):
-                own_s[rank] += extra_s[rank]
-        latest_s = max(own_s.values())
+                compute_s[rank] += extra_s[rank]
+        latest_s = max(compute_s.values())
         for rank in ranks:
             key = {"window": window, "rank": rank, "step": step, "count": NUM_MICROBATCHES}
-            wait_s = latest_s - own_s[rank]
+            wait_s = latest_s - compute_s[rank]
             phases += [
                 {**key, "name": "forward-compute", "time_s": latest_s, "wait_s": wait_s},
                 {**key, "name": "backward-compute", "time_s": BACKWARD_S * factor[rank]},
@@ -116,7 +116,7 @@ def summarised(
     num_windows: int = 1,
     slower: Mapping[int, float] | None = None,
 ) -> SampleTable:
-    """The small summaries that every rank sends, one per window."""
+    """Return the small summaries that every rank sends, one per window."""
     parts = []
     for window in range(num_windows):
         factor = np.exp(sigma_log * draw.standard_normal(layout.num_ranks))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from device_clock import LAUNCH_S, Clock
-from device_streams import Device, Event, put_device, take_device
+from device_streams import Device, Event, install_device, uninstall_device
 from device_truth import Truth
 
 from forerun.calib.records.record_kinds import OperatorRecord, Record
@@ -27,7 +27,7 @@ SITES = tuple(Site(kind=kind) for kind in KINDS)
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of the host for a call, of the device for its kernel, of our hooks at a mark."""
+    """Costs in seconds: of a call on the host, of its kernel, of our hooks at a mark."""
 
     call_s: float
     kernel_s: float
@@ -44,12 +44,12 @@ class Play:
     clock: Clock = field(default_factory=lambda: Clock(Truth()))
     host_s: dict[tuple[int, Phase], float] = field(default_factory=lambda: defaultdict(float))
     busy_s: dict[tuple[int, Phase], float] = field(default_factory=lambda: defaultdict(float))
-    """By site and phase, what the host and the device were charged for calls of the model."""
+    """Seconds charged to the host and the device for the model's calls, by site and phase."""
     records: list[Record] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.device = Device(self.clock)
-        put_device(self.device)
+        install_device(self.device)
         self.spans: list[tuple[int, int]] = []
         self.is_capturing = False
         drift = 1.0 + self.drift_frac
@@ -61,15 +61,15 @@ class Play:
         self.recorder = Recorder(
             DeviceStopwatch(
                 lambda: Read(enable_timing=True),
-                stream_key=self.asked,
+                stream_key=self.stream_key,
                 current_stream=lambda: self.device.current,
                 is_capturing=lambda: self.is_capturing,
                 clock=lambda: round(self.clock.host_s * 1e9),
             )
         )
 
-    def asked(self) -> int:
-        """On the way to every mark the host does something of ours."""
+    def stream_key(self) -> int:
+        """Return the stream's key; charge the host for our work before each mark."""
         self.clock.host_s += self.costs.before_mark_s
         return self.device.current.cuda_stream
 
@@ -82,7 +82,7 @@ class Play:
             self.clock.synchronize()
             assert log.resolve()
         finally:
-            take_device()
+            uninstall_device()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -118,7 +118,7 @@ class Play:
         self.operator(LAYER, 3, inner=nested)
 
     def backward(self, log: StepLog) -> None:
-        """The linears one after the other, as the engine comes to them."""
+        """Run the linears' backward passes in the engine's order."""
         for site, span in reversed(self.spans):
             if site == LINEAR:
                 self.recorder.mark_backward(log, [backward_mark(span, is_begin=True)])

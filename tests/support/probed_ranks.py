@@ -1,4 +1,4 @@
-"""Two gloo ranks whose only group beside the world has no description, and what they probe on it.
+"""Two gloo ranks that probe on a group without a description, the only one beside the world.
 
 Prints one line of JSON for each rank.  The device is the stand-in with the model of an allocator;
 200 MB are free on one rank, and plenty on the other.
@@ -48,7 +48,7 @@ FREE_NBYTES = (100_000_000_000, 200_000_000)
 
 
 def carriers(group: Any) -> dict[str, Any]:
-    """What is found where descriptions say nothing, and that it carries."""
+    """Look up carriers without a description, and try the one of the group."""
     roles = GroupRoles(None, LAYOUT)
     carrier = find_carrier(GroupRole.DP, (0, 1), roles)
     total = torch.ones(1)
@@ -63,7 +63,7 @@ def carriers(group: Any) -> dict[str, Any]:
 
 
 def probed(name: str) -> dict[str, Any]:
-    """All probes of a run: how often each transfer ran, what was said, the allocator."""
+    """Return all probes of a run: counts of each transfer, messages, the allocator."""
     rank = dist.get_rank()
     info = RankInfo(rank=rank, world_size=2, local_rank=rank, local_world_size=2, run_id=name)
     records: list[Record] = []
@@ -101,7 +101,7 @@ def state(memory: Allocator) -> tuple[object, ...]:
 
 
 def train(group: Any) -> None:
-    """A hooked step of the run: it reduces gradients, and nothing else."""
+    """Train a hooked step that only reduces gradients."""
     recorder, guard = Recorder(HostStopwatch()), Guard()
     hooks = ProcessGroupHooks(recorder, guard)
     hooks.install()

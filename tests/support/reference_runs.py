@@ -1,7 +1,7 @@
-"""Trainings that let go of all they had: what Forerun reaches meanwhile, and what lives after it.
+"""Trainings that drop all their references: objects that Forerun reaches, and that outlive them.
 
-``reference_runs.py KIND DIRECTORY`` prints one line of JSON: ``held`` names what objects of the
-package lead to after each window, ``alive`` what is left when the training has ended.  With
+``reference_runs.py KIND DIRECTORY`` prints one line of JSON: ``held`` names objects of the training
+that the package references after each window, ``alive`` those that outlive the training.  With
 ``--calibrate`` the training is watched.
 """
 
@@ -29,28 +29,28 @@ STEPS, WINDOW, EVERY = 16, 4, 10
 IS_WATCHED = "FORERUN_OWNER" in os.environ
 _CALL = nn.Module._call_impl
 AFTER = (8, STEPS)
-"""Steps that have ended when it is looked: after the first window, and after the second."""
+"""Steps after which references are checked: after the first window and after the second."""
 _PLAIN = (
     dict, list, tuple, set, frozenset, types.CellType, types.MethodType, types.FunctionType,
     functools.partial,
 )  # fmt: skip
 records = logging.handlers.MemoryHandler(10**6, flushLevel=10**3)
-"""A handler that keeps its records, as those of error collectors do."""
+"""A handler that stores its records, as those of error collectors do."""
 
 
 WRITTEN_S = 20.0
-"""In which a writer has written what it holds, on a machine that others use."""
+"""Time limit for a writer to write its records, on a shared machine."""
 
 
 class Watch:
-    """Weak references to what is trained, and what was found."""
+    """Weak references to trained objects, and those that the package reaches."""
 
     def __init__(self) -> None:
         self.known: dict[str, weakref.ref[Any]] = {}
-        self.held: dict[str, list[str]] = {}
+        self.reachable: dict[str, list[str]] = {}
 
     def note(self, models: list[nn.Module], optimizer: Any) -> None:
-        """Remember a training by name."""
+        """Register a training's modules, weights and optimizer by name."""
         for number, model in enumerate(models):
             for name, module in model.named_modules():
                 self.known[f"model{number}.{name}"] = weakref.ref(module)
@@ -59,14 +59,14 @@ class Watch:
         self.known["optimizer"] = weakref.ref(optimizer)
 
     def look(self, when: str) -> None:
-        """Name what objects of ours lead to at this moment."""
+        """Record the names of objects that ours reference at this moment."""
         living = {name: ref() for name, ref in self.known.items()}
         targets = {id(thing): name for name, thing in living.items() if thing is not None}
         results = {targets[id(thing)] for thing in ours() if id(thing) in targets}
-        self.held[when] = sorted(results)
+        self.reachable[when] = sorted(results)
 
-    def say(self, kind: str) -> None:
-        """What is left; the caller has no reference any more."""
+    def report(self, kind: str) -> None:
+        """Print the objects that are alive once the caller has dropped its references."""
         gc.collect()
         gc.collect()
         self.look("the end")
@@ -77,20 +77,20 @@ class Watch:
             logs = []
             time.sleep(0.1)
             logs = buffers()
-        left = {
+        state = {
             "kind": kind,
-            "held": self.held,
+            "held": self.reachable,
             "alive": sorted(name for name, ref in self.known.items() if ref() is not None),
             "tensor_nbytes": sum(t.nbytes for t in tensors),
             "num_buffers": len(logs),
             "cuda_nbytes": torch.cuda.memory_allocated() if torch.cuda.is_available() else 0,
             "errors": [r.getMessage() for r in records.buffer if _has_error(r)],
         }
-        os.write(1, f"LEFT {json.dumps(left)}\n".encode())
+        os.write(1, f"LEFT {json.dumps(state)}\n".encode())
 
 
 def buffers() -> list[Any]:
-    """What steps were recorded into; the writer's thread has the last ones a little longer."""
+    """Return buffers of recorded steps; the writer's thread has the last ones a little longer."""
     gc.collect()
     return [o for o in gc.get_objects() if type(o).__name__ in ("StepLog", "DeviceStopwatch")]
 
@@ -102,7 +102,7 @@ def _has_error(record: logging.LogRecord) -> bool:
 
 
 def is_ours(thing: Any) -> bool:
-    """True for instances and functions of the package; classes and modules hold no training."""
+    """Return True for instances and functions of the package; its classes reference no training."""
     kind = type(thing)
     owner = thing if kind is types.FunctionType else kind
     name = getattr(owner, "__module__", "") or ""
@@ -110,21 +110,21 @@ def is_ours(thing: Any) -> bool:
 
 
 def ours() -> Iterator[Any]:
-    """All objects that instances and functions of the package lead to, through plain containers."""
-    # Lightning hangs its model on every callback: what holds ours is its Trainer.
+    """Yield all objects that the package's instances and functions reach via plain containers."""
+    # Lightning sets its Trainer on every callback, ours included.
     everything = [thing for thing in gc.get_objects() if is_ours(thing)]
-    left = [thing for thing in everything if type(thing).__name__ != "ForerunCallback"]
-    seen = {id(thing) for thing in left}
+    pending = [thing for thing in everything if type(thing).__name__ != "ForerunCallback"]
+    seen = {id(thing) for thing in pending}
     modules = {id(vars(module)) for module in list(sys.modules.values()) if module is not None}
-    while left:
-        thing = left.pop()
+    while pending:
+        thing = pending.pop()
         yield thing
         if not (is_ours(thing) or type(thing) in _PLAIN):
             continue
         for other in gc.get_referents(thing):
             if id(other) not in seen and id(other) not in modules:
                 seen.add(id(other))
-                left.append(other)
+                pending.append(other)
 
 
 def rows() -> torch.Tensor:
@@ -154,7 +154,7 @@ StepDone = Callable[[int, nn.Module], Any]
 def loop(
     watch: Watch, kind: str, steps: int = STEPS, step_done: StepDone = lambda step, model: None
 ) -> None:
-    """A loop of one's own, whose names are gone when it returns."""
+    """Train a custom loop, whose names are gone when it returns."""
     torch.manual_seed(0)
     model = wrapped(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -170,7 +170,7 @@ def loop(
 
 @contextmanager
 def watched_by_hand(directory: Path, kind: str) -> Iterator[None]:
-    """What the flag does, for one more loop of this process."""
+    """Watch one more loop of this process, as the flag does."""
     if not IS_WATCHED:
         yield
         return
@@ -184,13 +184,13 @@ def watched_by_hand(directory: Path, kind: str) -> Iterator[None]:
 
 
 def plain(directory: Path) -> None:
-    """DDP as the flag watches it, then the others."""
+    """Train DDP watched by the flag, then the other kinds."""
     dist.init_process_group("gloo")
     for kind in ("ddp", "fsdp1", "fsdp2"):
         with nullcontext() if kind == "ddp" else watched_by_hand(directory, kind):
             watch = Watch()
             loop(watch, kind, STEPS + 1)  # the first one only shows what there is
-            watch.say(kind)
+            watch.report(kind)
     with watched_by_hand(directory, "interrupted"):
         interrupted()
     dist.destroy_process_group()
@@ -198,7 +198,7 @@ def plain(directory: Path) -> None:
 
 
 def interrupted() -> None:
-    """An error out of a hooked step is caught, and another model is trained."""
+    """Catch an error from a hooked step, and train another model."""
 
     def fail(step: int, model: nn.Module) -> None:
         if step == 4:
@@ -210,11 +210,11 @@ def interrupted() -> None:
         loop(watch, "ddp", STEPS, fail)
     except RuntimeError as err:
         assert str(err) == "planted"
-    watch.say("interrupted")
+    watch.report("interrupted")
     loop(Watch(), "ddp", 3)
     watch = Watch()
     loop(watch, "ddp", 3)
-    watch.say("another")
+    watch.report("another")
 
 
 def attached(directory: Path) -> None:
@@ -239,7 +239,7 @@ def attached(directory: Path) -> None:
             if step in AFTER:
                 watch.look(f"step {step}")
     del model, optimizer, loss
-    watch.say("attach")  # while ``run`` is there
+    watch.report("attach")  # while ``run`` is there
     assert run is not None
 
 
@@ -307,7 +307,7 @@ def lightning(directory: Path, watch: Watch) -> None:
 
 
 def core(directory: Path, watch: Watch) -> None:
-    """The recipe, a loop on megatron.core."""
+    """Train the recipe, a loop on megatron.core."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
     import pretrain_gpt as recipe
 
@@ -344,4 +344,4 @@ if __name__ == "__main__":
     else:
         kind, watched = sys.argv[1], Watch()
         KINDS[kind](Path(sys.argv[2]), watched)
-        watched.say(kind)
+        watched.report(kind)

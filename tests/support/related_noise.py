@@ -1,4 +1,4 @@
-"""Noise whose neighbours go together."""
+"""Autocorrelated noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 def related_noise(
     draw: np.random.Generator, count: int, *, sigma: float, related: float
 ) -> NDArray[np.float64]:
-    """A stationary first-order process with this deviation; ``related``: of two neighbours."""
+    """Return a stationary AR(1) process with deviation ``sigma``; ``related`` is its lag-1
+    correlation."""
     shocks = draw.normal(0.0, sigma * math.sqrt(1 - related**2), count)
     values = np.empty(count)
     values[0] = draw.normal(0.0, sigma)

@@ -42,7 +42,7 @@ class Clock:
 
 
 class SimulatedRank:
-    """One rank of a layout with that many layers and micro-batches per stage.
+    """One rank of a layout with ``num_layers`` and ``num_microbatches`` per stage.
 
     Each layer has eight operators and the four collectives of sequence parallelism both ways.
     """
@@ -65,7 +65,7 @@ class SimulatedRank:
         self.sites = tuple(Site(kind=kind, layer=n) for n in range(num_layers) for kind in KINDS)
 
     def header(self) -> Header:
-        """The first line of its file."""
+        """Return the first line of the rank's file."""
         return Header(
             schema=1,
             run_id="simulated",
@@ -80,7 +80,7 @@ class SimulatedRank:
         )
 
     def step(self, number: int, num_hooked: int, window: int = 0) -> tuple[StepRecord, StepLog]:
-        """A hooked step: its record, and its marks."""
+        """Return a hooked step: its record and its marks."""
         recorder = Recorder(HostStopwatch(self.clock))
         log = recorder.open(
             StepLog(
@@ -172,6 +172,6 @@ class SimulatedRank:
 
 
 def steps(rank: SimulatedRank, numbers: range) -> Iterator[tuple[StepRecord, StepLog]]:
-    """The hooked steps of a window, by number."""
+    """Yield the hooked steps of a window, by number."""
     for num_hooked, number in enumerate(numbers):
         yield rank.step(number, num_hooked)

@@ -26,7 +26,7 @@ EXPERTS, TOP_K = 4, 2
 
 
 def prefer_first(bias: float) -> None:
-    """Put the bias on the logits of the first half of the experts."""
+    """Add the bias to the logits of the first half of the experts."""
     gating = TopKRouter.gating
 
     def gated(self: Any, *args: Any) -> Any:
@@ -39,7 +39,7 @@ def prefer_first(bias: float) -> None:
 
 
 def with_experts() -> None:
-    """The recipe builds layers of experts over both ranks."""
+    """Make the recipe build layers of experts over both ranks."""
     dense = gpt_model.transformer_config
     gpt_model.transformer_config = lambda args: replace(
         dense(args),
@@ -58,7 +58,7 @@ def with_experts() -> None:
     )
 
 
-def tell_rows() -> None:
+def print_rows() -> None:
     """Print what arrives at the experts of this rank, ``ROWS rank layer rows``."""
     forward = SequentialMLP.forward
 
@@ -72,5 +72,5 @@ def tell_rows() -> None:
 if __name__ == "__main__":
     prefer_first(float(sys.argv.pop(1)))
     with_experts()
-    tell_rows()
+    print_rows()
     pretrain_gpt.main()

@@ -1,4 +1,4 @@
-"""The tensors of one rank, one by one."""
+"""Tensors of one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forerun.calib.workload.config import RunConfig
 
 
 def parameter_tensors(config: RunConfig, chunk: int) -> list[ParameterTensor]:
-    """Those of a chunk, in the order of ``named_parameters()``."""
+    """Return the tensors of a chunk, in the order of ``named_parameters()``."""
     return [
         tensor
         for block, count in chunk_blocks(config, chunk)
@@ -18,6 +18,6 @@ def parameter_tensors(config: RunConfig, chunk: int) -> list[ParameterTensor]:
 
 
 def parameters(config: RunConfig, stage: int) -> int:
-    """Elements of all that one rank of a stage holds."""
+    """Return the number of elements on one rank of a stage."""
     chunks = config.chunks_of(stage)
     return sum(tensor.numel for chunk in chunks for tensor in parameter_tensors(config, chunk))

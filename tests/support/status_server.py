@@ -1,4 +1,4 @@
-"""A local HTTPS server that answers as Kubeflow Trainer's status server does, and keeps posts."""
+"""A local HTTPS server that answers as Kubeflow Trainer's status server does, and stores posts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/ml/trainjobs/mine/status"
 
 
 def has_openssl() -> bool:
-    """True where a certificate can be made."""
+    """Return True if a certificate can be made."""
     return shutil.which("openssl") is not None
 
 
 @dataclass
 class StatusServer:
-    """``tokens`` are accepted; ``posts`` are (token, body) of all that came, also refused ones."""
+    """Server that accepts ``tokens``; ``posts`` are all (token, body), also refused ones."""
 
     home: Path
     port: int = 0
@@ -34,7 +34,7 @@ class StatusServer:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What the controller tells a pod."""
+        """Environment that the controller gives a pod."""
         name = "KUBEFLOW_TRAINER_SERVER_"
         return {
             f"{name}URL": f"https://localhost:{self.port}{PATH}",
@@ -44,18 +44,18 @@ class StatusServer:
 
     @property
     def taken(self) -> list[dict[str, Any]]:
-        """Bodies that were accepted."""
+        """Bodies of accepted posts."""
         return [body for token, body in self.posts if token in self.tokens]
 
     def wait_for(self, count: int) -> None:
-        """Until so many posts have come."""
+        """Wait until ``count`` posts have arrived."""
         with self.came:
             assert self.came.wait_for(lambda: len(self.posts) >= count, timeout=60.0), self.posts
 
 
 @contextmanager
 def status_server(home: Path) -> Iterator[StatusServer]:
-    """The server on a free port, with a certificate of its own authority, and a token's file."""
+    """Run the server on a free port, with a certificate of its own authority and a token file."""
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
@@ -81,7 +81,7 @@ def status_server(home: Path) -> Iterator[StatusServer]:
                 status_server.came.notify_all()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Not in the log of the tests."""
+            """Keep requests out of the tests' log."""
 
     server = ThreadingHTTPServer(("localhost", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

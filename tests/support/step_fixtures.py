@@ -18,7 +18,7 @@ from forerun.calib.workload.config import (
 
 
 def layout(tp: int, pp: int, dp: int, micro: int, *, num_layers: int = 16) -> RunConfig:
-    """A GPT of 2,048 on A100, global batch 64."""
+    """Return a layout of a GPT of width 2,048 on A100, global batch 64."""
     shape = of_width(2048, num_layers=num_layers, seq_length=1024, vocab_size=51200)
     return RunConfig(
         model=shape,
@@ -32,7 +32,7 @@ def layout(tp: int, pp: int, dp: int, micro: int, *, num_layers: int = 16) -> Ru
 
 
 def row(config: RunConfig, measured_s: float, name: str = "") -> StepRow:
-    """One row of one machine; layouts on as many ranks are ranked together."""
+    """Return one row of one machine; layouts on equally many ranks are ranked together."""
     ranks = config.parallelism.num_ranks
     return StepRow(
         table="t",
@@ -47,7 +47,7 @@ def row(config: RunConfig, measured_s: float, name: str = "") -> StepRow:
 def grid(
     time: Callable[[RunConfig], float] = lambda _: 1.0, depths: Sequence[int] = (16,)
 ) -> list[StepRow]:
-    """Every layout of 8 and 16 ranks with two micro-batch sizes, each with a time of its own."""
+    """Return every layout of 8 and 16 ranks with two micro-batch sizes, all times distinct."""
     rows = []
     for depth in depths:
         for ranks in (8, 16):
@@ -64,5 +64,5 @@ def grid(
 
 
 def timed(rows: Sequence[StepRow], times: Sequence[float]) -> list[StepRow]:
-    """The rows with other times."""
+    """Return the rows with other times."""
     return [replace(one, measured_s=float(t)) for one, t in zip(rows, times, strict=True)]

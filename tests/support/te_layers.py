@@ -1,8 +1,8 @@
-"""Layers that call as Transformer Engine's do, of operators that a CPU has.
+"""Layers with the calls of Transformer Engine's, made of operators that a CPU has.
 
-One node of autograd holds a norm and a product.  Backwards it runs the product of the input's
-gradient, that of the weight's, and the norm's own backward pass last; the weight's goes into
-``main_grad`` or is put off until ``backward_dw``, and then None is its gradient.
+One autograd node contains a norm and a product.  Its backward runs the product of the input
+gradient, that of the weight gradient, and the norm's own backward pass last; the weight gradient
+goes into ``main_grad`` or is deferred until ``backward_dw``, and autograd then gets None.
 (Transformer Engine d0067d0: ``pytorch/module/layernorm_linear.py``, ``linear.py``,
 ``grouped_linear.py``, ``_common.py``.)
 """
@@ -20,27 +20,27 @@ _EPSILON = 1e-5
 
 
 class WeightGradStore:
-    """Products of weights that are put off until ``run``."""
+    """Weight-gradient products that are deferred until ``run``."""
 
     def __init__(self, *, is_delayed: bool) -> None:
         self.is_delayed = is_delayed
-        self._kept: deque[Callable[[], None]] = deque()
+        self._pending: deque[Callable[[], None]] = deque()
 
     def put(self, product: Callable[[], None]) -> None:
-        """Compute it now, or later."""
+        """Compute a product now, or defer it."""
         if self.is_delayed:
-            self._kept.append(product)
+            self._pending.append(product)
         else:
             product()
 
     def run(self) -> None:
-        """Compute what was put off longest."""
-        if self._kept:
-            self._kept.popleft()()
+        """Compute the oldest deferred product."""
+        if self._pending:
+            self._pending.popleft()()
 
 
 class _Te(nn.Module):
-    """Weights and how their gradients are computed; ``is_fused``: into ``main_grad``."""
+    """Weights and the computation of their gradients, into ``main_grad`` if ``is_fused``."""
 
     def __init__(
         self, inputs: int, outputs: int, *, count: int = 1, is_fused: bool, is_delayed: bool
@@ -56,11 +56,11 @@ class _Te(nn.Module):
 
     @torch.no_grad()
     def backward_dw(self) -> None:
-        """The weight's gradient that was put off."""
+        """Compute a deferred weight gradient."""
         self.store.run()
 
     def weight_gradient(self, place: int, given: torch.Tensor, gradient: torch.Tensor) -> Any:
-        """The product of one weight, now or later, and what autograd is told."""
+        """Compute or defer one weight gradient; return what autograd gets for it."""
         weight = self.weights[place]
         made: list[torch.Tensor] = []
 
@@ -121,7 +121,7 @@ class _GroupedLinear(torch.autograd.Function):
         ctx.layer, ctx.splits = layer, splits
         parts = hidden.split(splits)
         out = hidden.new_empty(hidden.shape[0], weights[0].shape[0])
-        layer.beside(
+        layer.run_concurrently(
             lambda part, weight, into: torch.mm(part, weight.t(), out=into),
             parts,
             weights,
@@ -134,7 +134,7 @@ class _GroupedLinear(torch.autograd.Function):
         hidden, *weights = ctx.saved_tensors
         parts, gradients = hidden.split(ctx.splits), gradient.split(ctx.splits)
         into = torch.empty_like(hidden)
-        ctx.layer.beside(
+        ctx.layer.run_concurrently(
             lambda part, weight, out: torch.mm(part, weight, out=out),
             gradients,
             weights,
@@ -145,15 +145,16 @@ class _GroupedLinear(torch.autograd.Function):
         def product(place: int, part: Any, of_part: Any) -> None:
             results[place] = ctx.layer.weight_gradient(place, part, of_part)
 
-        ctx.layer.beside(product, range(len(weights)), parts, gradients)
+        ctx.layer.run_concurrently(product, range(len(weights)), parts, gradients)
         return into, None, None, *results
 
 
 class _Exchanged(torch.autograd.Function):
-    """Products whose tensors are exchanged in pieces meanwhile, as with ``--tp-comm-overlap``.
+    """Products that overlap with the exchange of their pieces, as with ``--tp-comm-overlap``.
 
-    Pieces on streams in turn, behind each its exchange on another, and the sum of what came in
-    last; the weight's product is whole, with an exchange beside it.  (Transformer Engine d0067d0:
+    Pieces run on alternating streams, each followed by its exchange on another, and the received
+    values are summed last; the weight's product is whole and overlaps an exchange.  (Transformer
+    Engine d0067d0:
     ``common/comm_gemm_overlap/comm_gemm_overlap.cpp``, ``CommOverlapP2PBase::split_overlap_rs``
     and ``bulk_overlap``.)
     """
@@ -177,7 +178,7 @@ class _Exchanged(torch.autograd.Function):
 
 
 class TEExchangedLinear(nn.Module):
-    """A product in ``num_pieces``, on two streams, and a third for what is exchanged."""
+    """A product in ``num_pieces`` on two streams, with a third for exchanges."""
 
     def __init__(self, inputs: int, outputs: int, *, num_pieces: int, is_frozen: bool) -> None:
         super().__init__()
@@ -189,11 +190,11 @@ class TEExchangedLinear(nn.Module):
         self.between = torch.cuda.Stream()
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The product, and no bias."""
+        """Return the product, and no bias."""
         return _Exchanged.apply(hidden, self.weight, self), None
 
     def in_pieces(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """The rows of ``left`` in pieces times ``right``; a sum of two halves ends it."""
+        """Return ``left`` times ``right``, by pieces of rows, followed by a sum of two halves."""
         out = left.new_empty(left.shape[0], right.shape[1])
         main = torch.cuda.current_stream()
         pieces = zip(left.chunk(self.num_pieces), out.chunk(self.num_pieces), strict=True)
@@ -210,7 +211,7 @@ class TEExchangedLinear(nn.Module):
         return out
 
     def exchange(self, values: torch.Tensor) -> None:
-        """What other ranks have of it, on a stream of its own."""
+        """Exchange values with other ranks, on a stream of its own."""
         with torch.cuda.stream(self.between):
             torch.roll(values, 1)
 
@@ -223,7 +224,7 @@ class TELayerNormColumnParallelLinear(_Te):
         self.layer_norm_weight = nn.Parameter(torch.ones(inputs))
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The product, and no bias."""
+        """Return the product, and no bias."""
         gain = self.layer_norm_weight
         return _LayerNormLinear.apply(hidden, gain, self.weights[0], self), None
 
@@ -232,7 +233,7 @@ class TERowParallelLinear(_Te):
     """A product."""
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The product, and no bias."""
+        """Return the product, and no bias."""
         return _Linear.apply(hidden, self.weights[0], self), None
 
 
@@ -245,11 +246,11 @@ class TEGroupedLinear(_Te):
         self._streams = [torch.cuda.Stream() for _ in range(num_streams)]
 
     def forward(self, hidden: torch.Tensor, splits: Sequence[int]) -> tuple[torch.Tensor, None]:
-        """The rows of each expert times its weight, and no bias."""
+        """Return the rows of each expert times its weight, and no bias."""
         return _GroupedLinear.apply(hidden, self, list(splits), *self.weights), None
 
-    def beside(self, product: Callable[..., Any], *values: Sequence[Any]) -> None:
-        """Products that begin when what was asked for is done, and are waited for together."""
+    def run_concurrently(self, product: Callable[..., Any], *values: Sequence[Any]) -> None:
+        """Run products after the current stream's work, and wait for all of them."""
         main = torch.cuda.current_stream()
         for stream in self._streams:
             stream.wait_stream(main)
@@ -261,7 +262,7 @@ class TEGroupedLinear(_Te):
 
 
 class TransformerLayer(nn.Module):
-    """Projections with a norm in front, and a product back; a sum around both."""
+    """Projections with a norm in front, a product back, and a residual around both."""
 
     def __init__(self, number: int, hidden: int, ffn: int, **options: Any) -> None:
         super().__init__()
@@ -270,6 +271,6 @@ class TransformerLayer(nn.Module):
         self.linear_fc2 = TERowParallelLinear(ffn, hidden, **options)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """One layer."""
+        """Run the layer."""
         inner, _ = self.linear_fc1(hidden)
         return hidden + self.linear_fc2(torch.relu(inner))[0]

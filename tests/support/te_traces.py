@@ -1,8 +1,8 @@
-"""What a profiler sees of Transformer Engine's layers: one operation, and kernels below it.
+"""Profiler traces of Transformer Engine's layers: one operation, and kernels below it.
 
-Its products come from a library that records no function, so that all that a node of autograd
-launches lies below the node itself.  The kernels are those of a stand-in for a device, with a
-device's names and its planted times.
+Its products come from a library that records no function, so that all kernels of an autograd node
+are directly below the node.  The kernels are those of a stand-in for a device, with a device's
+names and planted times.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ NAMES = {
         "void transformer_engine::normalization::rmsnorm_bwd_tuned_kernel<...>"
     ),
 }
-"""By the operator of the stand-in, what the library launches."""
+"""Kernel that the library launches for each operator of the stand-in."""
 
 
 def kernel_name(op: str) -> str:
-    """The name that a device has for an operator's kernel."""
+    """Return a device's name for an operator's kernel."""
     return NAMES.get(op, f"void at::native::vectorized_elementwise_kernel<{op}>")
 
 
 def node_events(
     node: str, kernels: Sequence[Mapping[str, Any]], *, at_ns: int, number: int
 ) -> list[TraceEvent]:
-    """The events of one node, which launches ``kernels`` (rows of a device's truth) in order."""
+    """Return the events of a node that launches ``kernels`` (rows of a device's truth) in order."""
     host = TraceEvent(
         name=node, category=CPU_OP, start_ns=at_ns, duration_ns=len(kernels) * 10 + 10, thread=1,
         number=number,

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def tiny_llama() -> LlamaForCausalLM:
-    """The model; its weights are those of the random state."""
+    """Return the model, with weights drawn from the current random state."""
     return LlamaForCausalLM(
         LlamaConfig(
             num_hidden_layers=2,
@@ -24,6 +24,6 @@ def tiny_llama() -> LlamaForCausalLM:
 
 
 def tiny_data() -> Any:
-    """64 rows of 16 tokens."""
+    """Return 64 rows of 16 tokens."""
     tokens = torch.randint(0, 64, (64, 16), generator=torch.Generator().manual_seed(1))
     return [{"input_ids": row, "labels": row} for row in tokens]

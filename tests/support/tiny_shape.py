@@ -1,4 +1,4 @@
-"""The smallest model that can be described, one with something to split, and its layouts."""
+"""The smallest model that can be described, one large enough to split, and its layouts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SMALL = ModelShape(
 
 
 def of_width(hidden_size: int, **other: Any) -> ModelShape:
-    """A GPT with heads of 128 and an MLP four times as wide; ``other``: what it has besides, with
-    its layers."""
+    """Return a GPT with heads of 128 and an MLP four times as wide; ``other`` are further fields,
+    such as its number of layers."""
     num_heads = hidden_size // 128
     fields: dict[str, Any] = {
         "hidden_size": hidden_size,
@@ -58,8 +58,8 @@ def run_of(
     par: dict[str, Any] | None = None,
     **run: Any,
 ) -> RunConfig:
-    """A layout: degrees by name, ``model`` and ``par`` change the shape and the degrees, others the
-    run."""
+    """Return a run: ``model`` changes the shape, ``par`` the parallelism, and ``run`` other
+    fields."""
     return RunConfig(
         model=replace(shape, **(model or {})),
         parallelism=Parallelism(tp=tp, pp=pp, dp=dp, **(par or {})),

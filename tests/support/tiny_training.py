@@ -1,4 +1,4 @@
-"""A training of one rank that a test can hold: ``tiny_training.py DIRECTORY GO [anything ...]``.
+"""A training of one rank that a test can pause: ``tiny_training.py DIRECTORY GO [anything ...]``.
 
 It ends some steps after the file ``GO`` is there, and prints what became of it.
 """
@@ -19,7 +19,7 @@ NUM_LAST = 10
 
 
 def main(directory: Path, go: Path) -> None:
-    """Train until the file is there and then to the end, or until a stop is asked for."""
+    """Train until the file exists and then to the end, or until a stop is requested."""
     config = RunConfig(
         model=TINY,
         parallelism=Parallelism(),
@@ -28,9 +28,9 @@ def main(directory: Path, go: Path) -> None:
     )
     model = torch.nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    left = NUM_LAST
+    num_remaining = NUM_LAST
     with attach(model, optimizer, config, directory=directory, steps=4, on_advice="stop") as run:
-        while left:
+        while num_remaining:
             optimizer.zero_grad()
             model(torch.randn(4, 16)).square().mean().backward()
             optimizer.step()
@@ -39,7 +39,7 @@ def main(directory: Path, go: Path) -> None:
             if run.should_stop():
                 print("STOPPED", flush=True)
                 return
-            left -= go.exists()
+            num_remaining -= go.exists()
     print("DONE", flush=True)
 
 

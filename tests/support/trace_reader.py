@@ -1,6 +1,6 @@
-"""What Perfetto's importer holds a JSON trace to: rules of the Trace Event Format, written down.
+"""Rules of the Trace Event Format that Perfetto's importer applies to a JSON trace.
 
-``read`` raises ``AssertionError`` where the importer would drop an event, move it, or guess.
+``read`` raises ``AssertionError`` if the importer would drop an event, move it, or guess.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ METADATA = {
     "thread_name": ("name", str, True),
     "thread_sort_index": ("sort_index", int, True),
 }
-"""Argument, its type, and whether it is of a thread."""
+"""Argument, its type, and True if it describes a thread."""
 _UNITS = ("ns", "ms")
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A slice with its place, times in whole nanoseconds."""
+    """A slice with its track and depth; times are whole nanoseconds."""
 
     event: Event
     process: str
@@ -39,7 +39,7 @@ class Slice:
     begin_ns: int
     end_ns: int
     depth: int
-    """How many slices it lies in."""
+    """Number of slices that enclose it."""
 
     @property
     def time_s(self) -> float:
@@ -47,7 +47,7 @@ class Slice:
 
 
 def read(trace: dict[str, Any]) -> list[Slice]:
-    """Every slice, as the importer places it."""
+    """Return every slice as the importer places it."""
     assert trace["displayTimeUnit"] in _UNITS
     events = trace["traceEvents"]
     for event in events:
@@ -64,7 +64,7 @@ def _check(event: Event) -> None:
     missing = [key for key in REQUIRED[phase] if key not in event]
     assert not missing, f"{event} lacks {missing}"
     for key in ("pid", "tid"):
-        # 0 is the idle task: what lies there is not of the process that it says.
+        # 0 is the idle task: its events are not attributed to the stated process.
         assert key not in event or (type(event[key]) is int and 0 < event[key] < 2**31), event
     for key in ("ts", "dur"):
         value = event.get(key, 0)
@@ -93,15 +93,15 @@ def _names(events: list[Event]) -> dict[tuple[int, int], tuple[str, str]]:
 
 
 def _placed(slices: list[Event], names: dict[tuple[int, int], tuple[str, str]]) -> list[Slice]:
-    """Those of a track in order of begin, each within all that are still open."""
+    """Return slices of each track in order of begin, each within all that are still open."""
     result: list[Slice] = []
     by_track: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in slices:
         by_track[event["pid"], event["tid"]].append(event)
-    for at, own in by_track.items():
+    for at, track_events in by_track.items():
         open_ns: list[int] = []
-        # Sorted as the importer does: by time, and of one time as they stand.
-        for event in sorted(own, key=lambda e: int(e["ts"] * 1000.0)):
+        # Stable sort by time, as the importer does.
+        for event in sorted(track_events, key=lambda e: int(e["ts"] * 1000.0)):
             begin, length = int(event["ts"] * 1000.0), int(event["dur"] * 1000.0)
             while open_ns and open_ns[-1] <= begin:
                 open_ns.pop()
@@ -113,7 +113,7 @@ def _placed(slices: list[Event], names: dict[tuple[int, int], tuple[str, str]]) 
 
 
 def _check_flows(events: list[Event]) -> None:
-    """Each arrow has one begin and then one end, both where a slice is open, under one name."""
+    """Check that each flow has one begin, then one end, both in open slices, under one name."""
     begins: dict[tuple[Any, ...], Event] = {}
     ends: dict[tuple[Any, ...], Event] = {}
     last: Event | None = None
@@ -122,15 +122,15 @@ def _check_flows(events: list[Event]) -> None:
             last = event
         if event["ph"] not in "sf":
             continue
-        # It ties to the innermost slice that is open as it is read: the one just before it.
+        # A flow binds to the innermost slice that is open when it is read: the one just before.
         assert last is not None
         assert [last[key] for key in ("pid", "tid", "ts")] == [
             event[key] for key in ("pid", "tid", "ts")
         ]
         key = event["id"], event["cat"], event["name"]
-        kept = begins if event["ph"] == "s" else ends
-        assert key not in kept, f"arrow {key} twice"
-        kept[key] = event
+        matched = begins if event["ph"] == "s" else ends
+        assert key not in matched, f"arrow {key} twice"
+        matched[key] = event
     assert begins.keys() == ends.keys(), f"one end: {begins.keys() ^ ends.keys()}"
     for key, begin in begins.items():
         end = ends[key]

@@ -14,17 +14,17 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(step, values) of every logged row of the only offline run under ``directory``."""
+    """Return (step, values) of every logged row of the only offline run under ``directory``."""
     return rows_of(_only_run(directory))
 
 
 def records(directory: Path) -> Iterator[Any]:
-    """Everything that the only offline run under ``directory`` holds."""
+    """Yield all records of the only offline run under ``directory``."""
     return records_of(_only_run(directory))
 
 
 def rows_of(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(step, values) of every logged row of one run's file."""
+    """Return (step, values) of every logged row of one run's file."""
     rows = []
     for record in records_of(path):
         if record.WhichOneof("record_type") == "history":
@@ -37,7 +37,7 @@ def rows_of(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def records_of(path: Path) -> Iterator[Any]:
-    """Everything that one run's file holds."""
+    """Yield all records of one run's file."""
     from wandb.proto import wandb_internal_pb2
 
     for data in _records(path.read_bytes()):
@@ -54,9 +54,9 @@ def _only_run(directory: Path) -> Path:
 def _records(data: bytes) -> Iterator[bytes]:
     place, parts = 7, b""
     while place + _HEADER.size <= len(data):
-        left = _BLOCK - place % _BLOCK
-        if left < _HEADER.size:
-            place += left
+        remaining = _BLOCK - place % _BLOCK
+        if remaining < _HEADER.size:
+            place += remaining
             continue
         _, size, kind = _HEADER.unpack_from(data, place)
         body = data[place + _HEADER.size : place + _HEADER.size + size]

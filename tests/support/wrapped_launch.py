@@ -32,7 +32,7 @@ class Launch:
 
 
 class Torchrun(Launch):
-    """A wrapped stand-in for torchrun, with its workers there."""
+    """A wrapped stand-in for torchrun, with its workers running."""
 
     def __init__(
         self, home: Path, worker: str, *flags: str, options: tuple[str, ...] = ("--grace=3s",)
@@ -50,7 +50,7 @@ class Torchrun(Launch):
     def agent(self) -> int:
         return int((self.home / "pids.agent").read_text())
 
-    def left(self) -> list[int]:
+    def alive_pids(self) -> list[int]:
         everyone = [*map(int, self.pids.read_text().split()), self.agent, self.process.pid]
         return [pid for pid in everyone if is_alive(pid)]
 

@@ -1,4 +1,4 @@
-"""What the protocols leave out, and that a planted machine is found again in each of them."""
+"""Held-out splits of each protocol, and recovery of a planted machine in each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planted_collectives import planted_collectives as planted
 
 from forerun.benchmarks.protocols.collectives import (
     COLLECTIVE_PROTOCOLS,
-    left_out,
+    scored_rows,
     splits,
     validate_collectives,
 )
@@ -26,10 +26,10 @@ def test_repeats_of_a_payload_are_on_one_side(protocol: str) -> None:
     curve = ["num_nodes", "nbytes"]
     for split in splits(table, protocol, [0, 1, 2]):
         known = set(map(tuple, table.loc[split.train, curve].to_numpy().tolist()))
-        asked = set(map(tuple, table.loc[split.test, curve].to_numpy().tolist()))
+        test_rows = set(map(tuple, table.loc[split.test, curve].to_numpy().tolist()))
         assert known
-        assert asked
-        assert not known & asked
+        assert test_rows
+        assert not known & test_rows
 
 
 def test_shares_of_payloads_are_those_of_the_protocol() -> None:
@@ -39,17 +39,17 @@ def test_shares_of_payloads_are_those_of_the_protocol() -> None:
     (split,) = splits(table, "few_8", [0])
     assert (split.train.sum(), split.test.sum()) == (8, 13)
     (split,) = splits(table, "small_to_large", [0, 1, 2])
-    known, asked = (table.loc[mask, "nbytes"] for mask in (split.train, split.test))
+    known, test_sizes = (table.loc[mask, "nbytes"] for mask in (split.train, split.test))
     assert sorted(known) == SIZES[:10]
-    assert sorted(asked) == SIZES[-4:]
+    assert sorted(test_sizes) == SIZES[-4:]
     assert not list(splits(table, "few_24", [0]))
 
 
 def test_seeds_differ_and_repeat() -> None:
     table = planted(2)
-    first, other, again = (next(iter(splits(table, "random", [s]))).test for s in (0, 1, 0))
+    first, other, repeated = (next(iter(splits(table, "random", [s]))).test for s in (0, 1, 0))
     assert not np.array_equal(first, other)
-    assert np.array_equal(first, again)
+    assert np.array_equal(first, repeated)
 
 
 def test_spans_are_known_up_to_a_quarter_of_the_nodes() -> None:
@@ -67,7 +67,7 @@ def test_machines_of_one_node_leave_out_the_most_ranks() -> None:
     assert set(table.loc[split.test, "num_ranks"]) == {8}
 
 
-def _held(table: pd.DataFrame, ranks_per_node: int) -> pd.DataFrame:
+def _with_ranks_per_node(table: pd.DataFrame, ranks_per_node: int) -> pd.DataFrame:
     return table.assign(num_ranks=table["num_nodes"] * ranks_per_node)
 
 
@@ -80,15 +80,15 @@ def test_nodes_are_known_up_to_the_next_smaller_number() -> None:
 
 
 def test_ranks_per_node_are_left_out_or_alone_and_one_node_is_always_known() -> None:
-    tables = [planted(1, 2, repeats=1), _held(planted(2, 8, repeats=1), 1)]
-    table = pd.concat([*tables, _held(planted(2, repeats=1), 8)], ignore_index=True)
-    held = (table["num_ranks"] / table["num_nodes"]).to_numpy() * (table["num_nodes"] > 1)
-    left = [set(held[s.test]) for s in splits(table, "leave_ranks_per_node", [0])]
-    assert left == [{1}, {4}, {8}]
+    tables = [planted(1, 2, repeats=1), _with_ranks_per_node(planted(2, 8, repeats=1), 1)]
+    table = pd.concat([*tables, _with_ranks_per_node(planted(2, repeats=1), 8)], ignore_index=True)
+    ranks_per_node = (table["num_ranks"] / table["num_nodes"]).to_numpy() * (table["num_nodes"] > 1)
+    excluded = [set(ranks_per_node[s.test]) for s in splits(table, "leave_ranks_per_node", [0])]
+    assert excluded == [{1}, {4}, {8}]
     for split in splits(table, "one_ranks_per_node", [0]):
-        known = set(held[split.train])
+        known = set(ranks_per_node[split.train])
         assert 0 in known and len(known) == 2
-        assert set(held[split.test]) == {0, 1, 4, 8} - known
+        assert set(ranks_per_node[split.test]) == {0, 1, 4, 8} - known
     assert not list(splits(planted(1, 2), "leave_ranks_per_node", [0]))
 
 
@@ -107,7 +107,7 @@ def test_each_collective_is_left_out_in_turn() -> None:
 
 def test_a_pair_is_held_against_the_widest_of_its_node() -> None:
     table = pd.concat(
-        [_held(planted(1), n) for n in (2, 4, 8)] + [planted(2)],
+        [_with_ranks_per_node(planted(1), n) for n in (2, 4, 8)] + [planted(2)],
         ignore_index=True,
     )
     (split,) = splits(table, "pair_to_node", [0])
@@ -150,15 +150,15 @@ def test_flagged_rows_are_neither_fitted_nor_scored() -> None:
     table = planted(2)
     wrong = table.assign(time_s=100 * table["time_s"], flag="broken")
     with_wrong = pd.concat([table, wrong], ignore_index=True)
-    clean, frame = (left_out(t, "random", seeds=[0]) for t in (table, with_wrong))
+    clean, frame = (scored_rows(t, "random", seeds=[0]) for t in (table, with_wrong))
     pd.testing.assert_frame_equal(clean, frame)
 
 
 def test_machines_do_not_learn_from_each_other() -> None:
     table = planted(2)
     slow = table.assign(fabric="slow", time_s=50 * table["time_s"])
-    both = left_out(pd.concat([table, slow], ignore_index=True), "random", seeds=[0])
-    alone = left_out(table, "random", seeds=[0])
+    both = scored_rows(pd.concat([table, slow], ignore_index=True), "random", seeds=[0])
+    alone = scored_rows(table, "random", seeds=[0])
     assert both["predicted_s"][: len(alone)].to_numpy() == pytest.approx(
         alone["predicted_s"].to_numpy()
     )

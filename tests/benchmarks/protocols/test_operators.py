@@ -17,7 +17,7 @@ from forerun.benchmarks.protocols.operators import (
 )
 from forerun.calib import validation
 from forerun.calib.fit.batches import Timed
-from forerun.calib.fit.transferred import transfer
+from forerun.calib.fit.device_transfer import transfer_to_device
 from forerun.calib.validation import score_rows
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def planted() -> pd.DataFrame:
     return planted_operators()
 
 
-def made_by(method: Method) -> dict[str, Any]:
+def method_arguments(method: Method) -> dict[str, Any]:
     return {"fit": method.fit, "transfer": method.transfer}
 
 
@@ -39,16 +39,18 @@ def test_planted_times_are_found_on_rows_that_were_not_seen(
     planted: pd.DataFrame, protocol: str
 ) -> None:
     method = Method()
-    frame = validate_operators(planted, seeds=range(2), protocols=[protocol], **made_by(method))
+    frame = validate_operators(
+        planted, seeds=range(2), protocols=[protocol], **method_arguments(method)
+    )
     rows = score_rows(frame, "t")
     assert [r["group"] for r in rows] == [
         *("all", "qkv/forward", "qkv/backward", "fc1/forward", "fc1/backward")
     ]
     assert all(r["mape_frac"] < 1e-9 and r["coverage_90_frac"] == 1 for r in rows)
     for model in method.models:
-        for name, asked in model.asked.items():
+        for name, test_rows in model.predicted.items():
             seen = {tuple(row) for row in model.seen[name]}
-            assert not seen & {tuple(row) for row in asked}
+            assert not seen & {tuple(row) for row in test_rows}
 
 
 @pytest.mark.parametrize("protocol", WITHIN)
@@ -85,14 +87,16 @@ def test_each_degree_is_left_out_once(planted: pd.DataFrame) -> None:
 
 
 def test_another_device_is_scored_without_its_probes(planted: pd.DataFrame) -> None:
-    frame = validate_operators(planted, seeds=[0], protocols=["leave_gpu"], **made_by(Method()))
+    frame = validate_operators(
+        planted, seeds=[0], protocols=["leave_gpu"], **method_arguments(Method())
+    )
     assert all(r["mape_frac"] < 1e-9 for r in score_rows(frame, "t"))
     assert set(frame.groupby("group").size()) == {2 * (80 - NUM_PROBES)}
 
 
 def test_one_device_cannot_carry_leave_gpu(planted: pd.DataFrame) -> None:
     one = planted[planted["device"] == "one"]
-    assert validate_operators(one, protocols=["leave_gpu"], **made_by(Method())).empty
+    assert validate_operators(one, protocols=["leave_gpu"], **method_arguments(Method())).empty
 
 
 def test_flagged_rows_are_neither_fitted_nor_scored(planted: pd.DataFrame) -> None:
@@ -100,13 +104,15 @@ def test_flagged_rows_are_neither_fitted_nor_scored(planted: pd.DataFrame) -> No
         time_s=planted["time_s"].where(planted.index % 3 > 0, 1.0),
         flag=["bad" if i % 3 == 0 else "" for i in planted.index],
     )
-    frame = validate_operators(bad, seeds=[0], protocols=["random"], **made_by(Method()))
+    frame = validate_operators(bad, seeds=[0], protocols=["random"], **method_arguments(Method()))
     assert all(r["mape_frac"] < 1e-9 for r in score_rows(frame, "t"))
 
 
 def test_a_split_that_no_seed_changes_runs_once(planted: pd.DataFrame) -> None:
     method = Method()
-    validate_operators(planted, seeds=range(5), protocols=["small_to_large"], **made_by(method))
+    validate_operators(
+        planted, seeds=range(5), protocols=["small_to_large"], **method_arguments(method)
+    )
     assert len(method.models) == planted["device"].nunique()
 
 
@@ -131,7 +137,7 @@ def test_a_draw_does_not_depend_on_other_operators(planted: pd.DataFrame) -> Non
 def test_few_rows_carry_only_what_fits(planted: pd.DataFrame) -> None:
     few = planted[planted["device"] == "one"].groupby(["group", "phase"]).head(14)
     drawn = [name for name in WITHIN if name != "leave_tp"]
-    frame = validate_operators(few, protocols=drawn, **made_by(Method()))
+    frame = validate_operators(few, protocols=drawn, **method_arguments(Method()))
     assert set(frame["protocol"]) == {"few_8"}
 
 
@@ -144,7 +150,7 @@ def test_probes_of_another_device_are_not_scored(
 
     def moved(model: Any, *, device: str, probes: Mapping[str, Timed]) -> Any:
         seen.extend(len(rows) for rows in probes.values())
-        return transfer(model, device=device, probes=probes)
+        return transfer_to_device(model, device=device, probes=probes)
 
     frame = validate_operators(planted, seeds=[0], protocols=[protocol], transfer=moved)
     assert max(seen, default=0) <= number and bool(seen) is bool(number)

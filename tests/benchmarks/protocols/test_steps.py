@@ -44,11 +44,11 @@ def test_named_protocols_split_too(protocol: str) -> None:
     folds = list(named(rows, protocol))
     for fold in folds:
         check(fold, rows)
-        own = {series_name(rows[i]) for i in (*fold.train, *fold.test)}
+        series_names = {series_name(rows[i]) for i in (*fold.train, *fold.test)}
         is_of_series = protocol in (SCALE_OUT, MORE_NODES)
         size = len(rows) // 4 if is_of_series else len(rows) // 2
         assert len(fold.train) + len(fold.test) == size
-        assert len(own) == 1 or not is_of_series
+        assert len(series_names) == 1 or not is_of_series
     assert bool(folds) == (protocol not in (LEAVE_WIDTH, LEAVE_RELEASE))
 
 
@@ -60,8 +60,8 @@ def test_a_release_is_left_out_whole() -> None:
     folds = list(named(rows, LEAVE_RELEASE))
     assert len(folds) == 3
     for fold in folds:
-        (left,) = {rows[i].config.framework for i in fold.test}
-        assert left not in {rows[i].config.framework for i in fold.train}
+        (excluded_release,) = {rows[i].config.framework for i in fold.test}
+        assert excluded_release not in {rows[i].config.framework for i in fold.train}
 
 
 def test_what_is_left_out_is_whole() -> None:
@@ -71,8 +71,10 @@ def test_what_is_left_out_is_whole() -> None:
         (LEAVE_DEPTH, lambda r: r.config.model.num_layers),
     ):
         for fold in named(rows, protocol):
-            left = {key(rows[i]) for i in fold.test}
-            assert len(left) == 1 and not left & {key(rows[i]) for i in fold.train}
+            excluded_keys = {key(rows[i]) for i in fold.test}
+            assert len(excluded_keys) == 1 and not excluded_keys & {
+                key(rows[i]) for i in fold.train
+            }
     for fold in named(rows, SCALE_OUT):
         most = max(rows[i].num_ranks for i in fold.train)
         assert all(rows[i].num_ranks > most for i in fold.test)
@@ -111,7 +113,9 @@ def test_series_of_too_few_scales_and_flagged_rows_are_left_out() -> None:
 def test_a_design_chooses_within_the_usable_rows() -> None:
     rows = two_machines()
     rows[0] = replace(rows[0], flag="bad")
-    folds = list(designed(rows, 2, lambda own, count: list(range(len(own)))[-count:]))
+    folds = list(
+        designed(rows, 2, lambda usable_rows, count: list(range(len(usable_rows)))[-count:])
+    )
     assert len(folds) == 2
     for fold in folds:
         check(fold, rows)

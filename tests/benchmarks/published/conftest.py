@@ -36,7 +36,7 @@ def frame(name: str) -> pd.DataFrame:
 
 @pytest.fixture
 def table(name: str) -> pd.DataFrame:
-    """What its published rows come to."""
+    """Canonical rows of one table."""
     return golden_table(name)[1]
 
 

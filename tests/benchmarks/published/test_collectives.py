@@ -85,5 +85,5 @@ def test_copied_series_are_flagged(golden: Golden) -> None:
 
 def test_nodes_come_from_ranks_where_they_are_missing(golden: Golden) -> None:
     frame, rows = golden("coll_vidur")
-    again = read_published(frame.drop(columns="nodes"), "a")
-    assert again["num_nodes"].tolist() == rows["num_nodes"].tolist()
+    reread = read_published(frame.drop(columns="nodes"), "a")
+    assert reread["num_nodes"].tolist() == rows["num_nodes"].tolist()

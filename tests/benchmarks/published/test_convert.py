@@ -1,4 +1,4 @@
-"""What ``convert.py`` writes gives the verbs the figures of the published table, to the digit."""
+"""Tables from ``convert.py`` give the verbs the figures of the published ones, to the digit."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def test_steps_come_back_as_they_were_published(
 ) -> None:
     table = read_steps(read_frame(published), published.name)
     assert converted(monkeypatch, published, "--out", tmp_path) == ExitCode.ANSWER
-    told = capsys.readouterr().err
-    assert all(skip.reason in told for skip in table.skipped)
-    again = own_steps.read_steps(read_frame(tmp_path / published.name), published.name)
-    for row, back in zip(table.rows, again.rows, strict=True):
+    messages = capsys.readouterr().err
+    assert all(skip.reason in messages for skip in table.skipped)
+    reread = own_steps.read_steps(read_frame(tmp_path / published.name), published.name)
+    for row, back in zip(table.rows, reread.rows, strict=True):
         for field in ("row_id", "machine", "group", "kind", "traits", "flag"):
             assert getattr(row, field) == getattr(back, field)
         assert row.measured_s == pytest.approx(back.measured_s, rel=1e-15, nan_ok=True)

@@ -1,4 +1,4 @@
-"""What published rows tell of memory: who ran, who ran out, and who says nothing."""
+"""Memory in published rows: which runs fit, which ran out, and which do not report it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from published_steps import like
+from published_steps import modified_row
 
 from forerun.benchmarks.published.memory_rows import by_table, capacity_nbytes, memory_rows
 from forerun.calib.memory.peak import memory
@@ -41,11 +41,11 @@ def test_timed_rows_ran_and_cards_say_who_ran_out(tmp_path: Path) -> None:
     others = ({"oom": "OOM_iteration_1"}, {"lora_dim": 8}, {"micro_batch": None})
     cards = pd.DataFrame([CARD, *({**CARD, **cells} for cells in others)])
     cards.to_csv(tmp_path / "e2e_bridge_cards.csv.gz", index=False)
-    rows, left = memory_rows(tmp_path)
+    rows, excluded_counts = memory_rows(tmp_path)
     result = dict(by_table(rows))
     assert [row.ran for row in result[name]] == [True, True]
     assert [row.ran for row in result["e2e_bridge_cards"]] == [True, False]
-    assert left == {
+    assert excluded_counts == {
         "e2e_bridge_cards: LoRA is not modelled": 1,
         "e2e_bridge_cards: micro_batch not stated": 1,
     }
@@ -64,25 +64,25 @@ def test_a_peak_is_held_against_what_its_source_measures(tmp_path: Path) -> None
         pd.read_csv(GOLDEN / f"{name}.csv").to_csv(tmp_path / f"{name}.csv.gz", index=False)
     result = dict(by_table(memory_rows(tmp_path)[0]))
     (titan, *_) = [row for row in result["e2e_small_tables"] if row.peak_nbytes]
-    told = memory(titan.config)
+    estimate = memory(titan.config)
     assert titan.config.parallelism.engine is Engine.TORCH and titan.peak_nbytes
-    assert titan.error_frac(told) == told.reserved_nbytes / titan.peak_nbytes - 1
-    assert abs(titan.error_frac(told)) < 0.02
+    assert titan.error_frac(estimate) == estimate.reserved_nbytes / titan.peak_nbytes - 1
+    assert abs(titan.error_frac(estimate)) < 0.02
     (device, *_) = [row for row in result["e2e_sailor"] if row.peak_nbytes]
     assert device.peak_nbytes
     whole = memory(device.config).device_nbytes / device.peak_nbytes - 1
     assert device.error_frac(memory(device.config)) == pytest.approx(whole)
-    assert told.allocated_nbytes < told.reserved_nbytes < told.device_nbytes
+    assert estimate.allocated_nbytes < estimate.reserved_nbytes < estimate.device_nbytes
 
 
 def test_runs_with_zero_tell_of_memory_though_their_time_is_nobodys() -> None:
     cells = {"pp": None, "tp": None, "gpus": 64, "size_label": "52B", "oom": False}
     cells |= {"micro_batch": 4, "global_batch": 256, "section": "HF"}
-    (row,) = like("e2e_bigscience_v100", 1, **cells, zero=3.0).rows
+    (row,) = modified_row("e2e_bigscience_v100", 1, **cells, zero=3.0).rows
     assert row.flag == "ZeRO-2 and 3 are not timed"
     assert row.config.parallelism.sharded is Sharding.WEIGHTS
     assert (row.config.parallelism.tp, row.config.parallelism.dp) == (1, 64)
     out = cells | {"micro_batch": None, "global_batch": None, "oom": True, "opt_offload": "Y"}
-    (least,) = like("e2e_bigscience_v100", 1, **out, zero=2.0).rows
+    (least,) = modified_row("e2e_bigscience_v100", 1, **out, zero=2.0).rows
     assert (least.config.batch.micro_batch_size, least.config.optimizer_offload_frac) == (1, 1.0)
     assert memory(least.config).weights_nbytes > 90 * GIB

@@ -22,9 +22,9 @@ def test_the_order_of_columns_does_not_matter(frame: pd.DataFrame, table: pd.Dat
 
 def test_a_canonical_table_comes_back_from_our_own_format(table: pd.DataFrame) -> None:
     """Flagged rows too, every time to the last digit."""
-    again = read_table(pd.read_csv(io.StringIO(table.to_csv(index=False))), "own.csv")
+    reread = read_table(pd.read_csv(io.StringIO(table.to_csv(index=False))), "own.csv")
     # Before pandas 3 the last bit of a number from a file may be another.
-    pd.testing.assert_frame_equal(again, table, check_dtype=False, rtol=1e-15)
+    pd.testing.assert_frame_equal(reread, table, check_dtype=False, rtol=1e-15)
 
 
 def test_every_table_has_usable_rows_and_positive_times(table: pd.DataFrame) -> None:

@@ -57,8 +57,8 @@ def test_a_schedule_is_run_or_refuses_each_row(name: str) -> None:
 def test_a_column_of_sharding_by_any_other_name_refuses_each_row(name: str) -> None:
     plain, changed = with_column(name, "hybrid_shard_groups", 4)
     assert not changed.rows
-    told = [row.reason for row in changed.skipped if "hybrid_shard_groups" in row.reason]
-    assert len(told) == len(plain.rows)
+    reasons = [row.reason for row in changed.skipped if "hybrid_shard_groups" in row.reason]
+    assert len(reasons) == len(plain.rows)
     _, off = with_column(name, "hybrid_shard_groups", False)
     assert len(off.rows) == len(plain.rows)
     assert "hybrid_shard_groups" in off.unused

@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from published_steps import GOLDEN, golden, golden_frame, like, only
+from published_steps import GOLDEN, golden, golden_frame, modified_row, only
 
 from forerun.benchmarks.published.readers import read_steps
 from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.importers import own_steps
-from forerun.calib.importers.own_steps import own_frame
+from forerun.calib.importers.own_steps import canonical_frame
 from forerun.calib.records.step_rows import StepKind, Trait
 from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.workload.config import (
@@ -48,10 +48,10 @@ def test_columns_tell_the_family_in_any_order_and_no_row_is_lost(name: str) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
     rows = list(golden(name).rows)
-    written = io.StringIO(own_frame(rows).to_csv(index=False))
-    again = own_steps.read_steps(pd.read_csv(written), name)
-    assert not again.skipped
-    for row, back in zip(rows, again.rows, strict=True):
+    written = io.StringIO(canonical_frame(rows).to_csv(index=False))
+    reread = own_steps.read_steps(pd.read_csv(written), name)
+    assert not reread.skipped
+    for row, back in zip(rows, reread.rows, strict=True):
         assert replace(row.config, unmodelled=()) == replace(back.config, unmodelled=())
         for field in ("machine", "group", "kind", "flag", "measured_memory_nbytes"):
             assert getattr(row, field) == getattr(back, field)
@@ -80,14 +80,14 @@ def test_what_is_not_modelled_is_flagged_or_skipped(
 
 def test_llm_foundry_shards_all_and_reduces_in_the_precision_of_its_mode() -> None:
     name = "e2e_llmfoundry_mpt_fsdp"
-    pure, default = (only(like(name, mp_mode=mode)).config for mode in ("PURE", "DEFAULT"))
+    pure, default = (only(modified_row(name, mp_mode=mode)).config for mode in ("PURE", "DEFAULT"))
     assert pure.parallelism.shards_weights and pure.parallelism.shards_grads
     assert pure.reduces_grads_in_bf16 and not default.reduces_grads_in_bf16
-    again = only(like(name, recompute_full=True)).config
-    assert again.recompute is Recompute.FULL
-    kept = only(like(name, sharding="SHARD_GRAD_OP")).config.parallelism
-    assert kept.shards_weights and not kept.regathers_weights
-    assert "HYBRID" in like(name, sharding="HYBRID").skipped[0].reason
+    recomputed = only(modified_row(name, recompute_full=True)).config
+    assert recomputed.recompute is Recompute.FULL
+    grad_op_layout = only(modified_row(name, sharding="SHARD_GRAD_OP")).config.parallelism
+    assert grad_op_layout.shards_weights and not grad_op_layout.regathers_weights
+    assert "HYBRID" in modified_row(name, sharding="HYBRID").skipped[0].reason
 
 
 def test_vtrain_cuts_the_vocabulary_on_one_node_and_pads_it_on_a_cluster() -> None:
@@ -115,13 +115,13 @@ def test_simumax_with_experts_latent_attention_and_long_sequences() -> None:
         "vocab": 129280,
         "ep": 4,
     }
-    model = only(like(name, **cells)).config.model
+    model = only(modified_row(name, **cells)).config.model
     assert model.experts is not None and model.latent_attention is not None
     assert model.experts.layer_pattern == (False, True, True, True)
     assert (model.experts.num_experts, model.experts.top_k) == (256, 8)
     assert model.experts.capacity_factor == 1 and model.experts.is_padded_to_capacity
     assert model.experts.dispatcher is Dispatcher.ALL_TO_ALL
-    long = only(like(name, tp=2, pp=1, dp=1, cp=4, seq_len=131072, global_batch_size=4))
+    long = only(modified_row(name, tp=2, pp=1, dp=1, cp=4, seq_len=131072, global_batch_size=4))
     par = long.config.parallelism
     assert (par.cp, par.context_comm) == (4, ContextComm.ALL_TO_ALL)
     assert long.config.local_seq_length == 32768 and long.config.num_microbatches == 4
@@ -133,7 +133,7 @@ def test_sailor_counts_embedding_and_head_as_layers() -> None:
     assert row.config.parallelism.chunk_layers == (4, 7, 7, 6)
     assert row.config.parallelism.ranks_per_node == 4
     assert row.config.model.vocab_size == 50688  # 50272 up to a multiple of 128 x tp 4
-    mixed = like("e2e_sailor", gpus_types="V100|A100")
+    mixed = modified_row("e2e_sailor", gpus_types="V100|A100")
     assert "one kind of device" in mixed.skipped[0].reason
 
 
@@ -144,8 +144,10 @@ def test_dgxc_reads_degrees_virtual_stages_and_precision() -> None:
     par = config.parallelism
     assert (par.tp, par.pp, par.cp, par.vp) == (4, 4, 2, 5)
     assert config.chunk_layers == (4,) * 20 and config.parallelism.is_sequence_parallel
-    assert only(like("e2e_dgxc_scaling", 1, precision="FP8")).config.fp8 is Fp8Recipe.DELAYED
-    other = like("e2e_dgxc_scaling", 1, framework="MaxText")
+    assert (
+        only(modified_row("e2e_dgxc_scaling", 1, precision="FP8")).config.fp8 is Fp8Recipe.DELAYED
+    )
+    other = modified_row("e2e_dgxc_scaling", 1, framework="MaxText")
     assert "MaxText" in other.skipped[0].reason
 
 
@@ -156,37 +158,46 @@ def test_a_degree_that_is_left_blank_is_named_and_never_filled_in() -> None:
         ("e2e_small_tables", "tp"),
         ("e2e_sailor", "tp"),
     ):
-        (skipped,) = like(name, 2 if name == "e2e_dgxc_scaling" else 0, **{column: None}).skipped
+        (skipped,) = modified_row(
+            name, 2 if name == "e2e_dgxc_scaling" else 0, **{column: None}
+        ).skipped
         assert f"{column} not stated" in skipped.reason or f"{column} ''" in skipped.reason
-    pipeline = like("e2e_mlperf_llm_systems", 4, vp=None).skipped[0].reason
+    pipeline = modified_row("e2e_mlperf_llm_systems", 4, vp=None).skipped[0].reason
     assert pipeline.startswith("vp not stated")
-    lora = like("e2e_mlperf_llm_systems", 3, tp=None, cp=None).skipped[0].reason
+    lora = modified_row("e2e_mlperf_llm_systems", 3, tp=None, cp=None).skipped[0].reason
     assert lora.startswith("LoRA is not modelled; tp, cp not stated")
-    assert "Gaudi" in like("e2e_mlperf_llm_systems", accelerator="Intel Gaudi2").skipped[0].reason
+    assert (
+        "Gaudi"
+        in modified_row("e2e_mlperf_llm_systems", accelerator="Intel Gaudi2").skipped[0].reason
+    )
     tuned = golden("e2e_dgxc_scaling").skipped[0].reason
     assert tuned.startswith("LoRA is not modelled; fine-tuning; neither micro-batch")
-    experts = like("e2e_megatron_bridge", model="Kimi_K2", tp=1, pp=1, vp=None, ep=None)
+    experts = modified_row("e2e_megatron_bridge", model="Kimi_K2", tp=1, pp=1, vp=None, ep=None)
     assert "ep not stated" in experts.skipped[0].reason
 
 
 def test_a_pipeline_of_mlperf_without_its_vp_is_left_out() -> None:
     (result,) = golden("e2e_mlperf_llm_systems").usable
     assert result.config.parallelism.vp == 4
-    blank = like("e2e_mlperf_llm_systems", pp=8.0, vp=None)
+    blank = modified_row("e2e_mlperf_llm_systems", pp=8.0, vp=None)
     assert "vp not stated" in blank.skipped[0].reason
-    assert only(like("e2e_mlperf_llm_systems", vp=6.0)).config.parallelism.vp == 6
+    assert only(modified_row("e2e_mlperf_llm_systems", vp=6.0)).config.parallelism.vp == 6
 
 
 def test_recompute_that_is_none_is_not_recompute_that_is_blank() -> None:
     name, cells = "e2e_small_tables", {"fsdp": None, "step_time_s": 1.0}
-    assert not only(like(name, 1, **cells, recompute="none")).flag
-    assert only(like(name, 1, **cells, recompute=None)).flag == "the recompute is not stated"
+    assert not only(modified_row(name, 1, **cells, recompute="none")).flag
+    assert (
+        only(modified_row(name, 1, **cells, recompute=None)).flag == "the recompute is not stated"
+    )
 
 
 def test_the_optimizer_is_sharded_over_as_many_ranks_as_stated() -> None:
     cells = {"fsdp": None, "tp": 1, "pp": 1, "vp": 1, "gpus": 32, "global_batch_size": 64}
     for stated, copies in ((8, 4), (-1, 1), (0, 1), (None, 1)):
-        row = only(like("e2e_small_tables", 1, **cells, micro_batch_size=1, zero1_size=stated))
+        row = only(
+            modified_row("e2e_small_tables", 1, **cells, micro_batch_size=1, zero1_size=stated)
+        )
         assert row.config.parallelism.num_optimizer_instances == copies
 
 
@@ -194,7 +205,7 @@ def test_sharing_over_all_nodes_takes_internevo_longer_than_over_one() -> None:
     """Sums reach over all replicas either way, and broadcasts over those that share."""
     cells = {"source": "InternEvo", "fsdp": None, "recompute": "none", "gpus": 64, "dp": 64}
     cells |= {"tp": 1, "pp": 1, "vp": 1, "global_batch_size": 512, "micro_batch_size": 2}
-    rows = [only(like("e2e_small_tables", 1, **cells, zero1_size=size)) for size in (8, -1)]
+    rows = [only(modified_row("e2e_small_tables", 1, **cells, zero1_size=size)) for size in (8, -1)]
     assert {row.config.parallelism.engine for row in rows} == {Engine.DEEPSPEED}
     assert all(row.config.reduces_grads_in_bf16 for row in rows)
     times = TableSteps().fit([]).predict(rows).time_s
@@ -209,7 +220,9 @@ def test_papers_before_flash_attention_are_unfused() -> None:
     rows = [row for row in table.rows if "Korthikanti" in row.machine]
     assert {row.config.recompute for row in rows} == {Recompute.FULL, Recompute.SELECTIVE}
     assert any("micro-batch is not stated" in row.flag for row in table.rows)
-    zero = like("e2e_small_tables", 1, note="ZeRO-3", tp=1, pp=1, vp=1, global_batch_size=32)
+    zero = modified_row(
+        "e2e_small_tables", 1, note="ZeRO-3", tp=1, pp=1, vp=1, global_batch_size=32
+    )
     assert "ZeRO-3" in zero.rows[0].flag
 
 
@@ -218,9 +231,11 @@ def test_bigscience_reads_sizes_by_label_or_by_columns() -> None:
     row = next(row for row in table.usable if row.config.model.hidden_size == 8192)
     assert row.config.parallelism.tp == 4 and row.config.model.num_layers == 64
     cells = {"hidden": 14336, "layers": 72, "heads": 112, "gpu": "A100-80GB", "tp": 4, "pp": 12}
-    wide = only(like("e2e_bigscience_v100", **cells, gpus=384, micro_batch=2, global_batch=2048))
+    wide = only(
+        modified_row("e2e_bigscience_v100", **cells, gpus=384, micro_batch=2, global_batch=2048)
+    )
     assert wide.config.parallelism.dp == 8 and wide.config.model.seq_length == 2048
-    oom = like("e2e_bigscience_v100", oom=True)
+    oom = modified_row("e2e_bigscience_v100", oom=True)
     assert "out of memory" in oom.rows[0].flag
 
 
@@ -229,8 +244,8 @@ def test_logs_become_one_row_each_without_their_first_iteration() -> None:
     table = read_steps(frame, "logs")
     assert len(table.rows) + len(table.skipped) == frame["source_file"].nunique()
     row = next(row for row in table.rows if "ds-off" in row.row_id)
-    own = frame.loc[frame["source_file"] == row.row_id, "step_time_ms"].iloc[1:]
-    assert row.measured_s == pytest.approx(own.median() / 1000)
+    times_ms = frame.loc[frame["source_file"] == row.row_id, "step_time_ms"].iloc[1:]
+    assert row.measured_s == pytest.approx(times_ms.median() / 1000)
 
 
 def test_ci_reads_megatrons_own_names() -> None:
@@ -238,7 +253,7 @@ def test_ci_reads_megatrons_own_names() -> None:
     assert any("'t5' is no GPT" in skip.reason for skip in table.skipped)
     cells = {"num_layers_per_virtual_pipeline_stage": 1, "pipeline_model_parallel_size": 2}
     cells |= {"tensor_model_parallel_size": 4, "num_layers": 12, "global_batch_size": 32}
-    virtual = only(like("e2e_mcore_ci_golden", 0, **cells)).config
+    virtual = only(modified_row("e2e_mcore_ci_golden", 0, **cells)).config
     assert (virtual.parallelism.vp, virtual.chunk_layers) == (6, (1,) * 12)
     assert any(row.config.model.experts for row in table.rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from published_steps import golden, like, only
+from published_steps import golden, modified_row, only
 
 from forerun.benchmarks.scoring.step_pairs import (
     is_near,
@@ -30,7 +30,7 @@ def test_bridge_takes_shapes_by_name() -> None:
     assert not large.parallelism.shards_weights
     reasons = [skip.reason for skip in golden("e2e_megatron_bridge").skipped]
     assert "Mamba" in reasons[0]
-    unknown = like("e2e_megatron_bridge", model="FooBar 9B")
+    unknown = modified_row("e2e_megatron_bridge", model="FooBar 9B")
     assert "FooBar 9B" in unknown.skipped[0].reason and "llama3-8b" in unknown.skipped[0].reason
 
 
@@ -39,7 +39,7 @@ def test_bridge_takes_shapes_by_name() -> None:
 )
 def test_other_models_of_the_recipes_are_known(label: str) -> None:
     cells = {"model": label, "precision": "BF16", "fsdp": 0, "tp": 1, "pp": 1, "ep": 1, "vp": None}
-    assert not only(like("e2e_megatron_bridge", **cells)).flag
+    assert not only(modified_row("e2e_megatron_bridge", **cells)).flag
 
 
 def test_bridge_rows_have_the_switches_of_the_recipe_with_their_degrees() -> None:
@@ -50,14 +50,18 @@ def test_bridge_rows_have_the_switches_of_the_recipe_with_their_degrees() -> Non
     assert experts is not None and not config.unmodelled
     assert experts.dispatcher is Dispatcher.FLEX and experts.is_balance_forced
     assert experts.overlaps_exchange and experts.delays_weight_gradients
-    other = only(like("e2e_megatron_bridge", model="Qwen3_235B_a22B", ep=16, tp=1, pp=4, vp=None))
+    other = only(
+        modified_row("e2e_megatron_bridge", model="Qwen3_235B_a22B", ep=16, tp=1, pp=4, vp=None)
+    )
     assert other.config.unmodelled
 
 
 def test_where_no_recipe_has_the_degrees_their_common_switches_hold() -> None:
     """The one recipe of Qwen3 30B for H100 in FP8 of v0.3.1 says flex, without a graph."""
     cells = {"model": "Qwen3_30B_a3B", "precision": "FP8", "release": "26.02.01", "gpus": 16}
-    row = only(like("e2e_megatron_bridge", **cells, tp=1, pp=2, vp=12, ep=8, system="DGX-H100"))
+    row = only(
+        modified_row("e2e_megatron_bridge", **cells, tp=1, pp=2, vp=12, ep=8, system="DGX-H100")
+    )
     experts = row.config.model.experts
     assert experts is not None and experts.dispatcher is Dispatcher.FLEX
     assert row.config.unmodelled == ("recompute of the recipe",) and not row.flag
@@ -69,8 +73,8 @@ def test_a_release_without_recipes_has_the_switches_of_the_nearest(release: str)
     """Unstated is not off: recipes of DeepSeek V3 on GB200 replay graphs and exchange by flex."""
     cells = {"model": "DeepSeek V3", "system": "DGX-GB200", "precision": "BF16", "gpus": 256}
     degrees = {"tp": 1, "pp": 4, "cp": 1, "vp": 4, "ep": 64, "micro_batch": 1, "fsdp": 0}
-    row = only(like("e2e_megatron_bridge", **cells, **degrees, release=release))
-    stated = only(like("e2e_megatron_bridge", **cells, **degrees, release="25.11"))
+    row = only(modified_row("e2e_megatron_bridge", **cells, **degrees, release=release))
+    stated = only(modified_row("e2e_megatron_bridge", **cells, **degrees, release="25.11"))
     experts = row.config.model.experts
     assert experts is not None and experts.dispatcher is Dispatcher.FLEX
     assert row.config.uses_cuda_graphs
@@ -121,6 +125,6 @@ def test_a_pipeline_of_the_recipes_without_its_vp_is_left_out() -> None:
     """Llama 3 70B on GB300 in MXFP8: the recipe has pp 4 with vp 5 and micro-batch 1, no other."""
     cells = {"model": "LLAMA3_70B", "precision": "MXFP8", "fsdp": 0, "tp": 1, "micro_batch": 2}
     cells |= {"gpus": 64, "global_batch": 256, "cp": 1, "ep": None}
-    assert only(like("e2e_megatron_bridge", **cells, pp=4, vp=None)).flag == "vp not stated"
-    assert not only(like("e2e_megatron_bridge", **cells, pp=4, vp=5)).flag
-    assert not only(like("e2e_megatron_bridge", **cells, pp=1, vp=None)).flag
+    assert only(modified_row("e2e_megatron_bridge", **cells, pp=4, vp=None)).flag == "vp not stated"
+    assert not only(modified_row("e2e_megatron_bridge", **cells, pp=4, vp=5)).flag
+    assert not only(modified_row("e2e_megatron_bridge", **cells, pp=1, vp=None)).flag

@@ -21,34 +21,36 @@ from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.operators import OperatorKind
 
 Layout = Callable[..., RunConfig]
-ROOM = 10**13
+AMPLE_NBYTES = 10**13
 
 
-def asked(config: RunConfig, steps: FittedSteps, room: int = ROOM) -> tuple[Plan, Breadth]:
-    result = plan(config, steps, memory_capacity_nbytes=room)
-    told = breadth(result, steps)
-    assert told is not None
-    return result, told
+def plan_and_breadth(
+    config: RunConfig, steps: FittedSteps, capacity_nbytes: int = AMPLE_NBYTES
+) -> tuple[Plan, Breadth]:
+    result = plan(config, steps, memory_capacity_nbytes=capacity_nbytes)
+    plan_breadth = breadth(result, steps)
+    assert plan_breadth is not None
+    return result, plan_breadth
 
 
-def worth(found: Breadth) -> dict[str, float]:
-    return {axis.axis: axis.cost_frac for axis in found.axes}
+def cost_by_axis(plan_breadth: Breadth) -> dict[str, float]:
+    return {axis.axis: axis.cost_frac for axis in plan_breadth.axes}
 
 
 def test_the_next_are_those_of_the_plan(layout: Layout, planted: Callable[..., Any]) -> None:
     config = layout(tp=4, dp=2, micro=1)
     steps = steps_of(planted())
-    plan, told = asked(config, steps)
+    plan, plan_breadth = plan_and_breadth(config, steps)
     ranked = sorted((plan.running, *plan.candidates), key=lambda c: c.step_time_s)
-    assert told.first == ranked[0].label
+    assert plan_breadth.first == ranked[0].label
     times = [c.step_time_s / ranked[0].step_time_s - 1 for c in ranked[1 : NUM_NEXT + 1]]
-    assert told.next_slower_frac == pytest.approx(times)
+    assert plan_breadth.next_slower_frac == pytest.approx(times)
     best, *others = steps.estimates([c.config for c in ranked[: NUM_NEXT + 1]])
     alike = [
         math.log(one.time_s / best.time_s) <= Z_90 * paired_sigma_log(one, best) for one in others
     ]
-    assert told.num_indistinguishable == sum(alike)
-    json.dumps(told.to_json(), allow_nan=False)
+    assert plan_breadth.num_indistinguishable == sum(alike)
+    json.dumps(plan_breadth.to_json(), allow_nan=False)
 
 
 def test_where_a_launch_costs_everything_the_micro_batch_matters(
@@ -58,11 +60,11 @@ def test_where_a_launch_costs_everything_the_micro_batch_matters(
     steps = steps_of(
         planted(launch_s=1e-3, flop_per_s=math.inf, bytes_per_s=math.inf, latency_s=0.0)
     )
-    _, told = asked(layout(samples=64), steps)
-    costs = worth(told)
+    _, plan_breadth = plan_and_breadth(layout(samples=64), steps)
+    costs = cost_by_axis(plan_breadth)
     assert costs["mbs"] == max(costs.values()) > 0.5
-    mbs = next(axis for axis in told.axes if axis.axis == "mbs")
-    assert mbs.matters and "what matters: mbs 64 (else +" in told.text
+    mbs = next(axis for axis in plan_breadth.axes if axis.axis == "mbs")
+    assert mbs.matters and "what matters: mbs 64 (else +" in plan_breadth.text
 
 
 def test_where_transfers_cost_nothing_replicas_and_tp_are_alike(
@@ -79,28 +81,30 @@ def test_where_transfers_cost_nothing_replicas_and_tp_are_alike(
     )
     model = {"num_layers": 4}
     steps = steps_of(planted(kinds=free, launch_s=0.0, latency_s=0.0, bytes_per_s=math.inf))
-    _, told = asked(layout(dp=4, samples=16, model=model), steps)
-    costs = worth(told)
+    _, plan_breadth = plan_and_breadth(layout(dp=4, samples=16, model=model), steps)
+    costs = cost_by_axis(plan_breadth)
     assert costs["tp"] == pytest.approx(0.0, abs=1e-6)
     assert costs["pp"] > 0.05
-    axes = {axis.axis: axis for axis in told.axes}
+    axes = {axis.axis: axis for axis in plan_breadth.axes}
     assert axes["pp"].matters and not axes["tp"].matters
     assert {"1", "2", "4"} == set(axes["tp"].alike)
-    assert "what does not: tp" in told.text
+    assert "what does not: tp" in plan_breadth.text
 
 
 def test_a_value_is_held_at_its_fastest_layout_and_costs_are_ordered(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
-    plan, told = asked(layout(tp=4, dp=2, micro=1, samples=32), steps_of(planted()))
+    plan, plan_breadth = plan_and_breadth(
+        layout(tp=4, dp=2, micro=1, samples=32), steps_of(planted())
+    )
     fitting = [c for c in plan.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
-    costs = [axis.cost_frac for axis in told.axes]
+    costs = [axis.cost_frac for axis in plan_breadth.axes]
     assert costs == sorted(costs, reverse=True)
-    for axis in told.axes:
+    for axis in plan_breadth.axes:
         slower = [choice.slower_frac for choice in axis.choices]
         assert slower == sorted(slower) and slower[0] == pytest.approx(0.0, abs=1e-9)
         assert len({choice.value for choice in axis.choices}) == len(axis.choices)
-    tp = next(axis for axis in told.axes if axis.axis == "tp")
+    tp = next(axis for axis in plan_breadth.axes if axis.axis == "tp")
     for choice in tp.choices:
         at_most_s = min(
             (c.step_time_s for c in fitting if str(c.config.parallelism.tp) == choice.value),
@@ -112,13 +116,15 @@ def test_a_value_is_held_at_its_fastest_layout_and_costs_are_ordered(
 def test_what_does_not_fit_is_no_choice(layout: Layout, planted: Callable[..., Any]) -> None:
     config = layout(tp=4, dp=2, micro=1, samples=32)
     steps = steps_of(planted())
-    result = plan(config, steps, memory_capacity_nbytes=ROOM)
+    result = plan(config, steps, memory_capacity_nbytes=AMPLE_NBYTES)
     needed = sorted(c.memory.total_nbytes for c in result.candidates)
-    small, told = asked(config, steps, room=int(needed[len(needed) // 3]))
+    small, plan_breadth = plan_and_breadth(
+        config, steps, capacity_nbytes=int(needed[len(needed) // 3])
+    )
     fits = {
         c.label for c in (small.running, *small.candidates) if c.verdict is not Verdict.DOES_NOT_FIT
     }
-    assert told.first in fits
+    assert plan_breadth.first in fits
     assert breadth(plan(config, steps, memory_capacity_nbytes=1), steps) is None
 
 
@@ -132,12 +138,14 @@ def test_what_a_search_would_not_take_for_fitting_is_no_choice_either(
     needed = [c.memory.total_nbytes for c in plan(config, steps).candidates]
     low, high = min(needed) // 2, max(needed)
     for capacity in range(low, high, (high - low) // 8):
-        room: dict[str, Any] = {
+        memory_limits: dict[str, Any] = {
             "memory_capacity_nbytes": capacity,
             "memory_offset_nbytes": offset_nbytes,
         }
-        told = breadth(plan(config, steps, **room), steps)
-        for choice in (one for axis in (told.axes if told else ()) for one in axis.choices):
+        plan_breadth = breadth(plan(config, steps, **memory_limits), steps)
+        for choice in (
+            one for axis in (plan_breadth.axes if plan_breadth else ()) for one in axis.choices
+        ):
             estimate = memory(named_layout(choice.label, config), offset_nbytes=offset_nbytes)
             result = verdict(estimate, capacity, is_calibrated=True)
             assert result is not Verdict.DOES_NOT_FIT, (capacity, choice.label)
@@ -149,6 +157,6 @@ def test_what_a_search_would_not_take_for_fitting_is_no_choice_either(
 def test_nothing_is_split_over_more_context_on_a_cpu(
     layout: Layout, planted: Callable[..., Any], device: str, values: set[str]
 ) -> None:
-    _, told = asked(layout(dp=4, device=device), steps_of(planted()))
-    results = {one.value for axis in told.axes if axis.axis == "cp" for one in axis.choices}
+    _, plan_breadth = plan_and_breadth(layout(dp=4, device=device), steps_of(planted()))
+    results = {one.value for axis in plan_breadth.axes if axis.axis == "cp" for one in axis.choices}
     assert values <= results and bool(values) == bool(results)

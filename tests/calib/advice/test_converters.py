@@ -1,4 +1,4 @@
-"""What a checkpoint cannot be loaded into: said of each layout, and never offered."""
+"""Layouts that a checkpoint cannot be loaded into: each says so, and none is offered."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from forerun.calib.search.space import other_shardings
 from forerun.calib.workload.config import Precision, RunConfig, Sharding
 
 Layout = Callable[..., RunConfig]
-BESIDE = {"overlaps_grad_reduce": True, "overlaps_param_gather": True, "ranks_per_node": 8}
+MEGATRON_PARALLELISM = {
+    "overlaps_grad_reduce": True,
+    "overlaps_param_gather": True,
+    "ranks_per_node": 8,
+}
 
 
 @pytest.fixture
 def megatron(layout: Layout) -> RunConfig:
     """On two nodes of eight, slow for its small micro-batches over tp."""
-    par = {**BESIDE, "is_optimizer_distributed": True, "is_sequence_parallel": True}
+    par = {**MEGATRON_PARALLELISM, "is_optimizer_distributed": True, "is_sequence_parallel": True}
     settings = {"precision": Precision.BF16, "device": "NVIDIA H100 80GB HBM3"}
     return layout(tp=4, dp=4, micro=1, samples=64, par=par, **settings)
 

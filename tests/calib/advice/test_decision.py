@@ -99,10 +99,10 @@ def test_the_probability_of_saving_is_that_of_a_simulation(
     run = replace(run, remaining_time=RemainingTime.normal(run.remaining_s, 400.0))
     candidate = replace(best_of(planned()), time_frac=-0.1, log_ratio_sigma=0.05)
     random = np.random.default_rng(2)
-    left = run.remaining_s + 400.0 * random.standard_normal(40_000)
+    remaining_s = run.remaining_s + 400.0 * random.standard_normal(40_000)
     ratio = 0.9 * np.exp(0.05 * random.standard_normal(40_000))
     for cost_s in (0.0, 500.0, 1000.0, 2000.0):
-        simulated = float(np.mean(left - ratio * left > cost_s))
+        simulated = float(np.mean(remaining_s - ratio * remaining_s > cost_s))
         assert saving_probability(run, candidate, cost_s) == pytest.approx(simulated, abs=0.01)
 
 

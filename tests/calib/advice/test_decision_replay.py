@@ -47,10 +47,10 @@ def test_stops_are_seldom_wrong_and_cost_less_than_believing_the_plan() -> None:
         )
         for _ in range(10)
     ]
-    told = planted.summary(outcomes)
-    assert told["wrong_frac"] <= 0.05
-    assert told["wrong_of_stops_frac"] <= 0.05
-    assert told["regret_frac"] < told["simple_regret_frac"]
+    totals = planted.summary(outcomes)
+    assert totals["wrong_frac"] <= 0.05
+    assert totals["wrong_of_stops_frac"] <= 0.05
+    assert totals["regret_frac"] < totals["simple_regret_frac"]
     clear = [o for o in outcomes if o.case.saving_frac == 0.2 and o.case.noise_log == 0.02]
     assert all(o.is_stop for o in clear)
 
@@ -82,9 +82,9 @@ def test_errors_that_all_share_choose_nobody() -> None:
 def test_thin_evidence_is_never_acted_on(
     steady: Callable[..., Forecast], steps: int, coverage: float
 ) -> None:
-    own, best = layout(1.0), layout(0.3)
+    running, best = layout(1.0), layout(0.3)
     plan = Plan(
-        running=own,
+        running=running,
         measured_step_time_s=1.0,
         memory_capacity_nbytes=None,
         candidates=(best,),

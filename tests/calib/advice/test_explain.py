@@ -43,13 +43,13 @@ def of_eight(layout: Layout, chosen: dict[str, Any]) -> RunConfig | None:
     return layout(dp=dp, par=par, samples=32, **values) if dp and not rest else None
 
 
-def difference(found: Explanation) -> Difference:
-    assert found.difference is not None
-    return found.difference
+def difference(explanation: Explanation) -> Difference:
+    assert explanation.difference is not None
+    return explanation.difference
 
 
-def by_term(found: Difference) -> dict[Term, float]:
-    return {term.term: term.time_s for term in found.terms}
+def by_term(step_difference: Difference) -> dict[Term, float]:
+    return {term.term: term.time_s for term in step_difference.terms}
 
 
 @settings(
@@ -168,8 +168,8 @@ def test_a_choice_that_does_not_fit_is_refused(layout: Layout) -> None:
         with_axes_of(one, other, ("pp",))
 
 
-def changed_axes(found: Sequence[Any]) -> list[tuple[str, ...]]:
-    return [change.axes for change in found]
+def changed_axes(changes: Sequence[Any]) -> list[tuple[str, ...]]:
+    return [change.axes for change in changes]
 
 
 def test_each_choice_is_one_step_in_the_order_of_the_axes(

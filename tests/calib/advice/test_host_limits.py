@@ -48,7 +48,7 @@ def model(planted: Callable[..., Any]) -> FittedSteps:
 
 @cache
 def free_plan(layout: Layout, planted: Callable[..., Any]) -> Plan:
-    """Where the program has all options."""
+    """Return the plan of a program that has all options."""
     return plan(running_with(layout), model(planted))
 
 
@@ -82,7 +82,7 @@ def test_the_rows_are_the_best_that_can_be_followed(
     wanted = best_of_every(free, steps, 8, MemoryBudget(), top, Askable())
     times = [one.step_time_s for one in result.candidates]
     assert times == pytest.approx([time_s for time_s, _ in wanted], rel=1e-6)
-    # Of two that take the same time either may come first.
+    # Layouts of equal time may come in either order.
     last = times[-1] * (1 - 1e-6)
     assert {row(c.config) for c in result.candidates if c.step_time_s < last} == {
         row(config) for time_s, config in wanted if time_s < last
@@ -127,5 +127,5 @@ def test_micro_batches_are_those_that_can_be_asked_for(layout: Layout) -> None:
         running = replace(free, absent=absent)
         able = {one for one in every if not untaken(one, running)}
         assert set(micro_batch_layouts(running)) == able
-    own = replace(free, recompute=Recompute.FULL, absent=("--recompute-granularity",))
-    assert own in micro_batch_layouts(own)
+    limited = replace(free, recompute=Recompute.FULL, absent=("--recompute-granularity",))
+    assert limited in micro_batch_layouts(limited)

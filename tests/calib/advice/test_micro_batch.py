@@ -38,8 +38,8 @@ def running(layout: Layout) -> RunConfig:
 
 @pytest.fixture
 def steps(planted: Callable[..., Any], running: RunConfig) -> FittedSteps:
-    own_s = steps_of(planted()).estimate(running).time_s
-    return steps_of(planted(), running, own_s)
+    measured_s = steps_of(planted()).estimate(running).time_s
+    return steps_of(planted(), running, measured_s)
 
 
 def advice(config: RunConfig, steps: FittedSteps, capacity_nbytes: int) -> MicroBatchAdvice:
@@ -57,13 +57,13 @@ def needed_nbytes(config: RunConfig) -> int:
     return memory(config).total_nbytes
 
 
-@pytest.mark.parametrize("room_frac", [1.02, 1.05, 1.1, 1.3])
+@pytest.mark.parametrize("capacity_frac", [1.02, 1.05, 1.1, 1.3])
 def test_every_choice_is_the_fastest_that_fits_and_none_is_missing(
-    running: RunConfig, steps: FittedSteps, room_frac: float
+    running: RunConfig, steps: FittedSteps, capacity_frac: float
 ) -> None:
     """Planted memory; each pair is asked one by one."""
     offset = memory_offset(running, round(PEAK_OVER * memory(running).allocated_nbytes))
-    capacity = round(room_frac * 1.1 * (needed_nbytes(running) + offset))
+    capacity = round(capacity_frac * 1.1 * (needed_nbytes(running) + offset))
     expected: dict[int, float] = {}
     for config in micro_batch_layouts(running):
         needed = memory(config, offset_nbytes=offset)
@@ -111,14 +111,14 @@ def test_nothing_but_micro_batch_and_recompute_changes(layout: Layout) -> None:
     configs = micro_batch_layouts(running)
     assert len(set(configs)) == len(configs) > 20
     for one in configs:
-        again = replace(
+        restored = replace(
             one,
             batch=running.batch,
             recompute=running.recompute,
             recompute_modules=running.recompute_modules,
             recompute_num_layers=running.recompute_num_layers,
         )
-        assert again == running
+        assert restored == running
         assert one.num_microbatches % 2 == 0
 
 
@@ -158,16 +158,16 @@ def test_the_line_and_the_command_say_the_same(running: RunConfig, steps: Fitted
     rate = tokens / result.best.step_time_s
     assert f"micro-batch: {micro} with no recompute, now 1 with all layers again" in result.line
     assert f"{format_count(rate)} tokens/s (+{100 * gain:.1f} %)" in result.line
-    told = result.to_json()["best"]
-    assert isinstance(told, dict) and told["micro_batch_size"] == micro
+    best = result.to_json()["best"]
+    assert isinstance(best, dict) and best["micro_batch_size"] == micro
 
 
 def test_the_chance_of_a_gain_is_that_of_its_interval(
     running: RunConfig, steps: FittedSteps
 ) -> None:
-    (own,) = compare(running, [running], steps)
-    assert faster_probability(own) == 0.0
-    sure = replace(own, time_frac=-0.1, log_ratio_sigma=-np.log(0.9) / 1.6448536)
+    (unchanged,) = compare(running, [running], steps)
+    assert faster_probability(unchanged) == 0.0
+    sure = replace(unchanged, time_frac=-0.1, log_ratio_sigma=-np.log(0.9) / 1.6448536)
     assert faster_probability(sure) == pytest.approx(0.95, abs=1e-6)
     result = advice(running, steps, ROOMY)
     assert replace(result, confidence=1.1).best is None

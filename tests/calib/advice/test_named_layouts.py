@@ -30,7 +30,7 @@ def test_the_label_of_every_layout_is_read_back(
         result = named_layout(layout_label(config), running)
         assert layout_label(result) == layout_label(config)
         assert result.batch == config.batch
-        # Of one replica a label leaves out how it is sharded: nothing is.
+        # With one replica nothing is sharded, and a label leaves sharding out.
         if config.parallelism.dp > 1 and device != "cpu":
             assert result == config
         elif config.parallelism.dp > 1:
@@ -59,9 +59,9 @@ def test_labels_tell_apart_what_differs_in_overlaps_alone(layout: Layout) -> Non
     assert label(overlaps_param_gather=False, is_optimizer_distributed=False) == "DP4 mbs2"
     away = replace(running, optimizer_offload_frac=1.0)
     assert layout_label(away).endswith("mbs2 offload:100")
-    beside = replace(away, overlaps_optimizer_offload=True)
-    assert layout_label(beside).endswith("mbs2 offload:100+overlap")
-    assert named_layout(layout_label(beside), running) == beside
+    overlapped = replace(away, overlaps_optimizer_offload=True)
+    assert layout_label(overlapped).endswith("mbs2 offload:100+overlap")
+    assert named_layout(layout_label(overlapped), running) == overlapped
     staged = layout(pp=4, model={"num_layers": 8}, par={"vp": 2, "overlaps_p2p": False}, **settings)
     assert layout_label(staged) == "PP4 VP2 noP2P mbs2"
     assert named_layout("PP4 VP2 noP2P mbs2", staged) == staged

@@ -32,8 +32,8 @@ def test_the_best_rows_stand_before_some_that_do_not_fit(
     config, steps = layout(tp=4, micro=1), steps_of(planted())
     capacity = sorted(memory(one).total_nbytes for one in every_layout(config, 4))[500]
     result = plan(config, steps, memory_capacity_nbytes=int(capacity))
-    room = MemoryBudget(capacity_nbytes=int(capacity))
-    expected = best_of_every(config, steps, 4, room, TOP)
+    budget = MemoryBudget(capacity_nbytes=int(capacity))
+    expected = best_of_every(config, steps, 4, budget, TOP)
     fitting = [c for c in result.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
     times = [c.step_time_s for c in fitting]
     assert times == pytest.approx([time_s for time_s, _ in expected], rel=1e-8)
@@ -53,9 +53,9 @@ def test_all_layouts_are_counted_of_each_number_of_ranks(
         assert proof.is_proven
         assert proof.tally.num_layouts == len(every_layout(layout(tp=2, dp=2), number))
     assert result.num_layouts == sum(one.tally.num_layouts for one in result.proofs.values())
-    told = result.to_json()
-    assert told["num_layouts"] == result.num_layouts
-    assert [one["num_ranks"] for one in told["search"]] == [2, 4]
+    value = result.to_json()
+    assert value["num_layouts"] == result.num_layouts
+    assert [one["num_ranks"] for one in value["search"]] == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_candidates_are_ranked_and_scaled_to_the_measured_step(
     planned: Callable[..., Plan],
 ) -> None:
     plan = planned(measured_frac=1.2)
-    own_s = 1.2 * planned(measured_frac=None).running.step_time_s
+    running_s = 1.2 * planned(measured_frac=None).running.step_time_s
     times = [c.step_time_s for c in plan.candidates]
     assert times == sorted(times)
-    assert plan.running.step_time_s == pytest.approx(own_s)
+    assert plan.running.step_time_s == pytest.approx(running_s)
     assert plan.running.time_frac == 0
     for candidate in plan.candidates:
-        assert candidate.step_time_s == pytest.approx(own_s * (1 + candidate.time_frac))
+        assert candidate.step_time_s == pytest.approx(running_s * (1 + candidate.time_frac))
         assert candidate.time_frac_low < candidate.time_frac < candidate.time_frac_high
         assert candidate.low_s < candidate.step_time_s < candidate.high_s
 
@@ -111,10 +111,10 @@ def test_shared_errors_cancel_before_they_are_squared(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     configs = [layout(dp=2), layout(dp=2, recompute=Recompute.SELECTIVE), layout(tp=2)]
-    own, recomputed, across = estimate_many(configs, planted())
-    assert paired_sigma_log(own, own) == 0
-    assert paired_sigma_log(own, recomputed) < 0.7 * own.sigma_log
-    assert paired_sigma_log(own, across) > paired_sigma_log(own, recomputed)
+    base, recomputed, across = estimate_many(configs, planted())
+    assert paired_sigma_log(base, base) == 0
+    assert paired_sigma_log(base, recomputed) < 0.7 * base.sigma_log
+    assert paired_sigma_log(base, across) > paired_sigma_log(base, recomputed)
 
 
 def test_the_best_layout_fits_and_is_faster(planned: Callable[..., Plan]) -> None:
@@ -123,7 +123,7 @@ def test_the_best_layout_fits_and_is_faster(planned: Callable[..., Plan]) -> Non
     needed = free.best.memory.total_nbytes
     tight = planned(memory_capacity_nbytes=needed - 1)
     assert tight.best is None or tight.best.memory.total_nbytes < needed
-    # Where it is so little that some splits fit in no variant, those stand behind.
+    # Splits that fit in no variant come last.
     little = min(c.memory.total_nbytes for c in free.candidates)
     tight = planned(memory_capacity_nbytes=little // 2)
     over = [c.verdict is Verdict.DOES_NOT_FIT for c in tight.candidates]
@@ -133,7 +133,7 @@ def test_the_best_layout_fits_and_is_faster(planned: Callable[..., Plan]) -> Non
 def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]) -> None:
     plan = planned()
     assert plan.best is not None
-    own = plan.running.config
+    running = plan.running.config
     # Nothing fits: the layout that lacks the least memory is named.
     tight = planned(memory_capacity_nbytes=1)
     assert tight.best is None
@@ -143,14 +143,14 @@ def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]
     slower = replace(plan, candidates=tuple(replace(c, time_frac=0.01) for c in plan.candidates))
     assert slower.best is None and slower.nearest_miss.endswith("it is not faster")
     # A host whose degrees are the user's own code is asked for another batch alone.
-    hosted = replace(own, framework="transformers 5.1")
+    hosted = replace(running, framework="transformers 5.1")
     plan_of = replace(plan, running=replace(plan.running, config=hosted))
     hosted_candidates = tuple(
         replace(c, config=replace(c.config, framework=hosted.framework)) for c in plan.candidates
     )
     offered = replace(plan_of, candidates=hosted_candidates).best
-    assert offered is None or offered.config.parallelism == own.parallelism
-    alone = tuple(c for c in hosted_candidates if c.config.parallelism != own.parallelism)
+    assert offered is None or offered.config.parallelism == running.parallelism
+    alone = tuple(c for c in hosted_candidates if c.config.parallelism != running.parallelism)
     missed = replace(plan_of, candidates=alone)
     assert missed.best is None
     assert missed.nearest_miss.endswith("transformers sets it; set it in the code")
@@ -205,9 +205,9 @@ def test_without_a_measured_step_the_model_stands_alone(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     config = layout(tp=2, dp=2)
-    alone, own = plan(config, steps_of(planted())), estimate_step(config, planted())
-    assert alone.running.step_time_s == pytest.approx(own.time_s)
-    assert alone.running.high_s == pytest.approx(own.high_s)
+    alone, estimate = plan(config, steps_of(planted())), estimate_step(config, planted())
+    assert alone.running.step_time_s == pytest.approx(estimate.time_s)
+    assert alone.running.high_s == pytest.approx(estimate.high_s)
     fastest = alone.candidates[0]
     assert math.log(fastest.high_s / fastest.step_time_s) > Z_90 * fastest.log_ratio_sigma
 

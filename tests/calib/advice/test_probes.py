@@ -48,9 +48,9 @@ def test_a_data_parallel_run_asks_for_what_two_tensor_parallel_ranks_would_do() 
     probes = probe_plan(DP2, budget_s=100.0)
     tp2 = config(tp=2, ranks_per_node=2)
     wanted = {o for o, _ in stage_operators(tp2, 0).forward if o.shape}
-    own = {o for o, _ in stage_operators(DP2, 0).forward}
-    asked = {(p.kind, p.shape) for p in probes if isinstance(p, OperatorProbe)}
-    assert {(o.kind, o.shape) for o in wanted - own} <= asked
+    present = {o for o, _ in stage_operators(DP2, 0).forward}
+    probed = {(p.kind, p.shape) for p in probes if isinstance(p, OperatorProbe)}
+    assert {(o.kind, o.shape) for o in wanted - present} <= probed
     calls = {p.call for p in probes if isinstance(p, CollectiveProbe)}
     needed = {call for call, _ in step_collectives(tp2, stage=0)}
     assert needed <= calls
@@ -61,8 +61,8 @@ def test_a_data_parallel_run_asks_for_what_two_tensor_parallel_ranks_would_do() 
 def test_what_the_run_has_is_probed_as_a_control_only() -> None:
     probes = [p for p in probe_plan(DP2, budget_s=100.0) if isinstance(p, OperatorProbe)]
     done = stage_operators(DP2, 0)
-    own = {(o.kind, o.shape) for o, _ in (*done.forward, *done.step)}
-    assert all(((p.kind, p.shape) in own) == p.is_control for p in probes)
+    present = {(o.kind, o.shape) for o, _ in (*done.forward, *done.step)}
+    assert all(((p.kind, p.shape) in present) == p.is_control for p in probes)
     kinds = [p.kind for p in probes]
     controlled = [p.kind for p in probes if p.is_control]
     assert len(controlled) == len(set(controlled))
@@ -72,12 +72,12 @@ def test_what_the_run_has_is_probed_as_a_control_only() -> None:
 def test_the_largest_transfer_of_the_run_is_the_control_of_its_kind() -> None:
     """Gradients over the replicas; nothing is sent in the run, so sends have none."""
     probes = [p for p in probe_plan(DP2, budget_s=100.0) if isinstance(p, CollectiveProbe)]
-    own = [call for call, _ in step_collectives(DP2, stage=0) if call.num_ranks == 2]
+    present = [call for call, _ in step_collectives(DP2, stage=0) if call.num_ranks == 2]
     (control,) = [p for p in probes if p.is_control]
-    assert control.call.nbytes == max(call.nbytes for call in own)
+    assert control.call.nbytes == max(call.nbytes for call in present)
     kinds = [p.call.collective for p in probes]
     assert probes[kinds.index(Collective.ALL_REDUCE)] is control
-    assert not {p.call for p in probes if not p.is_control} & set(own)
+    assert not {p.call for p in probes if not p.is_control} & set(present)
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 0.3, 2.0])
@@ -125,8 +125,8 @@ def test_an_accelerator_has_two_controls_where_the_run_has_two_shapes() -> None:
 def test_products_of_8_bits_are_not_asked_for() -> None:
     run = replace(DP2, device="NVIDIA H100 80GB HBM3", precision=Precision.BF16)
     narrow = replace(run, fp8=Fp8Recipe.DELAYED)
-    kinds, asked = (
+    kinds, probed = (
         {p.kind for p in probe_plan(one, budget_s=1000.0) if isinstance(p, OperatorProbe)}
         for one in (run, narrow)
     )
-    assert kinds - asked == {kind for kind in kinds if kind.is_linear} - {OperatorKind.LOGITS}
+    assert kinds - probed == {kind for kind in kinds if kind.is_linear} - {OperatorKind.LOGITS}

@@ -161,8 +161,8 @@ def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_nam
     scaling = compute_scaling([one for one in chosen if one is not None], steps)
     assert [point.num_ranks for point in scaling.points] == [2, 4]
     for point in scaling.points:
-        held = plans[point.num_ranks]
-        times = [one.step_time_s for one in held.candidates]
+        fastest_plan = plans[point.num_ranks]
+        times = [one.step_time_s for one in fastest_plan.candidates]
         assert point.estimate.time_s == pytest.approx(min(times))
 
 

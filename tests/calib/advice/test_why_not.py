@@ -14,22 +14,22 @@ from forerun.calib.advice.planning import Plan, compare, plan
 from forerun.calib.arguments.short_names import Keep
 from forerun.calib.memory.peak import Verdict
 
-Asked = Callable[..., WhyNot]
+Explain = Callable[..., WhyNot]
 
 
 @pytest.fixture
-def asked(layout: Callable[..., Any], planted: Callable[..., Any]) -> Asked:
-    """Of a run on four ranks."""
+def explain(layout: Callable[..., Any], planted: Callable[..., Any]) -> Explain:
+    """Explanations for a run on four ranks."""
     config, steps = layout(tp=2, dp=2), steps_of(planted())
 
     def make(text: str, capacity_nbytes: int | None = None, num_ranks: int = 4) -> WhyNot:
-        def made(**kept: Keep) -> Plan:
+        def made(**constraints: Keep) -> Plan:
             return plan(
                 config,
                 steps,
                 num_ranks=num_ranks,
                 memory_capacity_nbytes=capacity_nbytes,
-                **kept,
+                **constraints,
             )
 
         priced = partial(compare, config, steps=steps, memory_capacity_nbytes=capacity_nbytes)
@@ -38,12 +38,12 @@ def asked(layout: Callable[..., Any], planted: Callable[..., Any]) -> Asked:
     return make
 
 
-def test_a_slower_layout_is_told_by_how_much(asked: Asked) -> None:
-    every = asked("dp=1|2|4")
+def test_a_slower_layout_is_told_by_how_much(explain: Explain) -> None:
+    every = explain("dp=1|2|4")
     assert every.best is not None and "nothing does" in every.text
     slow = next(
         one
-        for one in (asked(f"pp={pp},recompute=full") for pp in (1, 2, 4))
+        for one in (explain(f"pp={pp},recompute=full") for pp in (1, 2, 4))
         if one.best is not None and one.best.config != every.best.config
     )
     assert slow.best is not None
@@ -51,16 +51,16 @@ def test_a_slower_layout_is_told_by_how_much(asked: Asked) -> None:
     assert behind > 0 and f"+{behind * 100:.1f} %" in slow.text and every.best.label in slow.text
 
 
-def test_every_set_of_modules_is_among_those_that_are_tried(asked: Asked) -> None:
-    why_not = asked("recompute=mlp,tp=2")
+def test_every_set_of_modules_is_among_those_that_are_tried(explain: Explain) -> None:
+    why_not = explain("recompute=mlp,tp=2")
     assert why_not.best is not None and why_not.best.config.recompute_modules == ("mlp",)
     assert why_not.text.startswith(f"the fastest, {why_not.best.label}, takes")
-    allowed = asked("recompute=mlp").num_layouts
+    allowed = explain("recompute=mlp").num_layouts
     assert 0 < why_not.num_layouts < allowed
 
 
-def test_memory_is_told_where_none_fits(asked: Asked) -> None:
-    why_not = asked("recompute=none", capacity_nbytes=100 << 10)
+def test_memory_is_told_where_none_fits(explain: Explain) -> None:
+    why_not = explain("recompute=none", capacity_nbytes=100 << 10)
     assert why_not.best is not None and why_not.best.verdict is Verdict.DOES_NOT_FIT
     assert "none fits in memory" in why_not.text and why_not.best.label in why_not.text
 
@@ -76,24 +76,26 @@ def test_memory_is_told_where_none_fits(asked: Asked) -> None:
     ],
 )
 def test_the_rule_that_forbids_them_is_told(
-    asked: Asked, text: str, num_ranks: int, rule: str
+    explain: Explain, text: str, num_ranks: int, rule: str
 ) -> None:
-    why_not = asked(text, num_ranks=num_ranks)
+    why_not = explain(text, num_ranks=num_ranks)
     assert (why_not.num_layouts, why_not.best) == (0, None)
     assert rule in why_not.text
 
 
-def test_the_running_layout_is_named_as_such(asked: Asked) -> None:
-    assert asked("tp=2,dp=2,mbs=2,recompute=none,sharding=none,vpp=1").text.startswith("it is the")
+def test_the_running_layout_is_named_as_such(explain: Explain) -> None:
+    assert explain("tp=2,dp=2,mbs=2,recompute=none,sharding=none,vpp=1").text.startswith(
+        "it is the"
+    )
 
 
-def test_what_no_plan_tries_is_priced_all_the_same(asked: Asked) -> None:
+def test_what_no_plan_tries_is_priced_all_the_same(explain: Explain) -> None:
     """More context on a CPU."""
-    why_not = asked("cp=2,tp=2")
+    why_not = explain("cp=2,tp=2")
     assert why_not.num_layouts == 0 and why_not.best is not None
     assert why_not.best.config.parallelism.cp == 2 == why_not.best.config.parallelism.tp
     assert why_not.text.startswith("not among the layouts that are tried; the fastest")
-    tight = asked("cp=2", capacity_nbytes=100 << 10)
+    tight = explain("cp=2", capacity_nbytes=100 << 10)
     assert "none fits in memory" in tight.text
 
 
@@ -102,16 +104,16 @@ def test_what_no_plan_tries_is_priced_all_the_same(asked: Asked) -> None:
     [("gpus=64", "--gpus 64"), ("gbs=32", "--global-batch-size 32"), ("seq=64", "--seq-length 64")],
 )
 def test_what_a_plan_is_asked_for_is_asked_by_its_option(
-    asked: Asked, text: str, option: str
+    explain: Explain, text: str, option: str
 ) -> None:
-    assert asked(text).text.endswith(f"ask for {option}")
+    assert explain(text).text.endswith(f"ask for {option}")
 
 
 def test_a_plan_keeps_what_it_is_told_to(
     layout: Callable[..., Any], planted: Callable[..., Any]
 ) -> None:
     config, steps, keep = layout(tp=2, dp=2), steps_of(planted()), Keep.parse("tp=2,recompute=none")
-    free, kept = plan(config, steps), plan(config, steps, keep=keep)
-    assert kept.candidates and all(keep.allows(one.config) for one in kept.candidates)
+    free, constrained = plan(config, steps), plan(config, steps, keep=keep)
+    assert constrained.candidates and all(keep.allows(one.config) for one in constrained.candidates)
     meant = {one.config for one in free.candidates if keep.allows(one.config)}
-    assert meant <= {one.config for one in kept.candidates}
+    assert meant <= {one.config for one in constrained.candidates}

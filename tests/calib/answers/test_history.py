@@ -64,16 +64,16 @@ def test_answers_one_after_the_other_keep_what_was_said(table: SampleTable) -> N
         history = answer.known.history
     whole = History.of(table)
     assert [e.window for e in history.errors] == [0, 1, 2]
-    for known, again in zip(history.errors, whole.errors, strict=True):
+    for known, recomputed in zip(history.errors, whole.errors, strict=True):
         for name in ("after_frac", "operator_before_frac", "operator_after_frac"):
-            assert getattr(known, name) == pytest.approx(getattr(again, name)), name
+            assert getattr(known, name) == pytest.approx(getattr(recomputed, name)), name
 
 
 def test_the_finish_before_a_refit_is_what_the_window_before_says_at_that_moment(
     table: SampleTable,
 ) -> None:
     """Steps to come take the level of the steps that were known: a plain product."""
-    history, level_s, told = None, (0.5, 0.6, 0.8), []
+    history, level_s, finishes_unix_s = None, (0.5, 0.6, 0.8), []
     cadence = table.config().cadence
     for end, time_s in enumerate(level_s, start=1):
         seen = only_windows(table, range(end))
@@ -81,23 +81,25 @@ def test_the_finish_before_a_refit_is_what_the_window_before_says_at_that_moment
         request = Request(now_unix_s=1e9 + done, last_step=done, step_times_s=(time_s,) * 50)
         answer = analyse(_long(seen), request, history=history)
         history = answer.known.history
-        told.append(answer.forecast.finish_p50_unix_s)
+        finishes_unix_s.append(answer.forecast.finish_p50_unix_s)
     assert cadence.train_iters < TRAIN_ITERS
-    assert [e.finish_after_unix_s for e in history.errors] == pytest.approx(told, abs=1e-6)
+    assert [e.finish_after_unix_s for e in history.errors] == pytest.approx(
+        finishes_unix_s, abs=1e-6
+    )
     assert history.errors[0].finish_before_unix_s is None
     for place in (1, 2):
         error, done = history.errors[place], 100 * (place + 1)
-        left = TRAIN_ITERS - done
+        num_remaining = TRAIN_ITERS - done
         before_s, after_s = (
             at - (1e9 + done) for at in (error.finish_before_unix_s, error.finish_after_unix_s)
         )
-        assert before_s == pytest.approx(left * level_s[place - 1], rel=0.01)
-        assert after_s == pytest.approx(left * level_s[place], rel=0.01)
+        assert before_s == pytest.approx(num_remaining * level_s[place - 1], rel=0.01)
+        assert after_s == pytest.approx(num_remaining * level_s[place], rel=0.01)
     last = answer.window_scores[-1]
     assert last.finish_after_frac == pytest.approx(0.0) and last.finish_before_frac < 0
     ended = replace(answer, ended_unix_s=1e9 + 5000.0).window_scores[-1]
     total_s = 1e9 + 5000.0 - answer.forecast.now_unix_s + answer.forecast.elapsed_s
-    assert ended.finish_after_frac == pytest.approx((told[-1] - 1e9 - 5000.0) / total_s)
+    assert ended.finish_after_frac == pytest.approx((finishes_unix_s[-1] - 1e9 - 5000.0) / total_s)
 
 
 def _long(table: SampleTable) -> SampleTable:

@@ -1,4 +1,4 @@
-"""What a recorded run says of its own launch: one line at most, by the model of its plan."""
+"""Lint of a recorded run's own launch: one line at most, by the model of its plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def answer(table: SampleTable) -> Answer:
 
 @pytest.mark.slow
 def test_what_hides_no_more_than_is_exposed_is_no_flaw(answer: Answer) -> None:
-    """Of this run's step 1 % is exposed reduction of gradients: overlap has nothing to hide."""
+    """Exposed gradient reduction is 1 % of this run's step: overlap has nothing to hide."""
     assert answer.known.lint is not None
     times = {one.config: one.time_frac for one in answer.known.plan.candidates}
     for flaw in answer.known.lint.flaws:
@@ -47,10 +47,10 @@ def test_a_sure_one_is_one_line(table: SampleTable) -> None:
     """Evaluations that were seen to take as long as the steps between them."""
     often = replace(table.config().cadence, eval_interval=2, eval_iters=2)
     running = replace(table.config(), cadence=often)
-    asked = Request(now_unix_s=1e9, last_step=11, eval_times_s=(1.0,) * 4)
+    request = Request(now_unix_s=1e9, last_step=11, eval_times_s=(1.0,) * 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("forerun.calib.answers.analysis.running_config", lambda _: running)
-        answer = analyse(table, asked)
+        answer = analyse(table, request)
     assert answer.known.lint is not None
     (line,) = [line for line in answer.transcript if line.startswith(f"{PREFIX} launch: ")]
     assert "--eval-interval 2 with --eval-iters 2 · about " in line

@@ -32,7 +32,7 @@ from forerun.calib.workload.config_json import encode_fields
 from forerun.calib.workload.run_options import Goals
 
 NOW_S, STEP_S, DONE, TOTAL = 1795187030.0, 0.1, 40, 100
-TOLD = LoopRecord(num_steps=TOTAL, samples=8, tokens=256)
+LOOP = LoopRecord(num_steps=TOTAL, samples=8, tokens=256)
 PASS = LoopRecord(data=DataLength.KNOWN, pass_end=50, pass_steps=50)
 
 
@@ -49,13 +49,13 @@ def answer(directory: Path, loop: LoopRecord | None, **more: Any) -> Answer:
 
 
 def test_the_finish_is_what_is_left_of_steps_times_a_step(tmp_path: Path) -> None:
-    forecast = answer(tmp_path, TOLD).forecast
+    forecast = answer(tmp_path, LOOP).forecast
     assert forecast.finish_p50_unix_s == pytest.approx(NOW_S + (TOTAL - DONE) * STEP_S)
     assert forecast.finish_p95_unix_s > forecast.finish_p50_unix_s
 
 
 def test_evaluations_and_saves_go_on_as_often_as_so_far(tmp_path: Path) -> None:
-    forecast = answer(tmp_path, TOLD, eval_times_s=(0.5,) * 4, save_times_s=(2.0,) * 2).forecast
+    forecast = answer(tmp_path, LOOP, eval_times_s=(0.5,) * 4, save_times_s=(2.0,) * 2).forecast
     extra_s = 6 * 0.5 + 3 * 2.0  # of 60 steps, where 40 had 4 and 2
     assert forecast.remaining_s == pytest.approx((TOTAL - DONE) * STEP_S + extra_s)
     assert {part.name: part.num_left for part in forecast.parts} == {
@@ -65,7 +65,7 @@ def test_evaluations_and_saves_go_on_as_often_as_so_far(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("loop", [TOLD, LoopRecord(num_steps=TOTAL, samples=8)])
+@pytest.mark.parametrize("loop", [LOOP, LoopRecord(num_steps=TOTAL, samples=8)])
 def test_every_rate_that_is_logged_says_what_it_is(tmp_path: Path, loop: LoopRecord) -> None:
     rates = answer(tmp_path, loop).rates
     assert len(rates) == 2 and rates.keys() <= RUN_VALUES.keys()
@@ -74,9 +74,9 @@ def test_every_rate_that_is_logged_says_what_it_is(tmp_path: Path, loop: LoopRec
 def test_the_end_of_a_pass_is_never_that_of_the_run(tmp_path: Path) -> None:
     result = answer(tmp_path, PASS)
     assert not result.has_finish and "how many passes over its data" in result.end.reason
-    told = result.forecast_json()
-    assert not {"finish_p50_unix_s", "steps_left", "remaining_s"} & told.keys()
-    part = told["pass"]
+    values = result.forecast_json()
+    assert not {"finish_p50_unix_s", "steps_left", "remaining_s"} & values.keys()
+    part = values["pass"]
     assert isinstance(part, dict) and part["end_step"] == 50
     assert part["finish_p50_unix_s"] == pytest.approx(NOW_S + 10 * STEP_S)
     text = "\n".join(result.transcript)
@@ -97,7 +97,7 @@ def test_a_run_without_any_end_has_reason_and_remedy(
 
 
 def test_rates_are_of_all_ranks(tmp_path: Path) -> None:
-    table = table_of(tmp_path, TOLD)
+    table = table_of(tmp_path, LOOP)
     answer = analyse(table, request())
     each = 256 / measured_step_s(table)
     assert answer.rates == {"tokens_per_s": 2 * each, "tokens_per_s_per_gpu": each}
@@ -109,13 +109,13 @@ def test_steps_that_only_the_loop_tells_end_a_described_run(tmp_path: Path) -> N
     """As they end one whose layout nobody knows."""
     table = build_table(read_run(GOLDEN))
     bare = replace(table.config(), cadence=Cadence())
-    told = table.runs.assign(
-        config=json.dumps(bare.to_json()), loop=json.dumps(encode_fields(TOLD))
+    runs = table.runs.assign(
+        config=json.dumps(bare.to_json()), loop=json.dumps(encode_fields(LOOP))
     )
-    result = analyse(replace(table, runs=told), request())
+    result = analyse(replace(table, runs=runs), request())
     assert result.end.steps_total == TOTAL and result.remaining_run is not None
     assert result.forecast.steps_left == TOTAL - DONE
-    plain = answer(tmp_path, TOLD).forecast
+    plain = answer(tmp_path, LOOP).forecast
     assert result.forecast.finish_p50_unix_s == pytest.approx(plain.finish_p50_unix_s)
 
 
@@ -126,7 +126,7 @@ def test_samples_count_where_there_are_no_tokens(tmp_path: Path) -> None:
 
 def test_a_later_moment_goes_on_from_the_window(tmp_path: Path) -> None:
     later = Request(now_unix_s=NOW_S + 3.0, last_step=70, step_times_s=(STEP_S,) * 70)
-    result = with_new_forecast(answer(tmp_path, TOLD), later)
+    result = with_new_forecast(answer(tmp_path, LOOP), later)
     assert result.has_finish
     assert result.forecast.finish_p50_unix_s == pytest.approx(NOW_S + 3.0 + 30 * STEP_S)
     (line,) = finish_lines(result, Goals())
@@ -135,14 +135,14 @@ def test_a_later_moment_goes_on_from_the_window(tmp_path: Path) -> None:
 
 def test_a_deadline_that_is_missed_twice_stops_any_loop(tmp_path: Path) -> None:
     goals = Goals(deadline_unix_s=NOW_S)
-    first = answer(tmp_path / "a", TOLD, goals=goals)
+    first = answer(tmp_path / "a", LOOP, goals=goals)
     assert first.decision.rules_met == {Rule.DEADLINE} and not first.is_stop
     met = (Rule.DEADLINE.value,)
-    assert answer(tmp_path / "b", TOLD, goals=goals, previously_met=met).is_stop
+    assert answer(tmp_path / "b", LOOP, goals=goals, previously_met=met).is_stop
 
 
 def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) -> None:
-    directory = undescribed(tmp_path, TOLD)
+    directory = undescribed(tmp_path, LOOP)
     records = read_run(directory).records[0]
     hooked = {r.step for r in records if isinstance(r, StepRecord) and r.is_hooked}
     calls = Counter(
@@ -156,12 +156,12 @@ def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) 
 
 
 def test_a_bound_above_the_step_is_no_time_of_transfers(tmp_path: Path) -> None:
-    result = answer(tmp_path, TOLD)
+    result = answer(tmp_path, LOOP)
     (group, *others) = result.groups
     for time_s, words in ((8.1, "whose end is not seen"), (STEP_S / 2, "at most")):
         bound = replace(group, is_bound=True, time_s=time_s)
-        told = with_new_forecast(replace(result, groups=(bound, *others)), request())
-        text = "\n".join(told.transcript)
+        renewed = with_new_forecast(replace(result, groups=(bound, *others)), request())
+        text = "\n".join(renewed.transcript)
         assert words in text and "8.1" not in text
 
 

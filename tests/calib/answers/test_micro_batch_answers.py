@@ -20,7 +20,7 @@ from forerun.launch.views.answer_tables import tables_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 RESERVE = 1.03
-"""Of the allocator, as ``memory.peak`` counts it."""
+"""Reserve of the allocator, as ``memory.peak`` counts it."""
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +52,19 @@ def test_the_largest_is_the_one_that_planted_memory_has_room_for(table: SampleTa
         return memory(full).total_nbytes - memory(config).total_nbytes
 
     # Three deviations of 3 % lie between what surely fits and what surely does not.
-    room = round((RESERVE + 0.04) * (peak + grown(4)))
-    answer = answered(table, room, micro_batch=MicroBatchChoice.ADVISE)
+    capacity = round((RESERVE + 0.04) * (peak + grown(4)))
+    answer = answered(table, capacity, micro_batch=MicroBatchChoice.ADVISE)
     advice = answer.known.micro_batch
     assert advice is not None and advice.largest is not None
     largest = advice.largest.config.batch.micro_batch_size
     assert largest >= 4
     for one in advice.choices:
-        assert one.memory.total_nbytes * RESERVE < room
+        assert one.memory.total_nbytes * RESERVE < capacity
     (line,) = [line for line in answer.transcript if "micro-batch:" in line]
     assert advice.line in line
-    told = answer.to_json()["decision"]["micro_batch"]
-    assert told["largest"]["micro_batch_size"] == largest
-    assert told["memory_capacity_nbytes"] == room
+    values = answer.to_json()["decision"]["micro_batch"]
+    assert values["largest"]["micro_batch_size"] == largest
+    assert values["memory_capacity_nbytes"] == capacity
     (shown,) = [part for part in tables_of(answer) if part.key == "micro_batches"]
     assert len(shown.rows) == len(advice.choices)
 

@@ -20,14 +20,14 @@ from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_measurements import overhead
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.model import MISFIT
 from forerun.calib.workload.config_json import encode
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 TABLE = build_table(read_run(GOLDEN))
-OWN = running_config(TABLE)
-LARGER = replace(OWN, batch=replace(OWN.batch, micro_batch_size=8))
+RUNNING = running_config(TABLE)
+LARGER = replace(RUNNING, batch=replace(RUNNING.batch, micro_batch_size=8))
 FACTORS = (0.4, 1.0, 2.5)
 FEW = settings(max_examples=3, deadline=None)
 
@@ -47,9 +47,9 @@ def answered(factor: float) -> Answer:
 def test_gains_are_in_doubt_where_the_model_misses_the_step_by_far(factor: float) -> None:
     answer = answered(factor)
     assert bool(answer.known.plan.doubt) == (factor != 1)
-    # What a verb fits anew from the same records says the same.
-    again = run_steps(stretched(factor)).misfit_log
-    assert again == pytest.approx(answer.known.plan.misfit_log, abs=1e-6)
+    # A verb that refits the same records agrees.
+    refitted_log = run_steps(stretched(factor)).misfit_log
+    assert refitted_log == pytest.approx(answer.known.plan.misfit_log, abs=1e-6)
 
 
 @pytest.mark.parametrize("factor", [factor for factor in FACTORS if factor != 1])
@@ -74,10 +74,10 @@ def test_a_step_that_the_model_holds_is_ranked() -> None:
 def test_a_layout_that_was_recorded_too_has_its_gain(factor: float, gain_frac: float) -> None:
     """Both steps were measured: what the model lacks of one says nothing of their ratio."""
     table = stretched(factor)
-    own_s = run_steps(table).measured_s(OWN)
-    assert own_s is not None
-    other = KnownStep(config=LARGER, time_s=own_s * (1 - gain_frac), sigma_log=0.01)
-    (row,) = compare(OWN, [LARGER], run_steps(table, [other]))
+    running_s = run_steps(table).measured_s(RUNNING)
+    assert running_s is not None
+    other = KnownStep(config=LARGER, time_s=running_s * (1 - gain_frac), sigma_log=0.01)
+    (row,) = compare(RUNNING, [LARGER], run_steps(table, [other]))
     assert not row.is_unsure
     assert row.time_frac_low <= -gain_frac <= row.time_frac_high
 
@@ -85,7 +85,7 @@ def test_a_layout_that_was_recorded_too_has_its_gain(factor: float, gain_frac: f
 @given(cost_frac=st.floats(-0.2, 0.2), noise_s=st.floats(0.001, 0.3))
 @settings(max_examples=60, deadline=None)
 def test_what_hooks_cost_is_a_value_or_a_bound(cost_frac: float, noise_s: float) -> None:
-    """Of sixteen steps in turn; a share is sent only where its interval is above nothing."""
+    """Alternate sixteen hooked and bare steps; a share is sent only if its interval is above 0."""
     times = [
         1 + cost_frac * (step % 2) + noise_s * math.sin(7.3 * step * step) for step in range(16)
     ]
@@ -98,14 +98,14 @@ def test_what_hooks_cost_is_a_value_or_a_bound(cost_frac: float, noise_s: float)
 def test_the_running_layout_is_known_at_any_batch_and_however_its_node_is_stated() -> None:
     steps = run_steps(stretched(2.5))
     alike = [
-        replace(OWN, batch=replace(OWN.batch, global_batch_size=32)),
+        replace(RUNNING, batch=replace(RUNNING.batch, global_batch_size=32)),
         *(
-            replace(OWN, parallelism=replace(OWN.parallelism, ranks_per_node=number))
+            replace(RUNNING, parallelism=replace(RUNNING.parallelism, ranks_per_node=number))
             for number in (0, 2, 8)
         ),
     ]
-    staged = replace(OWN.parallelism, dp=1, pp=2)
-    others = [LARGER, replace(OWN, parallelism=staged)]
+    staged = replace(RUNNING.parallelism, dp=1, pp=2)
+    others = [LARGER, replace(RUNNING, parallelism=staged)]
     assert steps.misfit_log
     assert not any(MISFIT in one.error_log for one in steps.estimates(alike))
     assert all(MISFIT in one.error_log for one in steps.estimates(others))
@@ -116,15 +116,15 @@ def test_the_running_layout_is_known_at_any_batch_and_however_its_node_is_stated
 def test_an_option_that_is_not_modelled_widens_what_was_not_measured(name: str) -> None:
     """The measured steps hold it; of other layouts it may change a factor of two, but for what is
     known to stand beside the step."""
-    with_option = replace(OWN, unmodelled=(name,))
+    with_option = replace(RUNNING, unmodelled=(name,))
     config = json.dumps(encode(with_option))
     table = replace(TABLE, runs=TABLE.runs.assign(config=config))
     bare, steps = run_steps(TABLE), run_steps(table)
     other = replace(LARGER, unmodelled=(name,))
-    (own,), (before,) = steps.estimates([with_option]), bare.estimates([OWN])
-    assert own.high_s / own.low_s == pytest.approx(before.high_s / before.low_s, rel=0.05)
+    (widened,), (before,) = steps.estimates([with_option]), bare.estimates([RUNNING])
+    assert widened.high_s / widened.low_s == pytest.approx(before.high_s / before.low_s, rel=0.05)
     (row,) = compare(with_option, [other], steps)
-    (usual,) = compare(OWN, [LARGER], bare)
+    (usual,) = compare(RUNNING, [LARGER], bare)
     widths = [math.log((1 + one.time_frac_high) / (1 + one.time_frac_low)) for one in (row, usual)]
     if name == "window_size":
         assert widths[0] == pytest.approx(math.hypot(widths[1], 2 * math.log(2)), rel=0.1)

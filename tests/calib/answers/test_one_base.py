@@ -22,7 +22,7 @@ from forerun.calib.workload.config import Recompute, RunConfig
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 TABLE = build_table(read_run(GOLDEN))
-OWN = running_config(TABLE)
+RUNNING = running_config(TABLE)
 PATIENT = settings(max_examples=12, deadline=None)
 
 
@@ -37,17 +37,19 @@ def stretched(factors: tuple[float, ...]) -> FittedSteps:
 
 def layouts() -> list[RunConfig]:
     sizes = (1, 4, 8)
-    changed = [replace(OWN, batch=replace(OWN.batch, micro_batch_size=size)) for size in sizes]
+    changed = [
+        replace(RUNNING, batch=replace(RUNNING.batch, micro_batch_size=size)) for size in sizes
+    ]
     return [
         *changed,
-        replace(OWN, recompute=Recompute.FULL),
-        replace(OWN, parallelism=replace(OWN.parallelism, tp=2, dp=1)),
-        replace(OWN, parallelism=replace(OWN.parallelism, pp=2, dp=1)),
+        replace(RUNNING, recompute=Recompute.FULL),
+        replace(RUNNING, parallelism=replace(RUNNING.parallelism, tp=2, dp=1)),
+        replace(RUNNING, parallelism=replace(RUNNING.parallelism, pp=2, dp=1)),
     ]
 
 
 def gains(steps: FittedSteps) -> np.ndarray:
-    return np.log([1 + one.time_frac for one in compare(OWN, layouts(), steps)])
+    return np.log([1 + one.time_frac for one in compare(RUNNING, layouts(), steps)])
 
 
 BARE = (1.0,) * 6
@@ -70,9 +72,9 @@ def test_noise_of_the_measured_step_is_nobodys_gain(noise: tuple[float, ...]) ->
 @PATIENT
 def test_the_running_row_is_the_measured_step(factor: float) -> None:
     steps = stretched((factor,) * 6)
-    (own,) = compare(OWN, [OWN], steps)
-    assert own.step_time_s == pytest.approx(steps.measured_s(OWN), rel=1e-3)
-    assert own.time_frac == 0 and own.log_ratio_sigma == 0
+    (unchanged,) = compare(RUNNING, [RUNNING], steps)
+    assert unchanged.step_time_s == pytest.approx(steps.measured_s(RUNNING), rel=1e-3)
+    assert unchanged.time_frac == 0 and unchanged.log_ratio_sigma == 0
 
 
 @pytest.mark.slow
@@ -82,8 +84,8 @@ def test_nothing_is_ranked_where_the_model_misses_the_running_step(
     factor: float, is_slower: bool
 ) -> None:
     steps = stretched((factor if is_slower else 1 / factor,) * 6)
-    result = plan(OWN, steps)
-    off = steps.measured_s(OWN) / stretched(BARE).measured_s(OWN)
+    result = plan(RUNNING, steps)
+    off = steps.measured_s(RUNNING) / stretched(BARE).measured_s(RUNNING)
     assert result.misfit_log == pytest.approx(np.log(off), abs=0.4)
     assert result.doubt and not any(one.time_frac_high < 0 for one in result.candidates)
 
@@ -93,10 +95,10 @@ def test_nothing_is_ranked_where_the_model_misses_the_running_step(
 @PATIENT
 def test_work_that_is_added_is_never_faster(noise: np.ndarray, place: int) -> None:
     steps = stretched(noise)
-    plain = [OWN, *layouts()][place]
-    again = replace(plain, recompute=Recompute.FULL)
-    if again != plain:
-        bare, more = compare(OWN, [plain, again], steps)
+    plain = [RUNNING, *layouts()][place]
+    recomputed = replace(plain, recompute=Recompute.FULL)
+    if recomputed != plain:
+        bare, more = compare(RUNNING, [plain, recomputed], steps)
         assert more.step_time_s > bare.step_time_s
 
 
@@ -105,8 +107,8 @@ def test_work_that_is_added_is_never_faster(noise: np.ndarray, place: int) -> No
 @PATIENT
 def test_what_is_not_explained_is_no_reason(noise: np.ndarray) -> None:
     steps = stretched(noise)
-    for one in compare(OWN, layouts(), steps):
-        difference = explain(one.config, OWN, steps).difference
+    for one in compare(RUNNING, layouts(), steps):
+        difference = explain(one.config, RUNNING, steps).difference
         assert difference is not None
         largest = max(difference.terms, key=lambda term: term.time_s * np.sign(difference.time_s))
         assert largest.term is not Term.UNEXPLAINED, one.label
@@ -117,11 +119,13 @@ def test_what_is_not_explained_is_no_reason(noise: np.ndarray) -> None:
 @PATIENT
 def test_overlap_hides_at_most_what_is_exposed(noise: np.ndarray) -> None:
     steps = stretched(noise)
-    own = steps.by_term([OWN])[0]
-    exposed_frac = own.terms_s[Term.DP] / own.estimate.time_s
+    running_step = steps.by_term([RUNNING])[0]
+    exposed_frac = running_step.terms_s[Term.DP] / running_step.estimate.time_s
     hidden: Candidate
     (hidden,) = compare(
-        OWN, [replace(OWN, parallelism=replace(OWN.parallelism, overlaps_grad_reduce=True))], steps
+        RUNNING,
+        [replace(RUNNING, parallelism=replace(RUNNING.parallelism, overlaps_grad_reduce=True))],
+        steps,
     )
     assert -exposed_frac - 1e-3 <= hidden.time_frac <= 1e-3
 
@@ -130,7 +134,7 @@ def test_a_layout_is_its_measurement_however_its_node_is_stated() -> None:
     """All ranks on one node, said or not: the same work, and so the same row."""
     steps = stretched((1.2,) * 6)
     for per_node in (0, 2, 8):
-        own = replace(OWN, parallelism=replace(OWN.parallelism, ranks_per_node=per_node))
-        (row,) = compare(OWN, [own], steps)
+        stated = replace(RUNNING, parallelism=replace(RUNNING.parallelism, ranks_per_node=per_node))
+        (row,) = compare(RUNNING, [stated], steps)
         assert row.time_frac == pytest.approx(0.0, abs=1e-9)
-        assert row.step_time_s == pytest.approx(steps.measured_s(OWN), rel=1e-3)
+        assert row.step_time_s == pytest.approx(steps.measured_s(RUNNING), rel=1e-3)

@@ -24,8 +24,8 @@ def golden(cadence: Cadence, size: int = RECORDED) -> SampleTable:
     table = build_table(read_run(GOLDEN))
     config = table.config()
     batch = replace(config.batch, global_batch_size=size)
-    told = json.dumps(replace(config, cadence=cadence, batch=batch).to_json())
-    return replace(table, runs=table.runs.assign(config=told))
+    config_text = json.dumps(replace(config, cadence=cadence, batch=batch).to_json())
+    return replace(table, runs=table.runs.assign(config=config_text))
 
 
 def answer(cadence: Cadence, size: int = RECORDED) -> Answer:

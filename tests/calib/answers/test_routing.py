@@ -50,16 +50,16 @@ class Planted:
     def predict(self, layouts: Sequence[RunConfig]) -> Any:
         return SimpleNamespace(time_s=np.array([self.step_s(one) for one in layouts]))
 
-    def step_s(self, asked: RunConfig) -> float:
-        experts = asked.model.experts
+    def step_s(self, candidate: RunConfig) -> float:
+        experts = candidate.model.experts
         assert experts is not None and not experts.capacity_factor
-        busiest = imbalance(experts, asked.parallelism.ep)
+        busiest = imbalance(experts, candidate.parallelism.ep)
         luck_s = self.luck_s if busiest == 1.0 else 0.0
         return self.fixed_s + self.routed_s * busiest + luck_s
 
 
-def cost(planted: Any, busiest: float, asked: RunConfig | None = None) -> float | None:
-    return imbalance_cost_frac(planted, asked or config(), busiest)
+def cost(planted: Any, busiest: float, layout: RunConfig | None = None) -> float | None:
+    return imbalance_cost_frac(planted, layout or config(), busiest)
 
 
 def test_the_cost_is_the_share_that_grows_with_the_tokens():
@@ -82,7 +82,7 @@ def waiting_table(**waits: float) -> Any:
 
 
 def test_waiting_for_the_busiest_rank_counts_once():
-    """What the model takes for it leaves the exchange's waiting, and no more than that."""
+    """The model's share of the exchange's waiting is subtracted from it, and from no other."""
     table = waiting_table(ep=0.3, dp=0.1, pp=5.0)
     assert mean_waiting_s(table) == pytest.approx(0.4)
     assert mean_waiting_s(table, 0.25) == pytest.approx(0.15)
@@ -112,9 +112,9 @@ def test_the_newest_window_and_the_stage_farthest_from_even_are_carried():
     assert imbalance(carried.model.experts, 4) == 1.5
 
 
-@pytest.mark.parametrize("asked", [config(ep=1), config(ep=1, experts=None)])
-def test_without_ranks_to_route_to_there_is_no_cost(asked: RunConfig):
-    assert cost(Planted(), 1.5, asked) is None
+@pytest.mark.parametrize("layout", [config(ep=1), config(ep=1, experts=None)])
+def test_without_ranks_to_route_to_there_is_no_cost(layout: RunConfig):
+    assert cost(Planted(), 1.5, layout) is None
 
 
 def test_even_tokens_are_not_talked_of():
@@ -133,7 +133,7 @@ def routing_of(*by_window: float) -> MeasuredRouting:
 
 
 @pytest.mark.parametrize(
-    ("by_window", "told"),
+    ("by_window", "expected"),
     [
         ((1.5,), "1.50 x the mean;"),
         ((1.5, 1.51), "1.51 x the mean;"),
@@ -142,8 +142,8 @@ def routing_of(*by_window: float) -> MeasuredRouting:
         ((1.5, 1.1, 1.5), "1.50 x the mean, 1.50 at first, at least 1.10;"),
     ],
 )
-def test_the_line_says_how_it_moved_over_the_windows(by_window: tuple[float, ...], told: str):
-    assert told in routing_line(routing_of(*by_window), None)
+def test_the_line_says_how_it_moved_over_the_windows(by_window: tuple[float, ...], expected: str):
+    assert expected in routing_line(routing_of(*by_window), None)
 
 
 def test_ranks_that_keep_no_records_send_their_sums():

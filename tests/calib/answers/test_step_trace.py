@@ -73,7 +73,7 @@ def sums(slices: list[Slice], stage: int) -> Counter[str]:
     return counts
 
 
-def told(estimate: StepEstimate, measured: tuple[MeasuredSpan, ...] = ()) -> list[Slice]:
+def trace_slices(estimate: StepEstimate, measured: tuple[MeasuredSpan, ...] = ()) -> list[Slice]:
     """Slices of a trace as it is read back."""
     trace = step_trace({"predicted": estimate}, measured, version="1")
     return read(json.loads(json.dumps(trace)))
@@ -84,16 +84,16 @@ def test_a_trace_adds_up_to_the_step_and_to_its_parts(
     case: str, layout: Callable[..., RunConfig], planted: Callable[..., Any]
 ) -> None:
     estimate = estimate_step(layout(**CASES[case]), planted())
-    slices = told(estimate)
+    slices = trace_slices(estimate)
     (step,) = [one for one in slices if one.track == "step"]
     assert step.time_s == pytest.approx(estimate.time_s, abs=2e-7)
     assert max(one.end_ns for one in slices) == step.end_ns
     counts = sums(slices, estimate.critical_stage)
-    beside = (Part.PP, Part.BUBBLE)
+    pipeline_parts = (Part.PP, Part.BUBBLE)
     for part, time_s in estimate.parts_s.items():
-        if part not in beside:
+        if part not in pipeline_parts:
             assert counts[part.value] == pytest.approx(time_s, rel=0.01, abs=2e-6), part
-    assert sum(estimate.parts_s[part] for part in beside) == pytest.approx(
+    assert sum(estimate.parts_s[part] for part in pipeline_parts) == pytest.approx(
         step.time_s - sum(time_s for part, time_s in counts.items() if part != "bubble"),
         rel=0.01,
         abs=0.001 * step.time_s,
@@ -104,12 +104,12 @@ def test_a_trace_adds_up_to_the_step_and_to_its_parts(
 def test_operators_of_every_stage_take_what_they_were_planted_with(
     case: str, layout: Callable[..., RunConfig], planted: Callable[..., Any]
 ) -> None:
-    """What is hidden of a transfer is told beside what is drawn; one factor scales the step."""
+    """Slices also report a transfer's hidden part, not drawn; one factor scales the step."""
     config, estimator = layout(**CASES[case]), planted()
     estimate = estimate_step(config, estimator)
     whole = max(span.end_s for span in estimate.spans)
     assert whole == pytest.approx(estimate.time_s, rel=1e-12)
-    slices, m = told(estimate), config.num_microbatches
+    slices, m = trace_slices(estimate), config.num_microbatches
     for stage in range(config.parallelism.pp):
         seen: Counter[tuple[str, str]] = Counter()
         for one in slices:
@@ -157,11 +157,11 @@ def test_a_step_that_was_measured_is_the_step_that_is_drawn(
     assert max(span.end_s for span in estimate.spans) == pytest.approx(estimate.time_s, rel=1e-12)
     for span in estimate.spans:
         if span.kind not in (TaskKind.EXCHANGE, TaskKind.TRANSFER):
-            own = estimate.slices[span.kind, span.stage, span.chunk]
-            assert sum(one.time_s for one in own) == pytest.approx(
+            slices_of_span = estimate.slices[span.kind, span.stage, span.chunk]
+            assert sum(one.time_s for one in slices_of_span) == pytest.approx(
                 span.end_s - span.start_s, rel=1e-6
             )
-    counts = sums(told(estimate), estimate.critical_stage)
+    counts = sums(trace_slices(estimate), estimate.critical_stage)
     assert counts["forward"] == pytest.approx(estimate.parts_s[Part.FORWARD], rel=0.01)
     assert counts["backward"] == pytest.approx(estimate.parts_s[Part.BACKWARD], rel=0.01)
 
@@ -195,7 +195,7 @@ def test_what_was_measured_has_the_same_names_beside_what_was_predicted(
         for rank in (1, 0)
         for at, kind in enumerate(kinds)
     )
-    slices = told(estimate, measured)
+    slices = trace_slices(estimate, measured)
     seen = {one.event["name"]: one for one in slices if one.process == "measured"}
     predicted = {one.event["name"] for one in slices if one.process == "predicted"}
     assert set(seen) == {"forward 0", "backward 0", "gradient reduction", "optimizer"} <= predicted
@@ -218,10 +218,10 @@ def test_spans_that_overlap_get_a_track_each(
         )
         for place, at in enumerate((0.0, 1.0, 2.0))
     )
-    slices = told(estimate_step(layout(), planted()), measured)
-    own = {one.event["name"]: one.track for one in slices if one.process == "measured"}
+    slices = trace_slices(estimate_step(layout(), planted()), measured)
+    track_by_name = {one.event["name"]: one.track for one in slices if one.process == "measured"}
     first, second = "stage 0 passes, rank 0", "stage 0 passes, rank 0 2"
-    assert own == {"forward 0": first, "forward 1": second, "forward 2": first}
+    assert track_by_name == {"forward 0": first, "forward 1": second, "forward 2": first}
 
 
 def test_several_steps_are_on_one_scale_with_what_each_is(
@@ -255,7 +255,7 @@ def test_a_large_pipeline_is_a_small_file(
 def test_perfetto_takes_every_event(
     layout: Callable[..., RunConfig], planted: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Where its own importer is at hand; the package would fetch it from the network."""
+    """Runs only with a local importer; the package would fetch it from the network."""
     api = pytest.importorskip("perfetto.trace_processor")
     config = api.TraceProcessorConfig(bin_path=SHELL)
     steps = {case: estimate_step(layout(**kw), planted()) for case, kw in CASES.items()}

@@ -79,7 +79,9 @@ def run(steady: Steady) -> Forecast:
 def faster(planned: Planned) -> Plan:
     """One other layout: 11 % less, 71 of 80 GiB."""
     plan = planned(memory_capacity_nbytes=80 * GIB)
-    own = replace(plan.running, config=replace(plan.running.config, device="NVIDIA H100 80GB HBM3"))
+    running = replace(
+        plan.running, config=replace(plan.running.config, device="NVIDIA H100 80GB HBM3")
+    )
     memory = MemoryEstimate(
         stage=0,
         weights_nbytes=71 * GIB,
@@ -97,7 +99,7 @@ def faster(planned: Planned) -> Plan:
         time_frac_high=-0.06,
         log_ratio_sigma=0.03,
     )
-    return replace(plan, running=own, candidates=(best,))
+    return replace(plan, running=running, candidates=(best,))
 
 
 def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) -> None:
@@ -133,34 +135,38 @@ def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) ->
 
 
 def test_a_moment_is_said_as_closely_as_it_is_near(run: Forecast) -> None:
-    def said(left_s: float, late_s: float) -> str:
+    def ending(remaining_s: float, late_s: float) -> str:
         near = replace(
             run,
-            now_unix_s=THURSDAY_UNIX_S - left_s,
-            remaining_high_s=left_s + late_s,
+            now_unix_s=THURSDAY_UNIX_S - remaining_s,
+            remaining_high_s=remaining_s + late_s,
             finish_p95_unix_s=THURSDAY_UNIX_S + late_s,
         )
         return finish_line(near, Goals()).partition(" · ")[0]
 
-    assert said(30.0, 5.0) == "ends 14:10:00 UTC (by 14:10:05 with 95 %)"
-    assert said(3600.0, 60.0) == "ends 14:10 UTC (by 14:11 with 95 %)"
-    assert said(2 * DAY_S, DAY_S) == "ends Thu 14:10 UTC (by Fri 14:10 with 95 %)"
-    assert said(9 * DAY_S, DAY_S) == "ends Thu 16 Nov 14:10 UTC (by Fri 17 Nov 14:10 with 95 %)"
-    assert said(1e12, 1e12) == ("ends Thu 16 Nov 2023 14:10 UTC (by beyond any calendar with 95 %)")
+    assert ending(30.0, 5.0) == "ends 14:10:00 UTC (by 14:10:05 with 95 %)"
+    assert ending(3600.0, 60.0) == "ends 14:10 UTC (by 14:11 with 95 %)"
+    assert ending(2 * DAY_S, DAY_S) == "ends Thu 14:10 UTC (by Fri 14:10 with 95 %)"
+    assert ending(9 * DAY_S, DAY_S) == "ends Thu 16 Nov 14:10 UTC (by Fri 17 Nov 14:10 with 95 %)"
+    assert ending(1e12, 1e12) == (
+        "ends Thu 16 Nov 2023 14:10 UTC (by beyond any calendar with 95 %)"
+    )
 
 
 def test_a_limit_is_one_that_the_run_is_inside_or_over(run: Forecast) -> None:
-    def said(**goals: float) -> str:
+    def verdict(**goals: float) -> str:
         return finish_line(run, Goals(**goals)).rpartition(" · ")[2]
 
     end = run.finish_p50_unix_s
-    assert said(deadline_unix_s=end + DAY_S) == "inside the deadline, Fri 14:10 UTC"
-    assert said(budget_hours=100.0) == "inside the budget of 100 h"
-    assert said(limit_unix_s=end) == ("ends after the Slurm limit of 41.2 h with probability 0.50")
+    assert verdict(deadline_unix_s=end + DAY_S) == "inside the deadline, Fri 14:10 UTC"
+    assert verdict(budget_hours=100.0) == "inside the budget of 100 h"
+    assert verdict(limit_unix_s=end) == (
+        "ends after the Slurm limit of 41.2 h with probability 0.50"
+    )
     # At a steady speed half of what is left is half of the steps that are.
     half = run.steps_done + run.steps_left / 2
     share = 100 * half / (run.steps_done + run.steps_left)
-    assert said(limit_unix_s=run.now_unix_s + run.remaining_s / 2) == (
+    assert verdict(limit_unix_s=run.now_unix_s + run.remaining_s / 2) == (
         f"over the Slurm limit of 21.1 h, when {share:.0f} % of the steps will be done"
     )
     both = finish_line(run, Goals(budget_hours=1.0, deadline_unix_s=end + DAY_S))
@@ -173,16 +179,16 @@ def test_cost_and_energy_carry_their_names(run: Forecast) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "expected"),
     [
         (-0.143, 0.072, "cost not measurable (below 7.2 %)"),
         (-0.05, -0.01, "cost not measurable (below 5.0 %)"),
         (0.001, 0.007, "cost 0.4 % of a step (0.1 to 0.7)"),
     ],
 )
-def test_no_cost_is_below_zero(low: float, high: float, said: str) -> None:
+def test_no_cost_is_below_zero(low: float, high: float, expected: str) -> None:
     cost = replace(COST, overhead_frac=0.004, low_frac=low, high_frac=high)
-    assert checked_line(HOOKS, cost, None, None) == f"checked: hooks 214 of 214, {said}"
+    assert checked_line(HOOKS, cost, None, None) == f"checked: hooks 214 of 214, {expected}"
 
 
 def test_a_cost_that_was_not_measured_says_why() -> None:
@@ -193,11 +199,13 @@ def test_a_cost_that_was_not_measured_says_why() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cost_s", [0.0, 60.0, 1e5, 1e9])
-@pytest.mark.parametrize("left", [1.0, 100.0, 1e6])
+@pytest.mark.parametrize("remaining_s", [1.0, 100.0, 1e6])
 def test_no_saving_is_below_zero_whatever_a_restart_costs(
-    run: Forecast, faster: Plan, cost_s: float, left: float
+    run: Forecast, faster: Plan, cost_s: float, remaining_s: float
 ) -> None:
-    near = replace(run, remaining_s=left, remaining_time=RemainingTime.normal(left, 0.0))
+    near = replace(
+        run, remaining_s=remaining_s, remaining_time=RemainingTime.normal(remaining_s, 0.0)
+    )
     decision = decide(Goals(restart_cost_s=cost_s), forecast=near, plan=faster)
     line = faster_line(faster, decision)
     assert not re.search(r"-\d", line.replace(layout_words(faster.candidates[0].config), ""))
@@ -327,10 +335,10 @@ def test_a_layout_is_spelled_out(planned: Planned) -> None:
 
 def test_a_run_whose_layout_is_not_known_says_so_and_what_to_do() -> None:
     table = build_table(read_run(GOLDEN))
-    told = table.runs.assign(config="", loop=json.dumps(encode_fields(LoopRecord(num_steps=20))))
+    runs = table.runs.assign(config="", loop=json.dumps(encode_fields(LoopRecord(num_steps=20))))
     goals = Goals(budget_hours=100.0)
     request = Request(now_unix_s=float(table.runs["started_unix_s"].min()) + 5.0, goals=goals)
-    run, end, *_, others, checked = analyse(replace(table, runs=told), request).transcript
+    run, end, *_, others, checked = analyse(replace(table, runs=runs), request).transcript
     assert run.startswith("[forerun] 2 x CPU · step 0.")
     assert end.startswith("[forerun] ends ") and end.endswith("inside the budget of 100 h")
     assert "not compared" in others and "forerun.attach" in others

@@ -32,8 +32,8 @@ def error(window: int) -> WindowError:
 
 
 def rows(**finish: Any) -> list[dict[str, Any]]:
-    asked = {"started_unix_s": BEGIN, "finish_unix_s": END} | finish
-    return [one.to_json() for one in window_scores([error(k) for k in range(3)], **asked)]
+    settings = {"started_unix_s": BEGIN, "finish_unix_s": END} | finish
+    return [one.to_json() for one in window_scores([error(k) for k in range(3)], **settings)]
 
 
 def test_the_next_windows_step_is_held_against_the_models_of_both_sides_of_a_refit() -> None:

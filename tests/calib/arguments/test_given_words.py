@@ -1,4 +1,4 @@
-"""What a command gives is kept, whatever it is: read, printed for the same layout, read again."""
+"""Every word of a command survives: read, printed for the same layout, read again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_options import model_options
 from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.arguments.megatron_options import MODELLED, SPELLED, options_of
-from forerun.calib.arguments.megatron_rules import beside
+from forerun.calib.arguments.megatron_rules import required_values
 from forerun.calib.arguments.megatron_values import as_options
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import CONFIG_SWITCHES, RunConfig
@@ -26,7 +26,7 @@ SIZES: Mapping[str, str] = {
     "--micro-batch-size": "2",
     "--vocab-size": "32000",
 }
-"""What every line needs."""
+"""Options that every line needs."""
 SWITCH = ("",)
 VALUES: Mapping[str, tuple[str, ...]] = {
     **{
@@ -163,17 +163,17 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--v-head-dim": ("32", "128"),
     "--wgrad-deferral-limit": ("0", "2", "22"),
 }
-"""What may stand behind each option, words apart by spaces."""
+"""Values that each option may have, words separated by spaces."""
 _NO_OPTION = {"padded_vocab_size"}
 FEW = 8
 
 USUAL = ("--pipeline-model-parallel-size", "--num-experts", "--use-distributed-optimizer", "--bf16")
-"""What many other options need."""
-BESIDE = {
+"""Options that many others require."""
+REQUIRED_WITH = {
     "--optimizer-cpu-offload": "--use-precision-aware-optimizer",
     "--use-torch-fsdp2": "--no-gradient-accumulation-fusion",
 }
-"""What Megatron asks for beside an option."""
+"""Options that Megatron requires with another one."""
 
 
 def target(option: str) -> str:
@@ -186,10 +186,10 @@ def lines(draw: st.DrawFn) -> tuple[str, ...]:
     """A launch line: sizes, and some of all options in any order."""
     chosen = draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=FEW, unique=True))
     chosen += draw(st.lists(st.sampled_from(USUAL), unique=True))
-    chosen += [BESIDE[option] for option in chosen if option in BESIDE]
-    said = {**SIZES, **{option: draw(st.sampled_from(VALUES[option])) for option in chosen}}
-    order = draw(st.permutations(sorted(said)))
-    return (*FRONT, *(word for option in order for word in (option, *said[option].split())))
+    chosen += [REQUIRED_WITH[option] for option in chosen if option in REQUIRED_WITH]
+    values = {**SIZES, **{option: draw(st.sampled_from(VALUES[option])) for option in chosen}}
+    order = draw(st.permutations(sorted(values)))
+    return (*FRONT, *(word for option in order for word in (option, *values[option].split())))
 
 
 def read(words: Sequence[str]) -> RunConfig:
@@ -203,7 +203,7 @@ def read(words: Sequence[str]) -> RunConfig:
     return description.config
 
 
-def said(words: Sequence[str]) -> dict[str, list[str]]:
+def option_words(words: Sequence[str]) -> dict[str, list[str]]:
     """Options with the words behind them."""
     return dict(options_of(words[len(FRONT) :]))
 
@@ -218,10 +218,12 @@ def test_every_modelled_option_is_drawn() -> None:
 def test_the_same_layout_is_printed_as_it_was_given(line: tuple[str, ...]) -> None:
     config = read(line)
     printed = rewrite_command(line, config, running=config)
-    asked = dict(as_options(beside(config, {})))
-    before = said(line)
-    kept = {o: words for o, words in said(printed).items() if o in before or o not in asked}
-    assert kept == before
+    required = dict(as_options(required_values(config, {})))
+    before = option_words(line)
+    printed_words = {
+        o: words for o, words in option_words(printed).items() if o in before or o not in required
+    }
+    assert printed_words == before
     assert config_from_command(printed).config == config
 
 
@@ -231,9 +233,9 @@ def test_the_same_layout_is_printed_as_it_was_given(line: tuple[str, ...]) -> No
 def test_options_of_a_layout_keep_values_that_were_given(line: tuple[str, ...]) -> None:
     config = read(line)
     printed = (*FRONT, *model_options(config), *options(config))
-    again = config_from_command(printed).config
-    assert again == config and options(again) == options(config)
-    layout, before = said((*FRONT, *options(config))), said(line)
+    reread = config_from_command(printed).config
+    assert reread == config and options(reread) == options(config)
+    layout, before = option_words((*FRONT, *options(config))), option_words(line)
     assert all(layout[o] == words for o, words in before.items() if words and o in layout)
     assert apply_options(config, []) == config
     assert RunConfig.from_json(config.to_json()).given == config.given
@@ -252,7 +254,7 @@ def test_another_layout_changes_its_own_options_alone(line: tuple[str, ...], opt
     printed = rewrite_command(line, other, running=config)
     assert config_from_command(printed).config == other
     changed, *words = option.split()
-    after, before = said(printed), said(line)
+    after, before = option_words(printed), option_words(line)
     assert after[changed] == words
     assert all(after[o] == words for o, words in before.items() if o != changed)
 
@@ -271,5 +273,5 @@ def test_words_that_the_model_does_not_tell_apart_are_kept(words: str) -> None:
     config = config_from_command(line).config
     wider = apply_options(config, ["--tp", "2"])
     for one in (config, wider):
-        printed = said((*FRONT, *options(one)))
-        assert printed | said((*FRONT, *words.split())) == printed
+        printed = option_words((*FRONT, *options(one)))
+        assert printed | option_words((*FRONT, *words.split())) == printed

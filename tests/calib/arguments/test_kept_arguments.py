@@ -1,4 +1,4 @@
-"""What of a command line is kept, and that no secret is."""
+"""Arguments that are recorded of a command line; secrets are not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from forerun.calib.arguments.passed_on import (
     MASK,
     is_secret_name,
-    kept_arguments,
-    kept_command,
+    masked_arguments,
+    masked_command,
     masked_text,
     restored,
 )
@@ -47,16 +47,16 @@ TEXTS = ("{}={}", "--{} {}", '"{}": "{}"', "{}: Bearer {}", "--{}={}")
 
 
 def test_what_megatron_knows_stays_as_it_is() -> None:
-    assert kept_arguments(MEGATRON) == MEGATRON
+    assert masked_arguments(MEGATRON) == MEGATRON
     launched = ("torchrun", "--nproc-per-node", "8", "--rdzv-endpoint=h:29500", *MEGATRON)
-    assert kept_command(launched) == launched
+    assert masked_command(launched) == launched
     ours = (*launched, "--calibrate", "--calibrate-dir=out")
-    assert kept_command(ours) == ours
+    assert masked_command(ours) == ours
 
 
 @pytest.mark.parametrize("argv", [(), ("t.py",), ("t.py", "--pin", MASK, "-p" + MASK)])
 def test_masked_once_is_masked(argv: tuple[str, ...]) -> None:
-    assert kept_arguments(argv) == argv
+    assert masked_arguments(argv) == argv
 
 
 @settings(max_examples=200, deadline=None)
@@ -65,17 +65,17 @@ def test_no_planted_secret_is_kept(name: str, secret: str, form, place: int) -> 
     words = form(name, secret)
     at = {0: 1, 1: 3, 2: 5, 3: len(MEGATRON)}[place]
     argv = (*MEGATRON[:at], *words, *MEGATRON[at:])
-    kept = kept_arguments(argv)
-    assert secret not in " ".join(kept) and len(kept) == len(argv)
-    assert kept_arguments(kept) == kept
+    masked = masked_arguments(argv)
+    assert secret not in " ".join(masked) and len(masked) == len(argv)
+    assert masked_arguments(masked) == masked
     for command in (
         ("torchrun", "--nproc-per-node", "8", *argv),
         ("env", f"{name}={secret}", "srun", "--export", f"{name}={secret}", "bash", "x.sh", secret),
         ("bash", "-c", f"{name}={secret} torchrun t.py"),
     ):
-        assert secret not in " ".join(kept_command(command))
+        assert secret not in " ".join(masked_command(command))
     # The words that are kept out of files come back where the command is at hand.
-    assert restored(kept, argv) == argv
+    assert restored(masked, argv) == argv
 
 
 @settings(max_examples=100, deadline=None)
@@ -83,9 +83,9 @@ def test_no_planted_secret_is_kept(name: str, secret: str, form, place: int) -> 
     NAMES, SECRETS, st.sampled_from(("{}={}", "--{} {}", '"{}": "{}"', "{}: Bearer {}", "--{}={}"))
 )
 def test_no_planted_secret_is_said(name: str, secret: str, form: str) -> None:
-    said = masked_text(f"cannot read step 3 (rank 0); {form.format(name, secret)}, go on")
-    assert secret not in said
-    assert said.startswith("cannot read step 3 (rank 0)") and said.endswith("go on")
+    message = masked_text(f"cannot read step 3 (rank 0); {form.format(name, secret)}, go on")
+    assert secret not in message
+    assert message.startswith("cannot read step 3 (rank 0)") and message.endswith("go on")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_missing_value_gives_no_command() -> None:
 
 def test_a_saved_address_is_loaded_with_its_password() -> None:
     host = ("t.py", "--save", "ssh://me:pw@h/x")
-    masked = kept_arguments(host)
+    masked = masked_arguments(host)
     advised = (*masked, "--load", masked[-1])
     assert restored(advised, host) == (*host, "--load", host[-1])
 

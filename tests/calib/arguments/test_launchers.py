@@ -16,7 +16,7 @@ SIZES = (
     "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
     "--max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 64 --vocab-size 128"
 )
-SAID = [
+STATED = [
     ("torchrun --nproc-per-node 8 --nnodes 4", 32, 8),
     ("torchrun --nproc_per_node=8 --nnodes=2:4", 32, 8),
     ("python -m torch.distributed.run --nproc-per-node 4", 4, 4),
@@ -42,7 +42,7 @@ OPEN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "num_ranks", "per_node"), SAID)
+@pytest.mark.parametrize(("line", "num_ranks", "per_node"), STATED)
 def test_a_launcher_says_the_ranks(line: str, num_ranks: int, per_node: int) -> None:
     ranks = ranks_of(shlex.split(line))
     assert (ranks.num_ranks, ranks.per_node) == (num_ranks, per_node)

@@ -12,9 +12,9 @@ from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.arguments.megatron_options import (
     DERIVED,
     HARMLESS,
-    LEFT_OUT,
     MODELLED,
     SWITCHED_OFF,
+    UNMODELLED_SETTINGS,
 )
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.argument_values import Arguments
@@ -300,7 +300,8 @@ def test_what_is_called_modelled_is_read() -> None:
         read |= given.__dict__["asked"] | switches.keys()
     assert read >= MODELLED
     cadence = {"save", "exit_interval", "full_batch_size", "num_final_evals"}
-    assert read - MODELLED - DERIVED - cadence <= {*LEFT_OUT, *SWITCHED_OFF, "fp8_format"}
+    not_modelled = {*UNMODELLED_SETTINGS, *SWITCHED_OFF, "fp8_format"}
+    assert read - MODELLED - DERIVED - cadence <= not_modelled
 
 
 def test_sizes_that_follow_from_another_go_with_it() -> None:
@@ -311,15 +312,15 @@ def test_sizes_that_follow_from_another_go_with_it() -> None:
     assert (wide.ffn_hidden_size, wide.kv_channels) == (8192, 128)
     gated = apply_options(usual, ["--hidden-size", "2048", "--swiglu"]).model
     assert gated.ffn_hidden_size == 5440
-    own = from_namespace(
+    stated = from_namespace(
         SimpleNamespace(
             hidden_size=1024, micro_batch_size=1, ffn_hidden_size=3000, kv_channels=32, **sizes
         )
     )
-    kept = apply_options(own, ["--hidden-size", "2048"]).model
-    assert (kept.ffn_hidden_size, kept.kv_channels) == (3000, 32)
-    asked = apply_options(usual, ["--hidden-size", "2048", "--ffn-hidden-size", "6144"]).model
-    assert (asked.ffn_hidden_size, asked.kv_channels) == (6144, 128)
+    preserved = apply_options(stated, ["--hidden-size", "2048"]).model
+    assert (preserved.ffn_hidden_size, preserved.kv_channels) == (3000, 32)
+    overridden = apply_options(usual, ["--hidden-size", "2048", "--ffn-hidden-size", "6144"]).model
+    assert (overridden.ffn_hidden_size, overridden.kv_channels) == (6144, 128)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +338,7 @@ def test_a_published_tokenizers_name_is_a_vocabulary(path: str, size: int) -> No
 
 
 def test_no_argument_is_in_two_tables() -> None:
-    tables = (MODELLED, set(LEFT_OUT), set(SWITCHED_OFF), HARMLESS)
+    tables = (MODELLED, set(UNMODELLED_SETTINGS), set(SWITCHED_OFF), HARMLESS)
     assert sum(len(table) for table in tables) == len(set().union(*tables))
 
 

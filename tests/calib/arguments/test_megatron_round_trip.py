@@ -19,7 +19,7 @@ from forerun.calib.arguments.megatron_args import (
 )
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.arguments.megatron_namespace import from_namespace
-from forerun.calib.arguments.megatron_rules import beside
+from forerun.calib.arguments.megatron_rules import required_values
 from forerun.calib.arguments.megatron_values import layout_values, model_values
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
@@ -74,8 +74,10 @@ def models(draw: st.DrawFn) -> ModelShape:
             overlaps_exchange=st.booleans(),
             delays_weight_gradients=st.booleans(),
             has_fp32_router=st.booleans(),
-            rank_capacity_factor=st.just(room := draw(st.sampled_from([0.0, 1.5]))),
-            stash_factor=st.sampled_from([0.0, 1.1]) if room else st.just(0.0),
+            rank_capacity_factor=st.just(
+                capacity_factor_of_rank := draw(st.sampled_from([0.0, 1.5]))
+            ),
+            stash_factor=st.sampled_from([0.0, 1.1]) if capacity_factor_of_rank else st.just(0.0),
         )
     )
     return ModelShape(
@@ -261,12 +263,12 @@ def test_options_lead_from_a_plain_layout_to_the_config(config: RunConfig) -> No
     assert apply_options(plain, argv) == config
 
 
-def _with_what_is_asked(config: RunConfig) -> RunConfig:
+def _with_required_options(config: RunConfig) -> RunConfig:
     """PyTorch's FSDP2 takes no fused accumulation, an optimizer on the host keeps exact states."""
-    asked = beside(config, {})
-    if "gradient_accumulation_fusion" in asked:
+    required = required_values(config, {})
+    if "gradient_accumulation_fusion" in required:
         config = replace(config, fuses_gradient_accumulation=False)
-    if "use_precision_aware_optimizer" in asked and not config.optimizer_state_nbytes:
+    if "use_precision_aware_optimizer" in required and not config.optimizer_state_nbytes:
         weights = 2 if config.precision is Precision.BF16 else 4
         config = replace(config, optimizer_state_nbytes=weights + 8)
     return config
@@ -291,6 +293,6 @@ def test_a_rewritten_command_means_the_new_layout(first: RunConfig, data: st.Dat
     assume("--use-torch-fsdp2" not in host)  # what it says is left as it is
     written = rewrite_command(host, other)
     launcher = torchrun(other)[:-1]
-    assert config_from_command([*launcher, *written]).config == _with_what_is_asked(other)
+    assert config_from_command([*launcher, *written]).config == _with_required_options(other)
     assert rewrite_command(written, other) == written
     assert {"--lr", "1e-4", "--data-path", "a"} <= set(written)

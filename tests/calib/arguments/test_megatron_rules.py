@@ -10,7 +10,7 @@ import pytest
 
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.arguments.megatron_rules import beside, environment, misplaced, refusals
+from forerun.calib.arguments.megatron_rules import environment, misplaced, refusals, required_values
 from forerun.calib.arguments.megatron_values import layout_values, model_values
 from forerun.calib.errors import ForerunError
 from forerun.calib.workload.config import Fp8Recipe, Recompute, RunConfig, Sharding
@@ -167,7 +167,7 @@ def test_queues_follow_megatron_s_assertions() -> None:
     par = replace(here.parallelism, sharding=Sharding.WEIGHTS)
     sharded = replace(here, parallelism=par)
     assert environment(sharded, {name: "1"}) == {name: "8"}
-    assert beside(sharded, {}) == {"ckpt_format": "fsdp_dtensor"}
+    assert required_values(sharded, {}) == {"ckpt_format": "fsdp_dtensor"}
     assert environment(replace(here, offload_modules=("core_attn",)), {}) == {
         "NVTE_CPU_OFFLOAD_V1": "1"
     }

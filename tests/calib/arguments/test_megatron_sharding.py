@@ -52,8 +52,8 @@ def test_torchs_fsdp2_overlaps_by_itself_and_may_keep_what_it_gathered() -> None
     par = run(use_torch_fsdp2=True).parallelism
     assert par.shards_weights and par.regathers_weights
     assert par.overlaps_grad_reduce and par.overlaps_param_gather
-    kept = run(use_torch_fsdp2=True, torch_fsdp2_reshard_after_forward=False).parallelism
-    assert kept.shards_weights and not kept.regathers_weights
+    resident = run(use_torch_fsdp2=True, torch_fsdp2_reshard_after_forward=False).parallelism
+    assert resident.shards_weights and not resident.regathers_weights
 
 
 def test_states_of_the_precision_aware_optimizer_are_as_wide_as_they_are_told() -> None:
@@ -70,8 +70,8 @@ def test_an_offloaded_optimizer_keeps_its_share_on_the_host() -> None:
     assert run(optimizer_cpu_offload=True).optimizer_offload_frac == 1.0
     half = run(optimizer_cpu_offload=True, optimizer_offload_fraction=0.5)
     assert half.optimizer_offload_frac == 0.5 and not half.unmodelled
-    beside = run(optimizer_cpu_offload=True, overlap_cpu_optimizer_d2h_h2d=True)
-    assert beside.overlaps_optimizer_offload and not half.overlaps_optimizer_offload
+    overlapped = run(optimizer_cpu_offload=True, overlap_cpu_optimizer_d2h_h2d=True)
+    assert overlapped.overlaps_optimizer_offload and not half.overlaps_optimizer_offload
 
 
 def test_a_layout_under_fsdp2_is_asked_for_in_the_words_of_the_user() -> None:

@@ -82,18 +82,18 @@ def test_experts_split_by_short_names() -> None:
 def test_what_is_asked_for_is_read_back(
     tp: int, pp: int, mbs: int, recompute: str, sharding: str
 ) -> None:
-    asked = {"tp": tp, "pp": pp, "mbs": mbs, "recompute": recompute, "sharding": sharding}
-    words = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
+    chosen = {"tp": tp, "pp": pp, "mbs": mbs, "recompute": recompute, "sharding": sharding}
+    words = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
     config = apply_options(DENSE, words)
-    assert {name: layout_name(name).read(config) for name in asked} == asked
-    again = [word for axis in LAYOUT_NAMES for word in _options(axis.name, config)]
-    assert apply_options(config, again) == config
-    assert Keep.parse(",".join(f"{name}={value}" for name, value in asked.items())).allows(config)
+    assert {name: layout_name(name).read(config) for name in chosen} == chosen
+    rewritten = [word for axis in LAYOUT_NAMES for word in _options(axis.name, config)]
+    assert apply_options(config, rewritten) == config
+    assert Keep.parse(",".join(f"{name}={value}" for name, value in chosen.items())).allows(config)
 
 
 def _options(name: str, config: RunConfig) -> tuple[str, ...]:
     axis = layout_name(name)
-    if name in ("ep", "etp"):  # Of experts, which this model has none of.
+    if name in ("ep", "etp"):  # This model has no experts.
         return ()
     return axis.options(axis.read(config))
 
@@ -110,7 +110,7 @@ def test_other_options_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--tpp", "2"], "nearest: --tp"),
         (["--mb", "2"], "nearest: --mbs"),
@@ -123,8 +123,8 @@ def test_other_options_stay_as_they_are() -> None:
         (["--sp", "yes"], "on or off"),
     ],
 )
-def test_an_error_says_value_and_remedy(words: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_error_says_value_and_remedy(words: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         apply_options(DENSE, words)
 
 
@@ -136,20 +136,20 @@ def test_names_and_spellings_are_distinct() -> None:
 def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
     keep = Keep.parse("tp=2,pp=1|2, recompute=none")
     assert str(keep) == "tp=2,pp=1|2,recompute=none"
-    asked = {
+    expected = {
         "--tp 2": True,
         "--tp 2 --pp 2": True,
         "--tp 2 --pp 4": False,
         "--tp 4": False,
         "--tp 2 --recompute full": False,
     }
-    assert {w: keep.allows(apply_options(DENSE, w.split())) for w in asked} == asked
+    assert {w: keep.allows(apply_options(DENSE, w.split())) for w in expected} == expected
     assert keep.values_of("pp") == (1, 2) and keep.values_of("cp") is None
     assert Keep().allows(DENSE)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("tp", "is not NAME=VALUE"),
         ("tp=", "is not NAME=VALUE"),
@@ -159,6 +159,6 @@ def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
         ("tp=x", "whole number"),
     ],
 )
-def test_what_keep_cannot_mean_is_refused(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_keep_cannot_mean_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         Keep.parse(text)

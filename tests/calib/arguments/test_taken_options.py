@@ -95,16 +95,16 @@ def test_what_differs_must_be_said_and_what_does_not_need_not(layout: Layout) ->
 
 def test_a_library_that_is_not_there_is_asked_of_nothing_new(layout: Layout) -> None:
     running = layout(absent=(TRANSFORMER_ENGINE,))
-    again = {"recompute": Recompute.SELECTIVE}
+    selective = {"recompute": Recompute.SELECTIVE}
     for name in ("core_attn", "mlp", *NEEDS_ENGINE):
-        config = layout(recompute_modules=(name,), **again)
+        config = layout(recompute_modules=(name,), **selective)
         assert ("needs Transformer Engine" in untaken(config, running)) is (name in NEEDS_ENGINE)
         assert untaken(config, replace(config, absent=running.absent)) == ""
 
 
 @pytest.mark.slow
 def test_megatron_drops_no_output_without_transformer_engine() -> None:
-    """Where this fails a release has mended it: ``NEEDS_ENGINE`` is for those before it."""
+    """If this fails, a release has mended it: ``NEEDS_ENGINE`` is for those before it."""
     pytest.importorskip("megatron")
     done = subprocess.run([sys.executable, "-c", NAME_ERROR], capture_output=True, text=True)
     assert "NameError name 'FP8GlobalStateManager'" in done.stdout, done.stderr[-2000:]

@@ -303,8 +303,11 @@ def test_a_trainer_takes_its_own_arguments() -> None:
     )
     back = launch_line(launched(*words_of(line)[2:]), wanted, running)
     assert "--fsdp" not in back.command and "--gradient_checkpointing False" in back.command
-    told = launch_line(launched("t.py"), running, wanted)
-    assert told.command.endswith(" t.py") and "per_device_train_batch_size=4" in told.notes[0]
+    rewritten = launch_line(launched("t.py"), running, wanted)
+    assert (
+        rewritten.command.endswith(" t.py")
+        and "per_device_train_batch_size=4" in rewritten.notes[0]
+    )
     absent = ("--per-device-train-batch-size", "--fsdp")
     part = launch_line(
         launched(*words, "--output-dir", "o"), replace(running, absent=absent), wanted

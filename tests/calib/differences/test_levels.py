@@ -13,20 +13,25 @@ from planted_runs import planted_windows
 
 from forerun.calib.differences.levels import FALSE_ALARM, Level, compare_levels, log_level
 
-AGAIN = 0.015
+REPEAT_SIGMA_LOG = 0.015
 PAIRS = 400
-# What moves windows moves runs as well: that is what an interval counts on.
+# Noise that moves windows moves runs as well, as intervals assume.
 NOISES: dict[str, dict[str, Any]] = {
-    "quiet": {"sigma_log": 0.02, "run_log": AGAIN},
-    "related steps": {"sigma_log": 0.03, "related": 0.6, "run_log": AGAIN},
+    "quiet": {"sigma_log": 0.02, "run_log": REPEAT_SIGMA_LOG},
+    "related steps": {"sigma_log": 0.03, "related": 0.6, "run_log": REPEAT_SIGMA_LOG},
     "shared machine": {"sigma_log": 0.1, "wander_log": 0.2, "run_log": 0.2, "num_windows": 5},
-    "one window": {"sigma_log": 0.03, "num_windows": 1, "num_steps": 20, "run_log": AGAIN},
+    "one window": {
+        "sigma_log": 0.03, "num_windows": 1, "num_steps": 20, "run_log": REPEAT_SIGMA_LOG,
+    },
     "one window, related": {
-        "sigma_log": 0.03, "related": 0.5, "num_windows": 1, "num_steps": 20, "run_log": AGAIN,
+        "sigma_log": 0.03, "related": 0.5, "num_windows": 1, "num_steps": 20,
+        "run_log": REPEAT_SIGMA_LOG,
     },
 }  # fmt: skip
 LEVELS = st.builds(
-    lambda values, again, noise: Level(values=tuple(values), repeat_sigma=again, noise=noise),
+    lambda values, repeat_sigma, noise: Level(
+        values=tuple(values), repeat_sigma=repeat_sigma, noise=noise
+    ),
     st.lists(st.floats(-3, 3), min_size=1, max_size=6),
     st.floats(0.001, 0.2),
     st.floats(0.0, 0.5),
@@ -39,18 +44,19 @@ def test_nine_of_ten_intervals_hold_and_nothing_is_claimed_of_noise(
     name: str, planted: float
 ) -> None:
     draw = np.random.default_rng(1)
-    held = claimed = 0
+    num_covered = claimed = 0
     for _ in range(PAIRS):
         first, second = (
             log_level(
-                planted_windows(draw, **NOISES[name], level_log=level), repeat_sigma_log=AGAIN
+                planted_windows(draw, **NOISES[name], level_log=level),
+                repeat_sigma_log=REPEAT_SIGMA_LOG,
             )
             for level in (0.0, planted)
         )
         result = compare_levels(first, second)
-        held += result.low <= planted <= result.high
+        num_covered += result.low <= planted <= result.high
         claimed += result.is_shown
-    assert held >= 0.86 * PAIRS
+    assert num_covered >= 0.86 * PAIRS
     if not planted:
         # Three standard deviations above what is said.
         most = FALSE_ALARM + 3 * math.sqrt(FALSE_ALARM / PAIRS)

@@ -21,16 +21,20 @@ from forerun.calib.workload.config import Batch, Parallelism
 CONFIG = replace(config_of(LAYOUT), device=GPU)
 
 
-def two(seed: int = 1, first: dict[str, Any] | None = None, **second: Any) -> Difference:
+def compare_planted_runs(
+    seed: int = 1, first: dict[str, Any] | None = None, **second: Any
+) -> Difference:
     draw = np.random.default_rng(seed)
     one = planted_run(draw, name="one", **(first or {}))
     return difference(one, planted_run(draw, name="other", **second))
 
 
-def changes_s(found: Difference) -> dict[str, float]:
+def changes_s(step_difference: Difference) -> dict[str, float]:
     """Every change that is told, by its name."""
-    told = {term.name: term.change.value for term in (*found.terms, *found.ranks)}
-    return told | {cause.kind.value: cause.change_s for cause in found.causes}
+    by_name = {
+        term.name: term.change.value for term in (*step_difference.terms, *step_difference.ranks)
+    }
+    return by_name | {cause.kind.value: cause.change_s for cause in step_difference.causes}
 
 
 @pytest.mark.parametrize(
@@ -45,8 +49,10 @@ def changes_s(found: Difference) -> dict[str, float]:
 )
 @pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_a_planted_change_is_found_where_it_is(part: str, terms: set[str], sign: int) -> None:
-    told: dict[str, Any] = {"extra_s": {part: 0.2}}
-    difference = two(**told) if sign > 0 else two(first=told)
+    planted: dict[str, Any] = {"extra_s": {part: 0.2}}
+    difference = (
+        compare_planted_runs(**planted) if sign > 0 else compare_planted_runs(first=planted)
+    )
     assert difference.verdict is (Verdict.SLOWER if sign > 0 else Verdict.FASTER)
     assert difference.basis is Basis.STEP_TIME
     log = sign * math.log((STEP_S + 0.2) / STEP_S)
@@ -58,14 +64,14 @@ def test_a_planted_change_is_found_where_it_is(part: str, terms: set[str], sign:
 
 
 def test_terms_add_up_to_the_steps() -> None:
-    difference = two(extra_s={"backward": 0.1})
+    difference = compare_planted_runs(extra_s={"backward": 0.1})
     for side, name in ((difference.first, "first_s"), (difference.second, "second_s")):
         whole_s = sum(getattr(term, name) for term in difference.terms)
         assert whole_s == pytest.approx(side.step_time_s, rel=1e-3)
 
 
 def test_a_slow_rank_is_named_and_so_is_who_waits_for_it() -> None:
-    difference = two(slow_rank_s=0.3)
+    difference = compare_planted_runs(slow_rank_s=0.3)
     assert difference.verdict is Verdict.SLOWER
     assert [cause.ranks for cause in difference.causes] == [(1,)]
     assert "straggling rank: rank 1: own compute" in difference.main
@@ -78,9 +84,9 @@ def test_a_slow_rank_is_named_and_so_is_who_waits_for_it() -> None:
 @pytest.mark.parametrize("num_windows", [1, 4])
 def test_equal_runs_have_no_verdict(num_windows: int) -> None:
     """How often a verdict of noise is wrong is counted over 400 pairs in ``test_levels.py``."""
-    shown = [two(seed, num_windows=num_windows).verdict for seed in range(6)]
+    shown = [compare_planted_runs(seed, num_windows=num_windows).verdict for seed in range(6)]
     assert shown == [Verdict.NO_DIFFERENCE] * 6
-    assert "no difference that these runs could show (below " in two().sentence
+    assert "no difference that these runs could show (below " in compare_planted_runs().sentence
 
 
 def test_a_run_and_itself_differ_in_nothing() -> None:
@@ -118,7 +124,7 @@ def test_windows_of_one_run_are_compared() -> None:
 
 def test_a_larger_micro_batch_is_named_first_and_judged_by_throughput() -> None:
     larger = replace(CONFIG, batch=replace(CONFIG.batch, micro_batch_size=2))
-    difference = two(first={"extra_s": {"host": 0.4}}, config=larger)
+    difference = compare_planted_runs(first={"extra_s": {"host": 0.4}}, config=larger)
     assert difference.basis is Basis.THROUGHPUT and difference.verdict is Verdict.FASTER
     assert difference.settings_text == "B has micro-batch 2 instead of 1"
     assert "in tokens/s" in difference.sentence and not difference.causes
@@ -126,7 +132,9 @@ def test_a_larger_micro_batch_is_named_first_and_judged_by_throughput() -> None:
 
 def test_another_batch_is_compared_by_tokens() -> None:
     batch = Batch(micro_batch_size=1, global_batch_size=2 * CONFIG.batch.global_batch_size)
-    difference = two(config=replace(CONFIG, batch=batch), extra_s={"backward": STEP_S})
+    difference = compare_planted_runs(
+        config=replace(CONFIG, batch=batch), extra_s={"backward": STEP_S}
+    )
     assert difference.settings_text == "B has global batch 32 instead of 16"
     assert difference.per_tokens == 1000 and difference.basis is Basis.THROUGHPUT
     # Twice the time for twice the tokens.
@@ -136,7 +144,7 @@ def test_another_batch_is_compared_by_tokens() -> None:
 
 def test_another_model_is_not_compared() -> None:
     model = replace(CONFIG.model, num_layers=16)
-    difference = two(config=replace(CONFIG, model=model), extra_s={"forward": 1.0})
+    difference = compare_planted_runs(config=replace(CONFIG, model=model), extra_s={"forward": 1.0})
     assert difference.verdict is Verdict.NOT_COMPARABLE
     assert difference.sentence == "not comparable: another model (B has num layers 16 instead of 8)"
     assert not difference.is_slower_by(0.0)
@@ -144,11 +152,11 @@ def test_another_model_is_not_compared() -> None:
 
 def test_another_layout_is_judged_by_throughput_and_longer_samples_by_tokens() -> None:
     layout = replace(CONFIG, parallelism=Parallelism(tp=2, dp=1))
-    difference = two(config=layout)
+    difference = compare_planted_runs(config=layout)
     assert difference.settings_text == "B has TP 2 instead of 1, DP 1 instead of 2"
     assert difference.basis is Basis.THROUGHPUT and difference.verdict is Verdict.NO_DIFFERENCE
     longer = replace(CONFIG.model, seq_length=2 * CONFIG.model.seq_length)
-    difference = two(config=replace(CONFIG, model=longer))
+    difference = compare_planted_runs(config=replace(CONFIG, model=longer))
     assert difference.verdict is Verdict.FASTER and difference.per_tokens == 1000
 
 
@@ -172,7 +180,7 @@ def test_without_a_clean_step_nothing_is_said() -> None:
 
 @pytest.mark.slow
 def test_a_threshold_needs_a_verdict() -> None:
-    slower = two(extra_s={"host": 0.3})
+    slower = compare_planted_runs(extra_s={"host": 0.3})
     assert slower.is_slower_by(0.0) and slower.is_slower_by(0.2) and not slower.is_slower_by(0.5)
-    assert not two(first={"extra_s": {"host": 0.3}}).is_slower_by(0.0)
-    assert not two(extra_s={"host": 0.001}).is_slower_by(0.0)
+    assert not compare_planted_runs(first={"extra_s": {"host": 0.3}}).is_slower_by(0.0)
+    assert not compare_planted_runs(extra_s={"host": 0.001}).is_slower_by(0.0)

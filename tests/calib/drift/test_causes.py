@@ -1,4 +1,4 @@
-"""What has changed between two windows is named; where nothing has, nobody is."""
+"""Causes of a change between two windows are named; without a change nobody is."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ def test_each_planted_cause_is_named(name: str, noise: str, is_recovery: bool) -
     every = range(layout.num_ranks)
     for seed in range(NUM_DRAWS):
         rank = seed % layout.num_ranks
-        told = {"is_recovery": is_recovery}
+        direction = {"is_recovery": is_recovery}
         sigma_log = SIGMAS_LOG[noise]
-        one = attributed(layout, seed, sigma_log, slower={rank: 0.15}, **told)
+        one = attributed(layout, seed, sigma_log, slower={rank: 0.15}, **direction)
         right += (one.kind, one.ranks) == (CauseKind.RANK, (rank,))
-        alike = attributed(layout, seed, sigma_log, slower=dict.fromkeys(every, 0.15), **told)
+        alike = attributed(layout, seed, sigma_log, slower=dict.fromkeys(every, 0.15), **direction)
         right += (alike.kind, alike.ranks) == (CauseKind.CLOCKS, ())
         slower_groups = {group: 2.0}
-        link = attributed(layout, seed, sigma_log, slower_groups=slower_groups, **told)
+        link = attributed(layout, seed, sigma_log, slower_groups=slower_groups, **direction)
         right += (link.kind, link.role) == (CauseKind.GROUP, group[0])
         stalls = dict.fromkeys(every, 0.15)
-        data = attributed(layout, seed, sigma_log, slower=stalls, part="data", **told)
+        data = attributed(layout, seed, sigma_log, slower=stalls, part="data", **direction)
         right += data.kind is CauseKind.DATA
-        gaps = attributed(layout, seed, sigma_log, slower={rank: 0.15}, part="gap", **told)
+        gaps = attributed(layout, seed, sigma_log, slower={rank: 0.15}, part="gap", **direction)
         right += (gaps.kind, gaps.ranks) == (CauseKind.DATA, (rank,))
         total += 5
     assert right >= 0.9 * total
@@ -96,11 +96,11 @@ def test_a_group_that_hides_behind_compute_is_found_by_its_own_transfers(noise: 
     for seed in range(NUM_DRAWS):
         draw = np.random.default_rng(seed)
         usual = window(layout, draw, sigma_log=SIGMAS_LOG[noise])
-        again = window(layout, draw, sigma_log=SIGMAS_LOG[noise])
+        repeated = window(layout, draw, sigma_log=SIGMAS_LOG[noise])
         slower = window(
             layout, draw, sigma_log=SIGMAS_LOG[noise], slower_groups={("tp", "2,3"): 0.3}
         )
-        assert find_group_causes(usual, again, step_s=0.5) == ()
+        assert find_group_causes(usual, repeated, step_s=0.5) == ()
         causes = find_group_causes(usual, slower, step_s=0.5)
         right += [(c.role, c.ranks) for c in causes] == [("tp", (2, 3))]
         every = dict.fromkeys([g for g in groups_of(layout) if g[0] == "dp"], 0.5)

@@ -23,8 +23,8 @@ def noisy(count: int, seed: int, *, sigma: float = 0.015, related: float = 0.3) 
 
 def drifts(times: np.ndarray, monitor: DriftMonitor | None = None) -> list[Drift]:
     watch = monitor or DriftMonitor()
-    told = (watch.add(step, time_s) for step, time_s in enumerate(times.tolist()))
-    return [drift for drift in told if drift is not None]
+    alarms = (watch.add(step, time_s) for step, time_s in enumerate(times.tolist()))
+    return [drift for drift in alarms if drift is not None]
 
 
 @pytest.mark.slow
@@ -34,19 +34,19 @@ def test_no_alarm_in_ten_thousand_steady_steps():
 
 @pytest.mark.parametrize("change", [0.12, 0.15, 0.30, -0.15])
 def test_a_lasting_change_is_found_within_fifteen_steps(change: float):
-    found_in_time = 0
+    num_in_time = 0
     for seed in range(60):
         times, start = noisy(160, 100 + seed), 60 + seed
         times[start:] *= 1 + change
         result = drifts(times)
         assert [d for d in result if d.iteration < start] == []
         in_time = [d for d in result if d.iteration < start + 15]
-        found_in_time += bool(in_time)
+        num_in_time += bool(in_time)
         if in_time:
             assert in_time[0].kind is (DriftKind.SLOWER if change > 0 else DriftKind.FASTER)
             assert abs(in_time[0].since_iteration - start) <= 3
             assert in_time[0].change_frac == pytest.approx(change, abs=0.05)
-    assert found_in_time >= 57
+    assert num_in_time >= 57
 
 
 def test_recovery_is_named_and_becomes_the_baseline():

@@ -124,9 +124,9 @@ def test_a_kind_that_was_never_measured_is_a_prior(make_table, planted, gpt, tru
 def test_recomputing_costs_what_forward_costs(make_table, planted) -> None:
     calibration = calibrate(make_table({**planted(512), HOST: 3e-4}), device="cpu")
     forward = calibration.operators([NORM, HOST])
-    again = calibration.operators([replace(o, phase=Phase.RECOMPUTE) for o in (NORM, HOST)])
-    assert again.time_s == pytest.approx(forward.time_s, rel=0.1)
-    assert Source.PRIOR not in again.sources
+    recomputed = calibration.operators([replace(o, phase=Phase.RECOMPUTE) for o in (NORM, HOST)])
+    assert recomputed.time_s == pytest.approx(forward.time_s, rel=0.1)
+    assert Source.PRIOR not in recomputed.sources
 
 
 def _answers(calibration: Calibration, operators: list[Operator]) -> list[list[float]]:
@@ -139,9 +139,9 @@ def test_order_of_rows_changes_nothing(make_table, planted, gpt) -> None:
     measured = planted(128, 192, 256, 320, 384)
     table = make_table({o: t for o, t in measured.items() if o.kind in kinds})
     shuffled = replace(table, samples=table.samples.sample(frac=1, random_state=1))
-    again = SampleTable.concat([shuffled])
+    reordered = SampleTable.concat([shuffled])
     operators = gpt(640)
-    first, second = calibrate(table, device="cpu"), calibrate(again, device="cpu")
+    first, second = calibrate(table, device="cpu"), calibrate(reordered, device="cpu")
     third = calibrate(shuffled, device="cpu")
     assert first.sha256 == second.sha256
     assert _answers(first, operators) == _answers(second, operators)

@@ -163,10 +163,10 @@ def _ring_s(group: Group, nbytes: np.ndarray, *, hop_s: float, bus: float) -> np
 def test_a_curve_keeps_a_bend_that_no_law_has() -> None:
     group = _group(Collective.ALL_REDUCE, 8)
     bent = (2e-5 + POWERS / 1e11) * np.where(POWERS > 2**20, 1.0, 1.6)
-    asked = np.sqrt(POWERS[1:] * POWERS[:-1])
-    asked = asked[np.abs(np.log2(asked / 2**20)) > 1]
-    transfers = _one(group, bent).estimate(group, asked)
-    true = (2e-5 + asked / 1e11) * np.where(asked > 2**20, 1.0, 1.6)
+    between = np.sqrt(POWERS[1:] * POWERS[:-1])
+    between = between[np.abs(np.log2(between / 2**20)) > 1]
+    transfers = _one(group, bent).estimate(group, between)
+    true = (2e-5 + between / 1e11) * np.where(between > 2**20, 1.0, 1.6)
     assert np.exp(transfers.log_time) == pytest.approx(true, rel=0.06)
 
 
@@ -198,10 +198,11 @@ def test_the_same_rows_in_another_order_give_the_same_model() -> None:
     times = (2e-5 + POWERS / 1e11) * np.exp(0.1 * rng.normal(size=len(POWERS)))
     order = rng.permutation(len(POWERS))
     shuffled = fit_transfers({group: _samples(POWERS[order], times[order])}, A100)
-    asked = np.geomspace(8, 2**33, 50)
+    payloads = np.geomspace(8, 2**33, 50)
     for name in ("log_time", "half_width_log"):
         first, second = (
-            getattr(model.estimate(group, asked), name) for model in (_one(group, times), shuffled)
+            getattr(model.estimate(group, payloads), name)
+            for model in (_one(group, times), shuffled)
         )
         assert first == pytest.approx(second, rel=1e-12)
 
@@ -226,9 +227,9 @@ def test_small_payloads_alone_are_continued_by_the_price_of_large_ones() -> None
 )
 def test_a_planted_ring_is_carried_exactly(seen: Group, wanted: Group) -> None:
     model = _one(seen, _ring_s(seen, POWERS, hop_s=3e-6, bus=2e10))
-    asked = POWERS[6:-6]
-    values = np.exp(model.estimate(wanted, asked).log_time)
-    assert values == pytest.approx(_ring_s(wanted, asked, hop_s=3e-6, bus=2e10), rel=0.02)
+    payloads = POWERS[6:-6]
+    values = np.exp(model.estimate(wanted, payloads).log_time)
+    assert values == pytest.approx(_ring_s(wanted, payloads, hop_s=3e-6, bus=2e10), rel=0.02)
 
 
 @pytest.mark.parametrize("seen", [2, 4])
@@ -239,8 +240,8 @@ def test_ranks_of_a_node_differ_by_their_steps_and_bytes(seen: int, way: Collect
 
     def planted_s(num_ranks: int) -> np.ndarray:
         group = _group(way, num_ranks)
-        own_s = 0.4 * POWERS / num_ranks / 230e9
-        return _ring_s(group, POWERS, hop_s=1e-6, bus=230e9) + own_s + jump_s
+        local_s = 0.4 * POWERS / num_ranks / 230e9
+        return _ring_s(group, POWERS, hop_s=1e-6, bus=230e9) + local_s + jump_s
 
     values = np.exp(
         _one(_group(way, seen), planted_s(seen)).estimate(_group(way, 8), POWERS).log_time
@@ -262,15 +263,15 @@ def test_rings_share_the_cards_in_use(num_cards: int, per_node: int) -> None:
     prior = replace(A100, links=links)
     large = POWERS[-6:] * 64
     known, result = {}, {}
-    for held in (1, per_node):
-        group = _group(Collective.ALL_GATHER, 4 * held, 4)
-        bus = 20e9 * links.topology.cards_in_use(held)
-        known[held] = group, _ring_s(group, large, hop_s=3e-6, bus=bus)
+    for num_local in (1, per_node):
+        group = _group(Collective.ALL_GATHER, 4 * num_local, 4)
+        bus = 20e9 * links.topology.cards_in_use(num_local)
+        known[num_local] = group, _ring_s(group, large, hop_s=3e-6, bus=bus)
     model = fit_transfers({known[1][0]: _samples(large, known[1][1])}, prior)
     result = np.exp(model.estimate(known[per_node][0], large).log_time)
     assert result == pytest.approx(known[per_node][1], rel=0.06)
-    assert model.carrying.links is not None
-    assert model.carrying.links.topology.origin("num_cards") is Origin.STATED
+    assert model.fitted_prior.links is not None
+    assert model.fitted_prior.links.topology.origin("num_cards") is Origin.STATED
 
 
 def test_another_ring_stands_in_before_an_all_to_all() -> None:
@@ -300,9 +301,9 @@ def test_peers_of_an_all_to_all_wait_for_their_turn() -> None:
     bytes count the middle of the network is more crowded."""
     seen, wanted = _group(Collective.ALL_TO_ALL, 8, 2), _group(Collective.ALL_TO_ALL, 32, 8)
     model = _one(seen, 22.4e-6 + 4 * (5e-6 + POWERS / 8 / 20e9))
-    asked = POWERS[4:-4]
-    values = np.exp(model.estimate(wanted, asked).log_time)
-    free_s = 22.4e-6 + 28 * (5e-6 + asked / 32 / 20e9)
+    payloads = POWERS[4:-4]
+    values = np.exp(model.estimate(wanted, payloads).log_time)
+    free_s = 22.4e-6 + 28 * (5e-6 + payloads / 32 / 20e9)
     assert values[:4] == pytest.approx(free_s[:4], rel=0.03)
     assert np.all((values > 0.97 * free_s) & (values < np.exp(2 * CONGESTION_LOG) * 1.01 * free_s))
 

@@ -1,4 +1,4 @@
-"""What data sheets say of cards, by the names that their drivers give."""
+"""Data-sheet rates of cards, by the names that their drivers give."""
 
 from __future__ import annotations
 

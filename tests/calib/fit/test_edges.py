@@ -9,9 +9,9 @@ import pytest
 from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, timed
 
 from forerun.calib.fit.calibration import calibrate
+from forerun.calib.fit.device_transfer import transfer_to_device
 from forerun.calib.fit.machine import fit_machine
 from forerun.calib.fit.outliers import refuse
-from forerun.calib.fit.transferred import transfer
 from forerun.calib.regressors.gaussian import Inputs, fit_gaussian
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
@@ -35,8 +35,8 @@ def test_unmeasured_product_beside_others_of_its_family(kind, shapes, with_linea
     if with_linear:
         groups["qkv/forward"] = M.measure(batch(K.LINEAR_QKV, P.FORWARD, [(512, 512, 512)] * 2))
     model = fit_machine(groups, device=A100)
-    asked = batch(K.LINEAR_FC1, P.FORWARD, [(1024, 1024, 4096)])
-    assert np.isfinite(model.predict_unmeasured(asked).log_time).all()
+    unmeasured = batch(K.LINEAR_FC1, P.FORWARD, [(1024, 1024, 4096)])
+    assert np.isfinite(model.predict_unmeasured(unmeasured).log_time).all()
 
 
 def test_order_of_repeats_does_not_decide_on_refusals():
@@ -106,7 +106,7 @@ def _moved(nbytes, device, *path):
     model = fit_machine({"a/forward": M.measure(of)}, device=device)
     there = model
     for step in path:
-        there = transfer(there, device=step)
+        there = transfer_to_device(there, device=step)
     return there.ceilings.flop_per_s / model.ceilings.flop_per_s
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forerun.calib.fit.calibration import Calibration, calibrate
-from forerun.calib.fit.training import measured_operators
+from forerun.calib.fit.measured_rows import measured_operators
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.workload.operators import Operator, OperatorKind
 
@@ -99,15 +99,17 @@ def _answers(table: SampleTable, operators: Sequence[Operator]) -> list[list[flo
 
 def test_order_of_arrival_changes_not_one_bit(windows, make_table, truth, gpt) -> None:
     """Every window measures one width again, so that rows of one operator are joined as well."""
-    again = [
+    repeats = [
         _window(make_table, truth, _of_kinds(gpt(512)), window=i) for i in range(len(ARRIVALS))
     ]
-    windows = [SampleTable.concat([one, other]) for one, other in zip(windows, again, strict=True)]
-    asked = _of_kinds([*gpt(512), *gpt(640), *gpt(2048)])
+    windows = [
+        SampleTable.concat([one, other]) for one, other in zip(windows, repeats, strict=True)
+    ]
+    operators = _of_kinds([*gpt(512), *gpt(640), *gpt(2048)])
     one_after_the_other = windows[0]
     for window in windows[1:]:
         one_after_the_other = SampleTable.concat([one_after_the_other, window])
-    expected = _answers(one_after_the_other, asked)
+    expected = _answers(one_after_the_other, operators)
     for seed in range(2):
         rng = np.random.default_rng(seed)
         shuffled = [windows[i] for i in rng.permutation(len(windows))]
@@ -116,14 +118,14 @@ def test_order_of_arrival_changes_not_one_bit(windows, make_table, truth, gpt) -
         ]
         table = SampleTable.concat(shuffled)
         assert table.sha256 == one_after_the_other.sha256
-        assert _answers(table, asked) == expected
+        assert _answers(table, operators) == expected
 
 
 def test_an_old_window_weighs_less_than_a_new_one(windows, gpt) -> None:
     measured = measured_operators(SampleTable.concat(windows))
     weights = [{measured[o].weight for o in _of_kinds(gpt(width))} for width in ARRIVALS]
     assert all(len(results) == 1 for results in weights), "one window, one weight"
-    ages = [found.pop() for found in weights]
+    ages = [results.pop() for results in weights]
     assert np.all(np.diff(ages) > 0)
     assert ages[0] > 0, "never dropped"
     # Each window fades by the same factor.
@@ -140,7 +142,7 @@ def test_a_window_joined_later_is_newer_than_all_before(windows, gpt) -> None:
 
 
 def _drift(
-    make_table, truth: Truth, gpt: Gpt, asked: Sequence[Operator], widths: Sequence[int]
+    make_table, truth: Truth, gpt: Gpt, queries: Sequence[Operator], widths: Sequence[int]
 ) -> list[float]:
     """Median log of estimate over the time before the machine became slower, window by window."""
     windows, drifts = [], []
@@ -150,7 +152,7 @@ def _drift(
         windows.append(_window(make_table, truth, operators, window=i, factor=factor))
         if i >= len(widths) - 3:
             calibration = calibrate(SampleTable.concat(windows), device="cpu")
-            drifts.append(float(np.median(np.log1p(_errors(calibration, asked, truth)))))
+            drifts.append(float(np.median(np.log1p(_errors(calibration, queries, truth)))))
     return drifts
 
 

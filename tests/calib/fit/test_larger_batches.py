@@ -1,4 +1,4 @@
-"""What a run of one micro-batch size says of larger ones."""
+"""Estimates of larger micro-batch sizes from a run of one."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ import pytest
 from tiny_shape import of_width
 
 from forerun.calib.answers.run_measurements import launch_bound_frac, launch_bound_remark
-from forerun.calib.fit.calibration import Calibration, calibrate, on_device
+from forerun.calib.fit.calibration import Calibration, calibrate, calibration_for_device
 from forerun.calib.fit.machine import fit_machine
-from forerun.calib.fit.training import measured_operators
+from forerun.calib.fit.measured_rows import measured_operators
 from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.samples.columns import normalise, shape_text
 from forerun.calib.samples.operator_rows import probed_operator_rows
@@ -48,7 +48,7 @@ def norm(tokens: int, width: int) -> Operator:
 
 
 def device_s(operator: Operator) -> float:
-    """What the device alone takes."""
+    """Return seconds of the device alone."""
     tokens, width = operator.shape[:2]
     if operator.kind is OperatorKind.NORM:
         return 6 * tokens * width / BYTES_PER_S + 2e-6
@@ -72,12 +72,12 @@ def waited(
     return replace(table, samples=normalise("samples", samples), traced=traced)
 
 
-OWN = (linear(512, 512), norm(512, 512))
+SMALL_OPERATORS = (linear(512, 512), norm(512, 512))
 
 
 @pytest.fixture(scope="module")
 def plain(make_table: MakeTable) -> SampleTable:
-    return make_table({o: max(HOST_S, device_s(o)) for o in OWN})
+    return make_table({o: max(HOST_S, device_s(o)) for o in SMALL_OPERATORS})
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +85,20 @@ def launch_bound(plain: SampleTable) -> Calibration:
     return calibrate(waited(plain), device=GPU)
 
 
-def is_inside(found: Calibration, operators: Iterable[Operator], times_s: Iterable[float]) -> bool:
-    told = found.operators(list(operators))
-    return bool((np.abs(np.log(told.time_s / list(times_s))) <= Z_90 * told.sigma_log).all())
+def is_inside(
+    calibration: Calibration, operators: Iterable[Operator], times_s: Iterable[float]
+) -> bool:
+    estimates = calibration.operators(list(operators))
+    return bool(
+        (np.abs(np.log(estimates.time_s / list(times_s))) <= Z_90 * estimates.sigma_log).all()
+    )
 
 
 def test_what_was_measured_stays_as_it_is(plain: SampleTable, launch_bound: Calibration) -> None:
-    before, after = calibrate(plain, device=GPU).operators(OWN), launch_bound.operators(OWN)
+    before, after = (
+        calibrate(plain, device=GPU).operators(SMALL_OPERATORS),
+        launch_bound.operators(SMALL_OPERATORS),
+    )
     assert after.time_s.tolist() == before.time_s.tolist()
     assert after.sigma_log.tolist() == before.sigma_log.tolist()
     assert after.sources == before.sources
@@ -116,8 +123,8 @@ def test_large_shapes_are_the_devices(plain: SampleTable, launch_bound: Calibrat
     large = [linear(8192, 8192), norm(16384, 16384)]
     true = [device_s(o) for o in large]
     assert min(true) > 5 * HOST_S
-    told = launch_bound.operators(large).time_s
-    assert np.abs(np.log(told / true)).max() < 0.7
+    estimated_s = launch_bound.operators(large).time_s
+    assert np.abs(np.log(estimated_s / true)).max() < 0.7
     assert is_inside(launch_bound, large, true)
 
 
@@ -128,22 +135,22 @@ def test_they_are_no_evidence_of_rates(launch_bound: Calibration) -> None:
 
 
 def test_but_the_device_is_no_slower(make_table: MakeTable) -> None:
-    """Where the device's prior takes longer than was measured with all its waiting."""
-    sampled, asked = linear(4096, 4096), linear(8192, 4096)
+    """The device's prior is longer than the measured time, which includes all waiting."""
+    sampled, wanted = linear(4096, 4096), linear(8192, 4096)
     prior = fit_machine({}, device=GPU, use_prior=True)
     open_ = calibrate(waited(make_table({linear(512, 512): HOST_S})), device=GPU)
-    alone_s, wanted_s = open_.operators([sampled, asked]).time_s
+    alone_s, wanted_s = open_.operators([sampled, wanted]).time_s
     assert prior.pools == {}
     table = waited(make_table({sampled: 0.8 * float(alone_s)}))
-    estimates = calibrate(table, device=GPU).operators([asked])
+    estimates = calibrate(table, device=GPU).operators([wanted])
     assert estimates.time_s[0] == pytest.approx(0.8 * float(wanted_s), rel=1e-6)
 
 
 def test_kernels_of_a_traced_step_take_their_place(plain: SampleTable) -> None:
     """They are the device's, and narrow what launches leave open."""
-    kernels = {o: device_s(o) for o in OWN}
+    kernels = {o: device_s(o) for o in SMALL_OPERATORS}
     calibration = calibrate(waited(plain, kernels=kernels), device=GPU)
-    assert calibration.operators(OWN).time_s == pytest.approx(HOST_S)
+    assert calibration.operators(SMALL_OPERATORS).time_s == pytest.approx(HOST_S)
     assert set(calibration.machine.pools) == {"linear_fc1/forward", "norm/forward"}
     large = [linear(8192, 8192), norm(16384, 16384)]
     assert is_inside(calibration, large, [device_s(o) for o in large])
@@ -151,13 +158,13 @@ def test_kernels_of_a_traced_step_take_their_place(plain: SampleTable) -> None:
 
 def test_gradients_that_were_traced_apart_are_one_backward_pass(make_table: MakeTable) -> None:
     backward = linear(512, 512, Phase.BACKWARD)
-    halves = {
+    gradients = {
         linear(512, 512, Phase.INPUT_GRADIENT): 4e-6,
         linear(512, 512, Phase.WEIGHT_GRADIENT): 5e-6,
     }
-    table = waited(make_table({backward: HOST_S}), kernels=halves)
+    table = waited(make_table({backward: HOST_S}), kernels=gradients)
     assert measured_operators(table)[backward].device_s == pytest.approx(9e-6)
-    half = dict(list(halves.items())[:1])
+    half = dict(list(gradients.items())[:1])
     table = waited(make_table({backward: HOST_S}), kernels=half)
     assert measured_operators(table)[backward].device_s == 0.0
 
@@ -173,7 +180,7 @@ def test_a_little_waiting_takes_weight_alone(plain: SampleTable, frac: float) ->
 def test_without_waiting_nothing_changes(plain: SampleTable) -> None:
     """As tables are that were written before there was a share, and all of CPUs."""
     assert waited(plain, 0.0).sha256 == plain.sha256 != waited(plain).sha256
-    operators = [*OWN, linear(8192, 8192)]
+    operators = [*SMALL_OPERATORS, linear(8192, 8192)]
     before, after = (
         calibrate(table, device=GPU).operators(operators) for table in (plain, waited(plain, 0.0))
     )
@@ -182,7 +189,7 @@ def test_without_waiting_nothing_changes(plain: SampleTable) -> None:
 
 
 def test_the_host_is_the_same_beside_another_device(launch_bound: Calibration) -> None:
-    other = on_device(launch_bound, "NVIDIA A100-SXM4-80GB")
+    other = calibration_for_device(launch_bound, "NVIDIA A100-SXM4-80GB")
     assert other.operators([linear(512, 1024)]).time_s[0] > 0.999 * HOST_S
 
 
@@ -194,9 +201,12 @@ def test_a_summary_names_them(launch_bound: Calibration) -> None:
 
 
 def test_a_cached_fit_knows_them(launch_bound: Calibration) -> None:
-    again = models.unpack_model(models.pack_model(launch_bound))
-    asked = [linear(512, 1024), linear(8192, 8192)]
-    assert again.operators(asked).time_s.tolist() == launch_bound.operators(asked).time_s.tolist()
+    restored = models.unpack_model(models.pack_model(launch_bound))
+    operators = [linear(512, 1024), linear(8192, 8192)]
+    assert (
+        restored.operators(operators).time_s.tolist()
+        == launch_bound.operators(operators).time_s.tolist()
+    )
 
 
 def test_a_shape_that_waited_is_no_control_of_a_probe(plain: SampleTable) -> None:
@@ -224,17 +234,17 @@ def config(micro_batch_size: int) -> RunConfig:
 
 
 def test_the_running_step_stays_and_other_layouts_widen(make_table: MakeTable) -> None:
-    own, other = config(1), config(4)
-    work = stage_operators(own, 0)
+    running, other = config(1), config(4)
+    work = stage_operators(running, 0)
     passes = {o: 60e-6 for o, _ in (*work.forward, *work.backward)}
     plain = make_table({**passes, **{o: 2e-3 for o, _ in work.step}})
     is_waiting = (plain.samples["phase"] != "step") & (plain.samples["shape"] != "")
     tables = plain, replace(plain, samples=plain.samples.assign(host_bound_frac=1.0 * is_waiting))
     before, after = (
-        fit_steps(live_times(calibrate(table, device=GPU), own)).estimates([own, other])
+        fit_steps(live_times(calibrate(table, device=GPU), running)).estimates([running, other])
         for table in tables
     )
-    # Where the device was behind, its host took some of what a layer did, or next to nothing.
+    # While the device lags, launches take an unknown part of a layer's time, or almost none.
     assert after[0].time_s == pytest.approx(before[0].time_s, rel=0.1)
 
     def width(one) -> float:
@@ -256,14 +266,14 @@ def test_a_report_says_how_much_of_it_is_waiting(plain: SampleTable) -> None:
 def test_a_device_that_was_busy_says_nothing_of_its_host(make_table: MakeTable) -> None:
     """An H200 whose layers of 5 ms hid their launches took 6.5 times what was said of a shape whose
     kernels are short; what hosts take before one is measured lies inside now."""
-    own = replace(config(1), device=GPU)
-    work = stage_operators(own, 0)
+    running = replace(config(1), device=GPU)
+    work = stage_operators(running, 0)
     table = make_table({o: 1e-3 if o.phase is not Phase.STEP else 2e-3 for o, _ in [
         *work.forward, *work.backward, *work.step
     ]})  # fmt: skip
-    steps = fit_steps(live_times(calibrate(table, device=GPU), own))
-    tiny = replace(own, model=replace(own.model, seq_length=8, max_position_embeddings=8))
+    steps = fit_steps(live_times(calibrate(table, device=GPU), running))
+    tiny = replace(running, model=replace(running.model, seq_length=8, max_position_embeddings=8))
     (estimate,) = steps.estimates([tiny])
-    passes = own.model.num_layers * own.num_microbatches
+    passes = running.model.num_layers * running.num_microbatches
     assert estimate.high_s > passes * 2.5e-3
     assert estimate.time_s > passes * 0.4e-3

@@ -19,7 +19,7 @@ from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 # Sizes by which work is shared out: more ranks or experts elsewhere mean less here.
 _SHARED = {OperatorKind.LAYER: {4}, OperatorKind.EXPERTS: {4, 5}}
-# What the host updates is work that the device has no more.
+# Parameters that the host updates are no work of the device.
 _SHARED |= {OperatorKind.STATED_OPTIMIZER: {2, 3}}
 _CEILINGS = Ceilings(flop_per_s=1e12, bytes_per_s=1e11, launch_s=1e-6)
 

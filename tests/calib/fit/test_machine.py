@@ -11,8 +11,8 @@ import pytest
 from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, stacked, timed
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
+from forerun.calib.fit.device_transfer import transfer_to_device
 from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine
-from forerun.calib.fit.transferred import transfer
 from forerun.calib.regressors.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase
 
@@ -52,17 +52,21 @@ def _fitted(number: int) -> MachineModel:
 
 
 def _median_error(
-    found: Prediction, asked: ShapeBatch, machine: PlantedMachine = MACHINE, *, signed: bool = False
+    prediction: Prediction,
+    shapes: ShapeBatch,
+    machine: PlantedMachine = MACHINE,
+    *,
+    signed: bool = False,
 ) -> float:
-    error = found.log_time - np.log(machine.time_s(asked))
+    error = prediction.log_time - np.log(machine.time_s(shapes))
     return float(np.median(error if signed else np.abs(error)))
 
 
 @pytest.mark.parametrize(("number", "most"), [(8, 0.06), (24, 0.035), (70, 0.03)])
 def test_operators_of_different_efficiency_are_predicted(number: int, most: float) -> None:
     model = _fitted(number)
-    for name, asked in _groups(40, seed=1).items():
-        assert _median_error(model.predict(name, asked.batch), asked.batch) < most
+    for name, group in _groups(40, seed=1).items():
+        assert _median_error(model.predict(name, group.batch), group.batch) < most
 
 
 def test_the_ceiling_of_products_is_that_of_the_best() -> None:
@@ -86,12 +90,12 @@ def test_order_of_rows_and_of_groups_changes_nothing(number: int) -> None:
     }
     first, second = (fit_machine(g, device=A100) for g in (groups, shuffled))
     for name in groups:
-        asked = batch(
+        shapes = batch(
             groups[name].batch.kind,
             groups[name].batch.phase,
             random_shapes(rng, 20, groups[name].batch.sizes.shape[1]),
         )
-        assert _equal(first.predict(name, asked), second.predict(name, asked))
+        assert _equal(first.predict(name, shapes), second.predict(name, shapes))
     assert first.ceilings == second.ceilings
 
 
@@ -107,8 +111,8 @@ def test_heavy_rows_are_followed() -> None:
             for name, of in groups.items()
         }
         model = fit_machine(mixed, device=A100)
-        for name, asked in _groups(20, seed=1).items():
-            bias = _median_error(model.predict(name, asked.batch), asked.batch, signed=True)
+        for name, group in _groups(20, seed=1).items():
+            bias = _median_error(model.predict(name, group.batch), group.batch, signed=True)
             assert bias == pytest.approx(expected, abs=0.06)
 
 
@@ -133,8 +137,8 @@ def test_an_operator_with_few_shapes_is_less_certain_than_one_with_many() -> Non
     model = fit_machine(groups, device=A100)
     widths = []
     for kind in (K.LINEAR_FC1, K.LINEAR_FC2):
-        asked = batch(kind, P.FORWARD, groups[_name(kind)].batch.sizes[:2])
-        prediction = model.predict(_name(kind), asked)
+        shapes = batch(kind, P.FORWARD, groups[_name(kind)].batch.sizes[:2])
+        prediction = model.predict(_name(kind), shapes)
         widths.append(np.median(prediction.high - prediction.low))
     assert widths[1] > 1.2 * widths[0]
 
@@ -142,10 +146,10 @@ def test_an_operator_with_few_shapes_is_less_certain_than_one_with_many() -> Non
 @pytest.mark.parametrize("number", [8, 24, 70])
 def test_a_product_that_was_never_measured_runs_like_the_others(number: int) -> None:
     model = _fitted(number)
-    asked = batch(K.LINEAR_QKV, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 3))
-    prediction = model.predict_unmeasured(asked)
+    shapes = batch(K.LINEAR_QKV, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 3))
+    prediction = model.predict_unmeasured(shapes)
     # Between the two products that were, which take 1 / 0.85 and 1 / 0.65.
-    bias = _median_error(prediction, asked, signed=True)
+    bias = _median_error(prediction, shapes, signed=True)
     assert math.log(1 / 0.85) - 0.08 < bias < math.log(1 / 0.65) + 0.08
     assert np.all(np.isinf(prediction.octaves))
     assert np.all(prediction.high - prediction.low >= 2 * 1.645 * 0.499)
@@ -172,9 +176,9 @@ def test_what_is_asked_for_beside_an_operator_changes_nothing(kind: K, number: i
 
 def test_memory_traffic_that_was_never_measured_follows_the_ceilings() -> None:
     model = _fitted(24)
-    asked = batch(K.ELEMENTWISE, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 2))
-    prediction = model.predict_unmeasured(asked)
-    read_and_written_s = 2 * 2 * asked.sizes.prod(axis=1) / (0.9 * MACHINE.bytes_per_s)
+    shapes = batch(K.ELEMENTWISE, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 2))
+    prediction = model.predict_unmeasured(shapes)
+    read_and_written_s = 2 * 2 * shapes.sizes.prod(axis=1) / (0.9 * MACHINE.bytes_per_s)
     large = read_and_written_s > 5e-5
     error = prediction.log_time[large] - np.log(read_and_written_s[large])
     assert abs(np.median(error)) < 0.5
@@ -197,15 +201,15 @@ def here() -> MachineModel:
 
 
 def _moved_errors(model: MachineModel, machine: PlantedMachine) -> dict[str, float]:
-    asked = _groups(60, seed=1, machine=machine)
+    groups = _groups(60, seed=1, machine=machine)
     return {
         name: _median_error(model.predict(name, of.batch), of.batch, machine)
-        for name, of in asked.items()
+        for name, of in groups.items()
     }
 
 
 def test_the_data_sheet_alone_carries_to_a_device_that_keeps_to_it(here: MachineModel) -> None:
-    there = transfer(here, device=H100)
+    there = transfer_to_device(here, device=H100)
     assert max(_moved_errors(there, BY_SHEET).values()) < 0.07
     # Staying would be off by up to the ratio of the ceilings.
     assert max(_moved_errors(here, BY_SHEET).values()) > 0.4
@@ -218,10 +222,10 @@ def test_the_data_sheet_alone_carries_to_a_device_that_keeps_to_it(here: Machine
 @pytest.mark.parametrize("device", [H100, "Accelerator 9"])
 def test_probes_tell_a_device_that_is_twice_as_fast(here: MachineModel, device: str) -> None:
     probes = _groups(8, seed=5, machine=TWICE, noise=0.02)
-    there = transfer(here, device=device, probes=probes)
+    there = transfer_to_device(here, device=device, probes=probes)
     errors = _moved_errors(there, TWICE)
     assert max(errors.values()) < 0.07
-    without = _moved_errors(transfer(here, device=device), TWICE)
+    without = _moved_errors(transfer_to_device(here, device=device), TWICE)
     assert max(without.values()) > 3 * max(errors.values())
 
 
@@ -232,7 +236,7 @@ def test_probes_of_one_operator_help_the_others(here: MachineModel) -> None:
         if name.startswith(K.LINEAR_FC1.value)
     }
     by_sheet, probed = (
-        _moved_errors(transfer(here, device="Accelerator 9", probes=p), TWICE)
+        _moved_errors(transfer_to_device(here, device="Accelerator 9", probes=p), TWICE)
         for p in (None, probes)
     )
     for phase in P.FORWARD, P.BACKWARD:
@@ -242,12 +246,12 @@ def test_probes_of_one_operator_help_the_others(here: MachineModel) -> None:
 
 def test_probes_that_the_model_has_no_operator_for_are_left_out(here: MachineModel) -> None:
     probes = {"other/forward": _groups(8)[_name(K.NORM)]}
-    there = transfer(here, device=H100, probes=probes)
-    assert there.shift == transfer(here, device=H100).shift
+    there = transfer_to_device(here, device=H100, probes=probes)
+    assert there.shift == transfer_to_device(here, device=H100).shift
 
 
 def test_moving_nowhere_changes_little(here: MachineModel) -> None:
-    there = transfer(here, device=A100)
+    there = transfer_to_device(here, device=A100)
     assert there.ceilings.flop_per_s == pytest.approx(here.ceilings.flop_per_s)
     assert max(_moved_errors(there, HERE).values()) < 0.05
 
@@ -255,12 +259,12 @@ def test_moving_nowhere_changes_little(here: MachineModel) -> None:
 def test_half_of_what_an_operator_does_otherwise_goes_along() -> None:
     """Two products lie 0.85 / 0.65 apart; on the other device half of that remains."""
     model = fit_machine(_groups(24, noise=0.01), device=A100)
-    there = transfer(model, device=H100)
-    asked = batch(K.LINEAR, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 3, lowest=2048))
+    there = transfer_to_device(model, device=H100)
+    shapes = batch(K.LINEAR, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 3, lowest=2048))
 
     def apart(of: MachineModel) -> float:
         first, second = (
-            of.predict(_name(kind), asked).log_time for kind in (K.LINEAR_FC1, K.LINEAR_FC2)
+            of.predict(_name(kind), shapes).log_time for kind in (K.LINEAR_FC1, K.LINEAR_FC2)
         )
         return float(np.median(second - first))
 
@@ -271,9 +275,9 @@ def test_half_of_what_an_operator_does_otherwise_goes_along() -> None:
 @pytest.mark.parametrize("number", [8, 24, 70])
 def test_intervals_of_a_moved_machine_are_wider(number: int) -> None:
     here = _fitted(number)
-    there = transfer(here, device=H100)
-    for name, asked in _groups(20, seed=1).items():
-        stayed, moved = here.predict(name, asked.batch), there.predict(name, asked.batch)
+    there = transfer_to_device(here, device=H100)
+    for name, group in _groups(20, seed=1).items():
+        stayed, moved = here.predict(name, group.batch), there.predict(name, group.batch)
         assert np.all(moved.high - moved.low > stayed.high - stayed.low)
         assert np.array_equal(moved.octaves, stayed.octaves)
 
@@ -285,8 +289,8 @@ def test_ninety_percent_intervals_cover_planted_shapes(number: int) -> None:
     for seed in range(NUM_SEEDS):
         known = _groups(number, seed=seed, noise=0.06, kinds=kinds)
         model = fit_machine(known, device=A100)
-        for name, asked in _groups(40, seed=1000 + seed, noise=0.06, kinds=kinds).items():
-            prediction, seen = model.predict(name, asked.batch), np.log(asked.time_s)
+        for name, group in _groups(40, seed=1000 + seed, noise=0.06, kinds=kinds).items():
+            prediction, seen = model.predict(name, group.batch), np.log(group.time_s)
             hits.append(np.mean((prediction.low <= seen) & (seen <= prediction.high)))
     # Rows of one operator share its model: of its forty about ten are independent.
     bound = 3 * math.sqrt(0.9 * 0.1 / (10 * len(hits)))
@@ -300,7 +304,7 @@ def test_intervals_of_a_moved_machine_hold_what_its_probes_hold(
     """Each operator of the new machine is off by a factor of its own, which probes tell."""
     there = replace(TWICE, efficiency={K.LINEAR_FC1: 0.7, K.LINEAR_FC2: 1.3})
     probes = _groups(number, seed=5, machine=there, noise=0.04)
-    moved = transfer(here, device=H100, probes=probes)
+    moved = transfer_to_device(here, device=H100, probes=probes)
     for name, of in _groups(200, seed=6, machine=there, noise=0.04).items():
         prediction, seen = moved.predict(name, of.batch), np.log(of.time_s)
         inside = np.mean((prediction.low <= seen) & (seen <= prediction.high))
@@ -310,7 +314,7 @@ def test_intervals_of_a_moved_machine_hold_what_its_probes_hold(
 
 def test_without_probes_a_moved_machine_is_wider(here: MachineModel) -> None:
     probes = _groups(20, seed=5, machine=TWICE)
-    by_sheet, probed = (transfer(here, device=H100, probes=p) for p in (None, probes))
+    by_sheet, probed = (transfer_to_device(here, device=H100, probes=p) for p in (None, probes))
     for name, of in _groups(10, seed=6, machine=TWICE).items():
         wide, narrow = (np.median(m.predict(name, of.batch).high) for m in (by_sheet, probed))
         law = np.median(by_sheet.predict(name, of.batch).log_time)

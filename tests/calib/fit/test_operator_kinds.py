@@ -296,7 +296,7 @@ def test_columns_begin_alike_and_add_up(
     assert result.costs[:3] == (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
     assert np.all(result.amounts >= 0) and np.all(np.isfinite(result.amounts))
     assert result.totals().sum() == pytest.approx(result.amounts.sum())
-    again = columns(batch(kind, Phase.RECOMPUTE, [shape], element_nbytes=element_nbytes))
+    recomputed = columns(batch(kind, Phase.RECOMPUTE, [shape], element_nbytes=element_nbytes))
     if phase is Phase.FORWARD:
         bare = columns(batch(kind, phase, [shape], element_nbytes=element_nbytes))
-        assert np.array_equal(again.amounts, bare.amounts)
+        assert np.array_equal(recomputed.amounts, bare.amounts)

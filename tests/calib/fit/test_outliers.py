@@ -108,7 +108,7 @@ def test_no_row_is_held_against_a_roofline_that_is_not_known(kind: K) -> None:
         name: replace(of, time_s=1e-3 * of.time_s, weight=of.weight) for name, of in groups.items()
     }
     assert refuse(spoilt, None)[1] == ()
-    # What only moves memory may run from a cache, whatever the data sheet says.
+    # Operators that only move memory may run from a cache, faster than the data sheet allows.
     if kind is K.NORM:
         assert refuse(spoilt, lambda _: PEAKS)[1] == ()
 
@@ -162,9 +162,9 @@ def test_a_few_equal_times_are_chance() -> None:
 def test_phases_of_equal_work_may_take_equal_time() -> None:
     groups = _pair()
     forward = groups[FORWARD]
-    again = replace(forward.batch, kind=K.PERMUTE)
+    permuted = replace(forward.batch, kind=K.PERMUTE)
     both = {
-        f"permute/{phase.value}": replace(forward, batch=replace(again, phase=phase))
+        f"permute/{phase.value}": replace(forward, batch=replace(permuted, phase=phase))
         for phase in (P.FORWARD, P.BACKWARD)
     }
     assert refuse(both, None)[1] == ()
@@ -243,9 +243,9 @@ def test_a_machine_is_fitted_without_them_and_names_them() -> None:
         (BACKWARD, reason, 8) for reason in both
     }
     clean = {FORWARD: groups[FORWARD], BACKWARD: _without(groups[BACKWARD], wrong)}
-    asked = groups[BACKWARD].batch
-    expected = fit_machine(clean, device=A100).predict(BACKWARD, asked)
-    assert np.array_equal(model.predict(BACKWARD, asked).log_time, expected.log_time)
+    shapes = groups[BACKWARD].batch
+    expected = fit_machine(clean, device=A100).predict(BACKWARD, shapes)
+    assert np.array_equal(model.predict(BACKWARD, shapes).log_time, expected.log_time)
 
 
 def _frame(groups: dict[str, Timed]) -> pd.DataFrame:
@@ -292,9 +292,9 @@ def test_bytes_beyond_the_memory_are_refused_for_any_kind() -> None:
     """A copy of 4 GiB on a card of 2 TB/s takes 2 ms; rows of half of that cannot be."""
     rng = np.random.default_rng(0)
     sizes = np.column_stack([np.full(20, 2**20), rng.integers(1024, 4096, 20)])
-    asked = batch(OperatorKind.ELEMENTWISE, Phase.FORWARD, sizes)
+    shapes = batch(OperatorKind.ELEMENTWISE, Phase.FORWARD, sizes)
     honest_s = 2 * 2 * sizes.prod(axis=1) / 1.6e12
     wrong = np.arange(20) < 4
-    groups = {"copy/forward": timed(asked, np.where(wrong, honest_s / 3, honest_s))}
-    kept, (refusal,) = refuse(groups, lambda nbytes: PEAKS)
-    assert refusal.num_refused == 4 and len(kept["copy/forward"]) == 16
+    groups = {"copy/forward": timed(shapes, np.where(wrong, honest_s / 3, honest_s))}
+    accepted, (refusal,) = refuse(groups, lambda nbytes: PEAKS)
+    assert refusal.num_refused == 4 and len(accepted["copy/forward"]) == 16

@@ -37,9 +37,9 @@ def _fit(samples: dict[str, Timed]) -> PoolModel:
     return fit_pool(samples, start=START, sigma=SIGMA, num_units=UNITS)
 
 
-def _errors(pool: PoolModel, name: str, asked: Timed) -> np.ndarray:
-    residual = pool.predict(name, asked.batch)
-    return np.abs(residual.law + residual.detail - np.log(MACHINE.time_s(asked.batch)))
+def _errors(pool: PoolModel, name: str, samples: Timed) -> np.ndarray:
+    residual = pool.predict(name, samples.batch)
+    return np.abs(residual.law + residual.detail - np.log(MACHINE.time_s(samples.batch)))
 
 
 @pytest.mark.parametrize(("number", "most"), [(6, 0.06), (10, 0.04), (24, 0.03), (80, 0.03)])
@@ -49,15 +49,15 @@ def test_unseen_shapes_are_predicted(number: int, most: float) -> None:
 
 
 def test_the_law_carries_larger_shapes() -> None:
-    """Of a machine that loads while it multiplies; one that does not is off by what that hides."""
+    """Errors are below 0.08 if loads overlap products, as in the law, and below 0.2 if not."""
     small, large = _linear(20, highest=2048), _linear(30, seed=1, lowest=4096, highest=16384)
     assert np.median(_errors(_fit({FC1: small}), FC1, large)) < 0.2
-    residual = _fit({FC1: _beside(small)}).predict(FC1, large.batch)
-    error = residual.law + residual.detail - np.log(_beside(large).time_s)
+    residual = _fit({FC1: _with_hidden_bytes(small)}).predict(FC1, large.batch)
+    error = residual.law + residual.detail - np.log(_with_hidden_bytes(large).time_s)
     assert np.median(np.abs(error)) < 0.08
 
 
-def _beside(of: Timed) -> Timed:
+def _with_hidden_bytes(of: Timed) -> Timed:
     """The same rows where FLOP hide the bytes."""
     rows, size_in, size_out = of.batch.sizes.T
     flop_s = 2 * rows * size_in * size_out / MACHINE.flop_per_s
@@ -76,11 +76,11 @@ def test_members_of_different_efficiency_are_told_apart() -> None:
 
 def test_a_member_with_one_shape_profits_from_the_other() -> None:
     one = _linear(1, kind=K.LINEAR_FC2, seed=5, lowest=2048)
-    asked = _linear(40, kind=K.LINEAR_FC2, seed=9, lowest=1024)
+    samples = _linear(40, kind=K.LINEAR_FC2, seed=9, lowest=1024)
     pooled = _fit({FC1: _linear(30), FC2: one})
-    assert np.median(_errors(pooled, FC2, asked)) < 0.08
+    assert np.median(_errors(pooled, FC2, samples)) < 0.08
     # Its products run a fifth slower than those of the other member.
-    assert np.median(_errors(pooled, FC1, asked)) > 0.12
+    assert np.median(_errors(pooled, FC1, samples)) > 0.12
 
 
 @pytest.mark.parametrize(
@@ -112,29 +112,29 @@ def test_repeats_of_one_shape_are_one_shape() -> None:
 def test_octaves_count_doublings_outside_the_measured_range() -> None:
     rows = batch(K.NORM, P.FORWARD, [(512, 1024), (2048, 1024), (1024, 4096)])
     pool = _fit({"norm/forward": MACHINE.measure(rows)})
-    asked = batch(K.NORM, P.FORWARD, [(1024, 2048), (512, 1024), (256, 2048), (1024, 32768)])
-    residual = pool.predict("norm/forward", asked)
+    shapes = batch(K.NORM, P.FORWARD, [(1024, 2048), (512, 1024), (256, 2048), (1024, 32768)])
+    residual = pool.predict("norm/forward", shapes)
     assert residual.octaves == pytest.approx([0, 0, 1, 3], abs=1e-6)
     assert residual.sigma_log[3] > residual.sigma_log[0]
 
 
 @given(
     points=st.lists(st.lists(st.floats(-5, 5), min_size=2, max_size=2), min_size=1, max_size=8),
-    asked=st.lists(st.floats(-9, 9), min_size=2, max_size=2),
+    point=st.lists(st.floats(-9, 9), min_size=2, max_size=2),
 )
-def test_support_is_a_box(points: list[list[float]], asked: list[float]) -> None:
+def test_support_is_a_box(points: list[list[float]], point: list[float]) -> None:
     box = Support.of(np.array(points))
     assert box.octaves_outside(np.array(points)) == pytest.approx(np.zeros(len(points)))
     low, high = np.min(points, axis=0), np.max(points, axis=0)
-    nearest = np.clip(asked, low, high)
-    (result,) = box.octaves_outside(np.array([asked]))
-    assert result == pytest.approx(np.abs(np.array(asked) - nearest).max())
+    nearest = np.clip(point, low, high)
+    (result,) = box.octaves_outside(np.array([point]))
+    assert result == pytest.approx(np.abs(np.array(point) - nearest).max())
 
 
 def test_deviation_holds_planted_noise() -> None:
     quiet, loud = (_fit({FC1: _linear(40, noise=noise)}) for noise in (0.01, 0.1))
-    asked = _linear(40, seed=1).batch
-    narrow, wide = (np.median(p.predict(FC1, asked).sigma_log) for p in (quiet, loud))
+    shapes = _linear(40, seed=1).batch
+    narrow, wide = (np.median(p.predict(FC1, shapes).sigma_log) for p in (quiet, loud))
     assert 0.01 <= narrow < 0.04
     assert 0.08 <= wide < 0.2
     assert loud.detail_sigma[FC1] == pytest.approx(0.1, rel=0.35)
@@ -145,32 +145,34 @@ def test_deviation_holds_planted_noise() -> None:
 def test_left_out_residuals_are_as_large_as_errors_on_new_shapes(number: int) -> None:
     """Each shape is off by its own factor, which nothing but its own sample tells."""
     pool = _fit({FC1: _linear(number, noise=0.1)})
-    asked = _linear(200, seed=1, noise=0.1)
-    residual = pool.predict(FC1, asked.batch)
-    error = np.sqrt(np.mean((np.log(asked.time_s) - residual.law - residual.detail) ** 2))
-    left_out = pool.left_out[FC1]
-    assert left_out.shape == (number,)
+    samples = _linear(200, seed=1, noise=0.1)
+    residual = pool.predict(FC1, samples.batch)
+    error = np.sqrt(np.mean((np.log(samples.time_s) - residual.law - residual.detail) ** 2))
+    residuals = pool.held_out_residuals[FC1]
+    assert residuals.shape == (number,)
     sampling = 3 / np.sqrt(2 * number)
-    assert np.sqrt(np.mean(left_out**2)) == pytest.approx(error, rel=sampling)
+    assert np.sqrt(np.mean(residuals**2)) == pytest.approx(error, rel=sampling)
 
 
 def test_an_operator_of_no_member_is_further_off_than_one_of_them() -> None:
     pool = _fit({FC1: _linear(16), FC2: _linear(16, kind=K.LINEAR_FC2, seed=5)})
-    asked = _linear(20, seed=9).batch
-    known, unknown = pool.predict(FC1, asked), pool.predict("", asked)
+    shapes = _linear(20, seed=9).batch
+    known, unknown = pool.predict(FC1, shapes), pool.predict("", shapes)
     assert np.all(np.isinf(unknown.octaves))
     assert np.all(unknown.sigma_log > known.sigma_log)
     # Between the two members, which lie 0.8 / 0.65 apart.
-    middle = np.median(unknown.law + unknown.detail - np.log(MACHINE.time_s(asked)))
+    middle = np.median(unknown.law + unknown.detail - np.log(MACHINE.time_s(shapes)))
     assert -0.03 < middle < np.log(0.8 / 0.65) + 0.03
 
 
 def test_order_of_members_changes_nothing() -> None:
     one, two = _linear(16), _linear(16, kind=K.LINEAR_FC2, seed=5)
-    asked = _linear(20, seed=9).batch
+    shapes = _linear(20, seed=9).batch
     first, second = _fit({FC1: one, FC2: two}), _fit({FC2: two, FC1: one})
     for name in (FC1, FC2):
-        assert np.array_equal(first.predict(name, asked).detail, second.predict(name, asked).detail)
+        assert np.array_equal(
+            first.predict(name, shapes).detail, second.predict(name, shapes).detail
+        )
 
 
 def test_wild_residuals_are_cut() -> None:

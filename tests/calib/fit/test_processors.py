@@ -15,7 +15,7 @@ import pytest
 
 SUPPORT = Path(__file__).parents[2] / "support"
 TOLERANCE_LOG = 1e-6
-"""Of predicted times and of both ends of their intervals; 5e-9 was seen."""
+"""Tolerance of predicted times and of both ends of their intervals; 5e-9 was observed."""
 NEEDED_FLAG = {"Prescott": "pni", "Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512dq"}
 OLD_NUMPY = "X86_V3 X86_V4 AVX512_ICL AVX512_SPR"
 """Instructions that NumPy is kept from: its exponentials and logarithms round otherwise, too."""

@@ -210,11 +210,11 @@ def test_nothing_is_said_where_nobody_measured() -> None:
 def test_a_device_without_sources_takes_those_of_another_and_doubts_them(device: str) -> None:
     kind, phase = OperatorKind.LINEAR_FC1, Phase.FORWARD
     moved = rates_prior(device, kind, phase, 2)
-    own = rates_prior("H100", kind, phase, 2)
-    assert moved is not None and own is not None
-    assert own.steps == 0 and moved.steps >= 1
-    assert (np.array(moved.sigma_log) > own.sigma_log).all()
-    assert (moved.sigma_log_time(linear()) > own.sigma_log_time(linear())).all()
+    native = rates_prior("H100", kind, phase, 2)
+    assert moved is not None and native is not None
+    assert native.steps == 0 and moved.steps >= 1
+    assert (np.array(moved.sigma_log) > native.sigma_log).all()
+    assert (moved.sigma_log_time(linear()) > native.sigma_log_time(linear())).all()
 
 
 def test_the_farther_the_generation_the_wider_the_doubt() -> None:
@@ -278,9 +278,12 @@ def test_quantisation_of_the_input_is_taken_off_products_in_8_bits(builder: Modu
     )
     result = builder.without_casts(table)
     assert list(result.columns) == list(table.columns)
-    kept = [tuple(int(n) for n in shape.split("x")) for shape in result["shape"]]
-    assert (8192, 8192, 65536) in kept and not {(8192, 8192, 32), (777, 1024, 8192)} & set(kept)
-    wanted = np.array([alone_s[s] for s in kept])
+    remaining_shapes = [tuple(int(n) for n in shape.split("x")) for shape in result["shape"]]
+    assert (8192, 8192, 65536) in remaining_shapes and not {
+        (8192, 8192, 32),
+        (777, 1024, 8192),
+    } & set(remaining_shapes)
+    wanted = np.array([alone_s[s] for s in remaining_shapes])
     # The mirror has an input of 32 tokens of its own, which is all that is left.
     assert result["time_s"].to_numpy() == pytest.approx(wanted, abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""What regressors see of a shape, against counts by hand."""
+"""Features that regressors have of a shape, against counts by hand."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.fit.calibration import Calibration, calibrate
-from forerun.calib.fit.sharded_host import Guess, split
+from forerun.calib.fit.sharded_host import Guess, split_measured
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig, Sharding
@@ -123,6 +123,6 @@ GUESSES = st.builds(Guess, time_s=st.floats(1e-6, 1.0), sigma_log=st.floats(0.05
 
 @given(total_s=st.floats(1e-6, 2.0), one=GUESSES, other=GUESSES)
 def test_parts_add_up_and_none_is_negative(total_s: float, one: Guess, other: Guess) -> None:
-    first, second = split(total_s, one, other)
+    first, second = split_measured(total_s, one, other)
     assert first.time_s > 0 and second.time_s > 0
     assert first.time_s + second.time_s == pytest.approx(total_s)

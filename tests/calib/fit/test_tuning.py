@@ -20,7 +20,7 @@ from forerun.calib.regressors.gaussian import (
     fit_gaussian,
     lower_factor,
 )
-from forerun.calib.regressors.robust import first_of_least, on_grid
+from forerun.calib.regressors.robust import first_minimum, on_grid
 
 COSTS = (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
 Table = tuple[Inputs, np.ndarray, np.ndarray]
@@ -53,7 +53,7 @@ def test_every_table_gives_a_finite_process(table: Table) -> None:
     assert np.all(np.isfinite(fitted.theta))
     assert np.all(np.abs(fitted.theta - START) < 30)
     mean, sigma = fitted.predict(inputs)
-    for result in (mean, sigma, fitted.left_out, fitted.left_out_sigma):
+    for result in (mean, sigma, fitted.held_out_residuals, fitted.held_out_sigma):
         assert np.all(np.isfinite(result))
     assert np.all(sigma > 0)
     assert np.abs(mean).max() <= 2 * np.abs(values).max() + 1e-9
@@ -87,7 +87,7 @@ def test_the_gradient_is_that_of_differences(table: Table, seed: int) -> None:
 def test_no_start_finds_anything_better(table: Table) -> None:
     inputs, values, weight = table
     scale_posterior = ScalePosterior.of(inputs, values, weight)
-    best = scale_posterior.cost(scale_posterior.greatest())[0]
+    best = scale_posterior.cost(scale_posterior.maximize())[0]
     assert best <= scale_posterior.cost(START)[0] + 1e-3 + 1e-6 * abs(best)
 
 
@@ -177,6 +177,6 @@ def test_last_digits_choose_nothing() -> None:
     rng = np.random.default_rng(0)
     for _ in range(100):
         scores = np.repeat(rng.uniform(0.1, 9.0, 3), 2) * (1 + 1e-14 * rng.normal(size=6))
-        assert first_of_least(scores) == 2 * int(np.argmin(scores[::2].round(9)))
+        assert first_minimum(scores) == 2 * int(np.argmin(scores[::2].round(9)))
     values = on_grid(rng.normal(size=4000))
     assert values.sum() == values[::-1].sum() == values[np.argsort(values)].sum()

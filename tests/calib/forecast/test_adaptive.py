@@ -11,13 +11,13 @@ from forerun.calib.forecast.adaptive import NUM_FIRST, AdaptiveInterval
 
 
 def coverage(times_s: np.ndarray) -> float:
-    known, held = AdaptiveInterval(), []
+    known, covered = AdaptiveInterval(), []
     for time_s in times_s.tolist():
         expected = known.interval()
         if expected is not None:
-            held.append(expected[0] <= time_s <= expected[1])
+            covered.append(expected[0] <= time_s <= expected[1])
         known.add(time_s)
-    return float(np.mean(held))
+    return float(np.mean(covered))
 
 
 def series(kind: str, number: int, random: np.random.Generator) -> np.ndarray:

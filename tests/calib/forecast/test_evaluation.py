@@ -98,13 +98,13 @@ def test_intervals_of_planted_normal_errors_hold_as_often_as_they_say(
 ) -> None:
     """Ends drawn from the forecast's own distribution; 2,000 draws, four standard errors."""
     forecast = steady()
-    kept = PastForecast.of(forecast, "r")
+    past = PastForecast.of(forecast, "r")
     draws = forecast.remaining_time.nodes(2000)
     ends = [
-        replace(ended(), last_step_unix_s=0.0, end_unix_s=forecast.now_unix_s + float(left))
-        for left in draws
+        replace(ended(), last_step_unix_s=0.0, end_unix_s=forecast.now_unix_s + float(remaining_s))
+        for remaining_s in draws
     ]
-    for rows in zip(*(evaluate([kept], end).finish for end in ends), strict=True):
+    for rows in zip(*(evaluate([past], end).finish for end in ends), strict=True):
         observed_frac = sum(row.num_inside for row in rows) / len(rows)
         assert observed_frac == pytest.approx(rows[0].nominal_frac, abs=0.002)
 
@@ -121,8 +121,8 @@ def test_single_steps_are_counted_at_every_level() -> None:
 
 @given(st.integers(1, 99), st.floats(-1e3, 1e3))
 def test_lines_read_back(iteration: int, error_s: float) -> None:
-    kept = made(iteration, error_s)
-    assert PastForecast.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+    past = made(iteration, error_s)
+    assert PastForecast.from_json(json.loads(json.dumps(past.to_json()))) == past
     end = ended(num_steps=3, num_inside={"0.5": 1})
     assert Ended.from_json(json.loads(json.dumps(end.to_json()))) == end
 

@@ -25,11 +25,11 @@ from forerun.calib.workload.config import RunConfig
 NOW = 1_700_000_000.0
 
 
-def predict(times: NDArray[np.float64], *, left: int, **more: Any) -> Any:
+def predict(times: NDArray[np.float64], *, num_remaining: int, **more: Any) -> Any:
     return forecast(
         now_unix_s=NOW,
         steps_done=100,
-        steps_total=100 + left,
+        steps_total=100 + num_remaining,
         elapsed_s=50.0,
         step_times_s=times,
         **more,
@@ -39,7 +39,7 @@ def predict(times: NDArray[np.float64], *, left: int, **more: Any) -> Any:
 def test_constant_steps_are_counted_out() -> None:
     result = predict(
         np.full(20, 2.0),
-        left=1000,
+        num_remaining=1000,
         drift_frac=0.0,
         extras=[Extra(name="eval", num_remaining=4, time_s=10.0)],
     )
@@ -56,7 +56,7 @@ def test_intervals_of_the_remaining_time_cover_what_happens(rho: float) -> None:
     hits = 0
     for _ in range(400):
         times = 1 + related_noise(random, 560, sigma=0.05, related=rho)
-        result = predict(times[:60], left=500, drift_frac=0.0)
+        result = predict(times[:60], num_remaining=500, drift_frac=0.0)
         hits += result.remaining_low_s <= times[60:].sum() <= result.remaining_high_s
     # 0.90 +- 3 standard errors of 400 draws, below it what few blocks cost under correlation.
     assert 0.82 <= hits / 400 <= 0.97
@@ -67,7 +67,7 @@ def test_the_interval_of_one_step_covers_single_steps() -> None:
     hits = total = 0
     for _ in range(100):
         times = 1 + 0.05 * random.standard_normal(50)
-        result = predict(times[:30], left=20)
+        result = predict(times[:30], num_remaining=20)
         inside = (times[30:] >= result.single_low_s) & (times[30:] <= result.single_high_s)
         hits, total = hits + int(inside.sum()), total + 20
     assert 0.87 <= hits / total <= 0.95
@@ -93,7 +93,7 @@ def test_errors_of_evaluations_and_drift_are_added() -> None:
     times = np.full(20, 1.0)
     result = predict(
         times,
-        left=1000,
+        num_remaining=1000,
         drift_frac=0.02,
         extras=[Extra(name="eval", num_remaining=10, time_s=5.0, sigma_s=1.0)],
     )
@@ -105,28 +105,28 @@ def test_the_modelled_step_stands_in_before_the_first_steps(
     layout: Callable[..., RunConfig], planted: Callable[..., Any]
 ) -> None:
     estimate = estimate_step(layout(), planted())
-    result = predict(np.array([]), left=100, estimate=estimate)
+    result = predict(np.array([]), num_remaining=100, estimate=estimate)
     assert not result.is_measured
     assert result.step_time_s == estimate.time_s
     assert result.step_low_s < estimate.time_s < result.step_high_s
     with pytest.raises(CalibrationError, match="1 measured steps and no modelled one"):
-        predict(np.array([1.0]), left=100)
+        predict(np.array([1.0]), num_remaining=100)
 
 
 def test_a_finished_run_ends_now() -> None:
-    result = predict(np.array([1.0, 1.1, 0.9]), left=0)
+    result = predict(np.array([1.0, 1.1, 0.9]), num_remaining=0)
     assert result.finish_p50_unix_s == result.finish_p95_unix_s == NOW
 
 
 def test_json_has_its_schema_and_every_number() -> None:
-    value = predict(np.array([1.0, 1.1, 0.9]), left=10).to_json()
+    value = predict(np.array([1.0, 1.1, 0.9]), num_remaining=10).to_json()
     assert value["schema"] == 1
     assert value["finish_p95_unix_s"] > value["finish_p50_unix_s"] > NOW
 
 
 def test_steps_of_other_batch_sizes_are_longer() -> None:
     loads = [StepLoad(num_remaining=10), StepLoad(num_remaining=30, time_ratio=2.0, sigma_log=0.1)]
-    result = predict(np.full(20, 1.0), left=40, drift_frac=0.0, loads=loads)
+    result = predict(np.full(20, 1.0), num_remaining=40, drift_frac=0.0, loads=loads)
     assert result.steps_s == 70.0
     (sigma_s,) = result.remaining_time.sigmas_s
     assert sigma_s == pytest.approx(0.1 * 60.0 * 1.729 / 1.645, rel=1e-3)
@@ -134,7 +134,7 @@ def test_steps_of_other_batch_sizes_are_longer() -> None:
 
 def test_failures_are_expected_to_cost_their_share() -> None:
     failures = Failures(mtbf_s=500.0, restart_s=20.0, save_every_s=60.0)
-    result = predict(np.full(20, 1.0), left=1000, drift_frac=0.0, failures=failures)
+    result = predict(np.full(20, 1.0), num_remaining=1000, drift_frac=0.0, failures=failures)
     assert result.failures_s == pytest.approx(2 * (20.0 + 30.0), rel=1e-3)
     assert result.remaining_low_s >= 999.99
     assert result.remaining_high_s > 1000.0 + 2 * 50.0

@@ -78,13 +78,13 @@ def test_counts_are_those_of_the_training_loop(
     batches = megatron_batches(8, 8, ramp, 32, total) if ramp else [32] * total
     num_evals = num_saves = 0
     for iteration in range(total):
-        is_left = iteration >= done
+        is_ahead = iteration >= done
         if iteration and batches[iteration] != batches[iteration - 1]:
             num_saves += iteration > done
         if evals and (iteration + 1) % evals == 0:
-            num_evals += is_left
+            num_evals += is_ahead
         if saves and (iteration + 1) % saves == 0:
-            num_saves += is_left
+            num_saves += is_ahead
     if done < total:
         num_evals += 2
         num_saves += not (saves and total % saves == 0)

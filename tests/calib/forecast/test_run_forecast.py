@@ -30,14 +30,14 @@ def view(
         batch = Batch(micro_batch_size=2, global_batch_size=size)
         config = replace(layout(), batch=batch, cadence=cadence, device=device)
         fitted = steps_of(planted())
-        own = fitted.estimate(config)
-        return model_forecast(config, fitted, own, started_unix_s=0.0)
+        step_estimate = fitted.estimate(config)
+        return model_forecast(config, fitted, step_estimate, started_unix_s=0.0)
 
     return make
 
 
 def walk(cadence: Cadence, full: int, *, stop: int) -> tuple[RunProgress, float]:
-    """What was seen after ``stop`` steps, and when the run ended."""
+    """Return the progress observed after ``stop`` steps, and when the run ended."""
     start, increment, samples = cadence.rampup_batch_size or (full, 1, 0)
     count = (full - start) // increment
     now, consumed, before = START_S, 0, start
@@ -142,10 +142,12 @@ def test_an_exit_interval_ends_the_run_before_its_last_step(
 def test_failures_cost_and_price(view: Callable[..., ModelForecast]) -> None:
     cadence = Cadence(train_iters=300, save_interval=50, is_saving=True)
     seen, _ = walk(cadence, 16, stop=100)
-    own = view(cadence)
-    calm = run_forecast(own, seen)
+    model_run = view(cadence)
+    calm = run_forecast(model_run, seen)
     assert calm.failures_s == pytest.approx(0.0) and calm.gpu_hours is None
-    rough = run_forecast(own, replace(seen, goals=Goals(mtbf_hours=0.1, price_per_gpu_hour=2.0)))
+    rough = run_forecast(
+        model_run, replace(seen, goals=Goals(mtbf_hours=0.1, price_per_gpu_hour=2.0))
+    )
     part = rough.parts[-1]
     work_s = calm.steps_s + calm.extras_s
     run_s = seen.now_unix_s
@@ -154,7 +156,7 @@ def test_failures_cost_and_price(view: Callable[..., ModelForecast]) -> None:
     expected = work_s / (360.0 + run_s)
     assert part.name == "failures" and part.num_left == pytest.approx(expected, rel=1e-6)
     assert part.time_s == pytest.approx(expected * (600.0 + 0.5 * 50 * 1.1), rel=1e-3)
-    ranks = own.config.parallelism.num_ranks
+    ranks = model_run.config.parallelism.num_ranks
     assert rough.gpu_hours == pytest.approx(rough.total_s / 3600 * ranks)
     assert rough.cost == pytest.approx(2.0 * rough.total_s / 3600 * ranks)
 

@@ -141,7 +141,7 @@ def test_a_step_without_a_length_has_none(time_s: float) -> None:
 
 def test_the_rest_of_a_run_is_as_many_samples_in_any_layout() -> None:
     running = layout(dp=2)
-    left = RemainingRun(
+    run = RemainingRun(
         config=running,
         step_time_s=1.0,
         remaining_s=7200.0,
@@ -149,25 +149,25 @@ def test_the_rest_of_a_run_is_as_many_samples_in_any_layout() -> None:
         price_per_gpu_hour=3.0,
         restart_s=60.0,
     )
-    own = remaining_run_cost(left, running, 1.0)
-    assert (own.remaining_s, own.gpu_hours, own.cost) == (7200.0, 4.0, 12.0)
-    assert own.finish_unix_s == 8200.0
+    unchanged = remaining_run_cost(run, running, 1.0)
+    assert (unchanged.remaining_s, unchanged.gpu_hours, unchanged.cost) == (7200.0, 4.0, 12.0)
+    assert unchanged.finish_unix_s == 8200.0
     # Twice the ranks at 0.6 of the step, after a restart.
-    other = remaining_run_cost(left, layout(dp=4), 0.6)
+    other = remaining_run_cost(run, layout(dp=4), 0.6)
     assert other.remaining_s == pytest.approx(0.6 * 7200 + 60)
     assert other.gpu_hours == pytest.approx(4 * other.remaining_s / 3600)
     # Twice the batch in twice the time is the same rest.
-    double = remaining_run_cost(left, layout(dp=2, samples=16), 2.0)
-    assert double.remaining_s == pytest.approx(own.remaining_s + 60)
+    double = remaining_run_cost(run, layout(dp=2, samples=16), 2.0)
+    assert double.remaining_s == pytest.approx(unchanged.remaining_s + 60)
 
 
 def test_a_forecast_says_what_is_left() -> None:
-    said = {"remaining_s": 50.0, "now_unix_s": 7.0, "step_time_s": 1.0}
-    left = RemainingRun.from_forecast(said, layout(), 0.5)
-    assert left is not None
-    assert (left.remaining_s, left.step_time_s, left.config) == (50.0, 0.5, layout())
-    as_said = RemainingRun.from_forecast(said, layout())
-    assert as_said is not None
-    assert as_said.step_time_s == 1.0
+    forecast = {"remaining_s": 50.0, "now_unix_s": 7.0, "step_time_s": 1.0}
+    run = RemainingRun.from_forecast(forecast, layout(), 0.5)
+    assert run is not None
+    assert (run.remaining_s, run.step_time_s, run.config) == (50.0, 0.5, layout())
+    as_forecast = RemainingRun.from_forecast(forecast, layout())
+    assert as_forecast is not None
+    assert as_forecast.step_time_s == 1.0
     for value in (0.0, None, "50", float("inf")):
-        assert RemainingRun.from_forecast(said | {"remaining_s": value}, layout(), 0.5) is None
+        assert RemainingRun.from_forecast(forecast | {"remaining_s": value}, layout(), 0.5) is None

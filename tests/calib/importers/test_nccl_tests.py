@@ -33,8 +33,8 @@ def read(lines: tuple[str, ...] | list[str], name: str = "log") -> tuple[pd.Data
     return nccl_tests_collectives("\n".join(lines), name, fabric="HDR")
 
 
-def times_s(found: pd.DataFrame) -> dict[int, float]:
-    return dict(zip(found["nbytes"], found["time_s"].round(10), strict=True))
+def times_s(frame: pd.DataFrame) -> dict[int, float]:
+    return dict(zip(frame["nbytes"], frame["time_s"].round(10), strict=True))
 
 
 def glued(line: str) -> str:

@@ -36,7 +36,7 @@ def test_a_table_of_others_is_told_what_it_lacks_and_who_converts_it(read) -> No
     assert "mine.csv" in text and "(is " in text and "\n" not in text
 
 
-def own_row(**changed: object) -> pd.DataFrame:
+def operator_rows(**changed: object) -> pd.DataFrame:
     row = {
         "device": "A100",
         "group": "linear1",
@@ -65,12 +65,14 @@ def own_row(**changed: object) -> pd.DataFrame:
 )
 def test_a_bad_row_is_named_with_rule_and_remedy(changed: dict[str, object], part: str) -> None:
     with pytest.raises(ConfigError, match=r"own.csv line 3: ") as caught:
-        operator_table(own_row(**changed), "own.csv")
+        operator_table(operator_rows(**changed), "own.csv")
     assert part in str(caught.value)
 
 
 def test_a_row_with_a_flag_may_break_any_rule() -> None:
-    frame = own_row(shape="0x0", time_s=None, element_nbytes=None, kind="other", flag="failed")
+    frame = operator_rows(
+        shape="0x0", time_s=None, element_nbytes=None, kind="other", flag="failed"
+    )
     rows = operator_table(frame.assign(flag=frame["flag"].fillna("")), "own.csv")
     assert rows["flag"].tolist() == ["", "failed"] and rows["time_s"].isna().tolist()[1]
 
@@ -88,8 +90,8 @@ def test_every_measurable_kind_has_a_number_of_sizes() -> None:
 )
 def test_a_row_of_our_own_format_survives(sizes: list[int], time_s: float, flag: str) -> None:
     shape = "x".join(map(str, sizes))
-    frame = own_row(shape=shape, time_s=time_s).assign(flag=flag)
-    again = pd.read_csv(io.StringIO(frame.to_csv(index=False)))
-    row = operator_table(again, "own.csv").iloc[1]
+    frame = operator_rows(shape=shape, time_s=time_s).assign(flag=flag)
+    reread = pd.read_csv(io.StringIO(frame.to_csv(index=False)))
+    row = operator_table(reread, "own.csv").iloc[1]
     assert (row["shape"], row["flag"]) == (shape, flag)
     assert row["time_s"] == pytest.approx(time_s, rel=1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from forerun.calib.importers.own_steps import own_frame, read_steps
+from forerun.calib.importers.own_steps import canonical_frame, read_steps
 from forerun.calib.memory.peak import fit_probability, memory
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.step_tables import TableSteps
@@ -33,7 +33,7 @@ def read(**more: object) -> StepRow:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "widths",
     [
         {"grad_reduce_in_bf16": False},
         {"grad_reduce_in_bf16": True},
@@ -42,22 +42,22 @@ def read(**more: object) -> StepRow:
     ],
 )
 def test_a_row_that_says_how_wide_gradients_are_leaves_nothing_open(
-    said: dict[str, object],
+    widths: dict[str, object],
 ) -> None:
     assert read().config.has_open_widths
-    told = read(**said)
-    assert not told.config.has_open_widths
-    for row in (told, read()):
-        (again,) = read_steps(own_frame([row]), "t").rows
-        assert again.config == row.config
+    stated = read(**widths)
+    assert not stated.config.has_open_widths
+    for row in (stated, read()):
+        (reread,) = read_steps(canonical_frame([row]), "t").rows
+        assert reread.config == row.config
 
 
 def test_what_nobody_said_is_wider_in_time_and_memory() -> None:
-    open_, told = read(), read(grad_reduce_in_bf16=False)
-    wide, narrow = (TableSteps().fit([]).predict([row]) for row in (open_, told))
+    open_, stated = read(), read(grad_reduce_in_bf16=False)
+    wide, narrow = (TableSteps().fit([]).predict([row]) for row in (open_, stated))
     assert wide.time_s[0] == pytest.approx(narrow.time_s[0])
     assert wide.high_s[0] / wide.low_s[0] > 1.001 * narrow.high_s[0] / narrow.low_s[0]
-    estimates = [memory(row.config) for row in (open_, told)]
+    estimates = [memory(row.config) for row in (open_, stated)]
     assert estimates[0].total_nbytes == estimates[1].total_nbytes
     capacity = round(1.15 * estimates[0].total_nbytes)
     unsure, sure = (fit_probability(estimate, capacity) for estimate in estimates)

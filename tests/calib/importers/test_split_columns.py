@@ -13,7 +13,7 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.importers.own_steps import (
     SPLIT_COLUMNS,
     as_stated,
-    own_frame,
+    canonical_frame,
     read_steps,
     refuse_unread,
 )
@@ -77,7 +77,7 @@ def test_fewer_ranks_than_replicas_are_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "vp", "found"),
+    ("schedule", "vp", "expected"),
     [
         ("1F1B", 1, Schedule.ONE_F_ONE_B),
         ("Interleaved 1F1B", 2, Schedule.ONE_F_ONE_B),
@@ -86,12 +86,12 @@ def test_fewer_ranks_than_replicas_are_copies() -> None:
         ("ZBH2", 1, Schedule.ZERO_BUBBLE_H2),
     ],
 )
-def test_passes_run_in_the_order_that_is_stated(schedule: str, vp: int, found: Schedule) -> None:
-    assert stated(Parallelism(pp=4, vp=vp), schedule=schedule).schedule is found
+def test_passes_run_in_the_order_that_is_stated(schedule: str, vp: int, expected: Schedule) -> None:
+    assert stated(Parallelism(pp=4, vp=vp), schedule=schedule).schedule is expected
 
 
 @pytest.mark.parametrize(
-    ("par", "cells", "told"),
+    ("par", "cells", "expected"),
     [
         ({"dp": 8}, {"zero_stage": "4"}, "zero_stage '4' is not known"),
         ({"dp": 8, "pp": 2}, {"zero_stage": "3"}, "refused by DeepSpeed's pipeline"),
@@ -105,9 +105,9 @@ def test_passes_run_in_the_order_that_is_stated(schedule: str, vp: int, found: S
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(
-    par: dict[str, Any], cells: dict[str, str], told: str
+    par: dict[str, Any], cells: dict[str, str], expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         stated(Parallelism(**par), **cells)
 
 
@@ -135,24 +135,24 @@ def test_own_rows_are_sharded_as_they_say_and_come_back_the_same() -> None:
     peaks = []
     for stage in range(4):
         (row,) = table(zero_stage=stage).rows
-        (again,) = read_steps(own_frame([row]), "t").rows
-        assert again.config == row.config
+        (reread,) = read_steps(canonical_frame([row]), "t").rows
+        assert reread.config == row.config
         peaks.append(memory(row.config).allocated_nbytes)
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] > 2 * peaks[3]
     (fsdp,) = table(fsdp=True).rows
     assert fsdp.config.parallelism.shards_weights
     (zero_bubble,) = table(pipeline_model_parallel_size=4, schedule="zb_h1").rows
-    (again,) = read_steps(own_frame([zero_bubble]), "t").rows
-    assert again.config.parallelism.schedule is Schedule.ZERO_BUBBLE_H1
+    (reread,) = read_steps(canonical_frame([zero_bubble]), "t").rows
+    assert reread.config.parallelism.schedule is Schedule.ZERO_BUBBLE_H1
 
 
 def test_columns_that_nothing_reads_are_named() -> None:
     steps = table(zero_stage=1, cluster_color="blue", num_zeros_in_grad_clip=None)
     assert steps.unused == ("cluster_color", "num_zeros_in_grad_clip")
     assert len(steps.rows) == 1
-    told = table(my_fsdp_mode="full").skipped
-    assert [row.reason.split(" is")[0] for row in told] == ["my_fsdp_mode 'full'"]
+    skipped = table(my_fsdp_mode="full").skipped
+    assert [row.reason.split(" is")[0] for row in skipped] == ["my_fsdp_mode 'full'"]
     # As Megatron's command line spells them.
     assert table(no_masked_softmax_fusion=True).rows[0].config.is_softmax_fused is False
     assert "optimizer_cpu_offload" not in table(optimizer_cpu_offload=True).unused

@@ -53,7 +53,7 @@ class ExpertProbe:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, config: RunConfig, rank: int) -> dict[str, Any]:
-        """What the rank holds and does; a rank that fails ends the process, not the next ask."""
+        """Return the rank's state and work; a failing rank ends the process, not the next ask."""
         process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
         limit = threading.Timer(TIMEOUT_S, process.kill)

@@ -79,10 +79,10 @@ def probe(config: RunConfig) -> dict[str, Any]:
     groups.remove()
     modules.remove()
     assert log is not None and guard.num_faults == 0
-    return {**held(model, ddp), **seen(log)}
+    return {**model_summary(model, ddp), **seen(log)}
 
 
-def held(model: GPTModel, ddp: DistributedDataParallel) -> dict[str, Any]:
+def model_summary(model: GPTModel, ddp: DistributedDataParallel) -> dict[str, Any]:
     return {
         "parameters": [weight.numel() for _, weight in model.named_parameters()],
         "buckets": [
@@ -152,7 +152,7 @@ def balanced(gating: Any) -> Any:
         tokens = logits.numel() // router.num_experts
         chosen = torch.arange(tokens * router.topk).reshape(tokens, -1) % router.num_experts
         wishes = torch.zeros(tokens, router.num_experts).scatter(1, chosen, PREFERENCE)
-        # What a backend that sends nothing "receives" may be no number.
+        # A backend that sends nothing may "receive" NaN.
         small = logits.nan_to_num(0.0, 0.0, 0.0).clamp(-1.0, 1.0)
         return small + wishes.reshape(logits.shape).to(logits.dtype)
 

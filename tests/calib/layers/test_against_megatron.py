@@ -1,4 +1,4 @@
-"""What a rank does, against the real megatron.core: operators, collectives, parameters, groups."""
+"""A rank's work against the real megatron.core: operators, collectives, parameters, groups."""
 
 from __future__ import annotations
 
@@ -191,18 +191,18 @@ def case(
 ) -> tuple[RunConfig, int, dict[str, Any]]:
     if not probed:
         probed["asked"] = True
-        asked = {name: (layout(**settings), rank) for name, (settings, rank) in CASES.items()}
-        results = run_probe(list(asked.values()))
-        probed |= {name: (*asked[name], results[i]) for i, name in enumerate(asked)}
+        cases = {name: (layout(**settings), rank) for name, (settings, rank) in CASES.items()}
+        results = run_probe(list(cases.values()))
+        probed |= {name: (*cases[name], results[i]) for i, name in enumerate(cases)}
     assert request.param in probed, "the probe did not end; its first failure says why"
     return probed[request.param]
 
 
-def run_probe(asked: list[tuple[RunConfig, int]]) -> list[dict[str, Any]]:
+def run_probe(cases: list[tuple[RunConfig, int]]) -> list[dict[str, Any]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(PROBE)],
-        input=json.dumps([(config.to_json(), rank) for config, rank in asked]),
+        input=json.dumps([(config.to_json(), rank) for config, rank in cases]),
         capture_output=True,
         text=True,
         env=environment,
@@ -210,7 +210,7 @@ def run_probe(asked: list[tuple[RunConfig, int]]) -> list[dict[str, Any]]:
         timeout=300,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    assert len(lines) == len(asked), (asked[len(lines)], done.stderr[-3000:])
+    assert len(lines) == len(cases), (cases[len(lines)], done.stderr[-3000:])
     return [json.loads(line.removeprefix("RESULT")) for line in lines]
 
 

@@ -45,18 +45,18 @@ def test_buckets_hold_every_parameter_and_close_at_the_limit(
         start = 64 if is_distributed else 1
         assert all(size % edge == 0 for size in sizes)
         walked: list[int] = []
-        held = 0
+        bucket_numel = 0
         for tensor in tensors:
-            held = up(held, start)
+            bucket_numel = round_up(bucket_numel, start)
             is_alone = is_distributed and tensor.is_shared_embedding
-            if is_alone and held:
-                walked.append(up(held, edge))
-                held = 0
-            held += tensor.numel
-            if is_alone or (chunk == 0 and held >= limit):
-                walked.append(up(held, edge))
-                held = 0
-        assert sizes == [*walked, *([up(held, edge)] if held else [])]
+            if is_alone and bucket_numel:
+                walked.append(round_up(bucket_numel, edge))
+                bucket_numel = 0
+            bucket_numel += tensor.numel
+            if is_alone or (chunk == 0 and bucket_numel >= limit):
+                walked.append(round_up(bucket_numel, edge))
+                bucket_numel = 0
+        assert sizes == [*walked, *([round_up(bucket_numel, edge)] if bucket_numel else [])]
 
 
 def test_instances_scatter_within_and_reduce_shards_across(layout: Layout) -> None:
@@ -79,7 +79,7 @@ def test_groups_of_a_node_gather_inside_it_and_send_no_more_between_nodes(
     """
     par = {"is_optimizer_distributed": True, "ranks_per_node": 4}
     config = layout(dp=16, samples=32, par={**par, "num_optimizer_instances": copies})
-    buffer = up(parameters(config, 0), 128 * 16) * 4
+    buffer = round_up(parameters(config, 0), 128 * 16) * 4
     sent = dict.fromkeys(("between", "gathered"), 0.0)
     for use in step_uses(config):
         call = use.call
@@ -120,7 +120,7 @@ def test_weights_in_8_bits_travel_in_buckets_of_their_own(layout: Layout) -> Non
     gathers = [u.call.nbytes for u in step_uses(config) if u.placement is Placement.PARAM_GATHER]
     weights = 4 * (4 * 64 * 64 + 2 * 64 * 128)
     others = parameters(config, 0) - weights
-    assert sorted(gathers) == sorted([weights, 2 * up(others, 128)])
+    assert sorted(gathers) == sorted([weights, 2 * round_up(others, 128)])
     blocks = layout(dp=2, **{**run, "fp8": Fp8Recipe.MXFP8})
     gathers = [u.call.nbytes for u in step_uses(blocks) if u.placement is Placement.PARAM_GATHER]
     assert max(gathers) == 2 * weights
@@ -145,5 +145,5 @@ def step_uses(config: RunConfig) -> list[CollectiveUse]:
     return [use for use in collective_uses(config, stage=0) if use.placement in placements]
 
 
-def up(number: int, divisor: int) -> int:
+def round_up(number: int, divisor: int) -> int:
     return -(-number // divisor) * divisor

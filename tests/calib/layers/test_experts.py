@@ -263,7 +263,7 @@ def test_the_fused_exchange_sends_less_than_a_row_for_each_expert(
         config = llama(model={"experts": experts}, dp=2, par={"ep": 2})
         return max(use.call.nbytes for use in expert_modules(config)[0].uses)
 
-    # Of two ranks a token reaches 2 x (1 - C(4, 4) / C(8, 4)), where four rows would be sent.
+    # A token reaches 2 x (1 - C(4, 4) / C(8, 4)) of two ranks; all-to-all would send four rows.
     assert sent(Dispatcher.FLEX) / sent(Dispatcher.ALL_TO_ALL) == pytest.approx(
         2 * (1 - 1 / 70) / 4, rel=1e-2
     )
@@ -291,11 +291,11 @@ def test_the_exchange_runs_beside_another_micro_batch_where_there_is_one(
     experts = replace(EXCHANGE, overlaps_exchange=True)
     several = llama(model={"experts": experts}, dp=2, par={"ep": 2})
     one = replace(several, batch=Batch(micro_batch_size=1, global_batch_size=2))
-    for config, beside in ((several, OtherPass.INPUTS), (one, OtherPass.NONE)):
+    for config, expected_pass in ((several, OtherPass.INPUTS), (one, OtherPass.NONE)):
         is_alone = config.num_microbatches == 1
-        assert is_alone == (beside is OtherPass.NONE)
+        assert is_alone == (expected_pass is OtherPass.NONE)
         other_pass = {use.other_pass for use in block(config, BlockKind.EXPERT_LAYER).uses}
-        assert other_pass == {beside}
+        assert other_pass == {expected_pass}
 
 
 @pytest.mark.parametrize(

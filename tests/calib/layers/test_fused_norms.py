@@ -147,10 +147,10 @@ def test_h6_another_layout_keeps_whose_layers_they_are() -> None:
 
 
 def test_h6_older_files_are_read_as_they_were() -> None:
-    told = llama().to_json()
-    assert RunConfig.from_json(told).fuses_norms
+    value = llama().to_json()
+    assert RunConfig.from_json(value).fuses_norms
     assert not RunConfig.from_json(
-        {k: v for k, v in told.items() if k != "fuses_norms"}
+        {k: v for k, v in value.items() if k != "fuses_norms"}
     ).fuses_norms
 
 
@@ -167,8 +167,8 @@ def test_h6_a_norm_runs_again_with_its_product(module: str, inside: int) -> None
 
 def test_h6_whole_layers_run_norms_again() -> None:
     config = replace(llama(), recompute=Recompute.FULL)
-    again = counts(block(config, BlockKind.LAYER, is_recomputed=True).recompute)
-    assert again[OperatorKind.FUSED_NORM] == 2
+    recomputed = counts(block(config, BlockKind.LAYER, is_recomputed=True).recompute)
+    assert recomputed[OperatorKind.FUSED_NORM] == 2
 
 
 def test_h6_parameters_and_memory_are_those_of_norms_apart() -> None:

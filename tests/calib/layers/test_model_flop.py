@@ -13,7 +13,7 @@ from forerun.calib.layers.model_size import model_flop_per_token
 from forerun.calib.workload.config import Experts, LatentAttention, ModelShape
 
 EXACT = 1e-12
-"""Of sums of whole numbers below 2**53."""
+"""Relative tolerance of sums of whole numbers below 2**53."""
 
 GPT3_175B: dict[str, Any] = {
     **{"num_layers": 96, "hidden_size": 12288, "ffn_hidden_size": 49152},
@@ -58,7 +58,7 @@ MEGATRON_FLOP = (
     (DEEPSEEK_V2_LITE, 67117793673216),
     (QWEN3_30B, 94233729957888),
 )
-"""Of one sequence: what ``num_floating_point_operations(args, 1)`` of Megatron-LM core 0.16.1
+"""FLOP of one sequence, which ``num_floating_point_operations(args, 1)`` of Megatron-LM core 0.16.1
 (megatron/training/training.py) returned for these arguments."""
 
 

@@ -103,7 +103,7 @@ def test_the_last_chunk_ends_with_norm_predictions_and_head(
         BlockKind.PREDICTION,
         BlockKind.HEAD,
     ]
-    assert [found.kind for found, _ in chunk_blocks(config, 0)] == [
+    assert [block.kind for block, _ in chunk_blocks(config, 0)] == [
         BlockKind.EMBEDDING,
         BlockKind.LAYER,
     ]

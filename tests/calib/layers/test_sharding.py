@@ -24,7 +24,7 @@ def sharded(layout: Layout, sharding: Sharding, *, dp: int = 4, **par: Any) -> R
 
 
 def sent_nbytes(config: RunConfig) -> dict[Collective, float]:
-    """What the data-parallel collectives of a step carry, gathered or scattered buffers."""
+    """Return bytes of the gathered or scattered buffers of a step's data-parallel collectives."""
     out: dict[Collective, float] = {}
     for call, count in step_collectives(config, stage=0):
         if call.role in DATA:
@@ -59,9 +59,9 @@ def test_each_stage_of_zero_carries_what_it_should(layout: Layout) -> None:
 def test_weights_that_stay_are_gathered_once_and_whole_gradients_reduced_once(
     layout: Layout,
 ) -> None:
-    kept = sharded(layout, Sharding.WEIGHTS, regathers_weights=False)
-    volume = 2 * parameters(kept, 0)
-    assert sent_nbytes(kept)[Collective.ALL_GATHER] == kept.num_microbatches * volume
+    resident = sharded(layout, Sharding.WEIGHTS, regathers_weights=False)
+    volume = 2 * parameters(resident, 0)
+    assert sent_nbytes(resident)[Collective.ALL_GATHER] == resident.num_microbatches * volume
     whole = sharded(layout, Sharding.WEIGHTS, keeps_grads_whole=True)
     assert sent_nbytes(whole)[Collective.REDUCE_SCATTER] == pytest.approx(volume, rel=0.01)
     places = {use.placement for use in data_uses(whole)}
@@ -90,10 +90,10 @@ def test_experts_are_sharded_among_their_own_replicas(llama: Layout) -> None:
 def test_recomputed_layers_gather_no_third_time(layout: Layout) -> None:
 
     par = {"is_optimizer_distributed": True, "sharding": Sharding.WEIGHTS}
-    plain, again = (
+    plain, recomputed = (
         layout(dp=4, par=par, recompute=how) for how in (Recompute.NONE, Recompute.FULL)
     )
-    assert sent_nbytes(plain) == sent_nbytes(again)
+    assert sent_nbytes(plain) == sent_nbytes(recomputed)
 
 
 def test_without_a_distributed_optimizer_nothing_is_sharded(layout: Layout) -> None:

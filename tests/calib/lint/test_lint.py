@@ -12,25 +12,25 @@ from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE
 from forerun.calib.lint.linter import RULES, UNASKED, lint
 from forerun.calib.lint.rule import Harm
 
-ASKED = ("eval-interval", "save-interval")
+MODEL_RULES = ("eval-interval", "save-interval")
 """Rules that have nothing to say without a model."""
-NAMES = [rule.name for rule in RULES if rule.name not in ASKED]
+NAMES = [rule.name for rule in RULES if rule.name not in MODEL_RULES]
 
 
-def found(words: list[str], device: str = GPU) -> dict[str, str]:
-    """What is found, by rule."""
+def remedies(words: list[str], device: str = GPU) -> dict[str, str]:
+    """Return the remedy of each flaw, by rule."""
     launch = launch_of(words, device=device)
     return {flaw.rule.name: flaw.remedy.instead for flaw in lint(launch).flaws}
 
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_clean_launch_has_no_flaw(name: str) -> None:
-    assert found(shlex.split(CLEAN[name])) == {}
+    assert remedies(shlex.split(CLEAN[name])) == {}
 
 
 def test_every_rule_has_a_case_and_a_name_of_its_own() -> None:
     assert len(set(NAMES)) == len(NAMES)
-    assert {*NAMES, *ASKED} == set(CASES)
+    assert {*NAMES, *MODEL_RULES} == set(CASES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,7 +40,7 @@ def test_a_rule_speaks_and_is_silent_after_its_remedy(name: str) -> None:
     assert name in flaws
     remedy = flaws[name].remedy
     after = remedied(case.words, remedy)
-    assert name not in found(after, case.device)
+    assert name not in remedies(after, case.device)
     if remedy.layout is not None:  # what the model is asked for is what the words then mean
         assert launch_of(after, device=case.device).config == remedy.layout
 
@@ -61,8 +61,8 @@ def test_what_the_program_does_not_take_is_not_offered(name: str) -> None:
     flaws = {flaw.rule.name: flaw for flaw in lint(launch).flaws}
     put = [phrase[0] for phrase in flaws[name].remedy.put]
     absent = replace(launch.config, absent=tuple(put), program="t.py")
-    again = lint(replace(launch, config=absent))
-    assert not put or name not in {flaw.rule.name for flaw in again.flaws}
+    repeated = lint(replace(launch, config=absent))
+    assert not put or name not in {flaw.rule.name for flaw in repeated.flaws}
 
 
 def test_without_a_model_no_number_is_made_up() -> None:
@@ -81,10 +81,10 @@ def test_without_the_engine_nothing_of_it_is_offered() -> None:
 def test_a_loop_of_ones_own_is_asked_for_no_option() -> None:
     words = ["NCCL_DEBUG=INFO", *CASES["log-interval"].words]
     launch = launch_of(words)
-    own = replace(launch.config, framework="PyTorch 2.13")
-    assert [f.rule.name for f in lint(replace(launch, config=own)).flaws] == []
-    told = replace(launch, config=own, variables={"NCCL_DEBUG": "INFO"})
-    assert [f.rule.name for f in lint(told).flaws] == ["NCCL_DEBUG"]
+    custom = replace(launch.config, framework="PyTorch 2.13")
+    assert [f.rule.name for f in lint(replace(launch, config=custom)).flaws] == []
+    debugged = replace(launch, config=custom, variables={"NCCL_DEBUG": "INFO"})
+    assert [f.rule.name for f in lint(debugged).flaws] == ["NCCL_DEBUG"]
 
 
 def test_on_a_cpu_nothing_of_gpus_is_said() -> None:

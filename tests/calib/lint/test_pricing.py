@@ -26,7 +26,7 @@ SAVE_S, EVAL_S, MTBF_S = 30.0, 2.0, 36_000.0
 
 def pricing_of(launch: StatedLaunch, planted: Planted, **more: Any) -> Pricing:
     """A planted machine with room, which saw evaluations and saves; ``more`` replaces."""
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "memory_capacity_nbytes": ROOMY,
         "memory_offset_nbytes": 0,
         "mtbf_s": MTBF_S,
@@ -34,7 +34,7 @@ def pricing_of(launch: StatedLaunch, planted: Planted, **more: Any) -> Pricing:
         "save_times_s": (SAVE_S,) * 4,
     }
     machine = planted(flop_per_s=1e14, bytes_per_s=1e11, **QUIET)
-    return Pricing(config=launch.config, steps=steps_of(machine), **asked | more)
+    return Pricing(config=launch.config, steps=steps_of(machine), **options | more)
 
 
 def flaws_of(words: list[str], planted: Planted, **more: Any) -> dict[str, Flaw]:
@@ -61,7 +61,7 @@ def test_a_rule_of_the_model_speaks_and_is_silent_after_its_remedy(
 def test_a_gain_is_the_ratio_of_two_steps(name: str, planted: Planted) -> None:
     launch = CASES[name].launch
     pricing = pricing_of(launch, planted)
-    own_s = pricing.steps.estimate(launch.config).time_s
+    running_s = pricing.steps.estimate(launch.config).time_s
     for flaw in lint(launch, pricing).flaws:
         layout, gain = flaw.remedy.layout, flaw.gain
         if layout is None:
@@ -69,7 +69,7 @@ def test_a_gain_is_the_ratio_of_two_steps(name: str, planted: Planted) -> None:
         if gain is None:
             assert flaw.unpriced
             continue
-        ratio = pricing.steps.estimate(layout).time_s / own_s
+        ratio = pricing.steps.estimate(layout).time_s / running_s
         assert gain.time_frac == pytest.approx(ratio - 1, abs=1e-9)
         assert gain.low_frac <= gain.time_frac <= gain.high_frac
         assert (
@@ -84,14 +84,14 @@ def test_a_gain_is_the_ratio_of_two_steps(name: str, planted: Planted) -> None:
     name=st.sampled_from(sorted(CASES)),
     rate=st.sampled_from([1e7, 1e9, 1e12]),
     launch_s=st.sampled_from([1e-7, 1e-4]),
-    room_frac=st.sampled_from([0.5, 1.05, 1.5, 100.0]),
+    capacity_frac=st.sampled_from([0.5, 1.05, 1.5, 100.0]),
 )
 def test_nothing_slower_and_nothing_that_does_not_fit_is_offered(
-    planted: Planted, name: str, rate: float, launch_s: float, room_frac: float
+    planted: Planted, name: str, rate: float, launch_s: float, capacity_frac: float
 ) -> None:
     launch = CASES[name].launch
-    own = memory(launch.config).total_nbytes
-    capacity = round(room_frac * own)
+    running_nbytes = memory(launch.config).total_nbytes
+    capacity = round(capacity_frac * running_nbytes)
     machine = planted(bytes_per_s=rate, launch_s=launch_s)
     pricing = Pricing(
         config=launch.config,
@@ -105,7 +105,7 @@ def test_nothing_slower_and_nothing_that_does_not_fit_is_offered(
             assert flaw.gain.time_frac <= 0
         if flaw.remedy.layout is not None:
             needed = memory(flaw.remedy.layout).total_nbytes
-            assert needed <= max(own, capacity)
+            assert needed <= max(running_nbytes, capacity)
 
 
 @pytest.mark.parametrize("name", CLEAN)
@@ -182,25 +182,25 @@ def test_gains_that_hold_each_other_are_not_added_up() -> None:
     """Overlapped gathers bring overlapped reductions with them: both together are no more."""
     flaws = lint(launch_of(CASES["overlap-grad-reduce"].words)).flaws
     gains = (gain(-0.06, -0.08, -0.04), gain(-0.05, -0.08, -0.03), gain(-0.5, -0.9, 0.1))
-    told = [replace(flaws[0], gain=one, unpriced="") for one in gains]
-    assert Lint(flaws=tuple(told)).sure_frac == pytest.approx(0.04)
-    assert Lint(flaws=tuple(told[2:])).sure_frac == Lint(flaws=flaws).sure_frac == 0.0
+    priced = [replace(flaws[0], gain=one, unpriced="") for one in gains]
+    assert Lint(flaws=tuple(priced)).sure_frac == pytest.approx(0.04)
+    assert Lint(flaws=tuple(priced[2:])).sure_frac == Lint(flaws=flaws).sure_frac == 0.0
 
 
 @pytest.mark.parametrize(
-    ("found", "is_told"),
+    ("estimate", "is_reported"),
     [
         (gain(-0.06, -0.08, -0.04), True),
         (gain(-0.06, -0.08, 0.01), False),
         (gain(-0.009, -0.01, -0.008), False),
     ],
 )
-def test_what_is_not_sure_or_too_little_is_no_line(found: Gain, is_told: bool) -> None:
+def test_what_is_not_sure_or_too_little_is_no_line(estimate: Gain, is_reported: bool) -> None:
     launch = launch_of(CASES["overlap-grad-reduce"].words)
     (flaw, *_) = lint(launch).flaws
-    whole = Lint(flaws=(replace(flaw, gain=found, unpriced=""),))
-    assert bool(whole.line()) == is_told
-    if is_told:
+    whole = Lint(flaws=(replace(flaw, gain=estimate, unpriced=""),))
+    assert bool(whole.line()) == is_reported
+    if is_reported:
         assert "about 6 % less per step (4 to 8)" in whole.line()
 
 

@@ -40,34 +40,34 @@ def main() -> None:
     multi_latent_attention.TELinear = ()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_RANKS)
     torch.manual_seed(1)
-    print("RESULT" + json.dumps([each(config) for config in configs]))
+    print("RESULT" + json.dumps([layer_nbytes(config) for config in configs]))
 
 
-def each(config: RunConfig) -> int:
+def layer_nbytes(config: RunConfig) -> int:
     """Bytes of one layer, on its own tensor-parallel groups."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.parallelism.tp, create_gloo_process_groups=False
     )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    return kept(config, 3) - kept(config, 2)
+    return saved_nbytes(config, 3) - saved_nbytes(config, 2)
 
 
-def kept(config: RunConfig, num_layers: int) -> int:
+def saved_nbytes(config: RunConfig, num_layers: int) -> int:
     """Bytes of all storages that are kept for the backward pass, without parameters."""
     model = build(config, num_layers)
     batch, sequence = config.batch.micro_batch_size, config.model.seq_length
     tokens = torch.randint(config.model.vocab_size, (batch, sequence))
     positions = torch.arange(sequence).expand(batch, -1)
-    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    parameter_storages = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     result: dict[int, int] = {}
-    held: list[torch.Tensor] = []
+    saved: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in parameter_storages:
             result[storage.data_ptr()] = storage.nbytes()
-            held.append(tensor)
+            saved.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -76,7 +76,7 @@ def kept(config: RunConfig, num_layers: int) -> int:
 
 
 class FusedAttention(torch.nn.Module):
-    """What Transformer Engine would run: no score is kept."""
+    """Attention as Transformer Engine would run it: no score is retained."""
 
     def __init__(self, config: TransformerConfig, **settings: Any) -> None:
         super().__init__()

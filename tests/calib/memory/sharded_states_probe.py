@@ -17,18 +17,18 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
-def held_nbytes(tensors: Iterable[torch.Tensor]) -> int:
+def local_nbytes(tensors: Iterable[torch.Tensor]) -> int:
     shards = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
     return sum(shard.numel() * shard.element_size() for shard in shards)
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=asked["num_ranks"])
-    model = LlamaForCausalLM(LlamaConfig(**asked["llama"], attn_implementation="eager"))
-    model = model.to(getattr(torch, asked["dtype"]))
-    copies = asked["num_copies"]
-    shape = (copies, asked["num_ranks"] // copies) if copies > 1 else (asked["num_ranks"],)
+    settings = json.loads(sys.argv[1])
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=settings["num_ranks"])
+    model = LlamaForCausalLM(LlamaConfig(**settings["llama"], attn_implementation="eager"))
+    model = model.to(getattr(torch, settings["dtype"]))
+    copies = settings["num_copies"]
+    shape = (copies, settings["num_ranks"] // copies) if copies > 1 else (settings["num_ranks"],)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copy", "shard")[-len(shape) :])
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
@@ -42,9 +42,9 @@ def main() -> None:
     moments = (state[name] for state in states for name in ("exp_avg", "exp_avg_sq"))
     grads = (weight.grad for weight in weights if weight.grad is not None)
     result = {
-        "weights_nbytes": held_nbytes(weights),
-        "grads_nbytes": held_nbytes(grads),
-        "optimizer_nbytes": held_nbytes(moments),
+        "weights_nbytes": local_nbytes(weights),
+        "grads_nbytes": local_nbytes(grads),
+        "optimizer_nbytes": local_nbytes(moments),
     }
     print("RESULT" + json.dumps(result))
 

@@ -1,4 +1,4 @@
-"""Whether a layout fits: the probability, and what is said of it."""
+"""Probability that a layout fits, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def test_verdicts_follow_the_probability_of_fitting(layout: Layout) -> None:
     estimate = memory(layout())
     total = estimate.total_nbytes
     assert verdict(estimate, None) is Verdict.UNKNOWN
-    for share, said, calibrated in (
+    for share, expected, calibrated in (
         (0.80, Verdict.FITS, Verdict.FITS),
         (0.92, Verdict.TIGHT, Verdict.FITS),
         (1.0, Verdict.DOES_NOT_FIT, Verdict.DOES_NOT_FIT),
     ):
         capacity = round(total / share)
-        assert verdict(estimate, capacity) is said
+        assert verdict(estimate, capacity) is expected
         assert verdict(estimate, capacity, is_calibrated=True) is calibrated
     grown = replace(estimate, offset_nbytes=total)
     assert verdict(grown, round(1.5 * total)) is Verdict.DOES_NOT_FIT

@@ -1,4 +1,4 @@
-"""What hosts hold of what was offloaded, against closed forms."""
+"""Host memory of what is offloaded, against closed forms."""
 
 from __future__ import annotations
 

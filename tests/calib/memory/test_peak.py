@@ -49,7 +49,7 @@ def layer(config: RunConfig) -> LayerActivations:
     return layer_activations(config, has_experts=False)
 
 
-def held_by(config: RunConfig, stage: int) -> int:
+def num_in_flight(config: RunConfig, stage: int) -> int:
     par = config.parallelism
     result = in_flight(
         num_stages=par.pp,
@@ -91,13 +91,13 @@ def test_activations_of_a_layer_are_those_of_korthikanti(
         attention=Attention.FUSED if is_fused else Attention.UNFUSED,
         **DROPOUT,
     )
-    assert layer(config).kept_nbytes == pytest.approx(SBH * factor + statistics(config))
+    assert layer(config).saved_nbytes == pytest.approx(SBH * factor + statistics(config))
 
 
 def test_selective_recompute_drops_the_scores(layout: Layout) -> None:
     plain = layout(model=WIDE, precision=Precision.BF16, attention=Attention.UNFUSED, **DROPOUT)
     selective = replace(plain, recompute=Recompute.SELECTIVE)
-    assert layer(selective).kept_nbytes == pytest.approx(34 * SBH + statistics(selective))
+    assert layer(selective).saved_nbytes == pytest.approx(34 * SBH + statistics(selective))
     scores = 5 * A * S * S * B
     attention, mlp = attention_working_nbytes(plain), mlp_working_nbytes(plain, has_experts=False)
     freed = sum(t.nbytes for t in layer_tensors(plain, has_experts=False) if t.part == "mlp")
@@ -108,11 +108,11 @@ def test_full_recompute_keeps_inputs_and_one_layer_at_work(layout: Layout) -> No
     plain = layout(pp=4, model={**WIDE, "num_layers": 8}, precision=Precision.BF16)
     full = replace(plain, recompute=Recompute.FULL)
     stage = 1
-    held = held_by(full, stage)
+    num_saved = num_in_flight(full, stage)
     working = layer(full).recompute_working_nbytes
     number = stage_memories(full)[stage].activations_nbytes
-    assert number == pytest.approx(held * 2 * 2 * SBH + working)
-    assert working > layer(plain).kept_nbytes - 2 * SBH
+    assert number == pytest.approx(num_saved * 2 * 2 * SBH + working)
+    assert working > layer(plain).saved_nbytes - 2 * SBH
     some = replace(full, recompute_num_layers=1)
     assert number < stage_memories(some)[stage].activations_nbytes
     assert (
@@ -141,8 +141,8 @@ def test_state_per_parameter(
 
 def test_stages_hold_fewer_microbatches_further_down(layout: Layout) -> None:
     config = layout(pp=4)
-    assert [held_by(config, s) for s in range(4)] == [4, 3, 2, 1]
-    assert held_by(layout(pp=4, samples=4), 0) == 2
+    assert [num_in_flight(config, s) for s in range(4)] == [4, 3, 2, 1]
+    assert num_in_flight(layout(pp=4, samples=4), 0) == 2
 
 
 def test_the_fullest_stage_is_the_answer(layout: Layout) -> None:
@@ -159,7 +159,7 @@ def test_what_is_held_follows_the_order_of_the_schedule(
 ) -> None:
     pipeline = Pipeline(num_stages=pp, num_microbatches=m, schedule=schedule)
     for stage in range(pp):
-        held = in_flight(
+        stage_in_flight = in_flight(
             num_stages=pp,
             num_virtual_stages=1,
             num_microbatches=m,
@@ -167,7 +167,7 @@ def test_what_is_held_follows_the_order_of_the_schedule(
             schedule=schedule,
             stage=stage,
         )
-        assert held.most == peak_in_flight(pipeline, stage)
+        assert stage_in_flight.most == peak_in_flight(pipeline, stage)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_interleaved_chunks_are_held_as_megatron_runs_them(
         num_stages=pp, num_microbatches=m, num_virtual_stages=vp, microbatch_group_size=group
     )
     for stage in range(pp):
-        held = in_flight(
+        stage_in_flight = in_flight(
             num_stages=pp,
             num_virtual_stages=vp,
             num_microbatches=m,
@@ -193,10 +193,13 @@ def test_interleaved_chunks_are_held_as_megatron_runs_them(
         for task in passes(stage_program(pipeline, stage)):
             counts[task.chunk // pp] += 1 if task.kind is TaskKind.FORWARD else -1
             seen.add(tuple(counts))
-        assert set(held.peaks) <= seen
+        assert set(stage_in_flight.peaks) <= seen
         for one in seen:
-            assert any(all(a <= b for a, b in zip(one, peak, strict=True)) for peak in held.peaks)
-        assert held.most == peak_in_flight(pipeline, stage)
+            assert any(
+                all(a <= b for a, b in zip(one, peak, strict=True))
+                for peak in stage_in_flight.peaks
+            )
+        assert stage_in_flight.most == peak_in_flight(pipeline, stage)
 
 
 def test_shards_of_dense_and_expert_parameters(layout: Layout) -> None:
@@ -271,8 +274,8 @@ def test_eight_bit_products_keep_one_byte_and_two_copies_of_weights(layout: Layo
     products = 2 * (4 * 64 * 64 + 2 * 64 * 128)
     extra = stage_memories(eight)[0].weights_nbytes - stage_memories(plain)[0].weights_nbytes
     assert extra == 2 * products
-    kept = replace(eight, keeps_fp8_params=True)
-    assert stage_memories(kept)[0].weights_nbytes == stage_memories(plain)[0].weights_nbytes
+    preserved = replace(eight, keeps_fp8_params=True)
+    assert stage_memories(preserved)[0].weights_nbytes == stage_memories(plain)[0].weights_nbytes
 
 
 def test_the_context_and_communicators_are_no_part_of_a_measured_peak(layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""What autograd really keeps of a layer of megatron.core, against the bytes of ``activations``."""
+"""Bytes that autograd really retains of a layer of megatron.core, against ``activations``."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def latent_configs(layout: Layout) -> list[RunConfig]:
 
 
 @pytest.fixture
-def kept(layout: Layout) -> dict[RunConfig, int]:
+def saved_nbytes(layout: Layout) -> dict[RunConfig, int]:
     """Bytes that Megatron keeps of a layer of each config."""
     configs = (*dense_configs(layout), *expert_configs(layout), *latent_configs(layout))
     return dict(zip(configs, measured(configs), strict=True))
@@ -119,7 +119,7 @@ def measured(configs: tuple[RunConfig, ...]) -> list[int]:
 
 
 def extra_nbytes(config: RunConfig) -> int:
-    """What torch keeps on the CPU for want of fused kernels, so that no layout is charged for it.
+    """Return bytes that torch retains on the CPU for want of fused kernels; no layout has them.
 
     Normalised inputs of both RMSNorms; cosines and sines that queries and keys are rotated by.
     """
@@ -135,30 +135,36 @@ def extra_nbytes(config: RunConfig) -> int:
 
 
 @pytest.mark.slow
-def test_a_dense_layer_keeps_what_is_counted(layout: Layout, kept: dict[RunConfig, int]) -> None:
+def test_a_dense_layer_keeps_what_is_counted(
+    layout: Layout, saved_nbytes: dict[RunConfig, int]
+) -> None:
     for name, config in zip(DENSE_CASES, dense_configs(layout), strict=True):
         layer = layer_activations(config, has_experts=False)
         is_full = config.recompute is Recompute.FULL
-        counted = layer.input_nbytes if is_full else layer.kept_nbytes
+        counted = layer.input_nbytes if is_full else layer.saved_nbytes
         # Norm statistics are of two bytes in bf16 here; a checkpoint keeps an element of its own.
-        assert kept[config] == pytest.approx(counted + extra_nbytes(config), rel=2e-3), name
+        assert saved_nbytes[config] == pytest.approx(counted + extra_nbytes(config), rel=2e-3), name
 
 
 @pytest.mark.slow
-def test_latent_attention_keeps_what_is_counted(layout: Layout, kept: dict[RunConfig, int]) -> None:
+def test_latent_attention_keeps_what_is_counted(
+    layout: Layout, saved_nbytes: dict[RunConfig, int]
+) -> None:
     for name, config in zip(LATENT_CASES, latent_configs(layout), strict=True):
         latent, size = config.model.latent_attention, config.model.seq_length
         assert latent is not None
         # Cosines and sines of the unfused rotation, three of each, which TE's kernel makes anew.
         rotation = 6 * 4 * size * latent.qk_pos_emb_head_dim
-        counted = layer_activations(config, has_experts=False).kept_nbytes
+        counted = layer_activations(config, has_experts=False).saved_nbytes
         # Over tp the rotated part of the keys is kept gathered: 1.4 % of so small a layer.
-        assert kept[config] == pytest.approx(counted + rotation, rel=2e-2), name
+        assert saved_nbytes[config] == pytest.approx(counted + rotation, rel=2e-2), name
 
 
 @pytest.mark.slow
-def test_an_expert_layer_keeps_what_is_counted(layout: Layout, kept: dict[RunConfig, int]) -> None:
+def test_an_expert_layer_keeps_what_is_counted(
+    layout: Layout, saved_nbytes: dict[RunConfig, int]
+) -> None:
     for config in expert_configs(layout):
-        counted = layer_activations(config, has_experts=True).kept_nbytes
+        counted = layer_activations(config, has_experts=True).saved_nbytes
         # The maps of the router are those of Transformer Engine: up to 1 % of so small a layer.
-        assert kept[config] == pytest.approx(counted, rel=1e-2)
+        assert saved_nbytes[config] == pytest.approx(counted, rel=1e-2)

@@ -1,4 +1,4 @@
-"""What a rank of a real FSDP2 or HSDP loop holds, against the memory of its description."""
+"""Memory of a rank of a real FSDP2 or HSDP loop, against that of its description."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ NUM_RANKS = 4
 
 
 def measured(dtype: str, num_copies: int) -> dict[str, int]:
-    asked = {"llama": LLAMA, "dtype": dtype, "num_ranks": NUM_RANKS, "num_copies": num_copies}
+    request = {"llama": LLAMA, "dtype": dtype, "num_ranks": NUM_RANKS, "num_copies": num_copies}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PROBE), json.dumps(asked)],
+        [sys.executable, "-W", "ignore", str(PROBE), json.dumps(request)],
         capture_output=True,
         text=True,
         check=False,
@@ -56,6 +56,6 @@ def test_shards_are_as_large_as_they_are_told(dtype: str, num_copies: int) -> No
         num_copies=num_copies,
         element_dtype=dtype,
     )
-    told = memory(from_training({"model_type": "llama", **LLAMA}, training))
+    estimate = memory(from_training({"model_type": "llama", **LLAMA}, training))
     for part, nbytes in measured(dtype, num_copies).items():
-        assert getattr(told, part) == pytest.approx(nbytes, rel=1e-3), part
+        assert getattr(estimate, part) == pytest.approx(nbytes, rel=1e-3), part

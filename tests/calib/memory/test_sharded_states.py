@@ -1,4 +1,4 @@
-"""What sharding, narrow types and offload leave of weights, gradients and optimizer states."""
+"""Weights, gradients and optimizer states under sharding, narrow types and offload."""
 
 from __future__ import annotations
 

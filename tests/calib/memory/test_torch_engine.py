@@ -1,4 +1,4 @@
-"""What PyTorch's own FSDP2, loss and checkpoints by operator hold, as torchtitan uses them."""
+"""Memory of PyTorch's own FSDP2, loss and checkpoints by operator, as torchtitan uses them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_checkpoint_by_operator_keeps_every_second_product(layout: Layout) -> 
     lse = 4 * TOKENS * HEADS
     assert operators_nbytes(config) == 2 * TOKENS * saved + lse
     result = layer_activations(config, has_experts=False)
-    assert result.kept_nbytes == 2 * TOKENS * (HIDDEN + saved) + lse
+    assert result.saved_nbytes == 2 * TOKENS * (HIDDEN + saved) + lse
     compiled = operators_nbytes(replace(config, is_compiled=True))
     assert operators_nbytes(config) - compiled == 2 * TOKENS * HIDDEN
     narrow = replace(config, fp8=Fp8Recipe.TENSORWISE)
@@ -84,14 +84,14 @@ def test_pytorch_keeps_what_is_told(layout: Layout) -> None:
         gate, up = products["gate"](x), products["up"](x)
         return x + products["down"](functional.silu(gate) * up)
 
-    held = _bytes_held(torch, run, torch.ones(2, 32, HIDDEN, requires_grad=True))
+    saved_nbytes = _saved_nbytes(torch, run, torch.ones(2, 32, HIDDEN, requires_grad=True))
     # This runs in fp32; the log-sum-exp is as wide there as anywhere.
     lse = 4 * TOKENS * HEADS
-    assert held - lse == 2 * (operators_nbytes(config) - lse)
+    assert saved_nbytes - lse == 2 * (operators_nbytes(config) - lse)
 
 
-def _bytes_held(torch: Any, run: Callable[[Any], Any], x: Any) -> int:
-    """What a checkpoint holds of a pass, under torchtitan's policy."""
+def _saved_nbytes(torch: Any, run: Callable[[Any], Any], x: Any) -> int:
+    """Return bytes that a checkpoint retains of a pass, under torchtitan's policy."""
     from torch.utils import checkpoint as checkpoints
 
     counts: defaultdict[str, int] = defaultdict(int)
@@ -108,20 +108,20 @@ def _bytes_held(torch: Any, run: Callable[[Any], Any], x: Any) -> int:
         modes.extend(checkpoints.create_selective_checkpoint_contexts(policy))
         return modes[-2:]
 
-    kept = checkpoints.checkpoint(run, x, use_reentrant=False, context_fn=contexts)
+    output = checkpoints.checkpoint(run, x, use_reentrant=False, context_fn=contexts)
     tensors = torch.utils._pytree.tree_leaves(list(modes[0].storage.values()))
     result = {}
     for one in (getattr(tensor, "val", tensor) for tensor in tensors):
         if isinstance(one, torch.Tensor) and one.is_floating_point():
             result[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-    assert kept.requires_grad
+    assert output.requires_grad
     return sum(result.values())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_loss_of_pytorch_holds_three_copies_in_fp32(layout: Layout, dtype: str) -> None:
-    """What of logits is alive at most while PyTorch goes back through its loss, and the place that
-    logits in 16 bits had."""
+    """The peak is that of the loss's backward pass in PyTorch, plus the freed block of logits in
+    16 bits."""
     torch = pytest.importorskip("torch")
     vocabulary = 4096
     config = titan(layout)

@@ -61,7 +61,7 @@ def test_weights_of_every_stage_are_those_of_its_tensors(
         except ConfigError:
             continue
         for stage, memory in enumerate(stage_memories(config)):
-            held = memory.weights_nbytes / config.precision.nbytes
-            assert held == parameters(config, stage)
+            num_parameters = memory.weights_nbytes / config.precision.nbytes
+            assert num_parameters == parameters(config, stage)
             literal += 1
     assert literal >= 20

@@ -38,8 +38,8 @@ def deepspeed(stage: int, ranks: int, micro: int = 16, **changes: Any) -> RunCon
     return staged(replace(config, reduces_grads_in_bf16=True, **changes), stage)
 
 
-def states(found: MemoryEstimate) -> int:
-    return found.weights_nbytes + found.grads_nbytes + found.optimizer_nbytes
+def states(estimate: MemoryEstimate) -> int:
+    return estimate.weights_nbytes + estimate.grads_nbytes + estimate.optimizer_nbytes
 
 
 PSI = parameters(run_of(), 0)
@@ -65,13 +65,13 @@ def test_the_update_makes_gradients_in_fp32_as_the_estimator_of_deepspeed_says()
     """``estimate_zero2_model_states_mem_needs`` has 2 psi + 18 psi / N; here the passes hold less
     than those gradients.  ZeRO-3 makes them of one group of parameters at a time."""
     psi = parameters(replace(run_of(), model=DEEP), 0)
-    told = []
+    estimates_nbytes = []
     for stage in (2, 3):
         config = deepspeed(stage, 2, micro=1, model=DEEP, recompute=Recompute.FULL)
-        told.append(memory(config).allocated_nbytes - WORKSPACES)
+        estimates_nbytes.append(memory(config).allocated_nbytes - WORKSPACES)
     assert psi / 2 > SUB_GROUP_NUMEL
-    assert told[0] == pytest.approx(2 * psi + 18 * psi / 2, rel=1e-6)
-    assert told[1] == pytest.approx(16 * psi / 2 + 4 * SUB_GROUP_NUMEL, rel=1e-6)
+    assert estimates_nbytes[0] == pytest.approx(2 * psi + 18 * psi / 2, rel=1e-6)
+    assert estimates_nbytes[1] == pytest.approx(16 * psi / 2 + 4 * SUB_GROUP_NUMEL, rel=1e-6)
 
 
 @given(ranks=st.sampled_from([2, 8, 16]), instances=st.sampled_from([1, 2]))

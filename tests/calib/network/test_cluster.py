@@ -1,4 +1,4 @@
-"""What a user states of nodes: it is taken, it lasts, and nonsense is refused."""
+"""A user's statements about nodes: they are applied, they last, and nonsense is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of nodes reaches the price of a transfer: by name, seen, stated, measured."""
+"""Facts about nodes reach the price of a transfer: by name, detected, stated, measured."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from forerun.calib.network.cluster import (
+    detected_network,
     known_network,
     link_figures,
     network_line,
     nodes_network,
-    seen_network,
 )
 from forerun.calib.network.collective_times import expected_time, fit_transfers
 from forerun.calib.network.curves import Samples
@@ -76,7 +76,7 @@ def test_a_rack_that_the_driver_denies_is_hosts() -> None:
 @pytest.mark.parametrize(("num_cards", "used"), [(8, 8), (10, 8), (16, 16), (2, 2), (1, 1)])
 def test_cards_that_are_left_over_serve_something_else(num_cards: int, used: int) -> None:
     node = replace(NODE, num_cards=num_cards)
-    topology = links_of(seen_network(node, network_prior(H100))).topology
+    topology = links_of(detected_network(node, network_prior(H100))).topology
     assert topology.num_cards == used
     assert topology.origin("num_cards") is Origin.SEEN
 
@@ -90,16 +90,16 @@ def test_a_quarter_of_the_cards_is_four_times_the_time() -> None:
 
 def test_a_slot_bounds_its_card() -> None:
     node = replace(NODE, card_pcie_bytes_per_s=31.5e9)
-    link_class = links_of(seen_network(node, network_prior(H100)))
+    link_class = links_of(detected_network(node, network_prior(H100)))
     assert link_class.network_bytes_per_s == pytest.approx(0.9 * 31.5e9)
 
 
 def test_sockets_are_slow_and_open() -> None:
     node = replace(NODE, num_cards=1, card_bytes_per_s=12.5e9, wire="socket")
-    link_class = links_of(seen_network(node, network_prior(H100)))
+    link_class = links_of(detected_network(node, network_prior(H100)))
     assert link_class.network_bytes_per_s < 5e9
     assert link_class.topology.origin("card_bytes_per_s") is Origin.PRIOR
-    slow = links_of(seen_network(replace(node, card_bytes_per_s=1.25e9), network_prior(H100)))
+    slow = links_of(detected_network(replace(node, card_bytes_per_s=1.25e9), network_prior(H100)))
     assert slow.network_bytes_per_s == pytest.approx(0.9 * 1.25e9)
 
 
@@ -111,16 +111,16 @@ def test_what_is_stated_goes_before_what_is_seen() -> None:
     assert link_class.topology.origin("num_gpus") is Origin.SEEN
 
 
-def told(**variables: str) -> NetworkPrior:
+def prior_with(**variables: str) -> NetworkPrior:
     node = replace(NODE, variables=tuple(f"{n}={v}" for n, v in variables.items()))
-    return seen_network(node, network_prior(H100))
+    return detected_network(node, network_prior(H100))
 
 
 def test_nccls_variables_take_ways_away() -> None:
-    usual, ring = told(), told(NCCL_ALGO="Ring")
-    assert links_of(told(NCCL_NVLS_ENABLE="0")).nvls_bytes_per_s == 0.0
-    assert all_reduce_s(told(NCCL_NVLS_ENABLE="0"), 8, 1) > all_reduce_s(usual, 8, 1)
-    assert all_reduce_s(told(NCCL_ALGO="^NVLS"), 8, 1) > all_reduce_s(usual, 8, 1)
+    usual, ring = prior_with(), prior_with(NCCL_ALGO="Ring")
+    assert links_of(prior_with(NCCL_NVLS_ENABLE="0")).nvls_bytes_per_s == 0.0
+    assert all_reduce_s(prior_with(NCCL_NVLS_ENABLE="0"), 8, 1) > all_reduce_s(usual, 8, 1)
+    assert all_reduce_s(prior_with(NCCL_ALGO="^NVLS"), 8, 1) > all_reduce_s(usual, 8, 1)
     assert Algorithm.TREE in links_of(ring).without
     # Small payloads over many nodes need a tree: 2 (n - 1) hops without it.
     group = Group(collective=Collective.ALL_REDUCE, num_ranks=512, num_nodes=64)
@@ -132,12 +132,12 @@ def test_nccls_variables_take_ways_away() -> None:
 
 @pytest.mark.parametrize("text", ["", "magic", "allreduce:ring;allgather:ring", "^", ","])
 def test_a_list_that_says_nothing_leaves_all(text: str) -> None:
-    assert links_of(told(NCCL_ALGO=text)).without == ()
+    assert links_of(prior_with(NCCL_ALGO=text)).without == ()
 
 
 def test_with_one_way_left_everything_still_has_a_price() -> None:
     for algorithm in ("Tree", "NVLS", "^Ring"):
-        prior = told(NCCL_ALGO=algorithm, NCCL_PROTO="LL")
+        prior = prior_with(NCCL_ALGO=algorithm, NCCL_PROTO="LL")
         for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL):
             for num_ranks, num_nodes in ((2, 1), (8, 1), (2, 2), (64, 8)):
                 assert time_s(prior, num_ranks, num_nodes, kind) > 0.0
@@ -152,19 +152,19 @@ def test_gpus_without_nvlink_are_priced_by_their_slots() -> None:
     """Two public figures: rings of A40 over PCIe 4 reach 20 GB/s."""
     node = replace(NODE, joint="pcie", gpu_pcie_bytes_per_s=31.5e9)
     for prior in (
-        seen_network(node, network_prior("NVIDIA A100 80GB PCIe")),
-        told(NCCL_P2P_DISABLE="1"),
+        detected_network(node, network_prior("NVIDIA A100 80GB PCIe")),
+        prior_with(NCCL_P2P_DISABLE="1"),
     ):
         assert links_of(prior).wire is Wire.PCIE and not links_of(prior).nvls_bytes_per_s
-    links = links_of(seen_network(node, network_prior("NVIDIA A100 80GB PCIe")))
+    links = links_of(detected_network(node, network_prior("NVIDIA A100 80GB PCIe")))
     assert links.node_bytes_per_s == pytest.approx(20e9, rel=0.02)
 
 
 def test_fewer_channels_carry_less() -> None:
-    usual, half = links_of(told()), links_of(told(NCCL_MAX_NCHANNELS="8"))
+    usual, half = links_of(prior_with()), links_of(prior_with(NCCL_MAX_NCHANNELS="8"))
     assert half.num_channels == 8
     assert half.node_bytes_per_s == pytest.approx(0.5 * usual.node_bytes_per_s)
-    assert links_of(told(NCCL_MAX_NCHANNELS="64")) == usual
+    assert links_of(prior_with(NCCL_MAX_NCHANNELS="64")) == usual
 
 
 def ring(num_ranks: int, num_nodes: int, bus_bytes_per_s: float) -> tuple[Group, Samples]:
@@ -177,17 +177,17 @@ def ring(num_ranks: int, num_nodes: int, bus_bytes_per_s: float) -> tuple[Group,
 def test_one_slow_ring_does_not_take_cards_away_that_were_seen() -> None:
     """All ranks of two nodes together reach half of what one of each would let expect."""
     measured = dict([ring(2, 2, 45e9), ring(16, 2, 180e9)])
-    by_name, by_sight = (
-        links_of(fit_transfers(measured, prior).carrying).topology.num_cards
+    by_name, by_topology = (
+        links_of(fit_transfers(measured, prior).fitted_prior).topology.num_cards
         for prior in (network_prior(H100), known_network(H100, Cluster(seen=(NODE,))))
     )
-    assert (by_name, by_sight) == (4, 8)
+    assert (by_name, by_topology) == (4, 8)
 
 
 def test_much_that_was_measured_goes_before_what_was_seen() -> None:
     """Ten cards were shown, of which two carry: four rings of other ranks a node all say so."""
     measured = dict([ring(2 * k, 2, 45e9 * min(k, 8) / 4 if k > 3 else 45e9) for k in (1, 2, 4, 8)])
-    network_prior = fit_transfers(measured, known_network(H100, Cluster(seen=(NODE,)))).carrying
+    network_prior = fit_transfers(measured, known_network(H100, Cluster(seen=(NODE,)))).fitted_prior
     assert links_of(network_prior).topology.num_cards < 8
     assert links_of(network_prior).topology.origin("num_cards") is Origin.MEASURED
 

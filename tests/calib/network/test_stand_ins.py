@@ -46,7 +46,7 @@ def test_latency_of_another_collective_is_half_its_own(factor: float) -> None:
     gather, reduce = (_group(c, 32, 8) for c in (Collective.ALL_GATHER, Collective.ALL_REDUCE))
     priced = TunedTime(group=gather, links=A100.links)(NBYTES)
     model = fit_transfers({gather: _samples(factor * priced)}, A100)
-    wanted = TunedTime(group=reduce, links=model.carrying.links or A100.links)(NBYTES)
+    wanted = TunedTime(group=reduce, links=model.fitted_prior.links or A100.links)(NBYTES)
     ratio = np.exp(model.estimate(reduce, NBYTES).log_time) / wanted
     if factor > 1.0:
         assert 1.0 < ratio[0] < factor
@@ -60,7 +60,7 @@ def test_groups_that_agree_with_each_other_make_intervals_narrow() -> None:
     4 and 2 in either, with intervals that know which."""
     assert A100.links is not None
     rng = np.random.default_rng(0)
-    halves = []
+    half_widths_log = []
     for scatter_log in (0.0, 0.7):
         samples = {}
         for collective in (Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.REDUCE_SCATTER):
@@ -70,8 +70,8 @@ def test_groups_that_agree_with_each_other_make_intervals_narrow() -> None:
                 samples[group] = _samples(law * float(np.exp(scatter_log * rng.normal())))
         model = fit_transfers(samples, A100)
         wanted = _group(Collective.ALL_GATHER, 128, 16)
-        halves.append(float(model.estimate(wanted, NBYTES[-1:]).half_width_log[0]))
-    assert halves[0] < 0.1 < 2 * halves[0] < halves[1]
+        half_widths_log.append(float(model.estimate(wanted, NBYTES[-1:]).half_width_log[0]))
+    assert half_widths_log[0] < 0.1 < 2 * half_widths_log[0] < half_widths_log[1]
 
 
 def test_where_nothing_was_measured_another_machine_says_half_of_what_it_differs() -> None:

@@ -12,10 +12,10 @@ from forerun.calib.records.cluster import Joint, Origin
 CARD, NODE = 22e9, 230e9
 
 
-def _far(topology: Topology, card: float, *held: int) -> list[Rate]:
+def _far(topology: Topology, card: float, *ranks_per_node: int) -> list[Rate]:
     return [
         Rate(ranks_per_node=k, bytes_per_s=card * topology.cards_in_use(k), is_far=True)
-        for k in held
+        for k in ranks_per_node
     ]
 
 

@@ -1,4 +1,4 @@
-"""What is known of nodes: who goes before whom, and what a damaged line costs."""
+"""Facts about nodes: precedence of their sources, and the cost of a damaged line."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ HOST = SeenNode(num_ranks=16, num_local_ranks=4, num_gpus=4)
 
 def rack(*fabrics: str, **variables: str) -> Cluster:
     """Hosts of four ranks, each in a domain of the name."""
-    told = tuple(f"{name}={value}" for name, value in variables.items())
-    return Cluster(seen=tuple(replace(HOST, fabric=f, variables=told) for f in fabrics))
+    settings = tuple(f"{name}={value}" for name, value in variables.items())
+    return Cluster(seen=tuple(replace(HOST, fabric=f, variables=settings) for f in fabrics))
 
 
 @pytest.mark.parametrize(

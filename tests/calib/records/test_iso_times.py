@@ -13,8 +13,8 @@ from forerun.calib.records.iso_times import iso_time, with_iso_times
 
 @given(st.datetimes(datetime(1970, 1, 1), datetime(9000, 1, 1), timezones=st.just(timezone.utc)))
 def test_a_time_is_read_back_to_the_second(moment: datetime) -> None:
-    told = datetime.fromisoformat(iso_time(moment.timestamp()).replace("Z", "+00:00"))
-    assert abs((told - moment).total_seconds()) <= 1
+    reread = datetime.fromisoformat(iso_time(moment.timestamp()).replace("Z", "+00:00"))
+    assert abs((reread - moment).total_seconds()) <= 1
 
 
 def test_every_object_inside_is_looked_through_and_nothing_else_changes() -> None:

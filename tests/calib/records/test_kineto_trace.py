@@ -86,11 +86,11 @@ def test_kernels_find_their_calls_by_link_or_by_nesting(has_links):
 
 
 def test_a_linear_splits_after_all_of_its_first_product():
-    halves = split_gradients(
+    gradients = split_gradients(
         work_of(from_chrome(linear_backward(has_links=True))), tokens=8, outputs=4
     )
-    assert halves is not None
-    assert [sum(w.duration_ns for w in half) for half in halves] == [45_000, 63_000]
+    assert gradients is not None
+    assert [sum(w.duration_ns for w in half) for half in gradients] == [45_000, 63_000]
 
 
 def product(duration_ns: int, call: int = 0) -> TracedWork:
@@ -106,9 +106,9 @@ def other(duration_ns: int) -> TracedWork:
 def test_products_without_calls_of_their_own_pair_up_in_order():
     # Four experts in a grouped linear: four products of the inputs', then four of the weights'.
     work = [product(n) for n in (1, 2, 3, 4)] + [product(n) for n in (10, 20, 30, 40)] + [other(5)]
-    halves = split_gradients(work, tokens=8, outputs=4)
-    assert halves is not None
-    assert [sum(w.duration_ns for w in half) for half in halves] == [10, 105]
+    gradients = split_gradients(work, tokens=8, outputs=4)
+    assert gradients is not None
+    assert [sum(w.duration_ns for w in half) for half in gradients] == [10, 105]
 
 
 def mm(duration_ns: int, call: int, inner: int) -> TracedWork:
@@ -118,9 +118,9 @@ def mm(duration_ns: int, call: int, inner: int) -> TracedWork:
 def test_shapes_win_over_the_order():
     # PyTorch without a bias: the weight's gradient sums over 8 tokens, and comes first.
     work = [other(1), mm(10, 1, 8), mm(20, 2, 4), other(2)]
-    halves = split_gradients(work, tokens=8, outputs=4)
-    assert halves is not None
-    assert [[w.duration_ns for w in half] for half in halves] == [[20], [1, 10, 2]]
+    gradients = split_gradients(work, tokens=8, outputs=4)
+    assert gradients is not None
+    assert [[w.duration_ns for w in half] for half in gradients] == [[20], [1, 10, 2]]
 
 
 @pytest.mark.parametrize("work", [[], [other(3)], [product(3), other(1)], [product(1)] * 3])

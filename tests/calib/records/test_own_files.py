@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.records import files
-from forerun.calib.records.files import append_line, open_own
+from forerun.calib.records.files import append_line, open_owned
 
 ROOT = Path(__file__).parents[3]
 
@@ -69,7 +69,7 @@ def test_a_pipe_that_somebody_reads_gets_nothing(tmp_path: Path) -> None:
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(OSError, match="remove it"):
-        open_own(path)
+        open_owned(path)
     assert os.read(reader, 10) == b""
     os.close(reader)
 
@@ -84,7 +84,7 @@ def test_a_pipe_that_comes_in_between_is_closed_again(
     monkeypatch.setattr(files.Path, "lstat", lambda self: other.stat())
     begin_s, num_open = time.monotonic(), len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="remove it"):
-        open_own(path)
+        open_owned(path)
     assert time.monotonic() - begin_s < 5 and len(os.listdir("/proc/self/fd")) == num_open
 
 
@@ -129,8 +129,8 @@ def test_a_torn_last_line_stays_a_line_of_its_own(tmp_path: Path) -> None:
 def test_nobody_else_opens_a_file_to_write() -> None:
     """Files are replaced or added to by ``calib.records.files``, which says what it follows."""
     wrong = []
-    for room in ("calib", "hooks", "launch"):
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for folder in ("calib", "hooks", "launch"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             if path.name == "files.py" and path.parent.name == "records":
                 continue
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -144,8 +144,8 @@ def writes(node: ast.Call) -> bool:
     name = node.func.id if isinstance(node.func, ast.Name) else name
     if name in ("write_bytes", "mkstemp", "NamedTemporaryFile"):
         return True
-    said = {one.value for one in (*node.args, *(k.value for k in node.keywords)) if is_text(one)}
-    return name == "open" and any(re.fullmatch("[rwaxbt+]*[wax+][rwaxbt+]*", one) for one in said)
+    texts = {one.value for one in (*node.args, *(k.value for k in node.keywords)) if is_text(one)}
+    return name == "open" and any(re.fullmatch("[rwaxbt+]*[wax+][rwaxbt+]*", one) for one in texts)
 
 
 def is_text(node: ast.expr) -> bool:

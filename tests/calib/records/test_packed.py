@@ -1,4 +1,4 @@
-"""What large worlds write: packed lines, groups as runs, files that were received, summaries."""
+"""Records of large worlds: packed lines, groups as runs, received files, summaries."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def test_large_groups_are_written_as_runs_and_small_ones_as_ever(num_ranks: int)
 def test_a_packer_keeps_its_bound_and_whole_batches(batches: list[list[str]], limit: int) -> None:
     lines = [[json.dumps(text) + "\n" for text in batch] for batch in batches]
     packer = Packer(limit)
-    kept = [line for batch in lines if packer.add(batch) for line in batch]
+    packed_lines = [line for batch in lines if packer.add(batch) for line in batch]
     line = packer.line()
     assert len(line) <= limit
-    assert list(unpacked([line])) == kept
+    assert list(unpacked([line])) == packed_lines
 
 
 def test_a_damaged_packed_line_is_left_as_it_is() -> None:
@@ -169,7 +169,9 @@ def test_own_files_win_over_received_ones_and_summaries_are_joined(tmp_path: Pat
         for rank, records in run.records.items()
     }
     assert steps == {0: [1], 8: [2, 3]}
-    peaks = {rank: [s.memory_peak_nbytes for s in found] for rank, found in run.summaries.items()}
+    peaks = {
+        rank: [s.memory_peak_nbytes for s in records] for rank, records in run.summaries.items()
+    }
     assert peaks == {0: [0], 5: [5], 6: [6], 8: []}
     assert any(problem.startswith("summaries.jsonl:3") for problem in run.problems)
     assert "records of 2 of 16 ranks" in run.problems

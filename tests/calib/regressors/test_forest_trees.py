@@ -37,20 +37,22 @@ def _steps(features: np.ndarray) -> np.ndarray:
 def test_forest_predicts_what_its_library_predicts() -> None:
     features, weight = _grid(40), np.ones(40)
     forest = fit_forest(features, _steps(features), weight)
-    asked = _grid(100, seed=1)
+    queries = _grid(100, seed=1)
     library = ExtraTreesRegressor(n_estimators=40, random_state=0)
     library.fit(features, on_grid(_steps(features)), sample_weight=weight)
-    assert forest.predict(asked) == pytest.approx(library.predict(asked), abs=1e-12)
-    assert np.array_equal(replace(forest, fitted=()).predict(asked), forest.predict(asked))
+    assert forest.predict(queries) == pytest.approx(library.predict(queries), abs=1e-12)
+    assert np.array_equal(replace(forest, fitted=()).predict(queries), forest.predict(queries))
 
 
 def test_boosted_trees_predict_the_same_from_what_is_kept_of_them() -> None:
     if tree_model() != "xgboost":
         pytest.skip("xgboost is not installed")
-    features, asked = _grid(400), _grid(100, seed=1)
+    features, queries = _grid(400), _grid(100, seed=1)
     trees = fit_trees(features, _steps(features), np.ones(400), np.arange(400))
     assert isinstance(trees.model, Boosted)
-    assert np.array_equal(replace(trees.model, fitted=None).predict(asked), trees.predict(asked))
+    assert np.array_equal(
+        replace(trees.model, fitted=None).predict(queries), trees.predict(queries)
+    )
 
 
 def test_forest_returns_its_samples_and_means_of_equal_shapes_by_weight() -> None:
@@ -68,22 +70,22 @@ def test_forest_never_leaves_the_range_of_its_samples() -> None:
 
 
 def test_forest_is_deterministic() -> None:
-    features, asked = _grid(40), _grid(100, seed=1)
+    features, queries = _grid(40), _grid(100, seed=1)
     first, second = (
-        fit_forest(features, _steps(features), np.ones(40)).predict(asked) for _ in range(2)
+        fit_forest(features, _steps(features), np.ones(40)).predict(queries) for _ in range(2)
     )
     assert np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("number", [100, 1000])
 def test_trees_are_deterministic(number: int, kind: str) -> None:
-    features, asked = _grid(number), _grid(100, seed=1)
+    features, queries = _grid(number), _grid(100, seed=1)
     shape = np.arange(number)
     first, second = (
         fit_trees(features, _steps(features), np.ones(number), shape) for _ in range(2)
     )
-    assert np.array_equal(first.predict(asked), second.predict(asked))
-    assert np.array_equal(first.left_out, second.left_out)
+    assert np.array_equal(first.predict(queries), second.predict(queries))
+    assert np.array_equal(first.held_out_residuals, second.held_out_residuals)
 
 
 def test_trees_learn_kinks_and_tell_their_error(kind: str) -> None:
@@ -91,11 +93,11 @@ def test_trees_learn_kinks_and_tell_their_error(kind: str) -> None:
     values = _steps(features) + 0.02 * np.random.default_rng(2).normal(size=400)
     trees = fit_trees(features, values, np.ones(400), np.arange(400))
     assert trees.name == kind
-    asked = _grid(400, seed=1)
-    error = np.median(np.abs(trees.predict(asked) - _steps(asked)))
+    queries = _grid(400, seed=1)
+    error = np.median(np.abs(trees.predict(queries) - _steps(queries)))
     assert error < 0.02
     # Measured shapes are noisy too, and each left-out booster saw half of them.
-    held_out = np.median(np.abs(trees.left_out))
+    held_out = np.median(np.abs(trees.held_out_residuals))
     assert error < held_out < 0.05
 
 
@@ -111,18 +113,18 @@ def _repeated() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_repeats_of_a_shape_stay_on_one_side_of_a_fold(kind: str) -> None:
     features, values, shape = _repeated()
     trees = fit_trees(features, values, np.ones(len(values)), shape)
-    # What was never seen is a coin toss: half of the residuals miss by the whole step.
-    assert np.mean(np.abs(trees.left_out) > 0.5) > 0.3
+    # An unseen shape is a coin toss: half of the residuals miss by the whole step.
+    assert np.mean(np.abs(trees.held_out_residuals) > 0.5) > 0.3
     # Were repeats dealt apart, each would be known from the others.
     apart = fit_trees(features, values, np.ones(len(values)), np.arange(len(values)))
-    assert np.mean(np.abs(apart.left_out) > 0.5) < 0.2  # XGBoost 3.2: 0.14, 3.4: 0.17
+    assert np.mean(np.abs(apart.held_out_residuals) > 0.5) < 0.2  # XGBoost 3.2: 0.14, 3.4: 0.17
 
 
 def test_repeats_of_a_shape_share_a_fold_whatever_their_order(kind: str) -> None:
     features, values, shape = _repeated()
     trees = fit_trees(features, values, np.ones(len(values)), shape)
     for number in range(80):
-        residuals = trees.left_out[shape == number]
+        residuals = trees.held_out_residuals[shape == number]
         assert np.ptp(residuals) < 1e-6, "one booster predicted all of them"
 
 

@@ -58,10 +58,14 @@ def test_prediction_is_that_of_scikit_learn() -> None:
     points, values = _measured(30)
     weight = np.random.default_rng(5).uniform(0.3, 1.0, 30)
     fitted = fit_gaussian(_inputs(points), values, weight)
-    assert np.all(np.abs(fitted.left_out) < 2 * fitted.left_out_sigma), "no sample was reweighed"
-    asked = _points(50, seed=9) * 2
-    mean, sigma = fitted.predict(_inputs(asked))
-    expected, deviation = _reference(fitted, points, values, weight).predict(asked, return_std=True)
+    assert np.all(np.abs(fitted.held_out_residuals) < 2 * fitted.held_out_sigma), (
+        "no sample was reweighed"
+    )
+    queries = _points(50, seed=9) * 2
+    mean, sigma = fitted.predict(_inputs(queries))
+    expected, deviation = _reference(fitted, points, values, weight).predict(
+        queries, return_std=True
+    )
     assert mean == pytest.approx(expected, abs=1e-9)
     assert sigma == pytest.approx(np.hypot(deviation, np.exp(fitted.theta[3])), rel=1e-6)
 
@@ -70,14 +74,16 @@ def test_left_out_residuals_are_those_of_refits_without_one_sample() -> None:
     points, values = _measured(15, seed=3)
     weight = np.random.default_rng(5).uniform(0.3, 1.0, 15)
     fitted = fit_gaussian(_inputs(points), values, weight)
-    assert np.all(np.abs(fitted.left_out) < 2 * fitted.left_out_sigma), "no sample was reweighed"
+    assert np.all(np.abs(fitted.held_out_residuals) < 2 * fitted.held_out_sigma), (
+        "no sample was reweighed"
+    )
     for i in range(15):
         rest = np.arange(15) != i
         refit = _reference(fitted, points[rest], values[rest], weight[rest])
         mean, deviation = refit.predict(points[i : i + 1], return_std=True)
         noise = np.exp(fitted.theta[3]) / np.sqrt(weight[i])
-        assert fitted.left_out[i] == pytest.approx(values[i] - mean[0], abs=1e-9)
-        assert fitted.left_out_sigma[i] == pytest.approx(np.hypot(deviation[0], noise), rel=1e-6)
+        assert fitted.held_out_residuals[i] == pytest.approx(values[i] - mean[0], abs=1e-9)
+        assert fitted.held_out_sigma[i] == pytest.approx(np.hypot(deviation[0], noise), rel=1e-6)
 
 
 def test_tuning_finds_a_likelier_covariance() -> None:
@@ -157,23 +163,23 @@ def test_samples_of_little_weight_are_followed_less() -> None:
 def test_members_of_a_pool_share_what_they_have_in_common() -> None:
     """Two operators run alike up to a constant; the second was measured once."""
     points, values = _measured(40, noise=0.003)
-    own, offset = np.array([[1.0, 1.0]]), 0.04
+    point, offset = np.array([[1.0, 1.0]]), 0.04
     pooled = fit_gaussian(
-        stacked([_inputs(points), _inputs(own, member=1)]),
-        np.append(values, _smooth(own) + offset),
+        stacked([_inputs(points), _inputs(point, member=1)]),
+        np.append(values, _smooth(point) + offset),
         np.ones(41),
     )
-    alone = fit_gaussian(_inputs(own), _smooth(own) + offset, np.ones(1))
-    asked = _points(40, seed=8)
-    truth = _smooth(asked) + offset
+    alone = fit_gaussian(_inputs(point), _smooth(point) + offset, np.ones(1))
+    queries = _points(40, seed=8)
+    truth = _smooth(queries) + offset
 
     def error(fitted: GaussianProcess, member: int) -> float:
-        return float(np.median(np.abs(fitted.predict(_inputs(asked, member=member))[0] - truth)))
+        return float(np.median(np.abs(fitted.predict(_inputs(queries, member=member))[0] - truth)))
 
     assert error(pooled, 1) < 0.03
     assert error(pooled, 1) < 0.5 * error(alone, 0)
     assert error(pooled, 1) < error(pooled, 0), "the member's own sample counts"
-    known, unknown = (pooled.predict(_inputs(own, member=m))[1][0] for m in (1, 2))
+    known, unknown = (pooled.predict(_inputs(point, member=m))[1][0] for m in (1, 2))
     assert unknown > known
 
 

@@ -13,8 +13,8 @@ def test_planted_slopes_of_the_larger_half_are_found() -> None:
     features = rng.uniform(0.0, 10.0, (4000, 3))
     bent = np.where(features[:, 0] > 5.0, 0.3 * features[:, 0] - 0.1 * features[:, 1], 7.0)
     line = fit_line(features, bent + 0.05 * rng.normal(size=len(bent)))
-    asked = np.array([[9.0, 2.0, 5.0], [7.0, 8.0, 1.0]])
-    assert line.predict(asked) == pytest.approx([2.5, 1.3], abs=0.05)
+    queries = np.array([[9.0, 2.0, 5.0], [7.0, 8.0, 1.0]])
+    assert line.predict(queries) == pytest.approx([2.5, 1.3], abs=0.05)
 
 
 def test_beyond_the_samples_it_stays_where_they_end() -> None:

@@ -27,7 +27,7 @@ LIE_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """What a rank's clock shows at a true time."""
+    """Clocks of ranks with a planted offset and drift."""
 
     offset_s: np.ndarray
     drift_frac: np.ndarray

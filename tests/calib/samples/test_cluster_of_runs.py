@@ -1,4 +1,4 @@
-"""What ranks say of their nodes reaches the table, and the layouts that are counted by it."""
+"""Ranks' reports about their nodes reach the table, and the layouts that are counted by it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def table(config: RunConfig, device: str, cluster: Cluster) -> SampleTable:
 
 
 def test_a_header_of_another_version_is_read() -> None:
-    own = header(0, cluster=Cluster(seen=(HOST,)).to_json())
-    value = to_dict(own)
-    assert from_dict(value) == own
-    older = {name: told for name, told in value.items() if name != "cluster"}
+    current = header(0, cluster=Cluster(seen=(HOST,)).to_json())
+    value = to_dict(current)
+    assert from_dict(value) == current
+    older = {name: content for name, content in value.items() if name != "cluster"}
     record = from_dict(older)
     assert isinstance(record, Header) and record.cluster == {}
     newer = parse_header(
@@ -68,5 +68,5 @@ def test_what_is_said_later_goes_before(config: RunConfig) -> None:
     assert later.cluster().stated == StatedNodes(domain=4, num_cards=1)
     assert later.cluster().seen == (HOST,)
     assert later.config().parallelism.ranks_per_node == 4
-    again = later.with_stated(StatedNodes())
-    assert again.config() == first.config() and again.cluster() == first.cluster()
+    restated = later.with_stated(StatedNodes())
+    assert restated.config() == first.config() and restated.cluster() == first.cluster()

@@ -43,10 +43,10 @@ def planted(
     return pd.DataFrame(rows), places
 
 
-def widths(found: Controls, kinds: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def widths(controls: Controls, kinds: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Log time of a probe of 1 s of each kind in the run, and the standard error of that."""
     rows = pd.DataFrame({"kind": kinds, "time_s": 1.0, "spread_log": 0.0, "num_steps": 5})
-    out = found.corrected(rows, KEYS, rows["time_s"], rows["time_s"])
+    out = controls.corrected(rows, KEYS, rows["time_s"], rows["time_s"])
     errors = 1.2533 * out["spread_log"] / np.sqrt(out["num_steps"])
     return np.log(out["time_s"].to_numpy()), errors.to_numpy()
 
@@ -59,7 +59,7 @@ def test_planted_deviations_come_back() -> None:
 
 @pytest.mark.parametrize(("num_kinds", "num_shapes"), [(200, 2), (200, 4), (24, 2)])
 def test_other_shapes_lie_within_the_width(num_kinds: int, num_shapes: int) -> None:
-    """Of kinds with controls, and of kinds without: the errors have unit deviation."""
+    """Standardised errors have unit deviation, for kinds with controls and for kinds without."""
     errors, others = [], []
     for seed in range(12):
         pairs, places = planted(num_kinds, num_shapes, seed=seed)
@@ -94,7 +94,7 @@ def test_a_control_that_met_something_else_corrects_nothing_and_tells_nothing(
         assert (center[0], width[0]) == (bare[0][0], bare[1][0]) == (0.0, width[0])
 
 
-OWN, WIDE = (256, 256, 512), (1024, 256, 512)
+CONTROL_SHAPE, WIDE = (256, 256, 512), (1024, 256, 512)
 LIVE_NS, CONTROL_NS, WIDE_NS = 300_000, 240_000, 1_000_000
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -145,14 +145,14 @@ def with_probes(run: RunRecords, device: str, *more: Record) -> RunRecords:
     probes: list[Record] = [
         replace(operator(kind, shape, duration_ns), microbatch=repeat)
         for kind, shape, duration_ns in (
-            (OperatorKind.LINEAR_FC1, OWN, CONTROL_NS),
+            (OperatorKind.LINEAR_FC1, CONTROL_SHAPE, CONTROL_NS),
             (OperatorKind.LINEAR_FC1, WIDE, WIDE_NS),
             (OperatorKind.NORM, (64, 64), 50_000),
         )
         for repeat in range(5)
     ]
-    records = {rank: (*held, *probes, *more) for rank, held in run.records.items()}
-    headers = {rank: replace(held, device=device) for rank, held in run.headers.items()}
+    records = {rank: (*rank_records, *probes, *more) for rank, rank_records in run.records.items()}
+    headers = {rank: replace(header, device=device) for rank, header in run.headers.items()}
     return replace(run, records=records, headers=headers)
 
 
@@ -189,8 +189,8 @@ def test_a_machine_that_was_probed_without_a_run_is_as_sure_as_its_repeats(
 ) -> None:
     alone = with_probes(run, H100)
     probes = {
-        rank: tuple(r for r in held if getattr(r, "is_probe", False))
-        for rank, held in alone.records.items()
+        rank: tuple(r for r in rank_records if getattr(r, "is_probe", False))
+        for rank, rank_records in alone.records.items()
     }
     value = sigma_log(replace(alone, records=probes), OperatorKind.LINEAR_FC1, WIDE)
     assert value == pytest.approx(REPEAT_LOG, rel=1e-3)

@@ -27,16 +27,16 @@ def config(ep: int, dp: int = 4) -> RunConfig:
 
 
 def events(rows: np.ndarray, ep: int, *, is_grouped: bool = False) -> pd.DataFrame:
-    """Where ``rows[group, step, layer, expert]`` arrive in each group of ``ep`` ranks."""
+    """Return arrivals of ``rows[group, step, layer, expert]`` in each group of ``ep`` ranks."""
     results = []
     for (group, step, layer, expert), arrived in np.ndenumerate(rows):
-        held = EXPERTS // ep
+        num_local = EXPERTS // ep
         place = {
             "window": 0,
             "step": step,
             "microbatch": 0,
             "layer": layer,
-            "rank": group * ep + expert // held,
+            "rank": group * ep + expert // num_local,
             "stage": 0,
             "phase": "forward",
             "start_ns": 1000 * layer + 10 * expert,
@@ -44,9 +44,11 @@ def events(rows: np.ndarray, ep: int, *, is_grouped: bool = False) -> pd.DataFra
         results.append(place | {"kind": "router", "shape": "64x32x8", "start_ns": 0})
         if not is_grouped:
             results.append(place | {"kind": "linear_fc1", "shape": f"{arrived}x32x128"})
-        elif expert % held == 0:
-            whole = rows[group, step, layer, expert : expert + held].sum()
-            results.append(place | {"kind": "grouped_linear", "shape": f"{held}x{whole}x32x128"})
+        elif expert % num_local == 0:
+            whole = rows[group, step, layer, expert : expert + num_local].sum()
+            results.append(
+                place | {"kind": "grouped_linear", "shape": f"{num_local}x{whole}x32x128"}
+            )
     # Records come in any order.
     return pd.DataFrame(results).sample(frac=1.0, random_state=0)
 
@@ -69,7 +71,7 @@ def by_hand(rows: np.ndarray, num_ranks: int) -> tuple[float, float]:
     return loads.max(axis=-1).mean() / mean, loads.sum(axis=2).max() / (mean * LAYERS)
 
 
-def found(frame: pd.DataFrame, num_ranks: int) -> tuple[float, float]:
+def load_ratios(frame: pd.DataFrame, num_ranks: int) -> tuple[float, float]:
     (row,) = frame[frame["num_ranks"] == num_ranks].to_dict("records")
     mean = row["num_rows"] / num_ranks
     return row["num_most"] / mean, row["num_fullest"] * row["num_microbatches"] / mean
@@ -79,14 +81,14 @@ def found(frame: pd.DataFrame, num_ranks: int) -> tuple[float, float]:
 def test_fewer_ranks_hold_the_experts_of_neighbours(num_ranks):
     rows = planted(2)
     frame = load_rows(events(rows, 4), transfers(2, 4), config(4, dp=8))
-    assert found(frame, num_ranks) == pytest.approx(by_hand(rows, num_ranks))
+    assert load_ratios(frame, num_ranks) == pytest.approx(by_hand(rows, num_ranks))
 
 
 @pytest.mark.parametrize("is_grouped", [False, True])
 def test_of_grouped_products_only_the_ranks_are_known(is_grouped):
     rows = planted(1)
     frame = load_rows(events(rows, 4, is_grouped=is_grouped), transfers(1, 4), config(4))
-    assert found(frame, 2) == pytest.approx(by_hand(rows, 2))
+    assert load_ratios(frame, 2) == pytest.approx(by_hand(rows, 2))
     assert set(frame["num_ranks"]) == ({2, 4} if is_grouped else {2, 4, 8})
 
 
@@ -100,7 +102,7 @@ def test_grouped_products_whose_host_knew_its_experts_tell_of_each():
         texts.append(",".join(map(str, pair)) if event["kind"] == "grouped_linear" else "")
     frame = load_rows(seen.assign(rows=texts), transfers(1, 4), config(4))
     for num_ranks in (2, 4, 8):
-        assert found(frame, num_ranks) == pytest.approx(by_hand(rows, num_ranks))
+        assert load_ratios(frame, num_ranks) == pytest.approx(by_hand(rows, num_ranks))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -109,14 +111,14 @@ def test_ranks_with_all_experts_tell_what_any_split_would_get(num_ranks):
     rows = planted(4)
     frame = load_rows(events(rows, 1), transfers(4, 1), config(1))
     joined = rows.reshape(4 // num_ranks, num_ranks, STEPS, LAYERS, EXPERTS).sum(axis=1)
-    assert found(frame, num_ranks) == pytest.approx(by_hand(joined, num_ranks))
+    assert load_ratios(frame, num_ranks) == pytest.approx(by_hand(joined, num_ranks))
 
 
 def test_a_group_that_lacks_a_rank_is_left_out():
     rows = planted(2)
     seen = events(rows, 4)
     frame = load_rows(seen[seen["rank"] != 5], transfers(2, 4), config(4, dp=8))
-    assert found(frame, 4) == pytest.approx(by_hand(rows[:1], 4))
+    assert load_ratios(frame, 4) == pytest.approx(by_hand(rows[:1], 4))
 
 
 def test_without_experts_or_groups_there_is_none():

@@ -1,4 +1,4 @@
-"""What is known of a device's host, from records to the table: waiting for it, its own times."""
+"""Waiting for a device's host, and the host's own times, from records to the table."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from forerun.calib.samples.columns import normalise
-from forerun.calib.samples.neighbours import with_neighbours
+from forerun.calib.samples.neighbours import smooth_over_neighbours
 from forerun.calib.samples.reduce import median_error_log
 
 
@@ -45,7 +45,7 @@ def by_rows(frame: pd.DataFrame) -> pd.Series:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_size_met_once_takes_the_time_of_those_near_it(seed):
     frame, rows = samples(seed)
-    before, after = by_rows(frame), by_rows(with_neighbours(frame))
+    before, after = by_rows(frame), by_rows(smooth_over_neighbours(frame))
     wrong_before = np.abs(np.log(before / law(rows)))
     wrong_after = np.abs(np.log(after / law(rows)))
     assert wrong_before.max() > 0.4
@@ -57,7 +57,7 @@ def test_its_error_is_that_of_the_median():
     within = []
     for seed in range(40):
         frame, _ = samples(seed, disturbed=0.0)
-        judged = with_neighbours(frame)
+        judged = smooth_over_neighbours(frame)
         sizes = judged["shape"].str.partition("x")[0].astype(int)
         off = np.log(judged["time_s"] / law(sizes)).abs()
         within += (off < median_error_log(judged)).tolist()
@@ -68,17 +68,17 @@ def test_its_error_is_that_of_the_median():
 @pytest.mark.parametrize("kind", ["linear_qkv", "norm"])
 def test_what_is_not_routed_stays_as_it_was(kind):
     frame, _ = samples(0, kind=kind)
-    pd.testing.assert_frame_equal(with_neighbours(frame), frame)
+    pd.testing.assert_frame_equal(smooth_over_neighbours(frame), frame)
 
 
 def test_sizes_of_many_steps_stay_as_they_were():
     frame, _ = samples(0, num_steps=8)
-    pd.testing.assert_frame_equal(with_neighbours(frame), frame)
+    pd.testing.assert_frame_equal(smooth_over_neighbours(frame), frame)
 
 
 def test_three_sizes_tell_nothing_of_each_other():
     frame = samples(0)[0].head(3)
-    pd.testing.assert_frame_equal(with_neighbours(frame), frame)
+    pd.testing.assert_frame_equal(smooth_over_neighbours(frame), frame)
 
 
 def test_exchanges_are_judged_by_their_bytes():
@@ -87,7 +87,7 @@ def test_exchanges_are_judged_by_their_bytes():
         row="collective", kind="all_to_all", role="ep", shape="", nbytes=1024 * np.sort(rows)
     )
     times = frame["nbytes"].map(lambda n: law(n / 1024))
-    judged = with_neighbours(frame.assign(time_s=np.where(rows % 9 == 0, 3 * times, times)))
+    judged = smooth_over_neighbours(frame.assign(time_s=np.where(rows % 9 == 0, 3 * times, times)))
     assert np.abs(np.log(judged["time_s"] / times)).max() < 0.1
 
 
@@ -96,5 +96,5 @@ def test_two_kinds_of_exchange_count_with_their_mean():
     frame, rows = samples(1)
     frame = frame.assign(row="collective", kind="all_to_all", role="ep", shape="")
     frame = frame.assign(nbytes=1024 * np.sort(rows), time_s=np.tile([1e-3, 3e-3], 30))
-    judged = with_neighbours(frame)
+    judged = smooth_over_neighbours(frame)
     assert judged["time_s"].between(1.6e-3, 2.4e-3).all()

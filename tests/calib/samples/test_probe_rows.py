@@ -18,7 +18,7 @@ from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 LIVE_NS = 300_000
 CONTROL_NS, WIDE_NS = 240_000, 1_000_000
 SEND_NS = 90_000
-OWN, WIDE = (256, 256, 512), (1024, 256, 512)
+CONTROL_SHAPE, WIDE = (256, 256, 512), (1024, 256, 512)
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ def message(rank: int, repeat: int, duration_ns: int) -> CollectiveRecord:
 def with_probes(run: RunRecords, *, device: str = "cpu") -> RunRecords:
     """Five repeats each, one of them disturbed; the receiver of a message is there first."""
     records: dict[int, tuple[Record, ...]] = {}
-    for rank, own in run.records.items():
+    for rank, rank_records in run.records.items():
         extra: list[Record] = []
         for repeat in range(5):
             slow = 30 if repeat == 3 else 1
-            extra.append(operator(OWN, repeat, CONTROL_NS * slow))
+            extra.append(operator(CONTROL_SHAPE, repeat, CONTROL_NS * slow))
             extra.append(operator(WIDE, repeat, WIDE_NS * slow))
             extra.append(message(rank, repeat, SEND_NS * slow + 50_000 * rank))
-        records[rank] = (*own, *extra)
+        records[rank] = (*rank_records, *extra)
     headers = {rank: replace(header, device=device) for rank, header in run.headers.items()}
     return replace(run, records=records, headers=headers)
 
@@ -116,11 +116,11 @@ def test_nothing_of_the_run_itself_changes(run: RunRecords) -> None:
 def test_live_times_win_and_probes_are_named(run: RunRecords) -> None:
     table = build_table(with_probes(run))
     calibration = calibrate(table, device="cpu")
-    own, wide = (
+    control, wide = (
         Operator(kind=OperatorKind.LINEAR_FC1, phase=Phase.FORWARD, shape=s, element_nbytes=4)
-        for s in (OWN, WIDE)
+        for s in (CONTROL_SHAPE, WIDE)
     )
-    estimates = calibration.operators([own, wide])
+    estimates = calibration.operators([control, wide])
     assert estimates.sources == (Source.MEASURED, Source.PROBED)
     assert estimates.time_s[0] == pytest.approx(LIVE_NS / 1e9)
     call = CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2, nbytes=4096)

@@ -14,7 +14,7 @@ from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.collectives import Collective, GroupRole
 
 ALONE_NS, CONTROL_NS, LIVE_NS = 230_000, 2_500_000, 4_000_000
-OWN_NBYTES, OTHER_NBYTES = 1 << 20, 1 << 12
+CONTROL_NBYTES, OTHER_NBYTES = 1 << 20, 1 << 12
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def transfer(
         step=4 if live else 9,
         window=0,
         collective=Collective.ALL_REDUCE,
-        role=GroupRole.DP if nbytes == OWN_NBYTES else GroupRole.TP,
+        role=GroupRole.DP if nbytes == CONTROL_NBYTES else GroupRole.TP,
         group="both",
         ranks=(0, 1),
         nbytes=nbytes,
@@ -53,20 +53,24 @@ def probed(run: RunRecords, disturbed_ns: int, *, device: str = "cpu", live: boo
             transfer(rank, number, ALONE_NS + disturbed_ns * (number < 3)) for number in range(5)
         ]
         collective_records += [
-            transfer(rank, 10 + number, CONTROL_NS + disturbed_ns * (number < 3), nbytes=OWN_NBYTES)
+            transfer(
+                rank, 10 + number, CONTROL_NS + disturbed_ns * (number < 3), nbytes=CONTROL_NBYTES
+            )
             for number in range(5)
         ]
         if live:
             steps = {r.step for r in run.records[rank] if isinstance(r, CollectiveRecord)}
             collective_records += [
                 replace(
-                    transfer(rank, 20 + place, LIVE_NS, nbytes=OWN_NBYTES, live=True), step=step
+                    transfer(rank, 20 + place, LIVE_NS, nbytes=CONTROL_NBYTES, live=True), step=step
                 )
                 for place, step in enumerate(sorted(steps))
             ]
         more[rank] = tuple(collective_records)
-    records = {rank: (*held, *more.get(rank, ())) for rank, held in run.records.items()}
-    headers = {rank: replace(held, device=device) for rank, held in run.headers.items()}
+    records = {
+        rank: (*rank_records, *more.get(rank, ())) for rank, rank_records in run.records.items()
+    }
+    headers = {rank: replace(header, device=device) for rank, header in run.headers.items()}
     return build_table(replace(run, records=records, headers=headers))
 
 
@@ -81,7 +85,7 @@ def test_the_wakening_of_threads_is_added_on_a_cpu(run: RunRecords, disturbed_ns
     table = probed(run, disturbed_ns, live=True)
     expected = ALONE_NS + LIVE_NS - CONTROL_NS
     assert time_s(table, OTHER_NBYTES) == pytest.approx(expected / 1e9, rel=0.01)
-    assert time_s(table, OWN_NBYTES) == pytest.approx(LIVE_NS / 1e9, rel=0.01)
+    assert time_s(table, CONTROL_NBYTES) == pytest.approx(LIVE_NS / 1e9, rel=0.01)
 
 
 def test_an_accelerator_carries_the_ratio_over(run: RunRecords) -> None:

@@ -129,9 +129,9 @@ def test_a_table_is_read_as_it_was_written(write_run, tmp_path: Path) -> None:
     table = build_table(read_run(write_run()))
     path = tmp_path / "samples.parquet"
     write_table(path, table)
-    again = read_table(path)
-    assert again.equals(table)
-    assert again.sha256 == table.sha256
+    reread = read_table(path)
+    assert reread.equals(table)
+    assert reread.sha256 == table.sha256
     assert [p.name for p in tmp_path.iterdir() if p.suffix == ".tmp"] == []
 
 

@@ -193,14 +193,14 @@ def test_everything_later_commands_need_is_in_the_table(run: RunRecords, config)
 
 
 def test_a_run_that_stopped_early_gives_a_table_without_samples(run: RunRecords) -> None:
-    for kept in ((), (StepRecord,), (StepRecord, OperatorRecord), (StepRecord, PhaseRecord)):
+    for kinds in ((), (StepRecord,), (StepRecord, OperatorRecord), (StepRecord, PhaseRecord)):
         records = {
-            rank: tuple(r for r in result if isinstance(r, kept))
+            rank: tuple(r for r in result if isinstance(r, kinds))
             for rank, result in run.records.items()
         }
         table = build_table(replace(run, records=records))
         assert len(table.runs) == 2
-        assert ("linear_fc1" in set(table.samples["kind"])) == (OperatorRecord in kept)
+        assert ("linear_fc1" in set(table.samples["kind"])) == (OperatorRecord in kinds)
         assert "host_microbatch" not in set(table.samples["kind"])
     with pytest.raises(CalibrationError, match="no sample tables"):
         SampleTable.concat([])

@@ -57,12 +57,12 @@ def test_a_block_puts_off_the_measured_share_and_half_of_all_other_linears():
         batch=Batch(micro_batch_size=1, global_batch_size=4),
         device="cpu",
     )
-    usual, told = compile_layouts([config]), compile_layouts([config], {FC1: 0.75})
-    assert told.items == usual.items
+    usual, deferred = compile_layouts([config]), compile_layouts([config], {FC1: 0.75})
+    assert deferred.items == usual.items
     every = np.eye(len(usual.items))
-    before, after = usual.sums.weight @ every, told.sums.weight @ every
+    before, after = usual.sums.weight @ every, deferred.sums.weight @ every
     for column, item in enumerate(usual.items):
         is_split = isinstance(item, Operator) and item.kind is FC1 and item.phase is Phase.BACKWARD
         assert np.allclose(after[:, column], before[:, column] * (1.5 if is_split else 1.0))
         assert not is_split or before[:, column].any()
-    assert np.array_equal(usual.sums.backward @ every, told.sums.backward @ every)
+    assert np.array_equal(usual.sums.backward @ every, deferred.sums.backward @ every)

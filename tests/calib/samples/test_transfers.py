@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from planted_stragglers import table_of
 
-from forerun.calib.fit.training import measured_collectives
+from forerun.calib.fit.measured_rows import measured_collectives
 from forerun.calib.samples.transfers import collective_rows, match_ranks
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.config import Parallelism
@@ -22,7 +22,7 @@ def event(rank: int, collective: str, role: str, ranks: tuple[int, ...], peer: i
     }
 
 
-def everybody(layout: Parallelism, role: GroupRole) -> pd.DataFrame:
+def events_of_group(layout: Parallelism, role: GroupRole) -> pd.DataFrame:
     ranks = group(layout, role, 0)
     return pd.DataFrame([event(rank, "all_reduce", role.value, ranks) for rank in ranks])
 
@@ -45,14 +45,14 @@ STRIDED = [
 def test_nodes_are_those_that_the_group_touches(
     layout: Parallelism, role: GroupRole, wanted: int
 ) -> None:
-    matched = match_ranks(everybody(layout, role), layout)
+    matched = match_ranks(events_of_group(layout, role), layout)
     assert matched["num_nodes"].unique().tolist() == [wanted] == [num_nodes(layout, role)]
     assert collective_rows(matched)["num_nodes"].tolist() == [wanted]
 
 
 def test_models_are_fitted_on_counted_nodes_and_on_the_span_where_none_were() -> None:
     layout = Parallelism(tp=2, cp=2, pp=8, dp=2, is_pipeline_before_data=True, ranks_per_node=8)
-    rows = collective_rows(match_ranks(everybody(layout, GroupRole.DP), layout))
+    rows = collective_rows(match_ranks(events_of_group(layout, GroupRole.DP), layout))
     rows = rows.assign(row="collective", count=1)
     (call,) = measured_collectives(table_of(layout, samples=rows))
     assert (call.num_ranks, call.num_nodes) == (4, 2)
@@ -62,8 +62,8 @@ def test_models_are_fitted_on_counted_nodes_and_on_the_span_where_none_were() ->
 
 def test_without_ranks_per_node_nothing_is_counted() -> None:
     layout = Parallelism(tp=2, dp=4)
-    assert match_ranks(everybody(layout, GroupRole.DP), layout)["num_nodes"].eq(0).all()
-    assert match_ranks(everybody(layout, GroupRole.DP))["num_nodes"].eq(0).all()
+    assert match_ranks(events_of_group(layout, GroupRole.DP), layout)["num_nodes"].eq(0).all()
+    assert match_ranks(events_of_group(layout, GroupRole.DP))["num_nodes"].eq(0).all()
 
 
 BUCKETS_MS = (4.0, 4.0, 4.0, 2.0, 4.0)

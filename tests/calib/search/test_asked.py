@@ -12,7 +12,7 @@ from forerun.calib.workload.config import Experts, Precision
 
 EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=512, is_grouped=True)
 
-ASKED = (
+CONSTRAINTS = (
     *("recompute=none", "recompute=mlp", "recompute=full,tp=2", "sharding=none", "sp=on"),
     *("instances=2", "instances=1,sharding=optimizer", "dp=2|4,recompute=core_attn", "ep=1,etp=1"),
 )
@@ -35,7 +35,7 @@ def test_every_layout_that_is_allowed_counts_once(
         device="NVIDIA H100 80GB HBM3",
     )
     every = every_layout(config, num_ranks)
-    for text in ASKED:
+    for text in CONSTRAINTS:
         keep = Keep.parse(text)
         number = num_variants(cells_of(config, num_ranks, keep), keep)
         assert number == sum(map(keep.allows, every)), text

@@ -20,7 +20,7 @@ from forerun.calib.search.cells import cells_of
 from forerun.calib.search.results import NUM_LACKING, TOP, Effort, MemoryBudget, SearchResult
 from forerun.calib.search.space import recomputes
 from forerun.calib.steps.base_times import prior_times
-from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.workload.config import Experts, ModelShape, Precision, RunConfig
 
@@ -71,17 +71,17 @@ def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, MemoryBudget]:
         steps = fit_steps(GPU.base, [KnownStep(config=config, time_s=time_s)])
     layouts = random.Random(seed).sample(every_layout(config, num_ranks), 50)
     needed = sum(needed_nbytes(layouts))
-    room = MemoryBudget(capacity_nbytes=int(np.quantile(needed, rng.choice((0.1, 0.5, 1.0)))))
-    return config, steps, num_ranks, room
+    budget = MemoryBudget(capacity_nbytes=int(np.quantile(needed, rng.choice((0.1, 0.5, 1.0)))))
+    return config, steps, num_ranks, budget
 
 
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
 )
 def test_bounds_and_every_layout_give_the_same_twenty(seed: int) -> None:
-    config, steps, num_ranks, room = some_run(seed)
-    search_result = best_layouts(config, steps, num_ranks, budget=room)
-    expected = best_of_every(config, steps, num_ranks, room, 20)
+    config, steps, num_ranks, budget = some_run(seed)
+    search_result = best_layouts(config, steps, num_ranks, budget=budget)
+    expected = best_of_every(config, steps, num_ranks, budget, 20)
     assert [one.time_s for one in search_result.best] == pytest.approx(
         [s for s, _ in expected], rel=1e-8
     )
@@ -99,13 +99,13 @@ def test_no_variant_needs_less_than_its_bounds(seed: int) -> None:
     bounds = TimeBounds(cells, steps).whole(np.arange(len(cells)))
     places = {tuple(_key(cells.layout(i))): i for i in range(len(cells))}
     layouts = random.Random(seed).sample(every_layout(config, num_ranks), 400)
-    own = [places[tuple(_key(layout))] for layout in layouts]
+    indices = [places[tuple(_key(layout))] for layout in layouts]
     needed, overhead = needed_nbytes(layouts)
-    assert (needed >= least[0][own] * (1 - 1e-9)).all()
-    assert (overhead >= least[1][own]).all()
+    assert (needed >= least[0][indices] * (1 - 1e-9)).all()
+    assert (overhead >= least[1][indices]).all()
     times_s = steps.median_times(layouts)
-    assert (times_s >= bounds[own]).all()
-    # Of each by its own passes, and by the least of all that may be computed again.
+    assert (times_s >= bounds[indices]).all()
+    # Bounds by a layout's own passes hold, and so do those by the least over all recomputes.
     assert (times_s >= steps.least_times(layouts)).all()
     modules = frozenset(name for one in recomputes(layouts[0]) for name in one.parts)
     least = LayoutMemory().least_nbytes(layouts, modules)
@@ -134,8 +134,8 @@ def test_a_measured_step_is_found_where_no_bound_holds(
 def stopped(seed: int) -> SearchResult:
     """The fastest layout of a run after one round of the search."""
     config, steps, num_ranks, _ = some_run(seed)
-    asked: list[int] = []
-    effort = Effort(is_stopped=lambda: bool(asked.append(1)) or len(asked) > 1, top=1)
+    calls: list[int] = []
+    effort = Effort(is_stopped=lambda: bool(calls.append(1)) or len(calls) > 1, top=1)
     return best_layouts(config, steps, num_ranks, effort=effort)
 
 
@@ -161,10 +161,10 @@ def test_only_what_is_kept_is_found(layout: Layout, planted: Callable[..., Any])
     "text", ["recompute=none", "recompute=mlp", "sharding=none", "sp=on", "mbs=1|2,recompute=full"]
 )
 def test_what_is_kept_is_the_best_of_all_that_is_asked_for(text: str) -> None:
-    config, steps, num_ranks, room = some_run(1)
+    config, steps, num_ranks, budget = some_run(1)
     keep = Keep.parse(text)
-    search_result = best_layouts(config, steps, num_ranks, budget=room, keep=keep)
-    expected = best_of_every(config, steps, num_ranks, room, TOP, keep)
+    search_result = best_layouts(config, steps, num_ranks, budget=budget, keep=keep)
+    expected = best_of_every(config, steps, num_ranks, budget, TOP, keep)
     assert [one.time_s for one in search_result.best] == pytest.approx(
         [s for s, _ in expected], rel=1e-8
     )
@@ -195,8 +195,8 @@ def test_where_nothing_can_be_nothing_is_found() -> None:
 @pytest.mark.parametrize("seed", [0, 4, 5, 6])
 def test_experts_priced_by_and_by_give_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there are many cells."""
-    config, steps, num_ranks, room = some_run(seed)
-    at_once = best_layouts(config, steps, num_ranks, budget=room)
+    config, steps, num_ranks, budget = some_run(seed)
+    at_once = best_layouts(config, steps, num_ranks, budget=budget)
     monkeypatch.setattr("forerun.calib.search.best_first._SMALL", 0)
-    later = best_layouts(config, steps, num_ranks, budget=room)
+    later = best_layouts(config, steps, num_ranks, budget=budget)
     assert later.best == at_once.best and later.layouts == at_once.layouts

@@ -29,13 +29,13 @@ GPU = "NVIDIA H100 80GB HBM3"
 EXPERTS = Experts(num_experts=4, ffn_hidden_size=96)
 
 
-def even(cells: Cells) -> set[RunConfig]:
+def evenly_split_layouts(cells: Cells) -> set[RunConfig]:
     """Layouts of cells whose stages hold equally many layers."""
     return {one for one in cells.plain_layouts() if not one.parallelism.chunk_layers}
 
 
 def accepted(make: Callable[..., RunConfig], **axes: Any) -> Iterator[RunConfig]:
-    """What is accepted of all combinations of values, asked one by one."""
+    """Yield the accepted configs of all combinations of values, tried one by one."""
     for values in itertools.product(*axes.values()):
         try:
             yield make(**dict(zip(axes, values, strict=True)))
@@ -70,7 +70,7 @@ def test_no_split_of_a_dense_model_is_missing(layout: Layout) -> None:
 
     degrees = dict.fromkeys(("tp", "cp", "pp", "dp", "vp"), (1, 2, 4))
     expected = set(accepted(make, **degrees, micro=range(1, 17), is_split=(False, True)))
-    assert even(cells_of(layout(dp=4, device=GPU), 4)) == expected
+    assert evenly_split_layouts(cells_of(layout(dp=4, device=GPU), 4)) == expected
     assert {one.parallelism.vp for one in expected} == {1, 2}
 
 
@@ -85,7 +85,7 @@ def test_no_split_of_experts_is_missing(layout: Layout) -> None:
     degrees = dict.fromkeys(("tp", "pp", "dp", "ep", "etp"), (1, 2, 4, 8))
     expected = set(accepted(make, **degrees, micro=range(1, 17)))
     config = layout(dp=8, model={"experts": EXPERTS})
-    configs = {one for one in even(cells_of(config, 8)) if one.parallelism.vp == 1}
+    configs = {one for one in evenly_split_layouts(cells_of(config, 8)) if one.parallelism.vp == 1}
     assert configs == expected
     pairs = {(one.parallelism.ep, one.parallelism.expert_tp) for one in configs}
     assert pairs == {*itertools.product((1, 2, 4), (1, 2, 4))} - {(4, 4)}

@@ -1,5 +1,4 @@
-"""What can be computed again: megatron-core itself takes every choice, and none of a plain model is
-missing."""
+"""Choices of recompute: megatron-core itself accepts each, and none of a plain model is missing."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def test_a_dense_model_has_every_set_of_its_modules(layout: Layout) -> None:
 
 
 def test_more_that_is_computed_again_never_needs_more_memory(layout: Layout) -> None:
-    """Of sets of modules, one within the other; and of layers."""
+    """Compares nested sets of modules, and numbers of layers."""
     for config in models(layout).values():
         whole = [one for one in recomputed(config) if one.recompute is not Recompute.FULL]
         for less in whole:

@@ -25,7 +25,7 @@ from forerun.calib.workload.config import Engine, Experts, Precision, RunConfig,
 Layout = Callable[..., RunConfig]
 H100 = "NVIDIA H100 80GB HBM3"
 ZERO1 = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True}
-BESIDE = ("overlaps_grad_reduce", "overlaps_param_gather")
+OVERLAPS = ("overlaps_grad_reduce", "overlaps_param_gather")
 
 
 ZERO1_LABELS = (
@@ -46,7 +46,7 @@ def megatron(layout: Layout) -> RunConfig:
     return layout(dp=16, samples=64, par=par, **settings)
 
 
-def kept(layout: RunConfig) -> list[RunConfig]:
+def state_variants(layout: RunConfig) -> list[RunConfig]:
     """A layout in every way to keep its states that it can have."""
     return [one.of(layout) for one in states(layout, num_nodes(layout))]
 
@@ -57,24 +57,26 @@ def with_par(config: RunConfig, **changes: Any) -> RunConfig:
 
 def test_megatron_has_an_optimizer_off_on_and_for_each_node(megatron: RunConfig) -> None:
     """With every overlap that goes with it, and its states here or with the host."""
-    told = [
+    variants = [
         (
             layout_label(one),
             one.parallelism.overlaps_grad_reduce,
             one.parallelism.overlaps_param_gather,
             one.optimizer_offload_frac,
         )
-        for one in kept(megatron)
+        for one in state_variants(megatron)
     ]
     overlaps = [(True, True), (True, False), (False, False)]
-    said = dict(zip(overlaps, ("", " gradOverlap", " noOverlap"), strict=True))
+    labels = dict(zip(overlaps, ("", " gradOverlap", " noOverlap"), strict=True))
     expected = [("DP16 mbs2", True, False, 0.0), ("DP16 noOverlap mbs2", False, False, 0.0)]
     shares = (("", 0.0), (" offload:100", 1.0))
     expected += [
-        (f"DP16 ZeRO1{said[on]} mbs2{word}", *on, frac) for on in overlaps for word, frac in shares
+        (f"DP16 ZeRO1{labels[on]} mbs2{word}", *on, frac)
+        for on in overlaps
+        for word, frac in shares
     ]
-    expected += [(f"DP16 ZeRO1x2{said[on]} mbs2", *on, 0.0) for on in overlaps]
-    assert told == expected
+    expected += [(f"DP16 ZeRO1x2{labels[on]} mbs2", *on, 0.0) for on in overlaps]
+    assert variants == expected
 
 
 def test_no_way_that_is_accepted_is_missing(megatron: RunConfig) -> None:
@@ -87,41 +89,41 @@ def test_no_way_that_is_accepted_is_missing(megatron: RunConfig) -> None:
             continue
         if frac and not (is_on and number == 1):
             continue
-        par = dict(zip(BESIDE, (reduces, gathers), strict=True))
+        par = dict(zip(OVERLAPS, (reduces, gathers), strict=True))
         one = with_par(
             megatron, is_optimizer_distributed=is_on, num_optimizer_instances=number, **par
         )
         expected.add(replace(one, optimizer_offload_frac=frac))
-    assert set(kept(megatron)) == expected
-    assert len(kept(megatron)) == len(expected)
+    assert set(state_variants(megatron)) == expected
+    assert len(state_variants(megatron)) == len(expected)
 
 
 def test_instances_are_those_that_divide_replicas_of_experts_too(megatron: RunConfig) -> None:
     experts = Experts(num_experts=16, ffn_hidden_size=32)
     config = replace(megatron, model=replace(megatron.model, experts=experts))
     for ep, expected in ((8, {1, 2}), (16, {1})):
-        configs = kept(with_par(config, ep=ep))
+        configs = state_variants(with_par(config, ep=ep))
         assert {one.parallelism.num_optimizer_instances for one in configs} == expected
 
 
 def test_a_share_with_the_host_is_kept_as_it_is(megatron: RunConfig) -> None:
-    configs = kept(replace(megatron, optimizer_offload_frac=0.5))
+    configs = state_variants(replace(megatron, optimizer_offload_frac=0.5))
     assert {one.optimizer_offload_frac for one in configs} == {0.0, 0.5, 1.0}
     full = replace(megatron, precision=Precision.FP32, optimizer_offload_frac=0.5)
-    assert {one.optimizer_offload_frac for one in kept(full)} == {0.0}
+    assert {one.optimizer_offload_frac for one in state_variants(full)} == {0.0}
 
 
 def test_states_of_a_width_of_their_own_are_the_distributed_optimizers(
     megatron: RunConfig,
 ) -> None:
-    configs = kept(replace(megatron, optimizer_state_nbytes=6))
+    configs = state_variants(replace(megatron, optimizer_state_nbytes=6))
     assert configs and all(one.parallelism.is_optimizer_distributed for one in configs)
 
 
 def test_nothing_overlaps_on_a_cpu_but_what_did(layout: Layout) -> None:
     for is_on in (False, True):
-        par = dict.fromkeys(BESIDE, is_on) | {"is_optimizer_distributed": True}
-        configs = kept(layout(dp=4, par=par))
+        par = dict.fromkeys(OVERLAPS, is_on) | {"is_optimizer_distributed": True}
+        configs = state_variants(layout(dp=4, par=par))
         assert [layout_label(one) for one in configs] == ["DP4 mbs2", "DP4 ZeRO1 mbs2"]
         assert [one.parallelism.overlaps_grad_reduce for one in configs] == [is_on, is_on]
         assert [one.parallelism.overlaps_param_gather for one in configs] == [False, is_on]
@@ -130,14 +132,14 @@ def test_nothing_overlaps_on_a_cpu_but_what_did(layout: Layout) -> None:
 def test_one_way_where_nothing_is_replicated_or_all_is_sharded(
     megatron: RunConfig, layout: Layout
 ) -> None:
-    assert kept(layout(tp=2)) == [layout(tp=2)]
+    assert state_variants(layout(tp=2)) == [layout(tp=2)]
     for sharding in (Sharding.GRADS, Sharding.WEIGHTS):
         deep = with_par(megatron, sharding=sharding)
-        assert kept(deep) == [deep]
+        assert state_variants(deep) == [deep]
     engine = with_par(megatron, engine=Engine.DEEPSPEED)
-    assert kept(engine) == [engine] and shardings(engine) == ({},)
-    own = replace(megatron, framework="torchtitan 0.2")
-    assert kept(own) == [own]
+    assert state_variants(engine) == [engine] and shardings(engine) == ({},)
+    titan = replace(megatron, framework="torchtitan 0.2")
+    assert state_variants(titan) == [titan]
 
 
 def sharded_labels(config: RunConfig) -> list[str]:
@@ -176,7 +178,7 @@ def test_loops_of_ones_own_have_ddp_fsdp_and_two_copies(layout: Layout) -> None:
 
 def test_a_command_with_other_shardings_reads_back(megatron: RunConfig) -> None:
     host = ["pretrain_gpt.py", "--use-distributed-optimizer", "--overlap-grad-reduce"]
-    bare = with_par(megatron, **dict.fromkeys(BESIDE, False), is_optimizer_distributed=False)
+    bare = with_par(megatron, **dict.fromkeys(OVERLAPS, False), is_optimizer_distributed=False)
     for one in other_shardings(megatron):
         assert apply_options(bare, options(one)) == one
         command = rewrite_command([*host, "--overlap-param-gather"], one, running=megatron)
@@ -210,11 +212,11 @@ def test_splits_of_two_stages_move_layers_from_one_to_the_other(layout: Layout) 
 
 
 def test_the_running_split_stays(layout: Layout) -> None:
-    own = (1, 5, 1, 1)
-    config = layout(pp=4, par={"chunk_layers": own}, model={"num_layers": 8})
-    assert own in splits(config, 4) and own not in splits(config, 2)
+    split = (1, 5, 1, 1)
+    config = layout(pp=4, par={"chunk_layers": split}, model={"num_layers": 8})
+    assert split in splits(config, 4) and split not in splits(config, 2)
     hosted = replace(config, framework="torchtitan 0.2")
-    assert splits(hosted, 4) == [(), own] and splits(hosted, 1) == [()]
+    assert splits(hosted, 4) == [(), split] and splits(hosted, 1) == [()]
 
 
 def test_kinds_of_blocks_are_those_of_the_model(layout: Layout) -> None:

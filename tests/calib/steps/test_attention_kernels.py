@@ -21,7 +21,7 @@ LINE = (
 )
 
 
-def on(device: str, *more: str) -> RunConfig:
+def config_on(device: str, *more: str) -> RunConfig:
     config = config_from_command([*LINE.split(), *more]).config
     return replace(config, device=known_device(device).driver_name)
 
@@ -29,7 +29,7 @@ def on(device: str, *more: str) -> RunConfig:
 def test_an_unfused_matrix_costs_what_it_moves_whoever_stands_beside() -> None:
     """Scores of 8,192 x 8,192 for each head are written and read several times: about half of the
     step on an H100 (its memory's 3.35 TB/s and the products' 990 TFLOP/s by the data sheet)."""
-    fused = on("H100")
+    fused = config_on("H100")
     unfused = replace(fused, attention=Attention.UNFUSED)
     steps = device_machine(unfused).steps
     both = [one.time_s for one in steps.estimates([fused, unfused])]
@@ -45,7 +45,7 @@ def test_an_unfused_matrix_costs_what_it_moves_whoever_stands_beside() -> None:
 def test_products_of_another_precision_have_their_own_time(
     device: str, other: dict[str, Any]
 ) -> None:
-    config = on(device)
+    config = config_on(device)
     configs = [config, replace(config, **other)]
     steps = device_machine(config).steps
     alone = [steps.estimates([one])[0].time_s for one in configs]
@@ -65,7 +65,7 @@ def test_products_of_another_precision_have_their_own_time(
     ],
 )
 def test_no_kernel_for_it_runs_before_ampere(device: str, is_fused: bool) -> None:
-    config = on(device, "--attention-backend", "auto")
+    config = config_on(device, "--attention-backend", "auto")
     assert config.is_attention_fused is is_fused
     stated = replace(config, attention=Attention.FUSED)
     more = memory(config).total_nbytes - memory(stated).total_nbytes
@@ -73,8 +73,8 @@ def test_no_kernel_for_it_runs_before_ampere(device: str, is_fused: bool) -> Non
 
 
 def test_core_computes_softmax_in_fp32_where_it_is_told() -> None:
-    """Of an unfused one without its kernel, 8 layers of the recipe on an H200 used 18.9 GiB."""
-    narrow = on("H200", "--transformer-impl", "local", "--no-masked-softmax-fusion")
+    """Unfused and without its kernel, 8 layers of the recipe used 18.9 GiB on an H200."""
+    narrow = config_on("H200", "--transformer-impl", "local", "--no-masked-softmax-fusion")
     wide = replace(narrow, is_softmax_wide=True)
     fused = replace(wide, is_softmax_fused=True)
     assert (narrow.softmax_nbytes, wide.softmax_nbytes, fused.softmax_nbytes) == (2, 4, 2)

@@ -1,4 +1,4 @@
-"""What DeepSpeed's pipeline engine does otherwise than Megatron, in the one evaluation of steps."""
+"""Differences of DeepSpeed's pipeline engine from Megatron, in the one evaluation of steps."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tiny_shape import of_width
 from forerun.calib.fit.rate_priors import RatePrior, rates_prior
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.estimate import StepEstimate
-from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import ERROR_INFLATION, fit_steps
 from forerun.calib.steps.priced_items import SCALE
@@ -44,7 +44,7 @@ def config(device: str = H100, seq: int = 4096, **changed: object) -> RunConfig:
 
 
 def deviations(one: RunConfig, without: tuple[str, ...] = ()) -> dict[str, float]:
-    """Of the constants of a machine of which nothing is known."""
+    """Return log deviations of the constants of a machine of which nothing is known."""
     known = machine_times(one, without=without).conditions
     return {scale.name: scale.log_sigma for scale in scales(known)}
 
@@ -67,14 +67,14 @@ def test_attention_of_an_unstated_kernel_is_slower_and_open_on_newer_devices_alo
     """FlashAttention-2 reaches 35 % of an H100 (Shah et al. 2024), its third version 75 %."""
     long, engine = config(seq=65536), {"framework": "megatron-core 0.16.1"}
 
-    def asked(one: RunConfig) -> StepEstimate:
+    def estimate_of(one: RunConfig) -> StepEstimate:
         return fit_steps(machine_times(one)).estimate(one)
 
-    stated, unstated = asked(replace(long, **engine)), asked(long)
+    stated, unstated = estimate_of(replace(long, **engine)), estimate_of(long)
     assert 1.2 < unstated.time_s / stated.time_s < 0.75 / 0.35
     assert unstated.sigma_log > 1.3 * stated.sigma_log
     for same in ({"device": "A100"}, {"precision": Precision.FP32}):
-        one, other = (asked(replace(c, **same)) for c in (long, replace(long, **engine)))
+        one, other = (estimate_of(replace(c, **same)) for c in (long, replace(long, **engine)))
         assert one.time_s == other.time_s and one.sigma_log == other.sigma_log
 
 
@@ -106,9 +106,11 @@ def test_what_hid_behind_another_stage_comes_out_where_steps_say_so() -> None:
     theta = np.zeros((len(layouts.constants), 1))
     theta[layouts.constants.index((SCALE, "misaligned"))] = 0.9
     *steps_s, unseen_s = np.exp(layouts.log_time(theta))[:, 0].tolist()
-    told = [KnownStep(config=c, time_s=s) for c, s in zip(known, steps_s, strict=True)]
+    known_steps = [KnownStep(config=c, time_s=s) for c, s in zip(known, steps_s, strict=True)]
     assert fit_steps(base).predict([unseen]).time_s[0] < 0.7 * unseen_s
-    assert fit_steps(base, told).predict([unseen]).time_s[0] == pytest.approx(unseen_s, rel=0.1)
+    assert fit_steps(base, known_steps).predict([unseen]).time_s[0] == pytest.approx(
+        unseen_s, rel=0.1
+    )
 
 
 def test_steps_that_wait_for_the_host_scatter_unless_they_were_measured() -> None:
@@ -118,12 +120,12 @@ def test_steps_that_wait_for_the_host_scatter_unless_they_were_measured() -> Non
 
     bound, free = of(512), of(8192)
     base = machine_times(bound)
-    asked = fit_steps(base).estimates([bound, free])
-    assert asked[0].own_sigma_log > 1.5 * asked[1].own_sigma_log
-    told = fit_steps(base, [KnownStep(config=bound, time_s=asked[0].time_s)])
+    estimates = fit_steps(base).estimates([bound, free])
+    assert estimates[0].unshared_sigma_log > 1.5 * estimates[1].unshared_sigma_log
+    fitted = fit_steps(base, [KnownStep(config=bound, time_s=estimates[0].time_s)])
     other = replace(bound, batch=Batch(micro_batch_size=2, global_batch_size=64))
-    measured, blind = told.estimates([bound, other])
-    assert measured.own_sigma_log < 0.1 * blind.own_sigma_log
+    measured, blind = fitted.estimates([bound, other])
+    assert measured.unshared_sigma_log < 0.1 * blind.unshared_sigma_log
 
 
 def test_odd_vocabularies_cost_more_where_only_older_instructions_take_them() -> None:
@@ -155,9 +157,9 @@ def test_products_in_fp32_may_be_eight_times_as_fast_until_a_step_says_which() -
     assert ends.high_s[0] > 4 * ends.low_s[0]
     fast = KnownStep(config=wide, time_s=float(ends.time_s[0]) / 3)
     other = replace(wide, batch=Batch(micro_batch_size=2, global_batch_size=64))
-    told = fit_steps(machine_times(wide), [fast]).predict([other])
-    assert told.high_s[0] < 2 * told.low_s[0]
-    assert told.time_s[0] == pytest.approx(fast.time_s, rel=0.15)
+    informed = fit_steps(machine_times(wide), [fast]).predict([other])
+    assert informed.high_s[0] < 2 * informed.low_s[0]
+    assert informed.time_s[0] == pytest.approx(fast.time_s, rel=0.15)
     for sure in (config("A100"), replace(wide, device="V100")):
         ends = fit_steps(machine_times(sure)).predict([sure])
         assert ends.high_s[0] < 3 * ends.low_s[0]
@@ -184,9 +186,9 @@ def test_settings_that_are_not_modelled_widen_until_a_step_that_has_them_is_know
     open_one = replace(plain, unmodelled=tuple(names))
     base = prior_times(H100, is_attention_fused=True)
     first, second = fit_steps(base).estimates([plain, open_one])
-    beside = math.sqrt(second.sigma_log**2 - first.sigma_log**2)
+    extra_sigma_log = math.sqrt(second.sigma_log**2 - first.sigma_log**2)
     assert second.time_s == pytest.approx(first.time_s)
-    assert beside == pytest.approx(ERROR_INFLATION * RELEASE_SIGMA_LOG[UNMODELLED])
+    assert extra_sigma_log == pytest.approx(ERROR_INFLATION * RELEASE_SIGMA_LOG[UNMODELLED])
     known = fit_steps(base, [KnownStep(config=open_one, time_s=2 * first.time_s)])
     alike = replace(open_one, batch=Batch(micro_batch_size=2, global_batch_size=64))
     other = replace(alike, unmodelled=())

@@ -120,11 +120,11 @@ def test_a_machine_that_is_slower_by_a_factor_has_steps_longer_by_it(
     assert scaled.time_s == pytest.approx(factor * base.time_s, rel=1e-6)
 
 
-def of_families(found: StepEstimate) -> dict[str, float]:
+def of_families(estimate: StepEstimate) -> dict[str, float]:
     """Errors of the models of operators and transfers, without Student's inflation."""
     return {
         name.removeprefix("family "): log / ERROR_INFLATION
-        for name, log in found.error_log.items()
+        for name, log in estimate.error_log.items()
         if name.startswith("family ")
     }
 
@@ -138,7 +138,7 @@ def test_errors_add_up_within_a_family_and_in_quadrature_across(
     result = estimate_step(layout(tp=2, dp=2), estimator)
     families = of_families(result)
     assert sum(families.values()) == pytest.approx(sigma, rel=1e-3)
-    squares = sum(log**2 for log in result.error_log.values()) + result.own_sigma_log**2
+    squares = sum(log**2 for log in result.error_log.values()) + result.unshared_sigma_log**2
     assert result.sigma_log == pytest.approx(math.sqrt(squares), rel=REL)
     assert result.high_s == pytest.approx(
         result.time_s * math.exp(Z_90 * result.sigma_log), rel=REL

@@ -39,7 +39,7 @@ def test_h6_products_that_were_timed_with_norms_hold_them(
     fused = replace(apart, fuses_norms=True)
     expected_s = step_s(alone, apart, has_norms_inside=False)
     assert step_s(joined, fused, has_norms_inside=True) == pytest.approx(expected_s, rel=1e-4)
-    # What timed products alone adds the norms to them.
+    # Estimators that timed products alone add the norms to them.
     assert step_s(alone, fused, has_norms_inside=False) == pytest.approx(expected_s, rel=1e-9)
 
 
@@ -66,7 +66,7 @@ def test_h6_only_training_times_products_with_their_norms(
     calibration: Any = SimpleNamespace(
         measured={product: SimpleNamespace(is_probe=is_probe)},
         ceilings=SimpleNamespace(bytes_per_s=1e12),
-        transfers=SimpleNamespace(carrying=None),
+        transfers=SimpleNamespace(fitted_prior=None),
         weight_fracs={},
         waiting_frac=1.0,
     )

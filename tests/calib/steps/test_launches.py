@@ -1,4 +1,4 @@
-"""What graphs, recomputation, overlap and routing do to a step of experts."""
+"""Effects of graphs, recompute, overlap and routing on a step of experts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from tiny_shape import of_width
 
 from forerun.calib.layers.blocks import BlockKind, block
-from forerun.calib.layers.launches import again_frac, launched_frac, replayed_frac
+from forerun.calib.layers.launches import launched_frac, recomputed_launch_frac, replayed_frac
 from forerun.calib.steps.base_times import prior_times
-from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.steps.scales import HOST_MICROBATCH, HOST_STEP
 from forerun.calib.timeline.compiled import compile_layouts
@@ -58,14 +58,14 @@ def config(
     )
 
 
-def routed(found: RunConfig, **changed: Any) -> RunConfig:
-    model = found.model
+def routed(base: RunConfig, **changed: Any) -> RunConfig:
+    model = base.model
     assert model.experts is not None
-    return replace(found, model=replace(model, experts=replace(model.experts, **changed)))
+    return replace(base, model=replace(model, experts=replace(model.experts, **changed)))
 
 
-def seconds(found: RunConfig) -> float:
-    return float(FittedSteps(base=BASE).median_times([found])[0])
+def seconds(layout: RunConfig) -> float:
+    return float(FittedSteps(base=BASE).median_times([layout])[0])
 
 
 def test_wider_graphs_are_never_slower_and_a_whole_one_leaves_the_work() -> None:
@@ -123,15 +123,17 @@ def test_a_grace_host_is_slower_where_launches_bound_a_layer_and_nowhere_else() 
 def test_recomputed_modules_cost_in_their_order(is_launch_bound: bool) -> None:
     small = config(hidden=256 if is_launch_bound else 4096)
     modules = [("moe_act",), ("layernorm", "moe_act"), ("layernorm", "moe")]
-    again = [
+    recomputed = [
         replace(small, recompute=Recompute.SELECTIVE, recompute_modules=names) for names in modules
     ]
     whole = replace(small, recompute=Recompute.FULL)
-    times = [seconds(one) for one in (small, *again, whole)]
+    times = [seconds(one) for one in (small, *recomputed, whole)]
     assert all(after > before for before, after in itertools.pairwise(times))
-    fracs = [again_frac(block(one, BlockKind.EXPERT_LAYER)) for one in (small, *again)]
+    fracs = [
+        recomputed_launch_frac(block(one, BlockKind.EXPERT_LAYER)) for one in (small, *recomputed)
+    ]
     assert fracs[0] == 0.0 and all(np.diff(fracs) > 0)
-    assert again_frac(block(whole, BlockKind.EXPERT_LAYER, is_recomputed=True)) == 1.0
+    assert recomputed_launch_frac(block(whole, BlockKind.EXPERT_LAYER, is_recomputed=True)) == 1.0
 
 
 @pytest.mark.parametrize(("transfer_s", "delays"), [(1e-3, True), (9e-3, True), (9e-3, False)])
@@ -139,8 +141,8 @@ def test_an_exchange_beside_another_micro_batch_hides_behind_half_of_both_passes
     transfer_s: float, delays: bool
 ) -> None:
     """By hand: each product 1 ms a pass and direction, everything else nothing."""
-    beside = routed(config(), overlaps_exchange=True, delays_weight_gradients=delays)
-    compiled = compile_layouts([beside])
+    overlapped = routed(config(), overlaps_exchange=True, delays_weight_gradients=delays)
+    compiled = compile_layouts([overlapped])
 
     def time_s(item: Item) -> float:
         if isinstance(item, CollectiveCall):
@@ -155,7 +157,7 @@ def test_an_exchange_beside_another_micro_batch_hides_behind_half_of_both_passes
     window_s = 0.5 * (2e-3 + (4e-3 if delays else 2e-3))
     # There and back in each pass.
     exposed_s = 2 * max(0.0, 2 * transfer_s - window_s)
-    layers, m = beside.model.num_layers, beside.num_microbatches
+    layers, m = overlapped.model.num_layers, overlapped.num_microbatches
     assert group_times.parts_s(0)[Part.EP] == pytest.approx(layers * m * exposed_s)
 
 
@@ -164,7 +166,7 @@ def test_imbalance_costs_products_and_exchange() -> None:
     chosen = routed(even, is_balance_forced=False)
     times = [seconds(routed(chosen, imbalance=imbalance)) for imbalance in (1.0, 1.5, 2.0)]
     assert times[0] < times[1] < times[2] < 2 * times[0]
-    # What nobody counted is less certain.
+    # Imbalance that was not counted is less certain.
     first, second = (
         FittedSteps(base=BASE).estimate(routed(even, is_balance_forced=is_forced)).sigma_log
         for is_forced in (True, False)
@@ -179,9 +181,9 @@ def test_a_release_moves_its_own_level_and_an_unseen_one_is_wider() -> None:
     known = [KnownStep(config=c, time_s=seconds(c)) for c in old]
     known += [KnownStep(config=c, time_s=1.15 * seconds(c)) for c in new[:4]]
     fitted = fit_steps(BASE, known)
-    asked = config(m=16, hidden=2048)
+    unseen = config(m=16, hidden=2048)
     one, two, three = fitted.estimates(
-        [replace(asked, framework=name) for name in ("core 1", "core 2", "core 3")]
+        [replace(unseen, framework=name) for name in ("core 1", "core 2", "core 3")]
     )
     assert math.log(two.time_s / one.time_s) == pytest.approx(math.log(1.15), abs=0.05)
     assert one.time_s < three.time_s < two.time_s
@@ -195,14 +197,14 @@ def test_messages_between_nodes_that_nobody_sampled_are_wider() -> None:
         par = Parallelism(dp=16 // pp, pp=pp, ranks_per_node=ranks_per_node)
         return replace(shape, parallelism=par)
 
-    def width(known: list[RunConfig], asked: RunConfig) -> float:
+    def width(known: list[RunConfig], target: RunConfig) -> float:
         steps = [KnownStep(config=one, time_s=seconds(one)) for one in known]
-        return fit_steps(BASE, steps).estimate(asked).sigma_log
+        return fit_steps(BASE, steps).estimate(target).sigma_log
 
-    asked = layout(4, 4)
+    target = layout(4, 4)
     inside, across = layout(2, 16), layout(2, 8)
     name = "pp across nodes, never sampled"
-    estimate = fit_steps(BASE, [KnownStep(config=inside, time_s=seconds(inside))]).estimate(asked)
+    estimate = fit_steps(BASE, [KnownStep(config=inside, time_s=seconds(inside))]).estimate(target)
     assert estimate.error_log[name] > 0
-    assert width([inside], asked) > width([across], asked)
-    assert width([inside], inside) < width([inside], asked)
+    assert width([inside], target) > width([across], target)
+    assert width([inside], inside) < width([inside], target)

@@ -67,20 +67,20 @@ def row(
     )
 
 
-def passes_s(asked: StepRow, times: LayerTimes, kind: BlockKind) -> tuple[float, float, float]:
+def passes_s(profiled: StepRow, times: LayerTimes, kind: BlockKind) -> tuple[float, float, float]:
     """Forward, backward and recomputation of a block with its transfers."""
-    compiled = compile_layouts([asked.config])
+    compiled = compile_layouts([profiled.config])
     block_times = compiled.sums.times(
         times.estimates(compiled.items).time_s[:, None], contention=1.3, is_host_only=False
     )
     place = next(i for i, block in enumerate(compiled.blocks) if block.kind is kind)
-    again = block_times.recompute_s[place, 0]
-    backward = block_times.backward_pass_s[place, 0] - again
-    return block_times.forward_pass_s[place, 0], backward, again
+    recompute_s = block_times.recompute_s[place, 0]
+    backward = block_times.backward_pass_s[place, 0] - recompute_s
+    return block_times.forward_pass_s[place, 0], backward, recompute_s
 
 
-def times_of(asked: StepRow) -> LayerTimes:
-    times = row_times(asked, [profiles()])
+def times_of(profiled: StepRow) -> LayerTimes:
+    times = row_times(profiled, [profiles()])
     assert isinstance(times, LayerTimes)
     return times
 
@@ -88,17 +88,17 @@ def times_of(asked: StepRow) -> LayerTimes:
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("micro", [1, 4])
 def test_a_layer_takes_what_was_profiled_with_its_transfers(tp: int, micro: int) -> None:
-    asked = row(tp=tp, micro=micro, recompute=Recompute.FULL)
-    forward, backward, again = passes_s(asked, times_of(asked), BlockKind.LAYER)
+    profiled = row(tp=tp, micro=micro, recompute=Recompute.FULL)
+    forward, backward, recompute_s = passes_s(profiled, times_of(profiled), BlockKind.LAYER)
     assert forward == pytest.approx(micro * FORWARD_S[tp], rel=1e-4)
     assert backward == pytest.approx(micro * BACKWARD_S[tp], rel=1e-4)
-    assert again == pytest.approx(micro * FORWARD_S[tp], rel=1e-4)
+    assert recompute_s == pytest.approx(micro * FORWARD_S[tp], rel=1e-4)
 
 
 def test_a_layer_that_was_not_profiled_follows_its_work() -> None:
-    asked = row(micro=3)
-    times = times_of(asked)
-    forward, backward, _ = passes_s(asked, times, BlockKind.LAYER)
+    unprofiled = row(micro=3)
+    times = times_of(unprofiled)
+    forward, backward, _ = passes_s(unprofiled, times, BlockKind.LAYER)
     assert forward == pytest.approx(3 * FORWARD_S[1], rel=0.1)
     assert backward == pytest.approx(3 * BACKWARD_S[1], rel=0.1)
     wide = row(micro=2, hidden=2 * HIDDEN)
@@ -110,9 +110,9 @@ def test_machines_do_not_share_times_and_their_names_tell_the_network() -> None:
     near, far = row(dp=8, machine="GH-96 NDR"), row(dp=8, machine="GH-96 (4x, Slingshot-11)")
     assert times_key(near) != times_key(far)
     results = []
-    for asked in (near, far):
-        compiled = compile_layouts([asked.config])
-        times_s = row_times(asked).estimates(compiled.items).time_s
+    for step_row in (near, far):
+        compiled = compile_layouts([step_row.config])
+        times_s = row_times(step_row).estimates(compiled.items).time_s
         (reduce,) = [
             i
             for i, item in enumerate(compiled.items)

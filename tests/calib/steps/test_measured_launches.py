@@ -1,4 +1,4 @@
-"""What a busy run's host took for each operator, from records to a shape that is launch-bound.
+"""Host time of each operator in a busy run, from records to a shape that is launch-bound.
 
 Planted: a host that takes the same for any shape, and kernels that hide all of it in the run.
 """
@@ -39,8 +39,8 @@ GPU = "NVIDIA H100 80GB HBM3"
 HOOKED_STEPS = 6
 FLOP_PER_S, BYTES_PER_S = 0.6 * 989e12, 0.7 * 3.35e12
 HOST_NS = {Phase.FORWARD: 230_000, Phase.BACKWARD: 180_000}
-"""Of each operator."""
-OWN = RunConfig(
+"""Host time of each operator."""
+RUNNING = RunConfig(
     model=of_width(2048, num_layers=8, seq_length=2048, vocab_size=32000),
     parallelism=Parallelism(),
     batch=Batch(micro_batch_size=8, global_batch_size=32),
@@ -48,21 +48,21 @@ OWN = RunConfig(
     device=GPU,
 )
 TINY = replace(
-    OWN,
-    model=replace(OWN.model, seq_length=128, max_position_embeddings=128),
+    RUNNING,
+    model=replace(RUNNING.model, seq_length=128, max_position_embeddings=128),
     batch=Batch(micro_batch_size=1, global_batch_size=4),
 )
 
 
 def layer_s(phase: Phase) -> float:
     """The planted truth of one pass of a layer."""
-    layer = block(OWN, BlockKind.LAYER)
+    layer = block(RUNNING, BlockKind.LAYER)
     counts = layer.forward if phase is Phase.FORWARD else layer.backward
     return sum(count for _, count in counts) * HOST_NS[phase] / 1e9
 
 
 def device_s(operator: Operator) -> float:
-    """What the device alone takes, by shares of the data sheet that large shapes reach."""
+    """Return seconds of the device alone, at rates that large shapes reach of the data sheet."""
     shape, twice = operator.shape, 2 if operator.phase is Phase.BACKWARD else 1
     if operator.kind is OperatorKind.CORE_ATTENTION:
         batch, heads, _, seq, dim = shape
@@ -74,7 +74,7 @@ def device_s(operator: Operator) -> float:
 
 def records(*, has_host: bool = True, unknown: Iterable[OperatorKind] = ()) -> Iterator[Record]:
     """Hooked steps of one micro-batch, in which the host takes 4 % more or less by turns."""
-    work = stage_operators(OWN, 0)
+    work = stage_operators(RUNNING, 0)
     for step in range(HOOKED_STEPS):
         start = step * 10**9
         yield StepRecord(
@@ -96,7 +96,7 @@ def _record(operator: Operator, step: int, host_ns: int) -> OperatorRecord:
     )  # fmt: skip
 
 
-def table_of(folder: Path, found: Iterable[Record]) -> SampleTable:
+def table_of(folder: Path, entries: Iterable[Record]) -> SampleTable:
     """As a run writes them and a command reads them."""
     header = Header(
         schema=SCHEMA, run_id="a", rank=0, world_size=1, created_by="test", device="cuda",
@@ -104,27 +104,29 @@ def table_of(folder: Path, found: Iterable[Record]) -> SampleTable:
     )  # fmt: skip
     home = folder / "records" / "a"
     home.mkdir(parents=True)
-    lines = [json.dumps(to_dict(r)) for r in (header, RunRecord(config=OWN.to_json()), *found)]
+    lines = [
+        json.dumps(to_dict(r)) for r in (header, RunRecord(config=RUNNING.to_json()), *entries)
+    ]
     (home / "rank-00000.jsonl").write_text("\n".join(lines) + "\n")
     return build_table(read_run(folder))
 
 
 def centers(table: SampleTable) -> dict[str, tuple[float, float]]:
-    conditions = live_times(calibrate(table, device=GPU), OWN).conditions
+    conditions = live_times(calibrate(table, device=GPU), RUNNING).conditions
     return {s.name: (s.log_center, s.log_sigma) for s in scales(conditions)}
 
 
 @pytest.mark.slow
 def test_the_host_of_a_busy_run_tells_what_a_launch_bound_shape_takes(tmp_path: Path) -> None:
     blind, seen = (
-        fit_steps(live_times(calibrate(table, device=GPU), OWN)).estimates([OWN, TINY])
+        fit_steps(live_times(calibrate(table, device=GPU), RUNNING)).estimates([RUNNING, TINY])
         for table in (
             table_of(tmp_path / "blind", records(has_host=False)),
             table_of(tmp_path / "seen", records()),
         )
     )
     # The head takes its host about as long as a layer.
-    layers = OWN.model.num_layers + 1
+    layers = RUNNING.model.num_layers + 1
     truth_s = 4 * layers * (layer_s(Phase.FORWARD) + layer_s(Phase.BACKWARD))
     assert blind[1].time_s < 0.6 * truth_s
     assert seen[1].time_s == pytest.approx(truth_s, rel=0.1)
@@ -160,8 +162,8 @@ def test_without_times_of_the_host_all_is_as_it_was(tmp_path: Path) -> None:
     table = table_of(tmp_path, records(has_host=False))
     assert not any("host_ns" in to_dict(r) for r in records(has_host=False))
     older = table.samples.drop(columns=["host_s", "host_spread_log"])
-    again = replace(table, samples=normalise("samples", older))
-    assert again.equals(table) and again.sha256 == table.sha256
+    without_host = replace(table, samples=normalise("samples", older))
+    assert without_host.equals(table) and without_host.sha256 == table.sha256
     result = centers(table)
     assert result[FLOOR][1] == 0.6 and result[FLOOR_RATIO] == (math.log(1.6), 0.15)
 
@@ -170,7 +172,7 @@ def test_without_times_of_the_host_all_is_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{"uses_cuda_graphs": True}, {"device": "cpu"}])
 def test_graphs_and_processors_have_none_of_it(tmp_path: Path, changes: dict[str, object]) -> None:
     """Launches that a graph replays have no marks; on a CPU an operator is the host's work."""
-    config = replace(OWN, **changes)  # type: ignore[arg-type]
+    config = replace(RUNNING, **changes)  # type: ignore[arg-type]
     one, other = (
         live_times(calibrate(table, device=config.device), config).conditions
         for table in (

@@ -51,8 +51,8 @@ def test_a_host_gets_gradients_updates_and_sends_weights() -> None:
     """A billion parameters of one of eight GPUs: 28 GB at half of 76.8, 4 GB each way at 54.4."""
     alone = seconds(moved_nbytes=40, host_parameters=NUM)
     assert alone == pytest.approx(28 / 38.4 + 2 * 4 / 54.4, rel=1e-3)
-    beside = seconds(moved_nbytes=40, host_parameters=NUM, is_overlapped=True)
-    assert beside == pytest.approx(28 / 38.4, rel=1e-3)
+    overlapped = seconds(moved_nbytes=40, host_parameters=NUM, is_overlapped=True)
+    assert overlapped == pytest.approx(28 / 38.4, rel=1e-3)
     # ZeRO-Offload, table 4: 0.22 s on all of a host of V100, here a rank has an eighth of it.
     v100 = seconds("Tesla V100-SXM3-32GB", moved_nbytes=40, host_parameters=NUM, is_overlapped=True)
     assert v100 == pytest.approx(8 * 0.22, rel=0.01)

@@ -14,7 +14,7 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.base_times import Conditions, prior_times
-from forerun.calib.steps.known import (
+from forerun.calib.steps.known_steps import (
     MEASURED_SIGMA_LOG,
     KnownStep,
     correlations,
@@ -113,8 +113,8 @@ def errors(train: Sequence[StepRow], test: Sequence[StepRow]) -> np.ndarray:
     return np.log(predictions.time_s / [r.measured_s for r in test])
 
 
-def held_by_six(rows: Sequence[StepRow], generator: np.random.Generator) -> list[bool]:
-    """Whether each interval holds its row, six random ones of them known."""
+def covered_after_six(rows: Sequence[StepRow], generator: np.random.Generator) -> list[bool]:
+    """Return True for each row that its interval contains, once six random others are known."""
     chosen = generator.permutation(len(rows))
     train, test = [rows[i] for i in chosen[:6]], [rows[i] for i in chosen[6:]]
     predictions = fitted(train).predict(configs(test))
@@ -195,9 +195,9 @@ def test_effects_stay_with_their_width() -> None:
     is_effect = [name[0] not in (SCALE, FAMILY) for name in fit.posterior.constants]
     theta[is_effect] += 0.5
     moved = replace(fit, posterior=replace(fit.posterior, theta=theta))
-    other, own = configs([row(hidden=8192, layers=8)]), configs(rows[:6])
+    other, same_width = configs([row(hidden=8192, layers=8)]), configs(rows[:6])
     assert moved.predict(other).time_s == pytest.approx(fit.predict(other).time_s)
-    assert (moved.predict(own).time_s > 1.5 * fit.predict(own).time_s).all()
+    assert (moved.predict(same_width).time_s > 1.5 * fit.predict(same_width).time_s).all()
 
 
 def test_order_of_rows_does_not_matter() -> None:
@@ -227,7 +227,7 @@ def test_intervals_cover_cells_that_differ_as_assumed() -> None:
             replace(r, measured_s=r.measured_s * math.exp(cells[effects_of(r.config)[-1]]))
             for r in rows
         ]
-        inside += held_by_six(rows, generator)
+        inside += covered_after_six(rows, generator)
     assert 0.82 <= np.mean(inside) <= 0.99
 
 
@@ -289,7 +289,7 @@ def test_intervals_cover_layouts_that_miss_alike() -> None:
             replace(r, measured_s=r.measured_s * math.exp(miss))
             for r, miss in zip(rows, misses, strict=True)
         ]
-        inside += held_by_six(rows, generator)
+        inside += covered_after_six(rows, generator)
     assert 0.82 <= np.mean(inside) <= 0.99
 
 

@@ -18,7 +18,7 @@ from forerun.calib.fit.estimates import Source
 from forerun.calib.layers.stage_work import collective_uses, stage_operators
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.estimate import StepTerms
-from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.model import ERROR_INFLATION, FittedSteps, fit_steps
 from forerun.calib.timeline.items import Part
 from forerun.calib.timeline.terms import Term, term_of, term_of_role
@@ -43,9 +43,9 @@ def only(steps: FittedSteps, config: RunConfig) -> StepTerms:
     return terms
 
 
-def error_sums(found: StepTerms) -> dict[str, float]:
+def error_sums(terms: StepTerms) -> dict[str, float]:
     out: dict[str, float] = {}
-    for errors in found.error_s.values():
+    for errors in terms.error_s.values():
         for name, error in errors.items():
             out[name] = out.get(name, 0.0) + error
     return out
@@ -54,12 +54,12 @@ def error_sums(found: StepTerms) -> dict[str, float]:
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(chosen=LAYOUTS, is_told=st.booleans())
+@given(chosen=LAYOUTS, is_measured=st.booleans())
 def test_terms_add_up_to_the_step_and_their_errors_to_its_error(
-    layout: Layout, planted: Callable[..., Any], chosen: dict[str, Any], is_told: bool
+    layout: Layout, planted: Callable[..., Any], chosen: dict[str, Any], is_measured: bool
 ) -> None:
-    told = (layout(device=chosen["device"]), 0.5) if is_told else ()
-    terms = only(steps_of(planted(), *told), layout(**chosen))
+    measured = (layout(device=chosen["device"]), 0.5) if is_measured else ()
+    terms = only(steps_of(planted(), *measured), layout(**chosen))
     step = terms.estimate
     assert sum(terms.terms_s.values()) == pytest.approx(step.time_s, rel=REL)
     assert (
@@ -141,7 +141,7 @@ def test_an_error_of_transfers_is_in_their_term_alone(
     moved = {term: errors.get("family tp", 0.0) for term, errors in terms.error_s.items()}
     expected = 0.1 * ERROR_INFLATION * terms.terms_s[Term.TP]
     assert moved.pop(Term.TP) == pytest.approx(expected, rel=1e-3)
-    # What is left are second orders of the slope.
+    # The rest is second-order in the slope.
     assert max(map(abs, moved.values())) < 1e-3 * expected
 
 

@@ -71,32 +71,32 @@ def planted() -> FittedTimes:
     return table_times([table], device=DEVICE, is_attention_fused=True)
 
 
-def asked(kind: OperatorKind, phase: Phase, *shape: int) -> Operator:
+def operator(kind: OperatorKind, phase: Phase, *shape: int) -> Operator:
     return Operator(kind=kind, phase=phase, shape=shape, element_nbytes=2)
 
 
 def test_a_measured_product_takes_its_time_by_any_role(planted: FittedTimes) -> None:
     unit = 2 * 2048 * 4096 * 8192 / RATE
     for kind in (Kind.LINEAR_QKV, Kind.LINEAR_FC1, Kind.LOGITS, Kind.LINEAR):
-        forward, again, backward = planted.times_s(
+        forward, recomputed, backward = planted.times_s(
             [
-                asked(kind, phase, 2048, 4096, 8192)
+                operator(kind, phase, 2048, 4096, 8192)
                 for phase in (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD)
             ]
         )
         assert forward == pytest.approx(unit, rel=1e-9)
-        assert again == pytest.approx(unit, rel=1e-9)
+        assert recomputed == pytest.approx(unit, rel=1e-9)
         # The weight gradient that is added into an fp32 buffer, three times as slow, counts.
         assert backward == pytest.approx((1 + 3) * unit, rel=1e-9)
 
 
 def test_a_product_between_measured_ones_follows_their_rate(planted: FittedTimes) -> None:
-    (result,) = planted.times_s([asked(Kind.LINEAR_FC2, Phase.FORWARD, 2048, 6144, 6144)])
+    (result,) = planted.times_s([operator(Kind.LINEAR_FC2, Phase.FORWARD, 2048, 6144, 6144)])
     assert result == pytest.approx(2 * 2048 * 6144**2 / RATE, rel=0.1)
 
 
 def test_what_no_table_has_moves_the_bytes_of_fused_kernels(planted: FittedTimes) -> None:
-    norm = asked(Kind.NORM, Phase.FORWARD, 4096, 4096)
+    norm = operator(Kind.NORM, Phase.FORWARD, 4096, 4096)
     (result,) = planted.times_s([norm])
     assert result == pytest.approx(law_time_s(norm, device_prior(DEVICE)), rel=1e-9)
     unfused = prior_times(DEVICE, is_attention_fused=False)
@@ -117,14 +117,14 @@ def test_two_products_of_attention_are_told_by_their_sizes() -> None:
         ("dropout", Kind.ELEMENTWISE, forward, "131072x2048", 20e-5),
     ]
     times = table_times([operators(rows)], device=DEVICE, is_attention_fused=False)
-    (result,) = times.times_s([asked(Kind.CORE_ATTENTION, forward, 2, 32, 32, 1024, 128)])
+    (result,) = times.times_s([operator(Kind.CORE_ATTENTION, forward, 2, 32, 32, 1024, 128)])
     assert result == pytest.approx((1 + 2 + 3 + 0.5) * 1e-4, rel=1e-9)
 
 
 def test_a_layer_has_two_of_the_additions_that_tables_time() -> None:
     rows = [("res_add", Kind.RESIDUAL, Phase.FORWARD, f"{n}x1024", n * 1e-8) for n in (1000, 2000)]
     times = table_times([operators(rows)], device=DEVICE, is_attention_fused=False)
-    (result,) = times.times_s([asked(Kind.RESIDUAL, Phase.FORWARD, 1000, 1024)])
+    (result,) = times.times_s([operator(Kind.RESIDUAL, Phase.FORWARD, 1000, 1024)])
     assert result == pytest.approx(2 * 1e-5, rel=1e-9)
 
 
@@ -133,7 +133,7 @@ def test_other_devices_and_flagged_rows_do_not_count() -> None:
     other = other.assign(device="H100", time_s=1.0)
     bad = bad.assign(flag="copied", time_s=2.0)
     tables = operator_tables([good, other, bad], device=DEVICE)
-    (result,) = tables.times_s([asked(Kind.LINEAR, Phase.FORWARD, 2048, 2048, 2048)])
+    (result,) = tables.times_s([operator(Kind.LINEAR, Phase.FORWARD, 2048, 2048, 2048)])
     assert result == pytest.approx(2 * 2048**3 / RATE)
     assert not tables.has(Kind.LINEAR, Phase.BACKWARD)
 
@@ -191,14 +191,14 @@ def test_fused_kernels_move_what_they_read_and_write() -> None:
     forward, backward = Phase.FORWARD, Phase.BACKWARD
     # tokens 10, 4 of ffn on either side of the gate, two bytes: read 8, write 4; backwards read 8
     # and 4, write 8.
-    assert fused_nbytes(asked(Kind.ACTIVATION, forward, 10, 8, 4)) == 10 * 2 * 12
-    assert fused_nbytes(asked(Kind.ACTIVATION, backward, 10, 8, 4)) == 10 * 2 * 20
+    assert fused_nbytes(operator(Kind.ACTIVATION, forward, 10, 8, 4)) == 10 * 2 * 12
+    assert fused_nbytes(operator(Kind.ACTIVATION, backward, 10, 8, 4)) == 10 * 2 * 20
     # Three copies of each of 10 rows of 4 are written, one is read.
-    assert fused_nbytes(asked(Kind.PERMUTE, forward, 10, 4, 3)) == 10 * 4 * 2 * 4
+    assert fused_nbytes(operator(Kind.PERMUTE, forward, 10, 4, 3)) == 10 * 4 * 2 * 4
     # 40 bytes a logit over both phases.
-    loss = [fused_nbytes(asked(Kind.LOSS, phase, 10, 100)) for phase in (forward, backward)]
+    loss = [fused_nbytes(operator(Kind.LOSS, phase, 10, 100)) for phase in (forward, backward)]
     assert sum(loss) == 40 * 10 * 100
     # The dense gradient of the table: written and read in two bytes, the fp32 buffer read and
     # written.
-    there = fused_nbytes(asked(Kind.EMBEDDING, backward, 1, 8, 1000))
-    assert there - fused_nbytes(asked(Kind.EMBEDDING, forward, 1, 8, 1000)) == 8 * 1000 * 12
+    there = fused_nbytes(operator(Kind.EMBEDDING, backward, 1, 8, 1000))
+    assert there - fused_nbytes(operator(Kind.EMBEDDING, forward, 1, 8, 1000)) == 8 * 1000 * 12

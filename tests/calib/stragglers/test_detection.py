@@ -58,16 +58,16 @@ def named(report: StragglerReport) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("sigma_log", [CPU_SIGMA_LOG, GPU_SIGMA_LOG])
 def test_the_planted_rank_is_named_and_in_steady_runs_nobody(sigma_log: float) -> None:
     excess, draw = max(5 * sigma_log, 0.1), np.random.default_rng(0)
-    num_found = num_false = 0
+    num_named = num_false = 0
     for name in ("dp4", "tp2 dp2", "pp2 dp2", "pp4"):
         layout = LAYOUTS[name]
         for _ in range(NUM_DRAWS):
             rank = int(draw.integers(layout.num_ranks))
             slow = recorded(layout, draw, sigma_log=sigma_log, slower={rank: excess})
-            num_found += named(find_stragglers(slow, WORK_S)) == [(rank,)]
+            num_named += named(find_stragglers(slow, WORK_S)) == [(rank,)]
             steady = recorded(layout, draw, sigma_log=sigma_log)
             num_false += bool(find_stragglers(steady, WORK_S).slow)
-    assert num_found >= 0.95 * 4 * NUM_DRAWS and num_false <= 0.05 * 4 * NUM_DRAWS
+    assert num_named >= 0.95 * 4 * NUM_DRAWS and num_false <= 0.05 * 4 * NUM_DRAWS
 
 
 def test_windows_of_few_steps_tell_together_what_one_cannot() -> None:

@@ -43,8 +43,8 @@ def exchange_s(config: RunConfig, each_s: float) -> tuple[float, float]:
 def pair(layout: Callable[..., RunConfig]) -> tuple[RunConfig, RunConfig]:
     """The exchange before and after the shared experts, and beside them."""
     out = []
-    for is_beside in (False, True):
-        experts = replace(EXPERTS, overlaps_shared=is_beside)
+    for is_overlapped in (False, True):
+        experts = replace(EXPERTS, overlaps_shared=is_overlapped)
         config = layout(model={"experts": experts}, dp=2, par={"ep": 2})
         out.append(replace(config, device=GPU))
     return out[0], out[1]
@@ -53,23 +53,23 @@ def pair(layout: Callable[..., RunConfig]) -> tuple[RunConfig, RunConfig]:
 def test_a_long_exchange_hides_all_work_of_the_shared_experts(
     pair: tuple[RunConfig, RunConfig],
 ) -> None:
-    (apart, after), (together, beside) = (exchange_s(config, 2e-3) for config in pair)
+    (apart, after), (together, overlapped) = (exchange_s(config, 2e-3) for config in pair)
     passes = 2 * pair[0].num_microbatches * pair[0].model.num_layers
-    assert after - beside == pytest.approx(passes * WORK_S, rel=1e-6)
-    assert apart - together == pytest.approx(after - beside, rel=1e-6)
+    assert after - overlapped == pytest.approx(passes * WORK_S, rel=1e-6)
+    assert apart - together == pytest.approx(after - overlapped, rel=1e-6)
 
 
 def test_a_short_exchange_is_hidden_itself(pair: tuple[RunConfig, RunConfig]) -> None:
-    (apart, after), (together, beside) = (exchange_s(config, 1e-4) for config in pair)
-    assert after > 0.0 == pytest.approx(beside, abs=1e-12)
+    (apart, after), (together, overlapped) = (exchange_s(config, 1e-4) for config in pair)
+    assert after > 0.0 == pytest.approx(overlapped, abs=1e-12)
     assert apart - together == pytest.approx(after, rel=1e-6)
 
 
 def test_gathers_of_the_shared_input_hide_behind_the_sort(layout: Callable[..., RunConfig]) -> None:
     """Over tp 2 the input is gathered and the result scattered while two permutes of rows run."""
     steps = []
-    for is_beside in (False, True):
-        experts = replace(EXPERTS, overlaps_shared=is_beside)
+    for is_overlapped in (False, True):
+        experts = replace(EXPERTS, overlaps_shared=is_overlapped)
         par = {"ep": 2, "etp": 1, "is_sequence_parallel": True}
         config = layout(model={"experts": experts}, tp=2, dp=2, par=par)
         compiled = compile_layouts([replace(config, device=GPU)])

@@ -17,7 +17,7 @@ from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluation import evaluate, simulate_each, simulate_long, step_times
 from forerun.calib.timeline.graph import pipeline_costs
 from forerun.calib.timeline.items import Item
-from forerun.calib.timeline.overlap import beyond
+from forerun.calib.timeline.overlap import exposed_part
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulation import simulate
 from forerun.calib.workload.collectives import Collective
@@ -96,7 +96,7 @@ def test_cpu_and_accelerator_do_not_mix(layout: Layout) -> None:
 def test_a_transfer_beside_work_is_never_slower_than_after_it(
     transfer: float, work: float, contention: float
 ) -> None:
-    value = float(beyond(np.array([transfer]), np.array([work]), contention)[0])
+    value = float(exposed_part(np.array([transfer]), np.array([work]), contention)[0])
     assert max(0.0, transfer - work) * (1 - REL) <= value + 1e-12
     assert value <= transfer * (1 + REL)
 
@@ -179,7 +179,7 @@ def test_layers_in_16_bits_beside_such_in_8_are_those_at_either_end(
             if operator.kind is OperatorKind.LINEAR_FC1:
                 result[operator.is_wide] += count
         assert result == {True: num_wide, False: 2 - num_wide}
-    # Of products as small as these the casts take more than 8 bits save.
+    # For products as small as these, casts cost more than 8 bits save.
     ends_s = sorted(median_times([one], planted())[0] for one in (layout(**common), narrow))
     assert ends_s[0] < median_times([wide], planted())[0] < ends_s[1]
 
@@ -216,10 +216,12 @@ def test_the_first_gather_runs_beside_the_update_of_other_chunks(
 
     par = {"vp": 2, "is_optimizer_distributed": True, "overlaps_param_gather": True}
     model = {"num_layers": 8}
-    plain, beside = (
-        layout(pp=2, dp=2, device=GPU, model=model, par=par | {"gathers_beside_update": is_beside})
-        for is_beside in (False, True)
+    plain, overlapped = (
+        layout(
+            pp=2, dp=2, device=GPU, model=model, par=par | {"gathers_beside_update": is_overlapped}
+        )
+        for is_overlapped in (False, True)
     )
     exposed_s = step_of(plain, times_s) - update
     assert exposed_s > 0
-    assert step_of(beside, times_s) == pytest.approx(update + max(0, exposed_s - update / 2))
+    assert step_of(overlapped, times_s) == pytest.approx(update + max(0, exposed_s - update / 2))

@@ -59,10 +59,12 @@ def test_offloaded_inputs_leave_the_device(layout: Layout) -> None:
     """Kept bytes fall by those of the modules, and each copy carries just these."""
     bare = layout(device=GPU, precision=Precision.BF16)
     config = replace(bare, offload_modules=("core_attn", "attn_proj"))
-    kept, left = (layer_activations(c, has_experts=False).kept_nbytes for c in (bare, config))
+    all_nbytes, remaining_nbytes = (
+        layer_activations(c, has_experts=False).saved_nbytes for c in (bare, config)
+    )
     names = ("query, key, value", "attention output")
     away = sum(s.nbytes for s in layer_tensors(bare, has_experts=False) if s.name in names)
-    assert 0 < away == pytest.approx(kept - left)
+    assert 0 < away == pytest.approx(all_nbytes - remaining_nbytes)
     copies = [
         item
         for item in compile_layouts([config]).items
@@ -76,9 +78,9 @@ def test_offloaded_inputs_leave_the_device(layout: Layout) -> None:
 
 
 def test_what_runs_again_is_not_copied(layout: Layout) -> None:
-    again = {"recompute": Recompute.SELECTIVE, "recompute_modules": ("moe_act",)}
+    selective = {"recompute": Recompute.SELECTIVE, "recompute_modules": ("moe_act",)}
     whole = {"recompute": Recompute.FULL}
-    names = {"moe_act": again, "attn_norm": whole}
+    names = {"moe_act": selective, "attn_norm": whole}
     for name, recompute in names.items():
         model = {"experts": EXPERTS}
         config = layout(device=GPU, model=model, offload_modules=(name,), **recompute)
@@ -90,25 +92,25 @@ def test_what_runs_again_is_not_copied(layout: Layout) -> None:
 
 def test_every_module_names_a_tensor(layout: Layout) -> None:
     config = layout(device=GPU, model={"experts": EXPERTS})
-    told = {saved.offload for saved in layer_tensors(config, has_experts=True)}
-    assert told - {""} == OFFLOADED_MODULES - {"fused_group_mlp"}
+    modules = {saved.offload for saved in layer_tensors(config, has_experts=True)}
+    assert modules - {""} == OFFLOADED_MODULES - {"fused_group_mlp"}
 
 
 def test_pages_hold_less_than_buffers(layout: Layout) -> None:
     """Buffers for 1.5 times the even rows: kept whole, or their rows copied to 1.1 times."""
     roomy = replace(EXPERTS, rank_capacity_factor=1.5)
     paged = replace(roomy, stash_factor=1.1)
-    kept = []
+    saved_nbytes = []
     for experts in (EXPERTS, roomy, paged):
         config = layout(device=GPU, model={"experts": experts}, precision=Precision.BF16)
         tensors = layer_tensors(config, has_experts=True)
-        kept.append(sum(s.nbytes for s in tensors if s.name.startswith("expert")))
-    assert kept[1] == pytest.approx(1.5 * kept[0])
-    assert kept[2] == pytest.approx(1.1 * kept[0])
+        saved_nbytes.append(sum(s.nbytes for s in tensors if s.name.startswith("expert")))
+    assert saved_nbytes[1] == pytest.approx(1.5 * saved_nbytes[0])
+    assert saved_nbytes[2] == pytest.approx(1.1 * saved_nbytes[0])
     paged_config = layout(device=GPU, model={"experts": paged}, precision=Precision.BF16)
     moved = [
         item.shape[1] * item.element_nbytes
         for item in compile_layouts([paged_config]).items
         if isinstance(item, Operator) and item.kind is OperatorKind.PERMUTE and item.shape[0] == 1
     ]
-    assert moved == pytest.approx([kept[2]] * 2, rel=1e-3)
+    assert moved == pytest.approx([saved_nbytes[2]] * 2, rel=1e-3)

@@ -1,4 +1,4 @@
-"""What prefetching hides, against the recurrence of two streams (Zhao et al. 2023, figure 5)."""
+"""Time hidden by prefetching, against the two-stream recurrence (Zhao et al. 2023, figure 5)."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_a_forward_pass_is_that_of_two_streams(num: int, gather_s: float, pass_s
         contention=1.0,
         is_host_only=False,
     )
-    own = zero + pass_s
-    each = own + shards.exposed(Placement.FORWARD, own)
-    values = num * each + shards.edge(Placement.FORWARD, own)
+    compute_s = zero + pass_s
+    each = compute_s + shards.exposed(Placement.FORWARD, compute_s)
+    values = num * each + shards.edge(Placement.FORWARD, compute_s)
     assert values.item() == pytest.approx(forward_s(num, gather_s, pass_s), rel=1e-9)
 
 

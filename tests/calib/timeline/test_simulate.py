@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.timeline import simulation
-from forerun.calib.timeline.graph import PipelineCosts, joined, pipeline_costs
+from forerun.calib.timeline.graph import PipelineCosts, concat_costs, pipeline_costs
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulation import Floats, Simulation, simulate
 from forerun.calib.workload.parallelism import Schedule
@@ -20,9 +20,9 @@ REL = 1e-9
 TIMES = st.integers(1, 9)
 
 
-def idle_s(found: Simulation) -> Floats:
-    """What remains of the makespan on each stage: waiting for others."""
-    return found.makespan_s - found.compute_s - found.transfer_s
+def idle_s(timings: Simulation) -> Floats:
+    """Return the bubble of each stage: makespan less compute and transfers."""
+    return timings.makespan_s - timings.compute_s - timings.transfer_s
 
 
 @given(p=st.integers(1, 10), m=st.integers(1, 40), f=TIMES, b=TIMES)
@@ -61,14 +61,14 @@ def test_zero_bubble_schedules_follow_the_closed_forms(
     w, m = data.draw(st.integers(1, min(f, b))), 2 * p - 1 + extra
     costs = pipeline_costs([float(f)] * p, [float(b + w)] * p, weight_gradient_s=[float(w)] * p)
 
-    def found(schedule: Schedule) -> Any:
+    def simulated(schedule: Schedule) -> Any:
         return simulate(costs, Pipeline(num_stages=p, num_microbatches=m, schedule=schedule))
 
     work = m * (f + b + w)
-    h1, h2 = found(Schedule.ZERO_BUBBLE_H1), found(Schedule.ZERO_BUBBLE_H2)
+    h1, h2 = simulated(Schedule.ZERO_BUBBLE_H1), simulated(Schedule.ZERO_BUBBLE_H2)
     assert h1.makespan_s.tolist() == [work + (p - 1) * (f + b - w)]
-    own = h2.end_s[:, 0] - f * np.arange(p)
-    assert own.max() == work + (p - 1) * (f + b - 2 * w)
+    steps_s = h2.end_s[:, 0] - f * np.arange(p)
+    assert steps_s.max() == work + (p - 1) * (f + b - 2 * w)
 
 
 def test_two_stages_with_transfers_match_a_hand_count() -> None:
@@ -189,7 +189,7 @@ def test_alternatives_side_by_side_do_not_touch_each_other(
 ) -> None:
     costs = data.draw(costs_of(pipeline, num_columns=3))
     alone = [column_of(costs, index) for index in range(3)]
-    for together in (simulate(costs, pipeline), simulate(joined(alone), pipeline)):
+    for together in (simulate(costs, pipeline), simulate(concat_costs(alone), pipeline)):
         for index, one in enumerate(alone):
             part, expected = together.columns(index, index + 1), simulate(one, pipeline)
             assert part.end_s.tolist() == expected.end_s.tolist()

@@ -24,15 +24,17 @@ def test_spans_agree_with_the_bulk_to_the_last_bit(pipeline: Pipeline, data: st.
     one = spans(column_of(costs, column), pipeline)
     assert max(s.end_s for s in one) == simulation.makespan_s[column]
     for stage in range(pipeline.num_stages):
-        own = [s for s in one if s.stage == stage and s.kind is not TaskKind.TRANSFER]
-        last = max(s.end_s for s in own)
+        stage_spans = [s for s in one if s.stage == stage and s.kind is not TaskKind.TRANSFER]
+        last = max(s.end_s for s in stage_spans)
         assert last <= simulation.end_s[stage, column]
-        busy_s = sum(s.end_s - s.start_s for s in own if s.kind not in MESSAGES)
+        busy_s = sum(s.end_s - s.start_s for s in stage_spans if s.kind not in MESSAGES)
         assert busy_s == pytest.approx(simulation.compute_s[stage, column], rel=REL)
         if pipeline.num_virtual_stages == 1 and not pipeline.splits_backward:
             assert last == simulation.end_s[stage, column]
-            held_s = sum(s.end_s - s.start_s for s in own if s.kind in MESSAGES)
-            assert held_s == pytest.approx(simulation.transfer_s[stage, column], rel=REL, abs=REL)
+            transfer_s = sum(s.end_s - s.start_s for s in stage_spans if s.kind in MESSAGES)
+            assert transfer_s == pytest.approx(
+                simulation.transfer_s[stage, column], rel=REL, abs=REL
+            )
 
 
 @settings(max_examples=100)
@@ -58,8 +60,8 @@ def test_spans_are_those_of_a_plain_event_driven_run(
 def test_a_stage_computes_one_thing_at_a_time(pipeline: Pipeline, data: st.DataObject) -> None:
     result = spans(data.draw(costs_of(pipeline)), pipeline)
     for stage in range(pipeline.num_stages):
-        own = [s for s in result if s.stage == stage and s.kind not in MESSAGES]
-        assert all(after.start_s >= before.end_s for before, after in pairwise(own))
+        compute_spans = [s for s in result if s.stage == stage and s.kind not in MESSAGES]
+        assert all(after.start_s >= before.end_s for before, after in pairwise(compute_spans))
 
 
 def test_a_slow_last_stage_never_waits() -> None:

@@ -1,4 +1,4 @@
-"""What is left out of a table of collectives, and that a planted machine is found again."""
+"""Held-out splits of a table of collectives, and recovery of a planted machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def test_repeats_of_a_payload_are_on_one_side_and_a_fifth_is_scored() -> None:
     curve = ["num_nodes", "nbytes"]
     drawn = list(transfer_splits(table, "random", [0, 1, 0]))
     for split in drawn:
-        known, asked = (
+        known, scored = (
             set(map(tuple, table.loc[mask, curve].to_numpy().tolist()))
             for mask in (split.train, split.test)
         )
-        assert not known & asked
-        assert (len(known), len(asked)) == (2 * 17, 2 * 4)
+        assert not known & scored
+        assert (len(known), len(scored)) == (2 * 17, 2 * 4)
     assert np.array_equal(drawn[0].test, drawn[2].test)
     assert not np.array_equal(drawn[0].test, drawn[1].test)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from step_fixtures import grid
 
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.validation import MAX_LEFT_OUT, MAX_SUBSETS, Fold, step_folds
+from forerun.calib.validation import MAX_HELD_OUT, MAX_SUBSETS, Fold, step_folds
 
 
 def two_machines() -> list[StepRow]:
@@ -50,5 +50,5 @@ def test_one_out_leaves_every_row_out_once_up_to_a_number() -> None:
     rows = grid()
     folds = list(step_folds(rows, None))
     assert sorted(fold.test for fold in folds) == [(i,) for i in range(len(rows))]
-    many = rows * (MAX_LEFT_OUT // len(rows) + 2)
-    assert len(list(step_folds(many, None))) == MAX_LEFT_OUT
+    many = rows * (MAX_HELD_OUT // len(rows) + 2)
+    assert len(list(step_folds(many, None))) == MAX_HELD_OUT

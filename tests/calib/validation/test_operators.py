@@ -26,11 +26,11 @@ def test_planted_times_are_found_on_rows_that_were_not_seen(
     ]
     assert all(r["mape_frac"] < 1e-9 and r["coverage_90_frac"] == 1 for r in rows)
     for model in method.models:
-        seen, asked = (
+        seen, predicted = (
             {name.split("/")[0]: set(map(tuple, sizes)) for name, sizes in side.items()}
-            for side in (model.seen, model.asked)
+            for side in (model.seen, model.predicted)
         )
-        assert asked and not any(seen[name] & asked[name] for name in asked)
+        assert predicted and not any(seen[name] & predicted[name] for name in predicted)
 
 
 def test_phases_of_a_shape_fall_on_one_side_whatever_their_order(planted: pd.DataFrame) -> None:
@@ -39,7 +39,7 @@ def test_phases_of_a_shape_fall_on_one_side_whatever_their_order(planted: pd.Dat
         method = Method()
         score_operators(frame, "random", [0], fit=method.fit)
         for model in method.models:
-            for side in (model.seen, model.asked):
+            for side in (model.seen, model.predicted):
                 for name in ("qkv", "fc1"):
                     sizes = [sorted(side[f"{name}/{phase}"]) for phase in ("forward", "backward")]
                     assert sizes[0] == sizes[1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.validation import figures, joined, noise_floors, score_rows
+from forerun.calib.validation import concat_scored, figures, noise_floors, score_rows
 
 
 def scored(
@@ -37,7 +37,7 @@ def test_figures_are_relative_to_what_was_measured() -> None:
 
 def test_all_weighs_groups_not_rows() -> None:
     rows = score_rows(
-        joined([scored("few", [1.0], [1.4]), scored("many", [1.0] * 9, [1.0] * 9)]), "t"
+        concat_scored([scored("few", [1.0], [1.4]), scored("many", [1.0] * 9, [1.0] * 9)]), "t"
     )
     assert [(r["group"], r["n"]) for r in rows] == [("all", 10), ("few", 1), ("many", 9)]
     assert rows[0]["mape_frac"] == pytest.approx(0.2)
@@ -51,7 +51,7 @@ def test_all_weighs_groups_not_rows() -> None:
 def test_parts_of_a_group_score_as_the_whole(cut: int, values: list[float]) -> None:
     ones = [1.0] * 5
     parts = [scored("g", ones[:cut], values[:cut]), scored("g", ones[cut:], values[cut:])]
-    assert figures(joined(parts)) == figures(scored("g", ones, values))
+    assert figures(concat_scored(parts)) == figures(scored("g", ones, values))
 
 
 def test_the_noise_floor_is_what_repeats_differ_by() -> None:

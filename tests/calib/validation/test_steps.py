@@ -15,7 +15,7 @@ from step_fixtures import grid, layout, row
 from forerun.calib.memory.peak import memory
 from forerun.calib.records.step_rows import StepKind, StepPredictions, StepRow
 from forerun.calib.validation import (
-    joined,
+    concat_scored,
     layout_text,
     score_folds,
     step_folds,
@@ -27,13 +27,13 @@ from forerun.calib.validation import (
 
 
 @dataclass
-class Told:
+class FixedPredictions:
     """A model that says what it is told, and remembers what it saw."""
 
     times: dict[str, float]
     seen: list[float] = field(default_factory=list)
 
-    def fit(self, rows: Sequence[StepRow]) -> Told:
+    def fit(self, rows: Sequence[StepRow]) -> FixedPredictions:
         self.seen += [r.measured_s for r in rows]
         return self
 
@@ -44,8 +44,8 @@ class Told:
 
 
 def scored(rows: Sequence[StepRow], predicted: Sequence[float]) -> pd.DataFrame:
-    model = Told({r.row_id: t for r, t in zip(rows, predicted, strict=True)})
-    return joined(score_folds(rows, step_folds(rows, 0, 1), model.fit))
+    model = FixedPredictions({r.row_id: t for r, t in zip(rows, predicted, strict=True)})
+    return concat_scored(score_folds(rows, step_folds(rows, 0, 1), model.fit))
 
 
 def ranked(measured: Sequence[float]) -> list[StepRow]:
@@ -83,8 +83,10 @@ def test_groups_of_three_are_not_ranked_and_draws_are_ranked_apart() -> None:
     rows = ranked([1.0, 2.0, 3.0, 4.0])
     (whole, _) = step_results(scored(rows[:3], [1.0, 2.0, 3.0]), "t")
     assert whole["kendall_tau"] is None and whole["regret_median_frac"] is None
-    one_out = score_folds(rows, step_folds(rows, None), Told({r.row_id: 1.0 for r in rows}).fit)
-    (whole, _) = step_results(joined(one_out), "t")
+    one_out = score_folds(
+        rows, step_folds(rows, None), FixedPredictions({r.row_id: 1.0 for r in rows}).fit
+    )
+    (whole, _) = step_results(concat_scored(one_out), "t")
     assert whole["n"] == 4 and whole["regret_median_frac"] == 0
 
 
@@ -103,9 +105,9 @@ def test_memory_is_offset_by_the_calibration_rows() -> None:
     rows = ranked([1.0, 2.0, 3.0, 4.0])
     peaks = [memory(r.config).allocated_nbytes + 2e9 for r in rows]
     rows = [replace(r, measured_memory_nbytes=p) for r, p in zip(rows, peaks, strict=True)]
-    model = Told({r.row_id: 1.0 for r in rows})
-    cold = step_results(joined(score_folds(rows, step_folds(rows, 0, 1), model.fit)), "t")[0]
-    warm = step_results(joined(score_folds(rows, step_folds(rows, 1, 1), model.fit)), "t")[0]
+    model = FixedPredictions({r.row_id: 1.0 for r in rows})
+    cold = step_results(concat_scored(score_folds(rows, step_folds(rows, 0, 1), model.fit)), "t")[0]
+    warm = step_results(concat_scored(score_folds(rows, step_folds(rows, 1, 1), model.fit)), "t")[0]
     assert cold["memory_mape_frac"] == pytest.approx(np.mean([2e9 / p for p in peaks]), rel=1e-3)
     assert warm["memory_mape_frac"] == pytest.approx(0, abs=1e-9)
     assert step_results(scored(ranked([1.0] * 4), [1.0] * 4), "t")[0]["memory_mape_frac"] is None
@@ -117,8 +119,10 @@ def test_abstaining_is_counted_not_scored() -> None:
     (whole, _) = step_results(frame, "t")
     assert (whole["n"], whole["num_abstained"]) == (4, 1)
     assert whole["mape_frac"] == pytest.approx(0.1) and whole["kendall_tau"] is None
-    told = step_rows(frame, "t")
-    assert told[1]["predicted_s"] is None and told[0]["predicted_s"] == pytest.approx(1.1)
+    scored_rows = step_rows(frame, "t")
+    assert scored_rows[1]["predicted_s"] is None and scored_rows[0]["predicted_s"] == pytest.approx(
+        1.1
+    )
 
 
 def test_no_rows_have_no_worst() -> None:
@@ -135,8 +139,10 @@ def test_worst_rows_are_named_with_sign_and_layout() -> None:
 def test_machines_draws_and_synthetic_rows_are_told() -> None:
     rows = grid(lambda c: float(c.parallelism.num_ranks))
     rows = [replace(r, machine="ab"[i % 2], kind=StepKind.SYNTHETIC) for i, r in enumerate(rows)]
-    model = Told({r.row_id: 10.0 for r in rows})
-    results = step_results(joined(score_folds(rows, step_folds(rows, 10, 3), model.fit)), "t")
+    model = FixedPredictions({r.row_id: 10.0 for r in rows})
+    results = step_results(
+        concat_scored(score_folds(rows, step_folds(rows, 10, 3), model.fit)), "t"
+    )
     assert [r["group"] for r in results[:3]] == ["all", "a", "b"]
     assert all(r["is_synthetic"] for r in results)
     assert results[0]["n"] == sum(r["n"] for r in results[1:3]) == 3 * (len(rows) - 20)

@@ -78,8 +78,8 @@ def test_every_word_of_a_json_object_names_an_attribute() -> None:
         roots = {(path or key).split(".")[0] for key, _, path in paths}
         assert roots - {""} <= names, kind
         # One that writes its object by hand would be taken apart by its fields inside another.
-        for held in hints_of(kind).values():
-            for part in (held, *get_args(held)):
+        for hint in hints_of(kind).values():
+            for part in (hint, *get_args(hint)):
                 assert not hasattr(part, "to_json") or issubclass(part, Encoded), (kind, part)
 
 
@@ -91,4 +91,4 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 def subclasses(kind: type) -> set[type]:
-    return {one for own in kind.__subclasses__() for one in (own, *subclasses(own))}
+    return {one for subclass in kind.__subclasses__() for one in (subclass, *subclasses(subclass))}

@@ -37,7 +37,7 @@ def test_every_group_is_that_of_megatrons_rank_generator(data: st.DataObject) ->
     par = data.draw(parallelisms())
     rank = data.draw(st.integers(0, par.num_ranks - 1))
     for role, (generator, token) in generators(par).items():
-        assert group(par, role, rank) == holding(generator.get_ranks(token), rank), role
+        assert group(par, role, rank) == group_of_rank(generator.get_ranks(token), rank), role
 
 
 @settings(max_examples=200, deadline=None)
@@ -51,7 +51,7 @@ def test_optimizer_instances_cut_the_groups_as_megatron_does(
     roles = generators(par)
     for role in (GroupRole.DP, GroupRole.EXPERT_DP):
         generator, token = roles[role]
-        whole = holding(generator.get_ranks(token), rank)
+        whole = group_of_rank(generator.get_ranks(token), rank)
         size = len(whole) // num_instances
         parts = [whole[i : i + size] for i in range(0, len(whole), size)]
         assert group(par, role, rank) in parts and rank in group(par, role, rank)
@@ -107,6 +107,6 @@ def generators(par: Parallelism) -> dict[GroupRole, tuple[Any, str]]:
     }
 
 
-def holding(groups: list[list[int]], rank: int) -> tuple[int, ...]:
+def group_of_rank(groups: list[list[int]], rank: int) -> tuple[int, ...]:
     (results,) = (ranks for ranks in groups if rank in ranks)
     return tuple(results)

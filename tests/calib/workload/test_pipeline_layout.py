@@ -144,7 +144,7 @@ def test_layers_of_each_chunk_are_megatrons(
     try:
         results = split_layers(split)
     except ConfigError:
-        # Where the sums agree megatron-core refuses too, or builds another number of layers.
+        # megatron-core refuses too, or builds another number of layers.
         with contextlib.suppress(AssertionError):
             assert sum(layers_by_megatron(core, split)) != num_layers
         return

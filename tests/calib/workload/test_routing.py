@@ -14,7 +14,7 @@ from forerun.calib.workload.routing import (
     RoutingSource,
     expected_distinct,
     imbalance,
-    kept_imbalance,
+    imbalance_over_layers,
     most_imbalance,
     routing_source,
 )
@@ -40,7 +40,7 @@ def test_nothing_chosen_goes_nowhere() -> None:
 EXPERTS = Experts(num_experts=64, top_k=4, ffn_hidden_size=64)
 
 
-def drawn(num_ranks: int, *, deviation: float = 0.3, num_passes: int = 4000) -> float:
+def simulated_imbalance(num_ranks: int, *, deviation: float = 0.3, num_passes: int = 4000) -> float:
     """Busiest rank over the mean where each expert's share differs by itself, mean over passes."""
     shares = np.random.default_rng(5).normal(1.0, deviation, (num_passes, EXPERTS.num_experts))
     loads = shares.reshape(num_passes, num_ranks, -1).sum(axis=2)
@@ -48,7 +48,10 @@ def drawn(num_ranks: int, *, deviation: float = 0.3, num_passes: int = 4000) -> 
 
 
 def counted(*num_ranks: int, **more: Any) -> Experts:
-    loads = (RankLoad(num_ranks=n, in_pass=drawn(n), in_layers=drawn(n)) for n in num_ranks)
+    loads = (
+        RankLoad(num_ranks=n, in_pass=simulated_imbalance(n), in_layers=simulated_imbalance(n))
+        for n in num_ranks
+    )
     return replace(EXPERTS, measured=tuple(loads), **more)
 
 
@@ -56,12 +59,12 @@ def counted(*num_ranks: int, **more: Any) -> Experts:
 @pytest.mark.parametrize("to", [2, 4, 8, 16, 32, 64])
 def test_what_was_counted_is_carried_to_other_numbers_of_ranks(at: int, to: int) -> None:
     value = imbalance(counted(at), to)
-    assert value - 1.0 == pytest.approx(drawn(to) - 1.0, rel=0.1)
+    assert value - 1.0 == pytest.approx(simulated_imbalance(to) - 1.0, rel=0.1)
 
 
 def test_where_it_was_counted_it_is_that() -> None:
     experts = counted(4, 8)
-    assert imbalance(experts, 8) == drawn(8)
+    assert imbalance(experts, 8) == simulated_imbalance(8)
     # From the nearest smaller number, whose ranks are split.
     assert imbalance(experts, 16) == imbalance(counted(8), 16)
 
@@ -91,18 +94,19 @@ def test_one_rule_says_what_a_layout_is_taken_to_have(
     experts = replace(EXPERTS, **changed)
     assert (routing_source(experts, 4), imbalance(experts, 4)) == (source, busiest)
     assert routing_source(experts, 1) is RoutingSource.ONE_RANK
-    assert imbalance(experts, 1) == kept_imbalance(experts, 1, 4) == 1.0
+    assert imbalance(experts, 1) == imbalance_over_layers(experts, 1, 4) == 1.0
 
 
 def test_what_was_counted_goes_before_what_was_stated() -> None:
     experts = counted(4, imbalance=1.2)
     assert routing_source(experts, 4) is RoutingSource.MEASURED
-    assert imbalance(experts, 4) == drawn(4)
+    assert imbalance(experts, 4) == simulated_imbalance(4)
 
 
 def test_layers_even_each_other_out_where_a_rank_keeps_them_all() -> None:
     """Planted: each layer has busy experts of its own; the sum over sixteen is kept."""
     shares = np.random.default_rng(7).normal(1.0, 0.3, (500, 16, 8))
     stated = replace(EXPERTS, imbalance=float(shares.max(axis=2).mean()))
-    kept = float(shares.sum(axis=1).max(axis=1).mean()) / 16
-    assert kept_imbalance(stated, 8, 16) - 1.0 == pytest.approx(kept - 1.0, rel=0.1)
+    mean_imbalance = float(shares.sum(axis=1).max(axis=1).mean()) / 16
+    excess = imbalance_over_layers(stated, 8, 16) - 1.0
+    assert excess == pytest.approx(mean_imbalance - 1.0, rel=0.1)

@@ -37,15 +37,15 @@ _SEPARATE_PRODUCTS = {OperatorKind.LINEAR_QKV, OperatorKind.LINEAR_FC1, Operator
 _NOT_MODULES = {OperatorKind.HOST_MICROBATCH, OperatorKind.POSITION, OperatorKind.LOSS}
 
 
-def launch(kind: str, directory: Path, *own: str) -> str:
-    words = ("--standalone", "--nproc-per-node", 2, SCRIPT, kind, directory, *own)
+def launch(kind: str, directory: Path, *arguments: str) -> str:
+    words = ("--standalone", "--nproc-per-node", 2, SCRIPT, kind, directory, *arguments)
     return Launch(directory, *words, num_workers=2, WANDB_MODE="offline").end_well().stdout
 
 
 @cache
-def watched(kind: str, directory: Path) -> str:
-    own = ("--calibrate", f"--calibrate-steps={WINDOW}", f"--calibrate-dir={directory / 'out'}")
-    return launch(kind, directory, *own)
+def launch_hooked(kind: str, directory: Path) -> str:
+    flags = ("--calibrate", f"--calibrate-steps={WINDOW}", f"--calibrate-dir={directory / 'out'}")
+    return launch(kind, directory, *flags)
 
 
 def losses(output: str) -> dict[str, set[str]]:
@@ -80,7 +80,7 @@ def check_steps(run: RunRecords, first: int) -> None:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     directory = tmp_path_factory.mktemp("plain")
-    return watched("plain", directory), directory
+    return launch_hooked("plain", directory), directory
 
 
 def test_plain_loops_lose_no_bit(plain: tuple[str, Path], tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_plain_loops_are_recorded(plain: tuple[str, Path], kind: str) -> None:
 
 
 def test_only_the_hooks_of_the_framework_are_left(plain: tuple[str, Path]) -> None:
-    own = re.search(r"OWN (\d+)", plain[0])
-    assert own is not None
-    left = re.findall(r"LEFT (.+)", plain[0])
-    assert Counter(left) == {"0 0 0 0": 4, f"{own[1]} 0 0 0": 2}
+    match = re.search(r"OWN (\d+)", plain[0])
+    assert match is not None
+    hook_counts = re.findall(r"LEFT (.+)", plain[0])
+    assert Counter(hook_counts) == {"0 0 0 0": 4, f"{match[1]} 0 0 0": 2}
 
 
 def test_gathers_of_shards_and_buckets_of_ddp_are_seen(
@@ -138,7 +138,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     for package in ("transformers", "accelerate"):
         pytest.importorskip(package)
     directory = tmp_path_factory.mktemp("hugging_face")
-    return watched("hugging_face", directory), directory
+    return launch_hooked("hugging_face", directory), directory
 
 
 @pytest.mark.slow
@@ -189,13 +189,13 @@ def test_metrics_join_the_rows_of_the_trainers_own_run(trained: tuple[str, Path]
 @pytest.mark.slow
 def test_lightning_is_recorded_and_loses_no_bit(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    output = watched("lightning", tmp_path)
+    output = launch_hooked("lightning", tmp_path)
     result = losses(output)
     assert result["watched"] == result["bare"]
     run = read_run(tmp_path / "out")
     check_steps(run, first=0)
     assert script.EVALUATED in flagged(run, StepFlag.EVALUATED)
     assert script.SAVED in flagged(run, StepFlag.SAVED)
-    left = set(re.findall(r"LEFT (.+)", output))
+    hook_counts = set(re.findall(r"LEFT (.+)", output))
     # Lightning's redirection leaves a forward on the module; without us it does so, too.
-    assert left == {"0 1 0 0"}
+    assert hook_counts == {"0 1 0 0"}

@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from foreign_names import check_stand_ins
+from foreign_names import check_replaced_functions
 from torch import nn
 from unaskable import Unaskable
 
@@ -53,7 +53,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 
 def copies(thing: Any) -> Iterator[Any]:
-    """Of a callback or a list of them, each way that a user makes one."""
+    """Yield copies of a callback or a list of them, made in each way that users do."""
     yield copy.deepcopy(thing)
     yield copy.copy(thing)
     yield pickle.loads(pickle.dumps(thing))
@@ -67,7 +67,7 @@ def names(known: Any) -> list[str]:
 Look = Callable[[Any], object]
 
 
-def hugging_face_trainer(directory: Path, look: Look, *own: Any) -> Any:
+def hugging_face_trainer(directory: Path, look: Look, *user_callbacks: Any) -> Any:
     tiny_llama = pytest.importorskip("tiny_llama")
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -83,11 +83,11 @@ def hugging_face_trainer(directory: Path, look: Look, *own: Any) -> Any:
         per_device_train_batch_size=2, use_cpu=True, report_to="none", disable_tqdm=True,
     )  # fmt: skip
     data, model = tiny_llama.tiny_data(), tiny_llama.tiny_llama()
-    trainer = Trainer(model, arguments, None, data, callbacks=[Looks(), *own])
+    trainer = Trainer(model, arguments, None, data, callbacks=[Looks(), *user_callbacks])
     return trainer, trainer.train, lambda: trainer.callback_handler.callbacks
 
 
-def lightning_trainer(directory: Path, look: Look, *own: Any) -> Any:
+def lightning_trainer(directory: Path, look: Look, *user_callbacks: Any) -> Any:
     import lightning.pytorch as pl
 
     class Model(pl.LightningModule):
@@ -112,7 +112,7 @@ def lightning_trainer(directory: Path, look: Look, *own: Any) -> Any:
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_steps=STEPS, default_root_dir=directory, logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        callbacks=[Looks(), *own],
+        callbacks=[Looks(), *user_callbacks],
     )  # fmt: skip
 
     def train() -> None:
@@ -122,26 +122,28 @@ def lightning_trainer(directory: Path, look: Look, *own: Any) -> Any:
 
 
 TRAINERS = {"hugging_face": hugging_face_trainer, "lightning": lightning_trainer}
-OWN = {
+FORERUN_CALLBACKS = {
     "hugging_face": hugging_face.hugging_face_callback,
     "lightning": lightning.lightning_callback,
     "bridge": bridge.bridge_callback,
 }
 
 
-def trained(kind: str, directory: Path, *own: Any) -> list[list[str]]:
-    """What the list holds before, during and after training; each time all of it is copied."""
+def callback_names_while_training(
+    kind: str, directory: Path, *user_callbacks: Any
+) -> list[list[str]]:
+    """Return the callbacks' names before, during and after training; each time all are copied."""
     if importlib.util.find_spec(PACKAGES[kind]) is None:
         pytest.skip(f"{PACKAGES[kind]} is not installed")
     results: list[list[str]] = []
 
     def look(known: Any) -> None:
-        check_stand_ins()
+        check_replaced_functions()
         results.append(names(known))
         for one in copies(known):
             assert len(one) == len(known)
 
-    _, train, listed = TRAINERS[kind](directory, look, *own)
+    _, train, listed = TRAINERS[kind](directory, look, *user_callbacks)
     look(listed())
     train()
     look(listed())
@@ -149,7 +151,7 @@ def trained(kind: str, directory: Path, *own: Any) -> list[list[str]]:
 
 
 def listen(kind: str, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the flag does, where the package has been imported."""
+    """Listen as the flag does once the package has been imported."""
     monkeypatch.setattr(lightning, "_PACKAGES", ("lightning.pytorch",))
     module = {"hugging_face": "transformers.trainer", "lightning": "lightning.pytorch"}[kind]
     pytest.importorskip(module)
@@ -165,10 +167,10 @@ def steps_in(directory: Path) -> list[int]:
 def test_a_watched_trainers_list_is_the_same_and_can_be_copied(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bare = trained(kind, tmp_path)
+    bare = callback_names_while_training(kind, tmp_path)
     session = request.getfixturevalue("session")
     listen(kind, session, monkeypatch)
-    assert trained(kind, tmp_path) == bare and len(bare) == STEPS + 2
+    assert callback_names_while_training(kind, tmp_path) == bare and len(bare) == STEPS + 2
     assert steps_in(tmp_path / "out") == list(range(STEPS))
 
 
@@ -186,24 +188,26 @@ def test_a_callback_of_the_users_watches_in_our_place(
 
     monkeypatch.setattr(callbacks.WatchedTraining, "begin", note)
     listen(kind, session, monkeypatch)
-    own = OWN[kind](directory=tmp_path / "unused", **OPTIONS)
-    results = trained(kind, tmp_path, own)
-    assert [one for one in begun if one is not own] == [] and len(begun) == 1
+    callback = FORERUN_CALLBACKS[kind](directory=tmp_path / "unused", **OPTIONS)
+    results = callback_names_while_training(kind, tmp_path, callback)
+    assert [one for one in begun if one is not callback] == [] and len(begun) == 1
     assert all(known.count("ForerunCallback") == 1 for known in results)
     assert steps_in(tmp_path / "out") == list(range(STEPS))
 
 
-@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("kind", FORERUN_CALLBACKS)
 def test_a_copy_of_a_users_callback_has_its_options_and_has_not_begun(
     kind: str, tmp_path: Path
 ) -> None:
     if kind in PACKAGES and importlib.util.find_spec(PACKAGES[kind]) is None:
         pytest.skip(f"{PACKAGES[kind]} is not installed")
-    own = OWN[kind](directory=tmp_path, **OPTIONS)
-    own._session = io.StringIO()  # as one that has begun holds what cannot be pickled
-    for one in copies(own):
-        assert type(one) is type(own) and one is not own
-        assert one._session is None and one._make_session.keywords == own._make_session.keywords
+    callback = FORERUN_CALLBACKS[kind](directory=tmp_path, **OPTIONS)
+    callback._session = io.StringIO()  # as one that has begun holds what cannot be pickled
+    for one in copies(callback):
+        assert type(one) is type(callback) and one is not callback
+        assert (
+            one._session is None and one._make_session.keywords == callback._make_session.keywords
+        )
 
 
 @pytest.mark.slow
@@ -231,8 +235,8 @@ def test_a_checkpoint_of_lightning_holds_what_it_does_without_us(
         trainer, train, _ = lightning_trainer(tmp_path, lambda known: None)
         train()
         trainer.save_checkpoint(tmp_path / name)
-        held = torch.load(tmp_path / name, weights_only=False)
-        return [sorted(held), held["callbacks"], held["loops"]]
+        checkpoint = torch.load(tmp_path / name, weights_only=False)
+        return [sorted(checkpoint), checkpoint["callbacks"], checkpoint["loops"]]
 
     bare = saved("bare.ckpt")
     listen("lightning", request.getfixturevalue("session"), monkeypatch)
@@ -289,23 +293,23 @@ def test_a_manager_of_bridges_holds_what_it_does_without_us(
     module.__spec__ = SimpleNamespace(_initializing=False)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(BRIDGE, vars(module))
-    told: list[tuple[str, Any]] = []
+    notified: list[tuple[str, Any]] = []
     for name in module.EVENTS:
         monkeypatch.setattr(
-            bridge.BridgeCallback, name, lambda self, _, name=name: told.append((name, self))
+            bridge.BridgeCallback, name, lambda self, _, name=name: notified.append((name, self))
         )
-    own = bridge.bridge_callback(**OPTIONS)
+    callback = bridge.bridge_callback(**OPTIONS)
     manager = module.CallbackManager()
     if given == "own":
-        manager.add(own)
-    held, active = copy.deepcopy(manager._callbacks), set(manager._active_events)
+        manager.add(callback)
+    registered, active = copy.deepcopy(manager._callbacks), set(manager._active_events)
     bridge.wait_for(session)
     result = module.pretrain(None if given == "nothing" else manager, object())
-    assert [name for name, _ in told] == list(module.EVENTS)  # each once
-    assert all(one is own for _, one in told) is (given == "own")
+    assert [name for name, _ in notified] == list(module.EVENTS)  # each once
+    assert all(one is callback for _, one in notified) is (given == "own")
     assert given == "nothing" or result is manager
     assert {name: len(calls) for name, calls in result._callbacks.items()} == {
-        name: len(calls) for name, calls in held.items()
+        name: len(calls) for name, calls in registered.items()
     }
     assert result._active_events == active
     assert not any(result.has_callbacks(name) for name in module.EVENTS) or given == "own"
@@ -402,18 +406,18 @@ def test_who_calls_callbacks_is_not_asked_and_what_is_in_its_list_neither(
 ) -> None:
     class Events(callbacks.WatchedTraining):
         def on_start(self, given: Any) -> None:
-            told.append(type(given))
+            notified_types.append(type(given))
 
         on_end = on_start
 
-    told: list[type] = []
+    notified_types: list[type] = []
     owner, other = Unaskable(), Unaskable()
     object.__getattribute__(owner, "__dict__")["callbacks"] = callbacks_of()
     listeners = callbacks.Listeners(Events, "on_start")
     for event in ("on_end", "on_start", "on_end"):
         listeners.notify(owner, event, Unaskable())
         listeners.notify(other, "on_end", Unaskable())
-    assert told == [Unaskable] * 2  # from the start on, and of that owner alone
+    assert notified_types == [Unaskable] * 2  # from the start on, and of that owner alone
     assert listeners.of(owner) is not None and listeners.of(other) is None
     del owner
     listeners.put(other, object())

@@ -22,27 +22,28 @@ WINDOW = 8
 
 
 @cache
-def launch(directory: Path, kind: str, *own: str) -> tuple[list[str], str]:
-    """What each rank found, and all that was said."""
+def launch(directory: Path, kind: str, *arguments: str) -> tuple[list[str], str]:
+    """Return each rank's result, and all output."""
     directory.mkdir()
-    words = ("--standalone", "--nproc-per-node", 2, script.__file__, kind, *own)
+    words = ("--standalone", "--nproc-per-node", 2, script.__file__, kind, *arguments)
     done = Launch(directory, *words, num_workers=2, WANDB_MODE="disabled").end_well()
     return sorted(re.findall(r"^FED (.+)$", done.stdout, re.MULTILINE)), done.stdout + done.stderr
 
 
-def watched(directory: Path, kind: str, *own: str) -> tuple[list[str], str]:
+def launch_hooked(directory: Path, kind: str, *arguments: str) -> tuple[list[str], str]:
     flags = ("--calibrate", f"--calibrate-steps={WINDOW}", f"--calibrate-dir={directory / 'out'}")
-    return launch(directory, kind, *flags, *own)
+    return launch(directory, kind, *flags, *arguments)
 
 
 @pytest.mark.parametrize(
-    ("kind", "own"), [("sized", ()), ("sized", ("--calibrate-total-steps=24",)), ("stream", ())]
+    ("kind", "arguments"),
+    [("sized", ()), ("sized", ("--calibrate-total-steps=24",)), ("stream", ())],
 )
 def test_order_losses_and_random_state_are_those_without_us(
-    tmp_path: Path, kind: str, own: tuple[str, ...]
+    tmp_path: Path, kind: str, arguments: tuple[str, ...]
 ) -> None:
     """The models, optimizers, loaders and data die as well, and torch's methods are back."""
-    results, _ = watched(tmp_path / "watched", kind, *own)
+    results, _ = launch_hooked(tmp_path / "watched", kind, *arguments)
     bare, _ = launch(tmp_path / "bare", kind)
     assert len(results) == 2 and results == bare
     assert all(line.endswith(" 0 0") for line in results)
@@ -53,8 +54,8 @@ def test_order_losses_and_random_state_are_those_without_us(
     [("sized", 0, "known"), ("sized", 24, "known"), ("stream", 0, "none")],
 )
 def test_the_loop_is_told_as_it_is(tmp_path: Path, kind: str, total: int, length: str) -> None:
-    own = (f"--calibrate-total-steps={total}",) if total else ()
-    _, text = watched(tmp_path / "run", kind, *own)
+    total_flags = (f"--calibrate-total-steps={total}",) if total else ()
+    _, text = launch_hooked(tmp_path / "run", kind, *total_flags)
     steps = script.STEPS if kind == "sized" else 0
     loops = read_run(tmp_path / "run" / "out").loops
     assert sorted(loops) == [0, 1]
@@ -67,7 +68,7 @@ def test_the_loop_is_told_as_it_is(tmp_path: Path, kind: str, total: int, length
         num_replicas=2,
         grad_nbytes=4 * (script.WIDTH * 4 + 4),
     )
-    said = json.loads((tmp_path / "run" / "out" / "forecast.json").read_text(encoding="utf-8"))
-    assert bool(said["reason_no_finish"]) == (not total)
+    forecast = json.loads((tmp_path / "run" / "out" / "forecast.json").read_text(encoding="utf-8"))
+    assert bool(forecast["reason_no_finish"]) == (not total)
     assert ("] ends " in text) == bool(total)
-    assert said["samples_per_s"] > 0
+    assert forecast["samples_per_s"] > 0

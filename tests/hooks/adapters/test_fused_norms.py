@@ -24,13 +24,13 @@ class TransformerLayer(torch.nn.Module):
         self.linear_qkv = product
 
 
-@pytest.mark.parametrize("is_said", [False, True])
-def test_h6_what_was_built_goes_before_what_was_said(is_said: bool) -> None:
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_h6_what_was_built_goes_before_what_was_said(is_stated: bool) -> None:
     """``TransformerConfig.transformer_impl`` stays at its default where a spec is given by hand."""
-    said = run_of(fuses_norms=is_said)
+    stated = run_of(fuses_norms=is_stated)
     fused, apart = TransformerLayer(LayerNormLinear()), TransformerLayer(torch.nn.Linear(8, 8))
-    assert with_layers(said, (torch.nn.Sequential(apart, fused),)).fuses_norms
-    assert not with_layers(said, (apart,)).fuses_norms
+    assert with_layers(stated, (torch.nn.Sequential(apart, fused),)).fuses_norms
+    assert not with_layers(stated, (apart,)).fuses_norms
 
 
 def test_cores_own_attention_is_unfused_whatever_was_said() -> None:
@@ -39,13 +39,13 @@ def test_cores_own_attention_is_unfused_whatever_was_said() -> None:
     core, other = (
         type("DotProductAttention", (torch.nn.Module,), {"__module__": place})() for place in places
     )
-    said = run_of(attention=Attention.AUTO)
-    assert with_layers(said, (torch.nn.Sequential(core),)).attention is Attention.UNFUSED
-    assert with_layers(said, (torch.nn.Sequential(other),)).attention is Attention.AUTO
+    stated = run_of(attention=Attention.AUTO)
+    assert with_layers(stated, (torch.nn.Sequential(core),)).attention is Attention.UNFUSED
+    assert with_layers(stated, (torch.nn.Sequential(other),)).attention is Attention.AUTO
 
 
-@pytest.mark.parametrize("is_said", [False, True])
-def test_h6_a_stage_without_layers_says_nothing(is_said: bool) -> None:
-    said = run_of(fuses_norms=is_said)
-    assert with_layers(said, (torch.nn.Embedding(8, 8),)) == said
-    assert with_layers(said, ()) == said
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_h6_a_stage_without_layers_says_nothing(is_stated: bool) -> None:
+    stated = run_of(fuses_norms=is_stated)
+    assert with_layers(stated, (torch.nn.Embedding(8, 8),)) == stated
+    assert with_layers(stated, ()) == stated

@@ -193,8 +193,8 @@ def test_a_missing_seam_is_named_and_all_else_goes_on(
     session = watched(tmp_path)
     train(megatron)
     session.finish()
-    said = [line for line in caplog.messages if "no patch at" in line]
-    assert len(said) == 1 and seam in said[0] and "training goes on" in said[0]
+    warnings = [line for line in caplog.messages if "no patch at" in line]
+    assert len(warnings) == 1 and seam in warnings[0] and "training goes on" in warnings[0]
     assert [r.step for r in records_of(tmp_path, StepRecord)] == list(range(100, 111))
     seams = [r for r in records_of(tmp_path, CoverageRecord) if r.name.startswith("seam:")]
     assert [(r.name, r.installed, r.fired) for r in seams] == [(f"seam:{seam}", 1, 0)]
@@ -290,12 +290,12 @@ def test_model_and_optimizer_die_after_training_while_the_session_lives(
     model = a_model()
     optimizer = optim.SGD(model.parameters())
     known = [weakref.ref(thing) for thing in (model, model["output_layer"], optimizer)]
-    kept = logging.handlers.MemoryHandler(1000, flushLevel=1000)
-    logging.getLogger().addHandler(kept)
+    handler = logging.handlers.MemoryHandler(1000, flushLevel=1000)
+    logging.getLogger().addHandler(handler)
     config = Namespace(timers=None, grad_scale_func=optimizer.step, no_sync_func=model.forward)
     megatron["training"].train(None, [model], optimizer, None, config=config)
     del model, optimizer, config
     gc.collect()
     assert [reference() for reference in known] == [None] * 3
-    logging.getLogger().removeHandler(kept)
+    logging.getLogger().removeHandler(handler)
     assert session.is_claimed and records_of(tmp_path, PhaseRecord)

@@ -36,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return torchrun(directory, script.__file__, directory, num_ranks=4).stdout, directory
 
 
-def told(output: str, kind: str) -> str:
+def printed_counts(output: str, kind: str) -> str:
     match = re.search(rf"TOLD {kind} (.*)", output)
     assert match is not None
     return match[1]
@@ -48,7 +48,7 @@ def calls(run: RunRecords, rank: int) -> list[CollectiveRecord]:
 
 @pytest.mark.parametrize("kind", ["fsdp2", "hsdp"])
 def test_shards_travel_as_often_as_pytorch_counts(trained: tuple[str, Path], kind: str) -> None:
-    counts = dict(re.findall(r"(\w+)=(\d+)", told(trained[0], kind)))
+    counts = dict(re.findall(r"(\w+)=(\d+)", printed_counts(trained[0], kind)))
     run = read_run(trained[1] / kind)
     for rank in range(4):
         seen = Counter((c.step, c.collective) for c in calls(run, rank))
@@ -78,7 +78,9 @@ def test_another_equal_mesh_of_the_same_process_has_groups_of_its_own(
 
 
 def test_buckets_of_ddp_are_those_that_it_has_built(trained: tuple[str, Path]) -> None:
-    sizes = [int(size) for size in told(trained[0], "ddp").removeprefix("buckets=").split(",")]
+    sizes = [
+        int(size) for size in printed_counts(trained[0], "ddp").removeprefix("buckets=").split(",")
+    ]
     assert len(sizes) > 1
     run = read_run(trained[1] / "ddp")
     for rank in range(4):
@@ -100,12 +102,12 @@ def test_what_ddp_waits_for_is_no_work_of_the_backward_pass(trained: tuple[str, 
         r for r in run.records[0] if isinstance(r, PhaseRecord) and r.name == "backward-compute"
     ]
     assert len(passes) == HOOKED and all(0 < p.wait_ns < p.duration_ns for p in passes)
-    own_ns = sum(
+    operators_ns = sum(
         r.duration_ns
         for r in run.records[0]
         if isinstance(r, OperatorRecord) and r.phase is Phase.BACKWARD
     )
-    assert own_ns <= sum(p.duration_ns - p.wait_ns for p in passes)
+    assert operators_ns <= sum(p.duration_ns - p.wait_ns for p in passes)
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("fsdp2", 1), ("hsdp", 2), ("ddp", 1)])

@@ -1,4 +1,4 @@
-"""What a host's names hold while it is watched: pickled, compiled and compared as without us."""
+"""A host's names while it is watched: pickled, compiled and compared as without us."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from foreign_names import check_stand_ins
+from foreign_names import check_replaced_functions
 from torch import nn
 
 from forerun.calib.records.record_kinds import StepFlag, StepRecord
@@ -54,7 +54,7 @@ def train(session: Session, steps: int, act: Callable[[int], object]) -> None:
         loop.detach()
 
 
-def saved_in(directory: Path) -> set[int]:
+def saved_steps(directory: Path) -> set[int]:
     records = read_run(directory).records[0]
     return {r.step for r in records if isinstance(r, StepRecord) and StepFlag.SAVED in r.flags}
 
@@ -65,7 +65,7 @@ def test_functions_that_save_are_pickled_and_compared_as_without_us(session: Ses
     places: list[set[str]] = []
 
     def look(step: int) -> None:
-        places.append(check_stand_ins())
+        places.append(check_replaced_functions())
         for function, module, name in bare:
             assert pickle.loads(pickle.dumps(function)) is function
             assert getattr(sys.modules[module], name) is function
@@ -75,7 +75,7 @@ def test_functions_that_save_are_pickled_and_compared_as_without_us(session: Ses
     names = {name.partition(".")[2] for name in places[-1]}
     below = {"serialization._save", "serialization._legacy_save"}
     assert below < names and "distributed.checkpoint.state_dict_saver._save_state_dict" in names
-    assert check_stand_ins() == set()
+    assert check_replaced_functions() == set()
 
 
 def test_a_pool_of_forked_processes_saves(session: Session, tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_a_pool_of_forked_processes_saves(session: Session, tmp_path: Path) -> N
         train(session, 6, save)
     assert [one.exception() for one in futures] == [None] * 6
     assert torch.load(tmp_path / "5.pt") == {"step": 5}
-    assert saved_in(tmp_path / "out") == set()
+    assert saved_steps(tmp_path / "out") == set()
 
 
-def in_thread(save: Callable[[], object]) -> None:
+def run_in_thread(save: Callable[[], object]) -> None:
     thread = threading.Thread(target=save)
     thread.start()
     thread.join()
@@ -116,10 +116,10 @@ def test_saves_of_the_thread_that_trains_are_no_steps_time(
         if step == 4:
             save()
         if step == 6:
-            in_thread(save)
+            run_in_thread(save)
 
     train(session, 10, act)
-    assert saved_in(tmp_path / "out") == {5}
+    assert saved_steps(tmp_path / "out") == {5}
 
 
 def test_a_name_that_this_release_lacks_is_said_once(
@@ -132,14 +132,14 @@ def test_a_name_that_this_release_lacks_is_said_once(
 
 def test_a_method_is_replaced_where_it_was_defined(session: Session) -> None:
     patches = Patches(session)
-    patches.bracket(_Heir, "evaluate", "eval")
+    patches.bracket(_Subclass, "evaluate", "eval")
     try:
-        assert "evaluate" not in vars(_Heir) and _Heir.evaluate is _Base.evaluate
-        assert pickle.loads(pickle.dumps(_Heir.evaluate)) is _Heir.evaluate
-        assert check_stand_ins() == {f"{__name__}._Base.evaluate"}
+        assert "evaluate" not in vars(_Subclass) and _Subclass.evaluate is _Base.evaluate
+        assert pickle.loads(pickle.dumps(_Subclass.evaluate)) is _Subclass.evaluate
+        assert check_replaced_functions() == {f"{__name__}._Base.evaluate"}
     finally:
         patches.remove()
-    assert check_stand_ins() == set()
+    assert check_replaced_functions() == set()
 
 
 class _Base:
@@ -147,7 +147,7 @@ class _Base:
         return x + 1
 
 
-class _Heir(_Base):
+class _Subclass(_Base):
     pass
 
 
@@ -161,11 +161,11 @@ def test_a_compiler_sees_the_original(session: Session, monkeypatch: pytest.Monk
     function = wrapped(lambda x: x * 2, note, note)
     try:
         compiled: Any = torch.compile(
-            lambda x: function(_Heir().evaluate(x)), backend="eager", fullgraph=True
+            lambda x: function(_Subclass().evaluate(x)), backend="eager", fullgraph=True
         )
         assert compiled(torch.ones(1)).item() == 4.0
         assert called == []
-        _Heir().evaluate(torch.ones(1))
+        _Subclass().evaluate(torch.ones(1))
         assert len(called) == 1
     finally:
         patches.remove()
@@ -187,7 +187,7 @@ def test_megatrons_functions_agree_at_all_their_places(
     loop.attach_saving(saving)
     loop._attach_optimizers()
     try:
-        result = check_stand_ins()
+        result = check_replaced_functions()
         homes = {
             "megatron.core.dist_checkpointing",
             "megatron.core.dist_checkpointing.serialization",
@@ -197,4 +197,4 @@ def test_megatrons_functions_agree_at_all_their_places(
         assert "megatron.core.optimizer.optimizer.FP32Optimizer.step" in result
     finally:
         loop._patches.remove()
-    assert check_stand_ins() == set()
+    assert check_replaced_functions() == set()

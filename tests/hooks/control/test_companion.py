@@ -102,8 +102,8 @@ def test_a_companion_that_is_stopped_is_not_waited_for(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         pipe.close(timeout_s=15.0)
     assert time.monotonic() - begin_s < 5.0
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert f"kill -CONT {process.pid} lets it finish" in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert f"kill -CONT {process.pid} lets it finish" in message
     process.send_signal(signal.SIGCONT)
     assert process.wait(20) == 0
 

@@ -1,4 +1,4 @@
-"""What training reports itself: folders of real writers, and who reports to the TrainJob."""
+"""Reports by training itself: folders of real writers, and who reports to the TrainJob."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_the_folder_is_that_of_torchs_writer_while_it_is_open(
 
     writer = SummaryWriter(str(tmp_path / "events"))
     rank = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, run_id="r")
-    told = companion_settings(Settings(rank=rank), has_host_wandb=False)
-    assert event_folder() == told.host_tensorboard == str(tmp_path / "events")
+    companion = companion_settings(Settings(rank=rank), has_host_wandb=False)
+    assert event_folder() == companion.host_tensorboard == str(tmp_path / "events")
     writer.close()
     assert event_folder() == ""
 
@@ -47,10 +47,10 @@ def test_the_trainer_has_its_writer_when_training_begins(imported: None, tmp_pat
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Looks(TrainerCallback):
-        found = ""
+        folder = ""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.found = event_folder()
+            self.folder = event_folder()
 
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to="tensorboard",
@@ -60,8 +60,8 @@ def test_the_trainer_has_its_writer_when_training_begins(imported: None, tmp_pat
     looks = Looks()
     trainer.add_callback(looks)
     trainer.train()
-    assert Path(looks.found).parent == tmp_path / "runs"
-    assert list(Path(looks.found).glob("events.out.tfevents.*"))
+    assert Path(looks.folder).parent == tmp_path / "runs"
+    assert list(Path(looks.folder).glob("events.out.tfevents.*"))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_who_reports_to_the_trainjob(
 ) -> None:
     for name in ("kubeflow.trainer", "transformers.trainer"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    for name, held in modules.items():
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**held))  # type: ignore[arg-type]
+    for name, attributes in modules.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**attributes))  # type: ignore[arg-type]
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert reports_to_trainjob() == is_reporting

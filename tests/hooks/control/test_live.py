@@ -1,4 +1,4 @@
-"""What leaves the process: the companion's arguments, and metrics in the host's own W&B run."""
+"""Output of the process: the companion's arguments, and metrics in the host's own W&B run."""
 
 from __future__ import annotations
 
@@ -219,11 +219,11 @@ def test_values_of_another_launch_are_none(tmp_path: Path) -> None:
 def test_the_companion_is_told_what_it_needs_over_a_descriptor(tmp_path: Path) -> None:
     from forerun.launch.companion.program import _read_settings
 
-    told = companion_settings(settings(tmp_path), has_host_wandb=True)
+    companion = companion_settings(settings(tmp_path), has_host_wandb=True)
     path = tmp_path / "told"
-    path.write_text(json.dumps(encode(replace(told, launch_id=LAUNCH))))
+    path.write_text(json.dumps(encode(replace(companion, launch_id=LAUNCH))))
     result = _read_settings([SETTINGS_FD, str(os.open(path, os.O_RDONLY))])
-    assert result == replace(told, launch_id=LAUNCH)
+    assert result == replace(companion, launch_id=LAUNCH)
     assert result.settings.directory == tmp_path and result.has_host_wandb
 
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from drawn_acts import acts, found_in_process
+from drawn_acts import acts, differences_in_process
 from drawn_loops import Act
 from hypothesis import HealthCheck, Phase, example, given, settings
 
@@ -30,5 +30,5 @@ NUM_EXAMPLES = int(os.environ.get("FORERUN_DRAWN_LOOPS", "20"))
 @given(acts())
 def test_a_drawn_loop_is_what_it_was_without_us(drawn: list[Act]) -> None:
     with tempfile.TemporaryDirectory() as home:
-        result = found_in_process(drawn, Path(home))
+        result = differences_in_process(drawn, Path(home))
     assert not result, "\n".join(result)

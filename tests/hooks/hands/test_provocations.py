@@ -1,4 +1,4 @@
-"""What users copy, pickle, compile, compare or call is what it was without us.
+"""Anything that users copy, pickle, compile, compare or call is as it was without us.
 
 Each case trains twice in processes of its own, with our flag and without: exit codes, losses to the
 last bit, random states, what the user has seen, what dynamo compiled and all files are equal.
@@ -48,12 +48,12 @@ ALL = [
 
 def check(pair: Pair, case: Case) -> None:
     bare, watched = pair.outcomes()
-    assert bare.exits == (0,) * case.num_ranks, pair.said[0][-3000:]
+    assert bare.exits == (0,) * case.num_ranks, pair.outputs[0][-3000:]
     result = differences(bare, watched)
-    assert not result, "\n".join([*result, pair.said[1][-2500:]])
-    assert "fault" not in pair.said[1], pair.said[1][-2500:]
+    assert not result, "\n".join([*result, pair.outputs[1][-2500:]])
+    assert "fault" not in pair.outputs[1], pair.outputs[1][-2500:]
     missing = missing_records(pair.records, case)
-    assert not missing, "\n".join([*missing, pair.said[1][-2500:]])
+    assert not missing, "\n".join([*missing, pair.outputs[1][-2500:]])
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -76,8 +76,8 @@ def test_workers_that_all_call_themselves_the_first_are_what_they_were(tmp_path:
     case, homes = CASES["hands_copies:nothing_by_two"], (tmp_path / "bare", tmp_path / "watched")
     for home in homes:
         home.mkdir()
-        own = flags(home / "calibrated") if home is homes[1] else ()
-        command = (hands_loop.__file__, case.name, home, *own)
+        forerun_flags = flags(home / "calibrated") if home is homes[1] else ()
+        command = (hands_loop.__file__, case.name, home, *forerun_flags)
         torchrun(home, *command, options=("--virtual-local-rank",))
     bare, watched = (outcome(home, ()) for home in homes)
     assert len(bare.ended) == case.num_ranks

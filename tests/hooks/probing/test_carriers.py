@@ -41,7 +41,7 @@ def test_groups_are_known_by_their_ranks_where_nothing_names_them() -> None:
     for role, ranks, group in (
         (GroupRole.TP, (4, 5), tp),
         (GroupRole.DP, (5, 7), dp),
-        # Of two stages the embeddings' group has the same ranks.
+        # With two stages the embeddings' group has the same ranks.
         (GroupRole.PP, (1, 5), pp),
     ):
         carrier = find_carrier(role, ranks, roles)
@@ -50,13 +50,13 @@ def test_groups_are_known_by_their_ranks_where_nothing_names_them() -> None:
 
 
 def test_a_name_says_more_than_ranks() -> None:
-    own = dist.new_group([4, 5])
+    user_group = dist.new_group([4, 5])
     named = dist.new_group([4, 5], group_desc="TENSOR_MODEL_PARALLEL_GROUP")
     carrier = find_carrier(GroupRole.TP, (4, 5), GroupRoles(None, LAYOUT))
     assert carrier is not None and carrier.group is named
-    told = GroupRoles({own.group_name: GroupRole.CP}, LAYOUT)
-    carrier = find_carrier(GroupRole.CP, (4, 5), told)
-    assert carrier is not None and carrier.group is own
+    roles = GroupRoles({user_group.group_name: GroupRole.CP}, LAYOUT)
+    carrier = find_carrier(GroupRole.CP, (4, 5), roles)
+    assert carrier is not None and carrier.group is user_group
 
 
 @pytest.fixture

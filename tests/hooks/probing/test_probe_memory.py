@@ -88,7 +88,7 @@ def shape_of(kind: OperatorKind, run: RunConfig) -> tuple[int, ...]:
     return shapes.get(kind, (1024, 512, 2048) if kind.is_linear else (1024, 512))
 
 
-def left_by_training(memory: Allocator, nbytes: int, *, small_nbytes: int = 8 * MIB) -> None:
+def plant_cached_blocks(memory: Allocator, nbytes: int, *, small_nbytes: int = 8 * MIB) -> None:
     """Free blocks of that size, and a peak far above what is in use."""
     memory.segment("large", -(-nbytes // (2 * MIB)) * 2 * MIB)
     for _ in range(-(-small_nbytes // (2 * MIB))):
@@ -105,7 +105,7 @@ def test_a_probe_needs_no_more_than_is_told(kind: OperatorKind, run: RunConfig) 
     shape = shape_of(kind, run)
     probe = operator_probe((kind, shape, nbytes), run)
     with charged(device_nbytes=probe.nbytes + probe.small_nbytes + 4 * MIB) as memory:
-        left_by_training(memory, probe.nbytes, small_nbytes=probe.small_nbytes)
+        plant_cached_blocks(memory, probe.nbytes, small_nbytes=probe.small_nbytes)
         before = memory.stats(), memory.reserved
         dtype = torch.float32 if nbytes == 4 else torch.bfloat16
         bench = make_bench(kind, shape, run, dtype=dtype, device=CPU)
@@ -117,18 +117,18 @@ def test_a_probe_needs_no_more_than_is_told(kind: OperatorKind, run: RunConfig) 
         assert memory.peak == most
 
 
-def in_fragments(memory: Allocator, number: int) -> None:
+def plant_fragments(memory: Allocator, number: int) -> None:
     """Segments of 20 MiB, each with 9 left; the peak is all of them."""
     for _ in range(number):
         segment = memory.segment("large", 20 * MIB)
-        assert memory.take(11 * MIB).segment is segment
+        assert memory.allocate(11 * MIB).segment is segment
     memory.peak = memory.reserved
 
 
 def test_fragments_hold_no_probe_however_many_they_are() -> None:
     """In sum they are five times what is asked for, and the device has nothing more."""
     with charged(device_nbytes=1000 * MIB) as memory:
-        in_fragments(memory, 50)
+        plant_fragments(memory, 50)
         assert memory.reserved - memory.allocated == 450 * MIB
         one = DeviceMemoryBudget(torch.device("cuda", 0))
         assert not one.has(90 * MIB)
@@ -136,7 +136,7 @@ def test_fragments_hold_no_probe_however_many_they_are() -> None:
         assert not one.is_disturbed()
         memory.free_nbytes = 0
         with pytest.raises(torch.OutOfMemoryError):
-            memory.take(90 * MIB)
+            memory.allocate(90 * MIB)
         assert one.is_disturbed()
 
 
@@ -167,7 +167,7 @@ def test_an_allocator_that_shows_no_blocks_gives_none(monkeypatch: pytest.Monkey
         raise RuntimeError("cudaMallocAsync does not yet support snapshot")
 
     with charged(device_nbytes=1000 * MIB) as memory:
-        left_by_training(memory, 200 * MIB)
+        plant_cached_blocks(memory, 200 * MIB)
         monkeypatch.setattr(torch.cuda, "memory_snapshot", raises)
         assert not DeviceMemoryBudget(torch.device("cuda", 0)).has(40 * MIB)
 
@@ -209,7 +209,7 @@ OTHERS = replace(SMALL, parallelism=Parallelism(dp=2, ranks_per_node=2))
 @pytest.mark.slow
 def test_the_allocator_is_after_the_probes_as_it_was_before(stopwatch: DeviceStopwatch) -> None:
     with installed(), charged(device_nbytes=600 * MIB) as memory:
-        left_by_training(memory, 400 * MIB, small_nbytes=200 * MIB)
+        plant_cached_blocks(memory, 400 * MIB, small_nbytes=200 * MIB)
         memory.free_nbytes = 0
         before = memory.peak, memory.reserved, memory.stats()
         records = probed(OTHERS, stopwatch)
@@ -222,7 +222,7 @@ def test_with_fragments_alone_nothing_is_probed_and_that_is_said(
     stopwatch: DeviceStopwatch,
 ) -> None:
     with installed(), charged(device_nbytes=600 * MIB) as memory:
-        in_fragments(memory, 20)
+        plant_fragments(memory, 20)
         before = memory.peak, memory.reserved, memory.stats()
         records = probed(OTHERS, stopwatch)
         assert (memory.peak, memory.reserved, memory.stats()) == before
@@ -237,7 +237,7 @@ def test_a_probe_that_took_more_than_was_told_is_the_last(
     monkeypatch.setattr(DeviceMemoryBudget, "has", lambda *_: True)
     with installed(), charged(device_nbytes=600 * MIB) as memory:
         records = probed(OTHERS, stopwatch)
-        assert memory.num_asked > 0
+        assert memory.num_segment_allocs > 0
     remarks = [r.name for r in records if isinstance(r, CoverageRecord)]
     assert remarks == ["probes ended: one made the allocator ask the device for memory"]
     assert len({(r.kind, r.shape) for r in records if isinstance(r, OperatorRecord)}) == 1
@@ -247,7 +247,7 @@ def test_a_probe_that_took_more_than_was_told_is_the_last(
 def test_products_of_8_bits_are_not_probed_in_16(stopwatch: DeviceStopwatch) -> None:
     run = replace(OTHERS, fp8=Fp8Recipe.DELAYED, precision=Precision.BF16)
     with installed(), charged(device_nbytes=600 * MIB) as memory:
-        left_by_training(memory, 400 * MIB, small_nbytes=200 * MIB)
+        plant_cached_blocks(memory, 400 * MIB, small_nbytes=200 * MIB)
         records = probed(run, stopwatch)
     kinds = {r.kind for r in records if isinstance(r, OperatorRecord)}
     assert not [kind for kind in kinds if kind.is_quantized]

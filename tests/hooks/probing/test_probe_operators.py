@@ -130,7 +130,7 @@ def test_the_loss_is_cross_entropy_and_its_gradient() -> None:
     assert torch.allclose(tensor, expected, atol=1e-6)
 
 
-class _Seen(TorchDispatchMode):
+class _AttentionCalls(TorchDispatchMode):
     """Heads of what attention's kernels are given, and what copies before them."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ def test_keys_of_grouped_queries_are_read_as_they_are() -> None:
     run = replace(LLAMA, attention=Attention.FUSED)
     shape = (4, 4, 2, 16, 8)
     bench = make_bench(OperatorKind.CORE_ATTENTION, shape, run, dtype=torch.float32, device=CPU)
-    with _Seen() as seen:
+    with _AttentionCalls() as seen:
         bench.forward()
         bench.backward()
     assert seen.heads == [(4, 2, 2), (4, 2, 2)]

@@ -1,4 +1,4 @@
-"""What ranks agree to leave out: calls for which NCCL would allocate what one of them lacks.
+"""Ranks agree to leave out calls for which NCCL would allocate memory that one of them lacks.
 
 Only real ranks have to agree over gloo before any of them leaves a call out.
 """

@@ -113,9 +113,9 @@ def test_both_ranks_probe_shapes_and_transfers_of_other_layouts(
     assert keys[0] == keys[1] and len(keys[0]) > 5
     roles = {r.role for r in transfers[0]}
     assert GroupRole.TP in roles
-    own = max(r.nbytes for r in of(run, 0, CollectiveRecord) if not r.is_probe)
+    max_run_nbytes = max(r.nbytes for r in of(run, 0, CollectiveRecord) if not r.is_probe)
     controls = [r.nbytes for r in transfers[0] if r.role is GroupRole.DP]
-    assert set(controls) <= {own}, "of what the run has only a control"
+    assert set(controls) <= {max_run_nbytes}, "of what the run has only a control"
     apart = Counter((r.role, r.collective, r.nbytes, r.step) for r in transfers[0])
     assert max(apart.values()) == 1, "repeats lie in steps of their own"
     ends = [{r.sequence for r in f if r.collective is Collective.SEND} for f in transfers]

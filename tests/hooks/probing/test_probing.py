@@ -38,7 +38,7 @@ CONFIG = RunConfig(
     batch=Batch(micro_batch_size=1, global_batch_size=4),
 )
 LOOK_S = 0.01
-"""What every look at the clock costs: so slices are equally long on every machine."""
+"""Cost of every look at the clock, so that slices are equally long on every machine."""
 
 
 def settings(probe_s: float) -> Settings:

@@ -65,10 +65,10 @@ print(json.dumps(answers))
 def launched(
     tmp_path: Path, *masks: list[int], given: tuple[int, ...] = (0, 1), **environ: str
 ) -> list[dict[str, object]]:
-    """What ranks tell that were pinned to ``masks`` by a launcher that has the cores ``given``."""
-    asked = json.dumps([given, masks, environ])
+    """Return reports of ranks pinned to ``masks`` by a launcher that has the cores ``given``."""
+    argument = json.dumps([given, masks, environ])
     done = subprocess.run(
-        [sys.executable, "-c", LAUNCHER, asked, RANK],
+        [sys.executable, "-c", LAUNCHER, argument, RANK],
         cwd=tmp_path, text=True, capture_output=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -78,8 +78,8 @@ def launched(
 @pytest.mark.slow
 def test_the_writer_leaves_the_core_that_training_is_pinned_to(tmp_path: Path) -> None:
     """The second rank looks when the first one's writer has moved already."""
-    told = {"writer": [1], "training": [0], "faults": 0}
-    assert launched(tmp_path, [0], [0]) == [told, told]
+    expected = {"writer": [1], "training": [0], "faults": 0}
+    assert launched(tmp_path, [0], [0]) == [expected, expected]
 
 
 @pytest.mark.slow
@@ -98,19 +98,19 @@ def test_the_writer_leaves_the_core_that_training_is_pinned_to(tmp_path: Path) -
 def test_all_stays_as_it_is(
     masks: tuple[list[int], ...], given: tuple[int, ...], environ: Mapping[str, str], tmp_path: Path
 ) -> None:
-    told = launched(tmp_path, *masks, given=given, **environ)
-    assert told == [{"writer": mask, "training": mask, "faults": 0} for mask in masks]
+    reports = launched(tmp_path, *masks, given=given, **environ)
+    assert reports == [{"writer": mask, "training": mask, "faults": 0} for mask in masks]
 
 
 @pytest.mark.slow
 def test_a_core_that_another_program_is_pinned_to_is_left_to_it(tmp_path: Path) -> None:
     other = subprocess.Popen(["sleep", "100"], preexec_fn=lambda: os.sched_setaffinity(0, {1}))
     try:
-        (told,) = launched(tmp_path, [0])
+        (report,) = launched(tmp_path, [0])
     finally:
         other.kill()
         other.wait()
-    assert told["writer"] == [0]
+    assert report["writer"] == [0]
 
 
 def node(first: int, last: int) -> set[int]:
@@ -156,7 +156,7 @@ dist.destroy_process_group()
 """
 
 
-def beside(pid: int) -> Iterator[tuple[str, frozenset[int]]]:
+def affinities(pid: int) -> Iterator[tuple[str, frozenset[int]]]:
     """Our thread and our process in all that lives below ``pid``, each with its cores."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         if (task / "comm").read_text().startswith("forerun-w"):
@@ -164,7 +164,7 @@ def beside(pid: int) -> Iterator[tuple[str, frozenset[int]]]:
         for child in map(int, (task / "children").read_text().split()):
             if b"forerun.companion" in Path(f"/proc/{child}/cmdline").read_bytes():
                 yield "companion", frozenset(os.sched_getaffinity(child))
-            yield from beside(child)
+            yield from affinities(child)
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_the_companion_goes_with_the_writer(tmp_path: Path) -> None:
     seen: set[tuple[str, frozenset[int]]] = set()
     while agent.poll() is None:
         try:
-            seen.update(beside(agent.pid))
+            seen.update(affinities(agent.pid))
         except (OSError, ValueError):  # something has ended
             continue
         time.sleep(0.1)

@@ -113,8 +113,8 @@ def test_where_the_stack_ends_in_a_hook_nothing_reaches_training() -> None:
     """At every depth at which training itself still has room for a call and the guard's own."""
     guard = Guard()
 
-    def deep(left: int) -> int:
-        return left and deep(left - 1)
+    def deep(depth: int) -> int:
+        return depth and deep(depth - 1)
 
     def hook() -> int:
         return deep(50)

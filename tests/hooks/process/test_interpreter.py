@@ -96,9 +96,9 @@ def test_a_python_without_forerun_says_what_to_do(tmp_path: Path) -> None:
 
 def test_another_version_is_said(home: Path) -> None:
     assert objection(forerun.__version__) == ""
-    said = objection("0.0.9")
-    assert f"has forerun {forerun.__version__} and training has 0.0.9" in said
-    assert "pip install 'forerun[analysis]==0.0.9'" in said
+    message = objection("0.0.9")
+    assert f"has forerun {forerun.__version__} and training has 0.0.9" in message
+    assert "pip install 'forerun[analysis]==0.0.9'" in message
 
 
 def test_the_line_tells_the_directory() -> None:

@@ -15,7 +15,7 @@ from free_ports import free_port
 from forerun.hooks.process.launch_identity import LaunchIdentity, is_launch_id, safe_launch_id
 from forerun.hooks.process.settings import RankInfo, Settings
 
-LEFT_OUT = ("FORERUN", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
+LAUNCH_VARIABLES = ("FORERUN", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
 PROPOSE = """
 import os
 from forerun.hooks.process.launch_identity import proposed_launch_id
@@ -40,11 +40,13 @@ dist.destroy_process_group()
 
 
 def environ(**more: str) -> dict[str, str]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(LEFT_OUT)}
-    return {**kept, "OMP_NUM_THREADS": "1", **more}
+    inherited = {
+        name: text for name, text in os.environ.items() if not name.startswith(LAUNCH_VARIABLES)
+    }
+    return {**inherited, "OMP_NUM_THREADS": "1", **more}
 
 
-def proposed(**more: str) -> str:
+def propose_name(**more: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", PROPOSE],
         env=environ(**more),
@@ -66,13 +68,15 @@ def test_any_text_becomes_the_name_of_one_folder(text: str) -> None:
 
 
 def test_a_restart_by_the_same_agent_has_the_same_name_and_another_launch_has_not() -> None:
-    of_agent = [proposed(TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT=n) for n in "01"]
+    of_agent = [
+        propose_name(TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT=n) for n in "01"
+    ]
     assert of_agent[0] == of_agent[1] and str(os.getpid()) in of_agent[0]
-    alone = [proposed(), proposed()]
+    alone = [propose_name(), propose_name()]
     assert alone[0] != alone[1]
     assert all(map(is_launch_id, of_agent + alone))
-    assert proposed(FORERUN_LAUNCH_ID="nightly-7") == "nightly-7"
-    assert is_launch_id(proposed(FORERUN_LAUNCH_ID="../7"))
+    assert propose_name(FORERUN_LAUNCH_ID="nightly-7") == "nightly-7"
+    assert is_launch_id(propose_name(FORERUN_LAUNCH_ID="../7"))
 
 
 def test_alone_the_name_is_there_at_once_and_without_a_group_soon(tmp_path: Path) -> None:
@@ -118,12 +122,12 @@ def test_ranks_that_were_given_other_names_agree_on_that_of_rank_0(tmp_path: Pat
         for rank, local, count, name in [(0, 0, 1, "a"), (1, 0, 2, "b"), (2, 1, 2, "b")]
     ]
     try:
-        said = [rank.communicate(timeout=240)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.communicate()
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
-    assert [re.findall(r"NAME (\S*)", text) for text in said] == [["a"], ["a"], [""]]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], outputs
+    assert [re.findall(r"NAME (\S*)", text) for text in outputs] == [["a"], ["a"], [""]]
     (pointer,) = tmp_path.glob("runs/b/launch.json")
     assert json.loads(pointer.read_text()) == {"schema": 1, "launch_id": "a"}

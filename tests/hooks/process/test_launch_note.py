@@ -1,4 +1,4 @@
-"""What is noted of a launch, against command lines of launchers and files on a disk."""
+"""Notes of a launch, against command lines of launchers and files on a disk."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_the_words_before_a_program_are_the_launcher_s(
 
 
 def test_what_is_noted_is_masked_and_says_nodes_and_host(tmp_path: Path) -> None:
-    asked = settings(tmp_path, "t.py", "--lr", "1", "--hub-token", "abc")
+    request = settings(tmp_path, "t.py", "--lr", "1", "--hub-token", "abc")
     environ = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_TOKEN": "abc"}
-    launch = launch_of(asked, environ, (*TORCHRUN, "t.py"), {"megatron.bridge": object()})
+    launch = launch_of(request, environ, (*TORCHRUN, "t.py"), {"megatron.bridge": object()})
     assert launch == Launch(
         argv=("t.py", "--lr", "1", "--hub-token", "***"),
         launcher=TORCHRUN,

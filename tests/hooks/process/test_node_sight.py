@@ -1,4 +1,4 @@
-"""What a node shows, read from planted trees of ``/sys`` and from a driver that is played."""
+"""Topology of a node, read from planted trees of ``/sys`` and from a mock driver."""
 
 from __future__ import annotations
 
@@ -265,10 +265,10 @@ def test_a_driver_that_is_not_there_or_old_is_no_fault() -> None:
 
 def test_the_first_rank_of_a_node_tells_and_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = RankInfo(rank=8, world_size=16, local_rank=0, local_world_size=8, run_id="r")
-    sight = NodeTopology(rank, {}, StatedNodes(domain=36))
-    told = Cluster.from_json(sight.cluster_json())
-    assert told.stated.domain == 36 and told.node.num_local_ranks == 8
+    topology = NodeTopology(rank, {}, StatedNodes(domain=36))
+    cluster = Cluster.from_json(topology.cluster_json())
+    assert cluster.stated.domain == 36 and cluster.node.num_local_ranks == 8
     monkeypatch.setattr("forerun.hooks.process.node_topology.detect_node", None)
-    assert sight.cluster_json() is sight.cluster_json()
+    assert topology.cluster_json() is topology.cluster_json()
     other = RankInfo(rank=9, world_size=16, local_rank=1, local_world_size=8, run_id="r")
     assert NodeTopology(other, {}).cluster_json() == {}

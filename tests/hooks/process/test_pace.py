@@ -8,7 +8,7 @@ import time
 from forerun.hooks.process.cores import PAUSE_S, SLICE_S, Pacer
 
 MOST_FRAC = 0.1
-"""Of a thread's time; a slice is a twentieth of it and a pause."""
+"""Bound on the share of a thread's time; a slice is a twentieth of slice and pause."""
 
 
 def test_work_takes_its_share_of_a_thread_and_gets_on():
@@ -34,11 +34,11 @@ def test_work_takes_its_share_of_a_thread_and_gets_on():
 
 def test_a_piece_that_is_longer_than_a_slice_is_followed_by_a_pause():
     pauses: list[float] = []
-    own = Pacer(pauses.append)
-    own.keep()
+    pace = Pacer(pauses.append)
+    pace.keep()
     for _ in range(3):
         end_s = time.perf_counter() + 2 * SLICE_S
         while time.perf_counter() < end_s:
             pass
-        own.keep()
+        pace.keep()
     assert pauses == [PAUSE_S] * 4

@@ -1,4 +1,4 @@
-"""What a program lacks, read from real modules and from Megatron's namespace."""
+"""Options that a program lacks, read from real modules and from Megatron's namespace."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def imported() -> Imported:
 def test_the_script_and_its_own_modules_are_read(tmp_path: Path, imported: Imported) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"parser.add_argument({MICRO!r})\n")
-    own = imported(tmp_path / "more.py", TENSOR)
+    user_module = imported(tmp_path / "more.py", TENSOR)
     installed = imported(tmp_path / "site-packages" / "other.py", "--context-parallel-size")
     core = imported(tmp_path / "megatron" / "core.py", "--recompute-modules")
-    modules = {**CORE, "more": own, "other": installed, "megatron.part": core}
+    modules = {**CORE, "more": user_module, "other": installed, "megatron.part": core}
     assert set(absent_features(str(script), modules)) == LAYOUT_OPTIONS.keys() - {MICRO, TENSOR}
     assert set(absent_features(str(script), CORE)) == LAYOUT_OPTIONS.keys() - {MICRO}
 
@@ -63,15 +63,15 @@ def test_only_what_runs_on_megatron_is_asked(tmp_path: Path) -> None:
 
 
 def test_megatrons_namespace_comes_first(tmp_path: Path) -> None:
-    held = ModuleType("megatron.training.global_vars")
-    modules = {**CORE, held.__name__: held}
+    global_vars = ModuleType("megatron.training.global_vars")
+    modules = {**CORE, global_vars.__name__: global_vars}
     script = tmp_path / "train.py"
     script.write_text(repr(MICRO))
     names = dict.fromkeys(LAYOUT_OPTIONS.values())
     del names["recompute_modules"]
-    vars(held)["_GLOBAL_ARGS"] = Namespace(**names)
+    vars(global_vars)["_GLOBAL_ARGS"] = Namespace(**names)
     assert absent_features(str(script), modules) == ("--recompute-modules",)
-    vars(held)["_GLOBAL_ARGS"] = None
+    vars(global_vars)["_GLOBAL_ARGS"] = None
     assert set(absent_features(str(script), modules)) == LAYOUT_OPTIONS.keys() - {MICRO}
 
 

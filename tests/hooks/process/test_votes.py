@@ -17,7 +17,9 @@ def store() -> dist.Store:
     return dist.HashStore()
 
 
-def meet(store: dist.Store, votes: list[str], *, patience_s: float, number: int = 0) -> list[bool]:
+def vote_in_threads(
+    store: dist.Store, votes: list[str], *, patience_s: float, number: int = 0
+) -> list[bool]:
     """Every voter meets the others in a thread of its own."""
 
     def one(vote: str) -> bool:
@@ -28,25 +30,25 @@ def meet(store: dist.Store, votes: list[str], *, patience_s: float, number: int 
 
 
 def test_all_agree_where_all_come(store: dist.Store) -> None:
-    assert meet(store, ["a"] * RANKS, patience_s=30.0) == [True] * RANKS
+    assert vote_in_threads(store, ["a"] * RANKS, patience_s=30.0) == [True] * RANKS
 
 
 def test_nobody_goes_where_one_is_missing_and_the_late_one_hears_it(store: dist.Store) -> None:
-    assert meet(store, ["a"] * (RANKS - 1), patience_s=0.05) == [False] * (RANKS - 1)
-    assert meet(store, ["a"], patience_s=30.0) == [False]
+    assert vote_in_threads(store, ["a"] * (RANKS - 1), patience_s=0.05) == [False] * (RANKS - 1)
+    assert vote_in_threads(store, ["a"], patience_s=30.0) == [False]
 
 
 def test_nobody_goes_where_plans_differ(store: dist.Store) -> None:
-    assert meet(store, [*"aaab", "a"], patience_s=30.0) == [False] * RANKS
+    assert vote_in_threads(store, [*"aaab", "a"], patience_s=30.0) == [False] * RANKS
 
 
 def test_a_refusal_is_heard_without_waiting(store: dist.Store) -> None:
     Votes(store, "test", num_ranks=RANKS).refuse(0, "planted")
-    assert meet(store, ["a"] * (RANKS - 1), patience_s=1e9) == [False] * (RANKS - 1)
+    assert vote_in_threads(store, ["a"] * (RANKS - 1), patience_s=1e9) == [False] * (RANKS - 1)
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.0003, 0.001])
 def test_however_short_the_patience_all_hear_the_same(store: dist.Store, patience_s: float) -> None:
     for turn in range(20):
-        heard = meet(store, ["a"] * RANKS, patience_s=patience_s, number=turn)
+        heard = vote_in_threads(store, ["a"] * RANKS, patience_s=patience_s, number=turn)
         assert len(set(heard)) == 1

@@ -84,7 +84,7 @@ def play(clock) -> Iterator[Play]:
     yield Play(clock)
 
 
-def own(records: list[OperatorRecord]) -> dict[tuple[OperatorKind, Phase], int]:
+def durations_ns(records: list[OperatorRecord]) -> dict[tuple[OperatorKind, Phase], int]:
     return {(r.kind, r.phase): r.duration_ns for r in records}
 
 
@@ -101,7 +101,7 @@ def test_nested_operators_and_waits_are_not_an_operators_own_time(play: Play) ->
     play.stop("forward-compute", after_ns=7)
     log = play.recorder.close()
     records = list(Attribution(log).records())
-    assert own([r for r in records if isinstance(r, OperatorRecord)]) == {
+    assert durations_ns([r for r in records if isinstance(r, OperatorRecord)]) == {
         (OperatorKind.LINEAR_QKV, Phase.FORWARD): 200,
         (OperatorKind.POSITION, Phase.FORWARD): 50,
         (OperatorKind.RESIDUAL, Phase.FORWARD): 15,
@@ -118,7 +118,7 @@ def test_our_own_time_after_a_module_is_nobodys(play: Play) -> None:
     play.clock.tick(9)
     play.recorder.end_span(play.stack.pop()[1], at, RAW, 2)
     play.end(LAYER, after_ns=3)
-    assert own(play.records(OperatorRecord)) == {
+    assert durations_ns(play.records(OperatorRecord)) == {
         (OperatorKind.LINEAR_QKV, Phase.FORWARD): 50,
         (OperatorKind.RESIDUAL, Phase.FORWARD): 3,
     }
@@ -158,7 +158,9 @@ def test_parent_and_child_that_begin_at_one_node_are_told_apart_by_depth(play: P
     )
     play.stop("backward-compute", after_ns=2)
     backward = {
-        k: v for k, v in own(play.records(OperatorRecord)).items() if k[1] is Phase.BACKWARD
+        k: v
+        for k, v in durations_ns(play.records(OperatorRecord)).items()
+        if k[1] is Phase.BACKWARD
     }
     assert backward == {
         (OperatorKind.LINEAR_PROJ, Phase.BACKWARD): 40,
@@ -175,7 +177,7 @@ def test_a_backward_without_end_mark_is_closed_by_the_next_or_by_the_phase(play:
     play.reach(backward_mark(spans[QKV], is_begin=True), after_ns=10)
     play.stop("backward-compute", after_ns=20)
     play.clock.tick(1000)
-    times = own(play.records(OperatorRecord))
+    times = durations_ns(play.records(OperatorRecord))
     assert times[OperatorKind.LINEAR_PROJ, Phase.BACKWARD] == 10
     assert times[OperatorKind.LINEAR_QKV, Phase.BACKWARD] == 20
 
@@ -187,12 +189,12 @@ def test_forward_inside_the_backward_phase_is_recomputation_inside_its_operator(
     play.phase("backward-compute")
     play.reach(backward_mark(spans[ATTENTION], is_begin=True))
     play.begin(QKV, after_ns=5)
-    again = play.end(QKV, after_ns=70)
-    play.reach(backward_mark(again, is_begin=True))
-    play.reach(backward_mark(again, is_begin=False), after_ns=90)
+    recomputed = play.end(QKV, after_ns=70)
+    play.reach(backward_mark(recomputed, is_begin=True))
+    play.reach(backward_mark(recomputed, is_begin=False), after_ns=90)
     play.reach(backward_mark(spans[ATTENTION], is_begin=False), after_ns=6)
     play.stop("backward-compute")
-    times = own(play.records(OperatorRecord))
+    times = durations_ns(play.records(OperatorRecord))
     assert times[OperatorKind.LINEAR_QKV, Phase.RECOMPUTE] == 70
     assert times[OperatorKind.LINEAR_QKV, Phase.BACKWARD] == 90
     assert times[OperatorKind.POSITION, Phase.BACKWARD] == 11
@@ -354,7 +356,7 @@ def test_a_clock_that_jumps_back_costs_what_was_open_and_nothing_else(play: Play
     log = play.recorder.close()
     attribution = Attribution(log)
     records = list(attribution.records())
-    assert own([r for r in records if isinstance(r, OperatorRecord)]) == {
+    assert durations_ns([r for r in records if isinstance(r, OperatorRecord)]) == {
         (OperatorKind.LINEAR_QKV, Phase.FORWARD): 5
     }
     assert [(r.name, r.duration_ns) for r in records if isinstance(r, PhaseRecord)] == [

@@ -35,7 +35,7 @@ HOOKED = range(3, 23, 2)
 
 
 @cache
-def played(rank: int, **size: int) -> list[tuple[StepRecord, StepLog]]:
+def simulated_steps(rank: int, **size: int) -> list[tuple[StepRecord, StepLog]]:
     """Ten hooked steps: marks can be read any number of times."""
     has_operators = PLAN.part(rank) is Recorded.OPERATORS
     return list(steps(SimulatedRank(LAYOUT, rank, has_operators=has_operators, **size), HOOKED))
@@ -51,7 +51,7 @@ def closed(
 ) -> ClosedWindow:
     bounded = bounded or BoundedWindow(PLAN, rank)
     records = WindowRecords()
-    for record, log in played(rank, **size):
+    for record, log in simulated_steps(rank, **size):
         record = replace(record, window=window)
         if record.step in flagged:
             record = replace(record, flags=(StepFlag.COLLECTED,))
@@ -67,8 +67,8 @@ def rows(text: str) -> list[dict]:
     return [json.loads(line) for line in unpacked(text.splitlines(keepends=True))]
 
 
-def of(found: list[dict], kind: str) -> list[dict]:
-    return [row for row in found if row["type"] == kind]
+def of(records: list[dict], kind: str) -> list[dict]:
+    return [row for row in records if row["type"] == kind]
 
 
 @pytest.mark.parametrize("num_microbatches", [4, 40])
@@ -82,11 +82,11 @@ def test_messages_and_files_keep_their_bounds(num_microbatches: int) -> None:
 
 def test_the_message_of_a_recorder_is_its_file_and_its_steps() -> None:
     window = closed(16383, num_microbatches=4)
-    sent, own = rows(window.message), rows("".join(window.lines))
+    sent, file_rows = rows(window.message), rows("".join(window.lines))
     assert sent[0]["type"] == "header" and sent[0]["rank"] == 16383
     assert [row["step"] for row in of(sent, "step")] == list(HOOKED)
-    assert [row for row in sent if row["type"] not in ("header", "step")] == own
-    assert len(of(own, "window")) == len(of(own, "rank")) == 1
+    assert [row for row in sent if row["type"] not in ("header", "step")] == file_rows
+    assert len(of(file_rows, "window")) == len(of(file_rows, "rank")) == 1
 
 
 def test_a_watcher_sends_its_summary_alone() -> None:
@@ -104,26 +104,26 @@ def test_a_member_of_a_shared_group_keeps_that_groups_collectives_alone() -> Non
 
 
 def test_what_little_room_keeps_more_room_keeps_as_well() -> None:
-    kept = []
-    for room in (2, 5, 9, 14, 28, 56):
-        packer = Packer(room << 10)
+    retained = []
+    for budget_kib in (2, 5, 9, 14, 28, 56):
+        packer = Packer(budget_kib << 10)
         window = WindowRecords()
-        results = played(16383, num_microbatches=16, num_layers=2)
+        results = simulated_steps(16383, num_microbatches=16, num_layers=2)
         logs = {(log.step - 3) // 2: log for _, log in results}
         order = in_retention_order(logs)
         details = (StepDetail(window.of(logs[n]), logs[n].samples) for n in order)
         pack_steps(packer, details, len(order))
         results = rows(packer.line())
-        kept.append(
+        retained.append(
             {(r["step"], r["role"], r["sequence"]) for r in of(results, "collective")}
             | {(r["step"], r["name"], r["microbatch"]) for r in of(results, "phase")}
         )
-    assert all(small <= large for small, large in pairwise(kept))
-    assert len({len(found) for found in kept}) >= 4
+    assert all(small <= large for small, large in pairwise(retained))
+    assert len({len(results) for results in retained}) >= 4
 
 
 def test_kept_calls_stand_for_all_calls() -> None:
-    _, log = played(16383, num_microbatches=16, num_layers=2)[0]
+    _, log = simulated_steps(16383, num_microbatches=16, num_layers=2)[0]
     detail = StepDetail(WindowRecords().of(log), log.samples)
     whole = [json.loads(line) for line in detail.lines(0)]
     counts = Counter((r["collective"], r["role"]) for r in of(whole, "collective"))
@@ -140,19 +140,21 @@ def test_kept_calls_stand_for_all_calls() -> None:
 def test_steps_that_are_no_measurement_take_no_room() -> None:
     flagged = frozenset({3, 19, 11})
     results = rows(closed(16383, num_microbatches=8, flagged=flagged).message)
-    steps_kept = {row["step"] for row in of(results, "phase")}
-    assert len(steps_kept) >= 3 and not steps_kept & flagged
-    assert of(results, "window")[0]["num_left_out"] == 7 - len(steps_kept)
+    retained_steps = {row["step"] for row in of(results, "phase")}
+    assert len(retained_steps) >= 3 and not retained_steps & flagged
+    assert of(results, "window")[0]["num_left_out"] == 7 - len(retained_steps)
     assert of(results, "rank")[0]["num_steps"] == 7
 
 
 def test_windows_of_a_long_run_share_the_file_and_the_last_ones_still_close() -> None:
     bounded = BoundedWindow(PLAN, 16383)
-    own = [closed(16383, bounded=bounded, num_microbatches=8, window=n).lines for n in range(11)]
-    sizes = [sum(map(len, lines)) for lines in own]
+    lines_by_window = [
+        closed(16383, bounded=bounded, num_microbatches=8, window=n).lines for n in range(11)
+    ]
+    sizes = [sum(map(len, lines)) for lines in lines_by_window]
     assert sum(sizes) <= (PLAN.file_nbytes(16383) or 0)
     assert sizes[0] > 40 << 10 and sizes[-1] < sizes[0] / 4
-    assert all(of(rows("".join(lines)), "window") for lines in own)
+    assert all(of(rows("".join(lines)), "window") for lines in lines_by_window)
 
 
 @given(st.integers(1, 40), st.integers(1, 40))

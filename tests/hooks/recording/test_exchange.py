@@ -1,4 +1,4 @@
-"""What ranks send over a store: collected, bounded, and never in the way."""
+"""Messages of ranks over a store: collected, bounded, and never in the way."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def server() -> Iterator[TCPStore]:
 
 
 def words(folder: Path) -> dict[int, list[str]]:
-    """What the collector has written, by rank."""
+    """Return the words that the collector has written, by rank."""
     result: dict[int, list[str]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for line in unpacked(path.read_text().splitlines(keepends=True)):
@@ -91,13 +91,13 @@ def test_recorders_get_a_file_each_and_all_others_one_together(
 
 def test_files_that_are_here_already_are_left_alone(tmp_path: Path) -> None:
     store = HashStore()
-    own = PLAN.recorders[0]
-    (tmp_path / f"rank-{own:05d}.jsonl").write_text("")
+    present_rank = PLAN.recorders[0]
+    (tmp_path / f"rank-{present_rank:05d}.jsonl").write_text("")
     send(range(LAST), tmp_path, store)
     home = end(LAST, tmp_path, store)
     home.hand_over(0, text(LAST))
     home.poll()
-    assert not (tmp_path / f"received-{own:05d}.jsonl").exists()
+    assert not (tmp_path / f"received-{present_rank:05d}.jsonl").exists()
     assert len(list(tmp_path.glob("received-*.jsonl"))) == len(PLAN.recorders) - 2
 
 
@@ -105,10 +105,10 @@ def test_files_that_are_here_already_are_left_alone(tmp_path: Path) -> None:
 def test_what_lies_in_the_place_of_a_file_is_named_and_the_others_are_written(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, done, own = HashStore(), [], PLAN.recorders[0]
+    store, done, blocked_rank = HashStore(), [], PLAN.recorders[0]
     folder, victim = tmp_path / "records", tmp_path / "victim"
     folder.mkdir()
-    path = folder / f"received-{own:05d}.jsonl"
+    path = folder / f"received-{blocked_rank:05d}.jsonl"
     {"link": lambda p: p.symlink_to(victim), "fifo": os.mkfifo, "folder": Path.mkdir}[kind](path)
     send(range(LAST), folder, store)
     home = end(LAST, folder, store)
@@ -119,7 +119,7 @@ def test_what_lies_in_the_place_of_a_file_is_named_and_the_others_are_written(
     assert done == [True] and time.monotonic() - begin_s < 2.0 and not victim.exists()
     assert f"cannot write {path} (" in caplog.text and "remove it" in caplog.text
     path.rename(tmp_path / "aside")
-    assert sorted(words(folder)) == [rank for rank in range(LAST) if rank != own]
+    assert sorted(words(folder)) == [rank for rank in range(LAST) if rank != blocked_rank]
 
 
 def test_a_rank_that_has_died_is_named_and_the_others_are_used(
@@ -227,8 +227,8 @@ def test_summaries_of_old_windows_go_when_the_file_would_grow_too_large(
         home.hand_over(window, text(LAST))
         home.poll()
         assert (tmp_path / "summaries.jsonl").stat().st_size <= 700
-    kept = words(tmp_path)[0]
-    assert kept == [f"w{n}" for n in range(6)][-len(kept) :] and 1 <= len(kept) < 6
+    retained = words(tmp_path)[0]
+    assert retained == [f"w{n}" for n in range(6)][-len(retained) :] and 1 <= len(retained) < 6
 
 
 def test_a_message_above_the_bound_is_not_sent(

@@ -39,7 +39,7 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def timed(number: int) -> str:
+def dump_with_durations(number: int) -> str:
     """The real dump, but the entries have durations, which grow with their number."""
     # A build for CUDA keeps gloo's calls apart from those of NCCL.
     dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None) or find_dump()
@@ -69,7 +69,7 @@ def step(flight: FlightRecorder, number: int) -> StepLog:
 
 
 def test_durations_reach_the_asynchronous_calls_of_their_step(group):
-    flight = FlightRecorder(lambda: timed(8), environ=TIMED)
+    flight = FlightRecorder(lambda: dump_with_durations(8), environ=TIMED)
     dist.all_reduce(torch.ones(4))  # before the step: none of its calls
     logs = [step(flight, 3), step(flight, 6)]
     window = flight.close_window()
@@ -92,7 +92,7 @@ def test_without_durations_the_records_stay_as_they_are(group, dump, caplog):
 
 
 @pytest.mark.parametrize(
-    ("environ", "unseen", "is_asked"),
+    ("environ", "unseen", "is_expected"),
     [
         ({}, (), False),
         ({"TORCH_NCCL_ENABLE_TIMING": "0"}, (), False),
@@ -102,17 +102,17 @@ def test_without_durations_the_records_stay_as_they_are(group, dump, caplog):
         ({}, ("something else",), False),
     ],
 )
-def test_it_is_dumped_only_where_it_can_add_something(group, environ, unseen, is_asked):
+def test_it_is_dumped_only_where_it_can_add_something(group, environ, unseen, is_expected):
     dumps = []
 
     def dump() -> str:
         dumps.append(1)
-        return timed(1)
+        return dump_with_durations(1)
 
     flight = FlightRecorder(dump, unseen=unseen, environ=environ)
     log = step(flight, 3)
     assert [*flight.close_window().amend(Attribution(log).records())]
-    assert bool(dumps) == is_asked
+    assert bool(dumps) == is_expected
 
 
 @pytest.mark.parametrize("is_ours", [False, True])
@@ -128,10 +128,10 @@ def test_a_dump_from_another_thread_ends_no_capture(is_ours):
             return "{}"
 
         def ask() -> None:
-            asked = capture_safe_dump(dump, device.device.exchange_mode) if is_ours else dump
-            assert asked is not None
+            safe_dump = capture_safe_dump(dump, device.device.exchange_mode) if is_ours else dump
+            assert safe_dump is not None
             try:
-                asked()
+                safe_dump()
             except RuntimeError as err:
                 errors.append(err)
 
@@ -206,7 +206,7 @@ def test_the_environment_is_prepared_where_the_user_said_nothing():
     environ: dict[str, str] = {}
     prepare(environ)
     assert environ == {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "5000"}
-    own = {"TORCH_NCCL_ENABLE_TIMING": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "10"}
-    told = dict(own)
-    prepare(told)
-    assert told == own
+    user_environ = {"TORCH_NCCL_ENABLE_TIMING": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "10"}
+    prepared = dict(user_environ)
+    prepare(prepared)
+    assert prepared == user_environ

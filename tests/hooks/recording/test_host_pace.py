@@ -1,7 +1,7 @@
-"""What a host takes to launch each operator, known by its own clock beside a busy device.
+"""Host time to launch each operator, measured by the host's own clock under a busy device.
 
-Planted, in virtual time: what each operator's calls take the host, kernels that hide all of it, and
-what hooks take.
+Planted, in virtual time: host time of each operator's calls, kernels that hide all of it, and the
+cost of hooks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Planted(Play):
 
     costs: Costs = field(default=BUSY)
     num_launches: int = 1
-    """Of one call."""
+    """Launches of one call."""
     has_waited: bool = False
-    """Whether the host has ever stood still for room in the queue."""
+    """True if the host has ever waited for room in the queue."""
 
     def call(self, key: tuple[int, Phase]) -> None:
         before_s, call_s = self.clock.host_s, CALL_S[key[0]]
@@ -49,7 +49,7 @@ class Planted(Play):
         free_s = before_s + call_s + self.num_launches * LAUNCH_S
         self.has_waited |= self.clock.host_s > free_s + LAUNCH_S
 
-    def found(self) -> list[OperatorRecord]:
+    def operators(self) -> list[OperatorRecord]:
         """Those of the step's log, which was closed."""
         return [r for r in Attribution(self.log).records() if isinstance(r, OperatorRecord)]
 
@@ -57,7 +57,7 @@ class Planted(Play):
         return NUM_CALLS[site] * (CALL_S[site] + self.num_launches * LAUNCH_S) * 1e9
 
     def near_planted(self, records: list[OperatorRecord]) -> bool:
-        """Whether each one that has a host's time has the planted one."""
+        """Return True if every recorded host time is the planted one."""
         return all(
             abs(r.host_ns - self.planted_ns(site)) <= NEAR_NS
             for site, result in operators(records, Phase.FORWARD).items()
@@ -81,7 +81,7 @@ def step_of(play: Planted) -> Iterator[list[OperatorRecord]]:
         play.log.samples, play.log.is_sampling = (), True
         play.forward(40)
     late = len(play.log.span_sites) - num_spans
-    operator_records += play.found()[:-late]
+    operator_records += play.operators()[:-late]
 
 
 def test_beside_a_busy_device_operators_have_the_planted_host_times() -> None:
@@ -104,14 +104,14 @@ def test_a_host_that_may_wait_for_room_in_the_queue_has_none(
     with play.step() as play.log:
         for _ in range(3):
             play.forward(max(10, 120 // num_launches))
-    records = play.found()
+    records = play.operators()
     assert play.has_waited and play.near_planted(records)
     timed = Counter(r.microbatch for r in records if r.host_ns)
     assert timed.keys() == {0} and timed[0] >= 5
     # Else what a full queue holds up would be the host's.
     monkeypatch.setattr(host_pace, "MOST_QUEUED", math.inf)
     monkeypatch.setattr(host_pace, "PEAK_FRAC", 1.0)
-    assert not play.near_planted(play.found())
+    assert not play.near_planted(play.operators())
 
 
 def test_a_queue_that_was_full_before_the_step_has_none() -> None:
@@ -120,7 +120,7 @@ def test_a_queue_that_was_full_before_the_step_has_none() -> None:
         play.clock.launch(play.device.line, BUSY.kernel_s)
     with play.step() as play.log:
         play.forward(20)
-    assert not any(r.host_ns for r in play.found())
+    assert not any(r.host_ns for r in play.operators())
 
 
 def test_where_the_device_waits_all_have_them_and_they_are_the_durations() -> None:
@@ -128,7 +128,7 @@ def test_where_the_device_waits_all_have_them_and_they_are_the_durations() -> No
     with play.step() as play.log:
         play.forward(40)
         play.forward(40)
-    records = play.found()
+    records = play.operators()
     assert play.near_planted(records) and all(r.host_ns for r in records[1:])
     # Readings of events have half a microsecond, and hooks hide parts of short kernels.
     assert all(abs(r.host_ns - r.duration_ns) <= 3_000 for r in records[1:])

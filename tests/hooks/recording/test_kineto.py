@@ -138,9 +138,9 @@ def test_the_gradients_are_told_apart_by_what_their_products_sum_over(has_bias):
     assert len(products) == 8
     for first, second in (products[2:4], products[6:8]):
         assert [first.inner, second.inner] == ([FFN, TOKENS] if has_bias else [TOKENS, FFN])
-        halves = split_gradients([first, second], tokens=TOKENS, outputs=FFN)
-        assert halves is not None
-        assert [item.inner for half in halves for item in half] == [FFN, TOKENS]
+        gradients = split_gradients([first, second], tokens=TOKENS, outputs=FFN)
+        assert gradients is not None
+        assert [item.inner for half in gradients for item in half] == [FFN, TOKENS]
 
 
 def test_h2_a_norm_inside_a_linear_goes_back_with_the_inputs_gradient():
@@ -162,7 +162,7 @@ def test_h2_a_norm_inside_a_linear_goes_back_with_the_inputs_gradient():
     assert [len(inputs), len(of_weights)] == [2, 2]
     for number, product, norm in zip(inputs, into, norms, strict=True):
         assert number >= product + norm
-    assert all(found >= product for found, product in zip(of_weights, weights, strict=True))
+    assert all(number >= product for number, product in zip(of_weights, weights, strict=True))
 
 
 class Delaying(Loop):
@@ -223,15 +223,15 @@ def test_a_step_without_the_chosen_micro_batch_gives_nothing_and_frees_the_profi
     loop.step(instruments.recorder)
     assert tracer.end() is None
     instruments.take_off()
-    with torch.profiler.profile() as own:
+    with torch.profiler.profile() as user_profiler:
         Loop().step(instruments.recorder)
-    assert any(event.key == "aten::linear" for event in own.key_averages())
+    assert any(event.key == "aten::linear" for event in user_profiler.key_averages())
 
 
 def test_a_trace_that_lost_marks_gives_nothing_and_says_so():
     traced = trace(Loop())
-    kept = [e for e in traced.events() if e.name() != MARK][:100]
-    traced.events = lambda: kept
+    remaining = [e for e in traced.events() if e.name() != MARK][:100]
+    traced.events = lambda: remaining
     assert traced.records(lambda _: None) == []
     assert traced.problem == f"the trace has 0 of {traced.num_marks} marks of the step"
 
@@ -255,16 +255,18 @@ def test_m2_the_environment_of_cupti_is_as_before(monkeypatch):
         tracer = Tracer(instruments.recorder, is_device=False)
         tracer.begin()
         # PyTorch sets both where it knows of CUDA graphs on an older CUDA.
-        tracer._profile.start_trace = lambda start=tracer._profile.start_trace, own=environ: (
-            start(),
-            own.update({VARIABLES[0]: "0", VARIABLES[1]: "1"}),
+        tracer._profile.start_trace = (
+            lambda start=tracer._profile.start_trace, environment=environ: (
+                start(),
+                environment.update({VARIABLES[0]: "0", VARIABLES[1]: "1"}),
+            )
         )
         tracer.end()
         assert environ == before
 
 
 class Kineto:
-    """What Kineto does with the variable (libkineto/src/CuptiActivityApi.cpp, teardownContext).
+    """Kineto's use of the variable (libkineto/src/CuptiActivityApi.cpp, teardownContext).
 
     Whenever a trace is prepared or has ended, and one was on before: a thread flushes and then
     waits for a call of CUDA's runtime; CUPTI is gone behind that call, whatever is traced then.
@@ -363,7 +365,7 @@ def test_m2_a_thread_that_does_not_end_is_not_waited_for_long(monkeypatch):
 
 
 def test_m2_the_users_own_traces_are_what_they_are_without_us(tmp_path):
-    def kept(choice: TraceChoice) -> list[list[str]]:
+    def user_traces(choice: TraceChoice) -> list[list[str]]:
         folder = tmp_path / choice.value
         loop, session = Loop(), Session(settings(folder, choice))
         before = threading.enumerate()
@@ -371,13 +373,17 @@ def test_m2_the_users_own_traces_are_what_they_are_without_us(tmp_path):
         for step in range(12):
             if step == 0:
                 session.describe(loop.host)
-            is_own = step in (2, 8, 10)  # ours is step 7
-            with torch.profiler.profile() if is_own else contextlib.nullcontext() as own:
+            is_traced_by_user = step in (2, 8, 10)  # ours is step 7
+            with (
+                torch.profiler.profile()
+                if is_traced_by_user
+                else contextlib.nullcontext() as user_profiler
+            ):
                 session.begin_step()
                 loop.step(session)
                 session.end_step()
-            if own is not None:
-                names = sorted(e.name() for e in own.profiler.kineto_results.events())
+            if user_profiler is not None:
+                names = sorted(e.name() for e in user_profiler.profiler.kineto_results.events())
                 results.append([name for name in names if name.startswith("aten::")])
         session.finish()
         assert session.guard.num_faults == 0
@@ -385,9 +391,9 @@ def test_m2_the_users_own_traces_are_what_they_are_without_us(tmp_path):
         return results
 
     counted = dict(KinetoStepTracker._step_dict)
-    with_us = kept(TraceChoice.ON)
+    with_us = user_traces(TraceChoice.ON)
     assert {r.step for r in of_type(tmp_path / "on", TraceRecord)} == {7}
-    assert with_us == kept(TraceChoice.OFF)
+    assert with_us == user_traces(TraceChoice.OFF)
     assert all(with_us)
     assert dict(KinetoStepTracker._step_dict) == counted
 
@@ -450,9 +456,9 @@ def test_on_a_cpu_a_trace_has_to_be_asked_for(tmp_path):
 
 
 def test_beside_a_profiler_of_the_users_the_step_is_a_bare_one(tmp_path):
-    with torch.profiler.profile() as own:
+    with torch.profiler.profile() as user_profiler:
         train(tmp_path, TraceChoice.ON)
-    assert any(event.key == "aten::linear" for event in own.key_averages())
+    assert any(event.key == "aten::linear" for event in user_profiler.key_averages())
     assert of_type(tmp_path, TraceRecord) == []
     (note,) = (r for r in of_type(tmp_path, CoverageRecord) if r.name.startswith("trace"))
     assert note.name == "trace skipped: your own profiler is on"

@@ -25,7 +25,7 @@ from forerun.hooks.sensors.stopwatch import NO_TIME
 NEAR_FRAC, NEAR_NS = 0.03, 2_000
 
 
-def played(costs: Costs, *, backward: Costs | None = None, num_layers: int = 20) -> Play:
+def play_step(costs: Costs, *, backward: Costs | None = None, num_layers: int = 20) -> Play:
     """A step of that many layers; the records of it are in ``records``."""
     play = Play(costs)
     with play.step() as log:
@@ -54,7 +54,7 @@ COMPUTE_BOUND = Costs(call_s=5e-6, kernel_s=200e-6)
 
 @pytest.mark.parametrize("costs", [LAUNCH_BOUND, SLOW_HOST])
 def test_times_of_a_launch_bound_step_are_the_hosts_and_say_so(costs: Costs) -> None:
-    play = played(costs)
+    play = play_step(costs)
     assert share(play.records) > 0.99
     for site, result in operators(play.records, Phase.FORWARD).items():
         total_ns = sum(r.duration_ns for r in result)
@@ -65,7 +65,7 @@ def test_times_of_a_launch_bound_step_are_the_hosts_and_say_so(costs: Costs) -> 
 def test_a_compute_bound_step_is_none_and_its_times_are_the_kernels() -> None:
     hooks = replace(COMPUTE_BOUND, before_mark_s=3e-6, after_end_s=10e-6)
     for costs in (COMPUTE_BOUND, hooks):
-        play = played(costs)
+        play = play_step(costs)
         assert share(play.records) == 0.0
         for site, result in operators(play.records, Phase.FORWARD).items():
             total_ns, true_ns = sum(r.duration_ns for r in result), play.busy_s[site, Phase.FORWARD]
@@ -76,10 +76,10 @@ def test_a_compute_bound_step_is_none_and_its_times_are_the_kernels() -> None:
 
 
 def test_forward_and_backward_are_separate() -> None:
-    play = played(LAUNCH_BOUND, backward=COMPUTE_BOUND)
+    play = play_step(LAUNCH_BOUND, backward=COMPUTE_BOUND)
     assert share(play.records, Phase.FORWARD) > 0.99
     assert share(play.records, Phase.BACKWARD) < 0.01
-    play = played(COMPUTE_BOUND, backward=LAUNCH_BOUND)
+    play = play_step(COMPUTE_BOUND, backward=LAUNCH_BOUND)
     assert share(play.records, Phase.FORWARD) < 0.01
     assert share(play.records, Phase.BACKWARD) > 0.99
 
@@ -104,7 +104,7 @@ def test_a_planted_share_comes_back(num_busy: int) -> None:
 def test_time_of_our_hooks_is_no_operators(before_s: float, after_s: float) -> None:
     """A layer with nested operators paid 5 to 10 us for each of their marks."""
     costs = replace(LAUNCH_BOUND, before_mark_s=before_s, after_end_s=after_s)
-    hooked, bare = played(costs, backward=costs), played(LAUNCH_BOUND, backward=LAUNCH_BOUND)
+    hooked, bare = play_step(costs, backward=costs), play_step(LAUNCH_BOUND, backward=LAUNCH_BOUND)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         for site, result in operators(hooked.records, phase).items():
             true = operators(bare.records, phase)[site]
@@ -122,7 +122,7 @@ def test_time_of_our_hooks_is_no_operators(before_s: float, after_s: float) -> N
 
 @pytest.mark.parametrize("kernel_s", [30e-6, 100e-6, 1e-3])
 def test_a_device_that_never_catches_up_waits_for_nobody(kernel_s: float) -> None:
-    """Of kernels that take alike, a full queue is as far behind at every mark: that is no lag of 0.
+    """With equal kernels a full queue lags equally at every mark, which must not read as no lag.
 
     The host waits for room in the queue, and so for the device.
     """
@@ -190,8 +190,8 @@ def test_marks_without_a_time_have_no_lag() -> None:
 def test_waiting_is_within_each_operator_and_rises_with_the_hosts_cost(
     work: list[tuple[int, float]], calls_s: list[float]
 ) -> None:
-    """Of each operator, not of their sum: where a kernel hides the host, its operator takes longer
-    with a dearer host as well."""
+    """The waiting of each operator, not of their sum, rises: if a kernel hides the host, its
+    operator too takes longer with a slower host."""
     waited = []
     for call_s in sorted(calls_s):
         play = Play(Costs(call_s=call_s, kernel_s=0.0))

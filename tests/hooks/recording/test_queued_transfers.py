@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from device_clock import Clock
-from device_streams import Device, Event, put_device, take_device
+from device_streams import Device, Event, install_device, uninstall_device
 from device_truth import Truth
 
 from forerun.calib.records.record_kinds import CollectiveRecord, Header, StepRecord
@@ -23,14 +23,14 @@ BUCKETS_MS = {1: 3.0, 2: 2.5, 3: 3.5}
 """By payload in MiB, what a bucket takes."""
 PASS = (1, 2, 3, 2, 3, 1)
 BEFORE_MS = {1: 13.0, 2: 6.5, 3: 9.0}
-"""What was recorded, from the call on: the median of those of a payload that were waited for."""
+"""Recorded times from the call on: the median of a payload's transfers that were waited for."""
 
 
 def step() -> list[CollectiveRecord]:
     """A backward pass of 1 ms a layer, a bucket behind each, all waited for at its end."""
     clock = Clock(Truth())
     device = Device(clock)
-    put_device(device)
+    install_device(device)
     watch = DeviceStopwatch(
         lambda: Event(enable_timing=True),
         stream_key=lambda: device.current.cuda_stream,
@@ -46,7 +46,7 @@ def step() -> list[CollectiveRecord]:
         clock.launch(main, 0.001)
         transfer = recorder.add_transfer(log.kind_number(SCATTER), 2**20 * nmib)
         recorder.begin_wait(transfer)
-        clock.stall(line, main.busy_s, main, is_told=False)
+        clock.stall(line, main.busy_s, main, is_logged=False)
         begun.append((transfer, clock.launch(line, BUCKETS_MS[nmib] / 1e3)[1]))
         recorder.end_wait(transfer)
     for transfer, end_s in begun:
@@ -57,7 +57,7 @@ def step() -> list[CollectiveRecord]:
     recorder.close()
     clock.synchronize()
     assert log.resolve()
-    take_device()
+    uninstall_device()
     return [r for r in Attribution(log).records() if isinstance(r, CollectiveRecord)]
 
 

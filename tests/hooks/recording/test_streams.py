@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 from device_clock import Clock
-from device_streams import Device, Event, Stream, capturing, put_device, take_device
+from device_streams import Device, Event, Stream, capturing, install_device, uninstall_device
 from device_truth import Truth
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,12 +40,12 @@ class Play:
     samples: tuple[int, ...] = ()
     frequent: frozenset[TransferKind] | None = None
     clock: Clock = field(default_factory=lambda: Clock(Truth()))
-    own_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    self_time_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     transfers_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.device = Device(self.clock)
-        put_device(self.device)
+        install_device(self.device)
         self.main, self.side = self.device.default, Stream()
         self.inside: list[int] = []
         self.num_spans = 0
@@ -77,7 +77,7 @@ class Play:
     def kernel(self, time_s: float) -> None:
         self.clock.launch(self.device.line, time_s)
         if self.inside and self.device.current is self.main:
-            self.own_s[self.inside[-1]] += time_s
+            self.self_time_s[self.inside[-1]] += time_s
 
     def operator(self, layer: int, time_s: float, inner: Any = None) -> None:
         """An operator; ``inner`` runs in its middle."""
@@ -123,7 +123,7 @@ class Play:
         assert log is not None
         self.clock.synchronize()
         assert log.resolve()
-        take_device()
+        uninstall_device()
         return log
 
     def stood_s(self) -> float:
@@ -233,7 +233,7 @@ def test_nothing_is_recorded_or_asked_during_a_capture(mode: str) -> None:
     play.clock.synchronize()
     assert capture.invalidated_by == ""
     assert log.resolve()
-    take_device()
+    uninstall_device()
     operators = of(list(Attribution(log).records()), OperatorRecord)
     assert [op.layer for op in operators] == [0]
 
@@ -317,7 +317,7 @@ def test_no_operator_of_no_time_and_no_time_of_another_stream(
     finally:
         stopwatch.MAX_EVENTS = before
     for op in of(records, OperatorRecord):
-        true_ns = play.own_s[op.shape[-3]] * 1e9
+        true_ns = play.self_time_s[op.shape[-3]] * 1e9
         assert op.duration_ns > 0
         assert abs(op.duration_ns - true_ns) <= 0.03 * true_ns + 2_000
     for gather in of(records, CollectiveRecord):

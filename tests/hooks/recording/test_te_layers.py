@@ -69,8 +69,8 @@ class Experts(nn.Module):
         return self.linear_fc2(torch.relu(inner), SPLITS)[0]
 
 
-def delayed(model: nn.Module) -> None:
-    """What a schedule calls for the weights, after the backward pass."""
+def compute_delayed_weight_gradients(model: nn.Module) -> None:
+    """Compute weight gradients after the backward pass, as a schedule does."""
     for module in model.modules():
         if hasattr(module, "backward_dw"):
             module.backward_dw()
@@ -92,7 +92,7 @@ def hooked_step(device: Timeline, model: nn.Module, hidden: torch.Tensor) -> lis
         recorder.begin_phase(BACKWARD)
         loss.backward()
         recorder.end_phase(BACKWARD)
-        delayed(model)
+        compute_delayed_weight_gradients(model)
     log = recorder.close()
     hooks.remove()
     torch.cuda.synchronize()
@@ -111,7 +111,7 @@ def _stopwatch() -> DeviceStopwatch:
     )
 
 
-def charged(device: Timeline) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def kernels_by_module(device: Timeline) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Kernels of the step by name of the module and pass, in the order of launching."""
     truth, result = device.truth, defaultdict(list)
     calls = truth.rows("calls")
@@ -127,8 +127,8 @@ def span_ns(rows: list[dict[str, Any]]) -> float:
     return 1e9 * (max(row["end_s"] for row in rows) - min(row["begin_s"] for row in rows))
 
 
-def is_near(found_ns: float, true_ns: float) -> bool:
-    return abs(found_ns - true_ns) <= 0.03 * true_ns + 2_000
+def is_near(measured_ns: float, true_ns: float) -> bool:
+    return abs(measured_ns - true_ns) <= 0.03 * true_ns + 2_000
 
 
 @pytest.mark.parametrize(("is_fused", "is_delayed"), MODES)
@@ -138,7 +138,7 @@ def test_h2_hooks_find_both_passes_of_one_node(
     model = Layers(is_fused=is_fused, is_delayed=is_delayed)
     hidden = torch.randn(TOKENS, 1, HIDDEN, requires_grad=True)
     records = hooked_step(device, model, hidden)
-    truth = charged(device)
+    truth = kernels_by_module(device)
     for layer in range(3):
         for name in ("linear_fc1", "linear_fc2"):
             for phase in (Phase.FORWARD, Phase.BACKWARD):
@@ -157,19 +157,19 @@ def test_h2_a_trace_tells_both_products_of_one_node_apart(
     """None before: both products lie below one operation."""
     model = Layers(is_fused=is_fused, is_delayed=is_delayed)
     hooked_step(device, model, torch.randn(TOKENS, 1, HIDDEN, requires_grad=True))
-    rows = charged(device)[f"0.layers.1.{name}", "backward"]
+    rows = kernels_by_module(device)[f"0.layers.1.{name}", "backward"]
     rows = [row for row in rows if row["op"] != "add"]  # the engine's, below no node
     work = work_of(node_events("_LayerNormLinearBackward", rows, at_ns=1000, number=7))
     outputs = FFN if name == "linear_fc1" else HIDDEN
-    halves = split_gradients(work, tokens=TOKENS, outputs=outputs, num_forward=1)
+    gradients = split_gradients(work, tokens=TOKENS, outputs=outputs, num_forward=1)
     if is_delayed:
-        assert halves is None
+        assert gradients is None
         return
     weights_ns = 1e9 * sum(row["end_s"] - row["begin_s"] for row in rows[1:] if row["flop"])
     all_ns = 1e9 * sum(row["end_s"] - row["begin_s"] for row in rows)
     assert sum(row["flop"] > 0 for row in rows) == 2
-    assert halves is not None
-    inputs, weights = map(busy_ns, halves)
+    assert gradients is not None
+    inputs, weights = map(busy_ns, gradients)
     assert is_near(weights, weights_ns)
     assert is_near(inputs, all_ns - weights_ns)
 
@@ -182,7 +182,7 @@ def test_h3_products_on_several_streams_take_the_time_of_their_union(
     model = Experts(num_streams=num_streams)
     hidden = torch.randn(sum(SPLITS), HIDDEN, requires_grad=True)
     records = hooked_step(device, model, hidden)
-    truth = charged(device)
+    truth = kernels_by_module(device)
     for place, name in enumerate(("linear_fc1", "linear_fc2")):
         for phase in (Phase.FORWARD, Phase.BACKWARD):
             rows = [row for row in truth[f"0.{name}", phase.value] if row["flop"]]
@@ -206,21 +206,21 @@ def test_h2_grouped_products_are_split_by_those_of_the_forward_pass(
     """One call was one product before, whatever it launched."""
     model = Experts(num_streams=4, is_delayed=is_delayed)
     hooked_step(device, model, torch.randn(sum(SPLITS), HIDDEN, requires_grad=True))
-    truth = charged(device)
+    truth = kernels_by_module(device)
     forward, backward = (
         work_of(node_events("_GroupedLinear", truth["0.linear_fc1", name], at_ns=0, number=7))
         for name in ("forward", "backward")
     )
-    halves = split_gradients(
+    gradients = split_gradients(
         backward, tokens=sum(SPLITS), outputs=FFN, num_forward=num_products(forward)
     )
     if is_delayed:
-        assert halves is None
+        assert gradients is None
         return
     rows = truth["0.linear_fc1", "backward"]
-    assert halves is not None
-    assert is_near(busy_ns(halves[0]), span_ns(rows[: len(SPLITS)]))
-    assert is_near(busy_ns(halves[1]), span_ns(rows[len(SPLITS) :]))
+    assert gradients is not None
+    assert is_near(busy_ns(gradients[0]), span_ns(rows[: len(SPLITS)]))
+    assert is_near(busy_ns(gradients[1]), span_ns(rows[len(SPLITS) :]))
 
 
 class Exchanging(nn.Module):
@@ -242,21 +242,23 @@ def test_h2_pieces_of_a_product_are_one_and_their_exchanges_none(
     """Not told apart before: each piece counted as a product."""
     model = Exchanging(num_pieces=num_pieces, is_frozen=is_frozen)
     hooked_step(device, model, torch.randn(TOKENS, HIDDEN, requires_grad=True))
-    rows = charged(device)["0.linear_fc1", "backward"]
+    rows = kernels_by_module(device)["0.linear_fc1", "backward"]
     work = work_of(node_events("_LinearBackward", rows, at_ns=1000, number=7))
     exchanged = [item for item in work if is_exchanged(item)]
-    own = [item for item in work if item.message is None]
+    products = [item for item in work if item.message is None]
     assert len(exchanged) == num_pieces + (not is_frozen)
-    assert len(own) + len(exchanged) == len(work)
+    assert len(products) + len(exchanged) == len(work)
     if is_frozen:
         if num_pieces > 2:  # two of them look like two products
-            assert split_gradients(own, tokens=TOKENS, outputs=FFN, is_in_pieces=True) is None
+            assert split_gradients(products, tokens=TOKENS, outputs=FFN, is_in_pieces=True) is None
         return
-    halves = split_gradients(own, tokens=TOKENS, outputs=FFN, num_forward=1, is_in_pieces=True)
-    assert halves is not None
+    gradients = split_gradients(
+        products, tokens=TOKENS, outputs=FFN, num_forward=1, is_in_pieces=True
+    )
+    assert gradients is not None
     computed = [row for row in rows if row["op"] != "roll"]
-    assert is_near(busy_ns(halves[0]), union_ns(computed[:-1]))
-    assert is_near(busy_ns(halves[1]), span_ns(computed[-1:]))
+    assert is_near(busy_ns(gradients[0]), union_ns(computed[:-1]))
+    assert is_near(busy_ns(gradients[1]), span_ns(computed[-1:]))
 
 
 def union_ns(rows: list[dict[str, Any]]) -> float:

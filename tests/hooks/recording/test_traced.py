@@ -1,4 +1,4 @@
-"""What a device's trace becomes: events with the profiler's interface and planted times."""
+"""Records from a device's trace: events with the profiler's interface and planted times."""
 
 from __future__ import annotations
 
@@ -501,7 +501,7 @@ def test_reductions_of_amax_are_transfers_and_in_no_operator():
 LATE = "_RegisterDelayedWgradForExpertsBackward"
 
 
-def late(node: str, at_ns: int, *, count: int = 2) -> TracedStep:
+def delayed_weight_products(node: str, at_ns: int, *, count: int = 2) -> TracedStep:
     """Two experts, whose products of the weights come where ``node`` runs."""
     return step_of(
         *(Event("_GroupedLinear", 2100, 400, number=20), launch(1, 2200, 20), launch(2, 2210, 20)),
@@ -519,7 +519,7 @@ def late(node: str, at_ns: int, *, count: int = 2) -> TracedStep:
 @pytest.mark.parametrize("at_ns", [6600, 7200, 8500])
 def test_gradients_that_were_put_off_are_the_linears_own(at_ns):
     """Below Megatron's node, with an operator open or none: no operator's or that one's before."""
-    traced = late(LATE, at_ns)
+    traced = delayed_weight_products(LATE, at_ns)
     trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns, r.num_kernels) for r in trace_records] == [
         (Phase.FORWARD, 81, 2),
@@ -531,7 +531,7 @@ def test_gradients_that_were_put_off_are_the_linears_own(at_ns):
 
 def test_gradients_that_a_users_loop_puts_off_are_left_out_and_said():
     """Their order is the user's.  The input's gradient was a whole backward pass before."""
-    traced = late("backward_dw", 8500)
+    traced = delayed_weight_products("backward_dw", 8500)
     trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns) for r in trace_records] == [
         (Phase.FORWARD, 81),
@@ -541,7 +541,7 @@ def test_gradients_that_a_users_loop_puts_off_are_left_out_and_said():
 
 
 def test_other_products_than_were_put_off_are_left_out_and_their_share_is_said():
-    traced = late(LATE, 7200, count=3)
+    traced = delayed_weight_products(LATE, 7200, count=3)
     trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns) for r in trace_records] == [
         (Phase.FORWARD, 81),
@@ -558,6 +558,6 @@ def test_the_share_that_belongs_to_no_operator_is_in_the_coverage():
         results.append(record)
         return True
 
-    Tracing(TraceChoice.ON, Guard(), put)._read(late("backward_dw", 8500))
+    Tracing(TraceChoice.ON, Guard(), put)._read(delayed_weight_products("backward_dw", 8500))
     notes = [r.name for r in results if isinstance(r, CoverageRecord)]
     assert notes == ["trace", "trace: 40 % of the time of kernels in passes belongs to no operator"]

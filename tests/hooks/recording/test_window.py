@@ -81,14 +81,14 @@ def test_traced_steps_close_the_first_window_and_are_neither_hooked_nor_bare(
 @given(
     steps=STEPS,
     every=EVERY,
-    asked=st.lists(st.integers(min_value=0, max_value=250), max_size=4).map(sorted),
+    requested=st.lists(st.integers(min_value=0, max_value=250), max_size=4).map(sorted),
 )
 def test_what_is_agreed_on_later_changes_no_step_before(
-    steps: int, every: int, asked: list[int]
+    steps: int, every: int, requested: list[int]
 ) -> None:
     plan, known = WindowPlan(steps=steps, every=every), []
     for index in range(300):
-        if index in asked:
+        if index in requested:
             plan = plan.opened_at(index)
         known.append(plan.at(index))
     assert known == [plan.at(i) for i in range(300)]

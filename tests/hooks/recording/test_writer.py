@@ -251,9 +251,9 @@ def test_what_lies_in_the_place_of_the_file_is_left_alone_and_holds_nothing_up(
         writer.close()
     assert time.monotonic() - begin_s < 5.0
     assert (victim.read_bytes() if victim.exists() else None) == before
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1 and str(path) in said[0] and "remove it" in said[0]
-    assert "training goes on" in said[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1 and str(path) in messages[0] and "remove it" in messages[0]
+    assert "training goes on" in messages[0]
 
 
 def test_a_file_that_is_no_record_is_moved_aside_and_a_torn_one_goes_on(tmp_path: Path) -> None:

@@ -153,21 +153,21 @@ def called(layer: Any, names: dict[int, str]) -> Iterator[list[str]]:
     results: list[str] = []
     handle = register_module_forward_pre_hook(lambda m, _: results.append(names.get(id(m), "?")))
     dispatcher = getattr(layer.mlp, "token_dispatcher", None)
-    kept = {}
+    originals = {}
     for name in dispatch_methods(dispatcher) if dispatcher is not None else ():
-        kept[name] = getattr(type(dispatcher), name)
-        setattr(type(dispatcher), name, noting(kept[name], results, f"dispatcher.{name}"))
+        originals[name] = getattr(type(dispatcher), name)
+        setattr(type(dispatcher), name, noting(originals[name], results, f"dispatcher.{name}"))
     try:
         yield results
     finally:
         handle.remove()
-        for name, method in kept.items():
+        for name, method in originals.items():
             setattr(type(dispatcher), name, method)
 
 
-def noting(method: Any, found: list[str], name: str) -> Any:
+def noting(method: Any, calls: list[str], name: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        found.append(name)
+        calls.append(name)
         return method(*args, **kwargs)
 
     return call

@@ -80,10 +80,10 @@ def test_a_graph_of_a_part_hides_what_it_holds_and_no_more(
     }
     assert counts["residual:partly captured"] == 2
     assert len(hooks.sites) + len(hooks.unseen) == len(hooks_of(Model()).sites)
-    kept = Counter(site.kind for site in hooks.sites)
-    assert kept[K.LINEAR_FC1] == (0 if "linear_fc1" in hidden else 2)
-    assert kept[K.LINEAR_QKV] == (0 if "linear_qkv" in hidden else 2)
-    assert kept[K.NORM] == 1 + 2 * (2 - len([p for p in (ATTENTION, MLP) if p <= hidden]))
+    site_counts = Counter(site.kind for site in hooks.sites)
+    assert site_counts[K.LINEAR_FC1] == (0 if "linear_fc1" in hidden else 2)
+    assert site_counts[K.LINEAR_QKV] == (0 if "linear_qkv" in hidden else 2)
+    assert site_counts[K.NORM] == 1 + 2 * (2 - len([p for p in (ATTENTION, MLP) if p <= hidden]))
 
 
 def test_until_graphs_are_there_all_is_seen(model: Model) -> None:
@@ -159,7 +159,7 @@ def test_a_model_that_was_told_of_is_not_kept() -> None:
 
 
 def graphed_by_torch(module: nn.Module, home: str = "torch.cuda.graphs") -> None:
-    """What ``make_graphed_callables`` leaves on a module, compiled from torch's own names."""
+    """Change a module as ``make_graphed_callables`` does, compiled under torch's own names."""
     text = """
 def make_graphed_callables(func):
     def make_graphed_forward(func, orig_fwd):

@@ -29,11 +29,11 @@ def device() -> Iterator[Timeline]:
 _A = torch.ones(128, 128)
 
 
-def timed() -> torch.cuda.Event:
+def timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
-def busy(times: int = 1) -> None:
+def queue_products(times: int = 1) -> None:
     """Queue products of about 0.2 ms each."""
     for _ in range(times):
         torch.mm(_A, _A)
@@ -44,9 +44,9 @@ def kernels(device: Timeline, op: str = "mm") -> list[dict]:
 
 
 def test_host_is_ahead_and_learns_of_events_late(device: Timeline) -> None:
-    first, last = timed(), timed()
+    first, last = timing_event(), timing_event()
     first.record()
-    busy(3)
+    queue_products(3)
     last.record()
     assert not last.query()
     with pytest.raises(RuntimeError, match="not ready"):
@@ -58,16 +58,16 @@ def test_host_is_ahead_and_learns_of_events_late(device: Timeline) -> None:
 
 
 def test_unrecorded_event_has_no_time(device: Timeline) -> None:
-    event = timed()
+    event = timing_event()
     event.record()
     with pytest.raises(ValueError, match="recorded"):
-        event.elapsed_time(timed())
+        event.elapsed_time(timing_event())
 
 
 @pytest.mark.parametrize("ask", [lambda t: t.item(), bool, lambda t: t.cpu(), float])
 def test_reading_a_result_waits_for_it(device: Timeline, ask) -> None:
-    last = timed()
-    busy(3)
+    last = timing_event()
+    queue_products(3)
     total = torch.ones(16).sum()
     last.record()
     ask(total)
@@ -78,11 +78,11 @@ def test_streams_overlap_and_wait_for_each_other(device: Timeline) -> None:
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         assert torch._C._cuda_getCurrentRawStream(0) == side.cuda_stream != 0
-        busy(4)
+        queue_products(4)
     assert torch._C._cuda_getCurrentRawStream(0) == 0
-    busy(1)
+    queue_products(1)
     torch.cuda.current_stream().wait_stream(side)
-    busy(1)
+    queue_products(1)
     results = kernels(device)
     on_side = [row for row in results if row["stream"] == side.line.number]
     before, after = [row for row in results if row["stream"] == 0]
@@ -95,8 +95,8 @@ def test_streams_overlap_and_wait_for_each_other(device: Timeline) -> None:
 
 def test_side_stream_can_be_before_the_reference(device: Timeline) -> None:
     side = torch.cuda.Stream()
-    busy(2)
-    reference, early = timed(), timed()
+    queue_products(2)
+    reference, early = timing_event(), timing_event()
     reference.record()
     early.record(side)
     torch.cuda.synchronize()
@@ -136,7 +136,7 @@ def test_waits_go_through_the_class_event(device: Timeline, monkeypatch) -> None
 
 
 def test_times_have_single_precision_and_cost_real_time(device: Timeline) -> None:
-    first, last = timed(), timed()
+    first, last = timing_event(), timing_event()
     first.record()
     device.clock.launch(device.device.line, 20.0123456789)
     last.record()
@@ -160,7 +160,7 @@ def test_launch_queue_makes_the_host_wait(device: Timeline) -> None:
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 def test_capture_forbids_what_cuda_forbids(device: Timeline, mode: str) -> None:
-    old = timed()
+    old = timing_event()
     old.record()
     caught: list[BaseException] = []
 
@@ -173,8 +173,10 @@ def test_capture_forbids_what_cuda_forbids(device: Timeline, mode: str) -> None:
 
     thread = threading.Thread(target=elsewhere)
     is_broken = mode == "global"
-    told = pytest.raises(RuntimeError, match="previous error") if is_broken else nullcontext()
-    with told, capturing(mode) as capture:
+    expectation = (
+        pytest.raises(RuntimeError, match="previous error") if is_broken else nullcontext()
+    )
+    with expectation, capturing(mode) as capture:
         assert torch.cuda.is_current_stream_capturing()
         thread.start()
         thread.join()
@@ -190,7 +192,7 @@ def test_record_in_a_capture(device: Timeline) -> None:
         side.wait_stream(torch.cuda.current_stream())
         assert not capture.invalidated_by
     with pytest.raises(RuntimeError, match="capturing"), capturing() as capture:
-        timed().record()
+        timing_event().record()
     assert capture.invalidated_by == "Event.record"
 
 
@@ -198,7 +200,7 @@ def test_torchs_graph_captures(device: Timeline) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         assert torch.cuda.is_current_stream_capturing()
-        busy()
+        queue_products()
     assert not kernels(device)
     with pytest.raises(RuntimeError), torch.cuda.graph(graph):
         torch.cuda.synchronize()
@@ -291,9 +293,9 @@ def test_recomputation_is_told_apart(device: Timeline, reentrant: bool) -> None:
         model(torch.ones(64, 64)).sum().backward()
     forward = [(f"0.{name}", "forward", 0) for name in ("first", "second.0", "second.1")]
     # Without reentrance torch stops before the last product, whose result nobody needs.
-    again = [(f"0.second.{n}", "recompute", 0) for n in range(1 + reentrant)]
+    recomputed = [(f"0.second.{n}", "recompute", 0) for n in range(1 + reentrant)]
     backward = [(f"0.second.{n}", "backward", 0) for n in (1, 1, 0, 0)]
-    expected = [*forward, *again, *backward, ("0.first", "backward", 0)]
+    expected = [*forward, *recomputed, *backward, ("0.first", "backward", 0)]
     assert sorted(products(device)) == sorted(expected)
 
 
@@ -316,9 +318,9 @@ def group(device: Timeline) -> Iterator[None]:
 
 def test_synchronous_collective_stands_in_the_way(device: Timeline, group: None) -> None:
     value = torch.ones(1000)
-    busy()
+    queue_products()
     assert dist.all_reduce(value) is None
-    busy()
+    queue_products()
     before, after = kernels(device)
     (transfer,) = device.truth.rows("transfers")
     assert (transfer["method"], transfer["nbytes"], transfer["is_async"]) == (
@@ -339,7 +341,7 @@ def test_asynchronous_collective_is_hidden_behind_work(device: Timeline, group: 
     first, second = device.truth.rows("transfers")
     assert second["begin_s"] == pytest.approx(first["end_s"])
     assert [first["sequence"], second["sequence"]] == [0, 1]
-    busy()
+    queue_products()
     works[0].wait()
     assert device.truth.rows("stalls") == []
     for _ in range(3):
@@ -354,12 +356,12 @@ def test_asynchronous_collective_is_hidden_behind_work(device: Timeline, group: 
 
 def test_transfer_waits_for_the_stream_it_is_called_on(device: Timeline, group: None) -> None:
     side = torch.cuda.Stream()
-    busy(4)
+    queue_products(4)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         dist.all_reduce(torch.empty(10))
         done = side.record_event()
-    busy(1)
+    queue_products(1)
     torch.cuda.current_stream().wait_event(done)
     (transfer,) = device.truth.rows("transfers")
     last = kernels(device)
@@ -371,14 +373,14 @@ def test_transfer_waits_for_the_stream_it_is_called_on(device: Timeline, group: 
 
 
 def test_barrier_holds_the_host(device: Timeline, group: None) -> None:
-    busy(5)
+    queue_products(5)
     dist.barrier()
     assert torch.cuda.current_stream().query()
 
 
 def test_steps_count_what_was_asked(device: Timeline) -> None:
     with device.step(7):
-        first, last = timed(), timed()
+        first, last = timing_event(), timing_event()
         first.record()
         torch.cuda.Event().record()
         last.record()

@@ -139,13 +139,13 @@ class TransformerLayer(nn.Module):
 
 @dataclass
 class Seen:
-    """What was recorded of a step."""
+    """Recordings of a step."""
 
     log: StepLog
     records: list[Any]
     gradient: torch.Tensor
 
-    def own_ns(self, kind: K) -> dict[str, int]:
+    def self_ns(self, kind: K) -> dict[str, int]:
         result: dict[str, int] = defaultdict(int)
         for one in self.records:
             if isinstance(one, OperatorRecord) and one.kind is kind:
@@ -238,10 +238,10 @@ def test_h1_dispatch_and_combine_are_transfers_both_ways(dispatcher: Any) -> Non
 
 def test_h1_the_residual_of_a_layer_holds_no_exchange(dispatcher: Any) -> None:
     usual, long = (step(dispatcher, scale=scale) for scale in (0.01, 1.0))
-    for phase, own_ns in usual.own_ns(K.RESIDUAL).items():
-        assert long.own_ns(K.RESIDUAL)[phase] == pytest.approx(own_ns, rel=0.03, abs=2000), phase
-    for phase, own_ns in usual.own_ns(K.PERMUTE).items():
-        assert long.own_ns(K.PERMUTE)[phase] == pytest.approx(own_ns, rel=0.03, abs=2000), phase
+    for phase, self_ns in usual.self_ns(K.RESIDUAL).items():
+        assert long.self_ns(K.RESIDUAL)[phase] == pytest.approx(self_ns, rel=0.03, abs=2000), phase
+    for phase, self_ns in usual.self_ns(K.PERMUTE).items():
+        assert long.self_ns(K.PERMUTE)[phase] == pytest.approx(self_ns, rel=0.03, abs=2000), phase
     waits = [one.wait_ns for one in long.records if isinstance(one, PhaseRecord)]
     expected_s = DISPATCH_S + COMBINE_S
     assert [wait / 1e9 for wait in waits] == pytest.approx([expected_s] * 2, rel=0.03)
@@ -263,7 +263,7 @@ def test_h1_a_group_that_is_called_inside_is_not_counted_beside(
 
 def test_h1_what_is_not_timed_is_counted_with_its_bytes(dispatcher: Any) -> None:
     seen = step(dispatcher, samples=(-1, -1, 0))
-    assert seen.transfers == [] and not seen.own_ns(K.RESIDUAL)
+    assert seen.transfers == [] and not seen.self_ns(K.RESIDUAL)
     assert dict(seen.log.counted) == {(0, NUM_RANKS * TOKENS * HIDDEN * 4): 4}
 
 
@@ -301,9 +301,9 @@ def test_h1_a_layer_that_runs_again_exchanges_again(
     dispatcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TransformerLayer, "is_checkpointed", True)
-    again = [DISPATCH_S, COMBINE_S] * 3
+    expected_s = [DISPATCH_S, COMBINE_S] * 3
     times = [one.duration_ns / 1e9 for one in step(dispatcher).transfers]
-    assert times == pytest.approx(again, rel=0.03)
+    assert times == pytest.approx(expected_s, rel=0.03)
 
 
 def test_h1_what_is_seen_of_a_layer_is_what_the_layout_has(

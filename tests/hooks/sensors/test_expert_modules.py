@@ -132,10 +132,10 @@ def test_a_grouped_product_keeps_the_rows_of_each_expert_once() -> None:
     records = records_of(MoELayer(), torch.randn(4, 4, HIDDEN, requires_grad=True))
     each = (TOKENS * TOP_K // EXPERTS,) * EXPERTS
     for r in records:
-        is_told = r.kind is K.GROUPED_LINEAR and r.phase is Phase.FORWARD
-        assert r.rows == (each if is_told else ())
+        has_rows = r.kind is K.GROUPED_LINEAR and r.phase is Phase.FORWARD
+        assert r.rows == (each if has_rows else ())
         line = to_dict(r)
-        assert ("rows" in line) == is_told and from_dict(line) == r
+        assert ("rows" in line) == has_rows and from_dict(line) == r
 
 
 def test_counts_in_a_tensor_are_not_waited_for() -> None:

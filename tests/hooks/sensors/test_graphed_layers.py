@@ -1,4 +1,4 @@
-"""What the hooks record beside CUDA graphs, held against what a replay of real layers calls."""
+"""Records of hooks beside CUDA graphs, compared with the calls of a replay of real layers."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         cwd=tmp_path_factory.mktemp("graphs"),
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    return [json.loads(line.removeprefix("RESULT")) for line in told]
+    result_lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    return [json.loads(line.removeprefix("RESULT")) for line in result_lines]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: json.dumps(CASES[n]))
@@ -75,7 +75,7 @@ def test_what_a_replay_calls_is_recorded_and_nothing_else(
     around = {path for path, why in reasons.items() if why == "partly captured"}
     assert set(result["called"]) - around == recorded
     assert around <= {""} and result["num_sites"] == len(recorded)
-    # Of shared experts that overlap, upstream calls the products alone.
+    # Upstream calls only the products of shared experts that overlap.
     assert (reasons.get("mlp.shared_experts") == "overlapped") == (CASES[number][2] is OVERLAPPED)
     assert bool(result["names"]) == (len(recorded) < len(reasons))
 

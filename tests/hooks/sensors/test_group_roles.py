@@ -54,7 +54,7 @@ def test_m10_groups_that_are_made_without_a_description_are_known_by_their_ranks
     """As Bridge makes them for Megatron; all of them were the whole world's before."""
     tp, dp, pp = dist.new_group([4, 5]), dist.new_group([5, 7]), dist.new_group([1, 5])
     roles = GroupRoles(None, LAYOUT)
-    # Of two stages the embeddings' group has the pipeline's ranks, and only it reduces.
+    # With two stages the embeddings' group has the pipeline's ranks, and only it reduces.
     expected = [GroupRole.TP, GroupRole.DP, GroupRole.EMBEDDING]
     assert roles_seen(roles, tp, dp, pp) == expected
     assert roles.of(pp, (1, 5), Collective.SEND) is GroupRole.PP
@@ -66,13 +66,13 @@ def test_m10_groups_that_are_made_without_a_description_are_known_by_their_ranks
 
 @pytest.mark.usefixtures("world")
 def test_m10_beside_groups_with_names_one_without_is_the_users() -> None:
-    own = dist.new_group([4, 5])
+    user_group = dist.new_group([4, 5])
     dist.new_group([4, 5], group_desc="TENSOR_MODEL_PARALLEL_GROUP")
-    assert GroupRoles(None, LAYOUT).of(own, (4, 5)) is GroupRole.OTHER
+    assert GroupRoles(None, LAYOUT).of(user_group, (4, 5)) is GroupRole.OTHER
     everyone = dist.new_group(list(range(8)))
     assert GroupRoles(None, LAYOUT).of(everyone, tuple(range(8))) is GroupRole.WORLD
-    told = GroupRoles({own.group_name: GroupRole.CP}, LAYOUT)
-    assert told.of(own, (4, 5)) is GroupRole.CP
+    roles = GroupRoles({user_group.group_name: GroupRole.CP}, LAYOUT)
+    assert roles.of(user_group, (4, 5)) is GroupRole.CP
 
 
 def test_m10_where_ranks_are_the_same_the_collective_tells_experts_from_data() -> None:

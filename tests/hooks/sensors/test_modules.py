@@ -115,8 +115,8 @@ def test_own_times_fill_the_step_and_none_is_negative(ids: torch.Tensor) -> None
 def test_recomputed_layers_run_again_in_the_backward_phase(ids: torch.Tensor) -> None:
     model = Model(recompute=True)
     records = Hooked(model).run(model, ids)
-    again = Counter(r.kind for r in records if r.phase is Phase.RECOMPUTE)
-    assert again == {**PER_LAYER, K.NORM: 4}
+    recomputed = Counter(r.kind for r in records if r.phase is Phase.RECOMPUTE)
+    assert recomputed == {**PER_LAYER, K.NORM: 4}
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         assert Counter(r.kind for r in records if r.phase is phase) == {
             **ONCE,
@@ -203,11 +203,11 @@ def test_a_forward_of_the_users_own_is_left_alone_and_named(
 ) -> None:
     model = Model()
     linear = model.layers[0].mlp.linear_fc1
-    linear.forward = own = functools.partial(nn.functional.linear, weight=linear.weight)
+    linear.forward = user_forward = functools.partial(nn.functional.linear, weight=linear.weight)
     hooks = Hooked(model)
     records = hooks.run(model, ids)
     assert hooks.hooks.unseen == ("linear_fc1:replaced",)
-    assert linear.forward is own
+    assert linear.forward is user_forward
     assert Counter(r.kind for r in records)[K.LINEAR_FC1] == 2
 
 
@@ -215,9 +215,9 @@ def test_what_the_user_puts_on_a_hooked_module_stays(ids: torch.Tensor) -> None:
     model = Model()
     hooks = Hooked(model)
     hooks.hooks.install()
-    own = model.final_layernorm.forward = nn.Identity().forward
+    user_forward = model.final_layernorm.forward = nn.Identity().forward
     hooks.hooks.remove()
-    assert vars(model.final_layernorm).pop("forward") is own
+    assert vars(model.final_layernorm).pop("forward") is user_forward
 
 
 def test_compiled_and_captured_regions_are_not_entered_and_named() -> None:

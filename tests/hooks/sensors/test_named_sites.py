@@ -128,10 +128,10 @@ def test_where_a_layer_runs_again_in_part_its_backward_pass_has_its_time(
     for name, layer in list(model.layers.items()):
         model.layers[name] = checkpoint_wrapper(layer)  # until the last tensor that is missing
     records = records_of(model, tokens)
-    again, back = (
+    recomputed, back = (
         [r for r in records if r.phase is phase] for phase in (Phase.RECOMPUTE, Phase.BACKWARD)
     )
-    assert 0 < len(again) < BOTH.total()
+    assert 0 < len(recomputed) < BOTH.total()
     assert counted(records, Phase.BACKWARD) == BOTH + ENDS
     assert sum(record.duration_ns > 0 for record in back) > 0.9 * len(back)
 

@@ -131,9 +131,9 @@ def test_the_window_waits_until_graphs_are_replayed():
 
 def test_graphs_that_nothing_known_has_made_are_counted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), {}))
-    kept = [torch.cuda.CUDAGraph() for _ in range(2)]
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
     assert graphs_remark() == ()  # without a device nothing is looked for
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert graphs_remark() == (
-        f"{len(kept)} CUDA graphs in this process: operators that they replay are not seen",
+        f"{len(graphs)} CUDA graphs in this process: operators that they replay are not seen",
     )

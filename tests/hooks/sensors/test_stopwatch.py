@@ -200,12 +200,12 @@ def test_readings_of_float32_stay_as_fine_a_minute_into_a_step(
     stream.done_ms = float("inf")
     assert readings.is_ready()
     times = np.array(readings.read(marks))
-    found_ms = np.diff(times) / 1e6
-    assert np.abs(found_ms - durations_ms)[1:].max() < 5e-5
+    measured_ms = np.diff(times) / 1e6
+    assert np.abs(measured_ms - durations_ms)[1:].max() < 5e-5
 
 
 def test_only_the_last_event_of_each_stream_is_asked() -> None:
-    stream, asked, key = FakeStream(), [], [7]
+    stream, queried, key = FakeStream(), [], [7]
 
     class Event(FakeEvent):
         def record(self, on: object) -> None:
@@ -213,7 +213,7 @@ def test_only_the_last_event_of_each_stream_is_asked() -> None:
             super().record()
 
         def query(self) -> bool:
-            asked.append(self.on)
+            queried.append(self.on)
             return super().query()
 
         def elapsed_time(self, end_event: FakeEvent) -> float:
@@ -226,10 +226,10 @@ def test_only_the_last_event_of_each_stream_is_asked() -> None:
     for key[0] in (7, 9, 7, 7, 9, 7):
         watch.mark()
     readings = watch.end_step()
-    assert asked == ["stream 7"]  # how far it is when the step ends
+    assert queried == ["stream 7"]  # how far it is when the step ends
     stream.done_ms = 1.0
     assert readings.is_ready()
-    assert sorted(asked[1:]) == ["stream 7", "stream 9"]
+    assert sorted(queried[1:]) == ["stream 7", "stream 9"]
 
 
 def test_a_pool_without_events_gives_marks_without_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

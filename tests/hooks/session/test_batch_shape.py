@@ -15,13 +15,13 @@ from unaskable import Unaskable, refuse, unaskable
 from forerun.hooks.session.first_step import batch_shape
 
 TOKENS = torch.ones(2, 4, dtype=torch.long)
-OwnTensor: Any = unaskable(torch.Tensor)
-type.__setattr__(OwnTensor, "__torch_function__", refuse)
+UserTensor: Any = unaskable(torch.Tensor)
+type.__setattr__(UserTensor, "__torch_function__", refuse)
 
 
-def own_tensor() -> torch.Tensor:
+def user_tensor() -> torch.Tensor:
     with torch._C.DisableTorchFunction():
-        return torch.Tensor._make_subclass(OwnTensor, torch.ones(3))  # type: ignore[arg-type]
+        return torch.Tensor._make_subclass(UserTensor, torch.ones(3))  # type: ignore[arg-type]
 
 
 BATCHES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
@@ -30,7 +30,7 @@ BATCHES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "dict": (lambda: unaskable(dict)(a=Unaskable(), b=torch.ones(3, 2)), (3,)),
     "list": (lambda: unaskable(list)([TOKENS]), (2, 4)),
     "tuple": (lambda: unaskable(tuple)((TOKENS,)), (2, 4)),
-    "tensor": (own_tensor, ()),
+    "tensor": (user_tensor, ()),
     "user dict": (lambda: UserDict(tokens=TOKENS), (2, 4)),
     "parameter": (lambda: {"x": nn.Parameter(torch.ones(6))}, (6,)),
 }

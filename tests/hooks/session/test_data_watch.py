@@ -71,7 +71,7 @@ def watch() -> Iterator[DataWatch]:
 
 
 def train(watch: DataWatch, loader: Any, accumulated: int, before: Any = None) -> LoaderProgress:
-    """What is seen after as many steps as it takes; ``before`` each of them, a batch is drawn."""
+    """Train until the watch ends and return its result; each step first draws from ``before``."""
     batches = iter(loader)
     while not watch.is_over:
         if before is not None:
@@ -226,8 +226,11 @@ def test_samplers_of_the_users_are_not_asked() -> None:
     def drawn(watch: DataWatch | None) -> tuple[list[Any], list[int]]:
         torch.manual_seed(7)
         data, results = Rows(24), []
-        own = Bare.__new__(Bare)
-        loaders = DataLoader(data, batch_sampler=Bucket()), DataLoader(data, 4, sampler=own)
+        user_sampler = Bare.__new__(Bare)
+        loaders = (
+            DataLoader(data, batch_sampler=Bucket()),
+            DataLoader(data, 4, sampler=user_sampler),
+        )
         for loader, _ in itertools.product(loaders, range(2)):
             for batch in loader:
                 results.append(batch.flatten().tolist())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from device_clock import Clock
-from device_streams import Device, Event, put_device, take_device
+from device_streams import Device, Event, install_device, uninstall_device
 from device_truth import Truth
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +48,7 @@ def play(recorder: Recorder, clock: Clock, device: Device, num_passes: int) -> N
         recorder.end_phase(FORWARD)
 
 
-def most_late(step_s: float) -> int:
+def max_late_steps(step_s: float) -> int:
     """Steps after a window's end in which its events are still read."""
     return max(MOST_LATE_STEPS, math.ceil(MOST_LATE_S / step_s))
 
@@ -57,7 +57,7 @@ def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunReco
     """Every pass timed, whatever a budget would say; and how many steps the end came late."""
     clock = Clock(Truth())
     device = Device(clock)
-    put_device(device)
+    install_device(device)
     guard = Guard(lambda: None)
     header = Header(
         schema=SCHEMA, run_id="r", rank=0, world_size=1, created_by="test", device="device",
@@ -74,7 +74,7 @@ def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunReco
         )
     )
     plan, late = WindowPlan(steps=WINDOW, num_warmup=0), 0
-    for step in range(WINDOW + 2 * most_late(step_s)):
+    for step in range(WINDOW + 2 * max_late_steps(step_s)):
         is_inside = step < WINDOW
         if is_inside and plan.at(step).is_hooked:
             log = recorder.open(
@@ -97,7 +97,7 @@ def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunReco
         ledger.drain(step_s=step_s)
         late += not is_inside and ledger._ending is not None
     writer.close()
-    take_device()
+    uninstall_device()
     return read_run(directory), late
 
 
@@ -106,12 +106,12 @@ def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunReco
 def test_a_window_ends_in_time_and_loses_nothing_unsaid(
     tmp_path: Path, num_passes: int, step_s: float
 ) -> None:
-    """Of 22,000 marks a step and 2 us for each, a step of 50 ms can read few: those are named.
+    """At 2 us each, a step of 50 ms can read few of 22,000 marks: the loss is reported.
 
     A Llama of twelve layers has 1,100 in 60 ms, and all of them are read.
     """
     run, late = run_window(tmp_path, num_passes, step_s)
-    assert late <= most_late(step_s)
+    assert late <= max_late_steps(step_s)
     records = run.records[0]
     operators = [r for r in records if isinstance(r, OperatorRecord)]
     assert all(
@@ -150,9 +150,9 @@ def test_a_window_has_no_more_marks_than_its_time_has_room_for(
         else:  # all passes of a step, or none
             timed.append(set() if budget.chosen((), number, num_steps, step_s) else {0})
     total = sum(map(len, timed))
-    room = num_steps * min(2 * MARKS_PER_S * step_s, MAX_EVENTS // 3) / num_marks
+    max_timed = num_steps * min(2 * MARKS_PER_S * step_s, MAX_EVENTS // 3) / num_marks
     assert total >= 1
-    assert total <= max(LEAST_MICROBATCHES, room)
+    assert total <= max(LEAST_MICROBATCHES, max_timed)
 
 
 @given(st.integers(0, 7), st.integers(0, 50), st.integers(1, 40))

@@ -1,4 +1,4 @@
-"""What ``attach`` without a configuration shows of a loop: batch, length and who averages."""
+"""A loop observed by ``attach`` without a configuration: batch, length and who averages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STEPS = ROWS // BATCH // ACCUMULATED
 
 def train(directory: Path, model: nn.Module, rows: Any, **options: Any) -> LoopRecord:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    asked = {"directory": directory, "steps": 4, "is_analysed": False, **options}
-    with attach(model, optimizer, **asked) as run:
+    attach_options = {"directory": directory, "steps": 4, "is_analysed": False, **options}
+    with attach(model, optimizer, **attach_options) as run:
         for number, batch in enumerate(DataLoader(rows, batch_size=BATCH, shuffle=True)):
             model(batch).sum().backward()
             if (number + 1) % ACCUMULATED == 0:
@@ -36,12 +36,12 @@ def train(directory: Path, model: nn.Module, rows: Any, **options: Any) -> LoopR
     return read_run(directory).loops[0]
 
 
-@pytest.mark.parametrize("told", [None, 77])
-def test_tokens_and_length_are_those_of_the_loop(tmp_path: Path, told: int | None) -> None:
+@pytest.mark.parametrize("train_iters", [None, 77])
+def test_tokens_and_length_are_those_of_the_loop(tmp_path: Path, train_iters: int | None) -> None:
     model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 1))
     rows = torch.randint(0, 16, (ROWS, SEQ))
-    assert train(tmp_path, model, rows, train_iters=told) == LoopRecord(
-        num_steps=told or 0,
+    assert train(tmp_path, model, rows, train_iters=train_iters) == LoopRecord(
+        num_steps=train_iters or 0,
         data=DataLength.KNOWN,
         pass_end=STEPS,
         pass_steps=STEPS,
@@ -72,8 +72,8 @@ def test_a_loop_that_ends_before_its_length_shows_tells_what_it_has(tmp_path: Pa
 def test_a_model_of_transformers_describes_itself(tmp_path: Path) -> None:
     model = tiny_llama.tiny_llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    asked: dict[str, Any] = {"directory": tmp_path, "steps": 4, "is_analysed": False}
-    with attach(model, optimizer, train_iters=50, **asked) as run:
+    attach_options: dict[str, Any] = {"directory": tmp_path, "steps": 4, "is_analysed": False}
+    with attach(model, optimizer, train_iters=50, **attach_options) as run:
         for _ in range(8):
             tokens = torch.randint(0, 64, (2, 16))
             model(input_ids=tokens, labels=tokens).loss.backward()

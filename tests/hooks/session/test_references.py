@@ -37,16 +37,16 @@ FLAGS = (
 
 
 @cache
-def launch(kind: str, directory: Path, *own: str) -> dict[str, dict[str, Any]]:
+def launch(kind: str, directory: Path, *flags: str) -> dict[str, dict[str, Any]]:
     place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
-    words = (script.__file__, kind, directory, *own)
+    words = (script.__file__, kind, directory, *flags)
     done = Launch(directory, *words, MASTER_ADDR="localhost", **place).end_well()
     result = map(json.loads, re.findall(r"LEFT (.+)", done.stdout))
-    return {left["kind"]: left for left in result}
+    return {leftovers["kind"]: leftovers for leftovers in result}
 
 
 @cache
-def watched(kind: str, directory: Path) -> dict[str, dict[str, Any]]:
+def launch_hooked(kind: str, directory: Path) -> dict[str, dict[str, Any]]:
     return launch(kind, directory, *FLAGS, f"--calibrate-dir={directory / 'out'}")
 
 
@@ -55,11 +55,11 @@ def windows_with(kind: type, directory: Path) -> set[int]:
     return {record.window for record in records if type(record) is kind and record.window >= 0}
 
 
-def check_left(left: dict[str, Any], bare: dict[str, Any]) -> None:
+def check_leftovers(leftovers: dict[str, Any], bare: dict[str, Any]) -> None:
     """Some frameworks keep parts of what they trained: those are left, and no others."""
     for name in ("alive", "tensor_nbytes", "cuda_nbytes"):
-        assert left[name] == bare[name]
-    assert not {"model0.", "optimizer"} & set(left["alive"])
+        assert leftovers[name] == bare[name]
+    assert not {"model0.", "optimizer"} & set(leftovers["alive"])
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +70,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp2", "attach"])
 def test_loops_of_ones_own_leave_nothing(plain: Path, kind: str) -> None:
-    left = watched("plain", plain)[kind]
+    leftovers = launch_hooked("plain", plain)[kind]
     times = [*(f"step {step}" for step in script.AFTER), "the end"]
-    assert left["held"] == {when: [] for when in times}
-    assert (left["num_buffers"], left["errors"]) == (0, [])
-    check_left(left, launch("plain", plain)[kind])
+    assert leftovers["held"] == {when: [] for when in times}
+    assert (leftovers["num_buffers"], leftovers["errors"]) == (0, [])
+    check_leftovers(leftovers, launch("plain", plain)[kind])
     # The second window has found what is trained again.
     folder = plain / ("out" if kind == "ddp" else kind)
     assert windows_with(PhaseRecord, folder) == {0, 1}
@@ -83,11 +83,11 @@ def test_loops_of_ones_own_leave_nothing(plain: Path, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["interrupted", "another"])
 def test_a_model_dies_whose_training_broke_off_in_a_hooked_step(plain: Path, kind: str) -> None:
-    left = watched("plain", plain)[kind]
-    assert (left["held"]["the end"], left["errors"]) == ([], [])
-    check_left(left, launch("plain", plain)[kind])
+    leftovers = launch_hooked("plain", plain)[kind]
+    assert (leftovers["held"]["the end"], leftovers["errors"]) == ([], [])
+    check_leftovers(leftovers, launch("plain", plain)[kind])
     if kind == "another":  # its first step ends the session of the one before
-        assert left["num_buffers"] == 0
+        assert leftovers["num_buffers"] == 0
 
 
 @pytest.mark.slow
@@ -100,14 +100,14 @@ def test_frameworks_leave_what_they_leave_without_us(
 ) -> None:
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"{package} is not installed")
-    left = watched(kind, tmp_path)[kind]
-    assert len(left["held"]) == 1 + len(script.AFTER)
-    assert not any(left["held"].values()), left["held"]
-    assert (left["num_buffers"], left["errors"]) == (0, [])
+    leftovers = launch_hooked(kind, tmp_path)[kind]
+    assert len(leftovers["held"]) == 1 + len(script.AFTER)
+    assert not any(leftovers["held"].values()), leftovers["held"]
+    assert (leftovers["num_buffers"], leftovers["errors"]) == (0, [])
     seen = PhaseRecord if kind == "lightning" else OperatorRecord
     assert windows_with(seen, tmp_path / "out") == {0, 1}
-    if left["alive"] or left["tensor_nbytes"] or left["cuda_nbytes"]:
-        check_left(left, launch(kind, tmp_path)[kind])
+    if leftovers["alive"] or leftovers["tensor_nbytes"] or leftovers["cuda_nbytes"]:
+        check_leftovers(leftovers, launch(kind, tmp_path)[kind])
 
 
 def steps(run: Any, model: nn.Module, optimizer: Any, count: int) -> None:

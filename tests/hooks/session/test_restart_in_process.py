@@ -74,18 +74,18 @@ def test_the_second_loop_is_hooked_anew_and_trains_as_if_there_were_no_hooks(
     recipes = str(ROOT / "recipes")
     script.write_text(TWICE.format(recipes=recipes, fails_at=FAILS_AT), encoding="utf-8")
     bare = run(str(ROOT / "recipes" / "pretrain_gpt.py"), cwd=tmp_path)
-    own = ("--calibrate", f"--calibrate-steps={WINDOW}", "--calibrate-wandb=off")
-    first, again, second = run(str(script), *own, cwd=tmp_path).partition("begin again")
-    assert "thrown out: planted clean: True" in first and again
+    flags = ("--calibrate", f"--calibrate-steps={WINDOW}", "--calibrate-wandb=off")
+    first, separator, second = run(str(script), *flags, cwd=tmp_path).partition("begin again")
+    assert "thrown out: planted clean: True" in first and separator
     assert "old model is gone: True clean: True" in second
     assert _BITS.findall(second) == _BITS.findall(bare) and len(_BITS.findall(bare)) == ITERS
     records = read_run(tmp_path / "forerun-out").records[0]
     steps = {(r.window, r.step): r for r in records if isinstance(r, StepRecord)}
     attempts = {window: [step for w, step in steps if w == window] for window, _ in steps}
     # The second loop goes on with the session's own count: Megatron's iteration is not told here.
-    first_again = attempts[1000][0]
+    first_resumed_step = attempts[1000][0]
     assert attempts[0] == list(range(FAILS_AT))
-    assert attempts[1000] == list(range(first_again, first_again + WARMUP + WINDOW))
+    assert attempts[1000] == list(range(first_resumed_step, first_resumed_step + WARMUP + WINDOW))
     for window, numbers in attempts.items():
         hooked = [number for number in numbers if steps[window, number].is_hooked]
         seen = {r.step for r in records if isinstance(r, OperatorRecord) and r.window == window}

@@ -10,14 +10,14 @@ from forerun.hooks.process.settings import CadenceHint, RankInfo, Settings
 from forerun.hooks.session.session import RunLength
 
 
-def settings(asked: int | None, hint: int | None = None, rank: int = 0) -> Settings:
+def settings(total_steps: int | None, hint: int | None = None, rank: int = 0) -> Settings:
     place = RankInfo(rank=rank, world_size=2, local_rank=rank, local_world_size=2, run_id="run")
     cadence = CadenceHint(train_iters=hint)
-    return Settings(rank=place, total_steps=asked, cadence=cadence, directory=Path("out"))
+    return Settings(rank=place, total_steps=total_steps, cadence=cadence, directory=Path("out"))
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint", "told", "steps", "num_lines"),
+    ("requested", "hint", "reported", "steps", "num_lines"),
     [
         (None, None, 0, 0, 0),
         (500, None, 0, 500, 0),
@@ -28,15 +28,15 @@ def settings(asked: int | None, hint: int | None = None, rank: int = 0) -> Setti
     ],
 )
 def test_who_is_heard(
-    asked: int | None,
+    requested: int | None,
     hint: int | None,
-    told: int,
+    reported: int,
     steps: int,
     num_lines: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    length = RunLength(settings(asked, hint))
-    assert [length.steps(told), length.steps(told)] == [steps, steps]
+    length = RunLength(settings(requested, hint))
+    assert [length.steps(reported), length.steps(reported)] == [steps, steps]
     assert len(caplog.records) == num_lines
     assert all("--calibrate-total-steps=500" in line for line in caplog.messages)
 

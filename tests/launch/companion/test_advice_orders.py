@@ -1,4 +1,4 @@
-"""What the companion asks of training after each decision."""
+"""Orders of the companion to training after each decision."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from forerun.launch.sinks.sink import Sink
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
 
-def asked(directory: Path, num_windows: int, **settings: Any) -> list[dict[str, Any]]:
+def orders_of(directory: Path, num_windows: int, **settings: Any) -> list[dict[str, Any]]:
     """The orders of a run whose deadline is over, window after window."""
     orders: list[dict[str, Any]] = []
-    beside = CompanionLoop(
+    loop = CompanionLoop(
         companion_settings(directory, deadline_unix_s=900.0, **settings),
         open_sink=lambda _: Sink(),
         give_order=orders.append,
@@ -27,10 +27,10 @@ def asked(directory: Path, num_windows: int, **settings: Any) -> list[dict[str, 
     for step in range(3, 11):
         value = {"event": "step", "step": step, "time_s": 0.15, "gap_s": 0.0, "is_hooked": False,
                  "window": 0, "is_after_window": False, "flags": [], "unix_s": 1000.0}  # fmt: skip
-        beside.handle(value, 1000.0)
+        loop.handle(value, 1000.0)
     for window in range(num_windows):
-        beside.handle({"event": "window_closed", "window": window, "last_step": 10}, 1000.0)
-        beside.poll(1001.0 + PATIENCE_S * (window + 1))
+        loop.handle({"event": "window_closed", "window": window, "last_step": 10}, 1000.0)
+        loop.poll(1001.0 + PATIENCE_S * (window + 1))
     return orders
 
 
@@ -41,7 +41,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_second_window_is_asked_for_and_then_the_stop(directory: Path) -> None:
-    first, second = asked(
+    first, second = orders_of(
         directory, 2, on_advice=OnAdvice.STOP, host_argv=("t.py", "--save", "there")
     )
     assert (first["order"], second["order"]) == ("window", "stop")
@@ -55,5 +55,5 @@ def test_a_second_window_is_asked_for_and_then_the_stop(directory: Path) -> None
 def test_a_run_that_is_not_to_be_stopped_is_only_looked_at_again(
     directory: Path, choice: OnAdvice
 ) -> None:
-    orders = asked(directory, 3, on_advice=choice)
+    orders = orders_of(directory, 3, on_advice=choice)
     assert [order["order"] for order in orders] == ["window"]

@@ -64,14 +64,14 @@ def companion(directory: Path, notes: Notes, **settings: Any) -> CompanionLoop:
 
 def test_rows_after_the_window_wait_for_its_prediction(directory: Path) -> None:
     notes = Notes()
-    beside = companion(directory, notes)
+    loop = companion(directory, notes)
     for step in range(WINDOW_END + 2):
-        beside.handle(event(step), 1000.0)
+        loop.handle(event(step), 1000.0)
     assert [step for step, _ in notes.rows] == list(range(1, WINDOW_END + 1))
-    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
-    beside.poll(1001.0)
-    beside.handle(event(WINDOW_END + 2), 1001.0)
-    beside.finish(1002.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.poll(1001.0)
+    loop.handle(event(WINDOW_END + 2), 1001.0)
+    loop.finish(1002.0)
     assert [step for step, _ in notes.rows] == list(range(1, WINDOW_END + 4))
     after = [values for step, values in notes.rows if step > WINDOW_END]
     assert all("step_time_predicted_s" in values for values in after)
@@ -84,14 +84,14 @@ def test_steps_that_came_before_the_answer_are_scored_but_never_learned_from(
     directory: Path,
 ) -> None:
     notes = Notes()
-    beside = companion(directory, notes)
+    loop = companion(directory, notes)
     for step in range(WINDOW_END):
-        beside.handle(event(step, time_s=0.15), 1000.0)
+        loop.handle(event(step, time_s=0.15), 1000.0)
     for step in range(WINDOW_END, WINDOW_END + 50):
-        beside.handle(event(step, time_s=9.0), 1000.0)
-    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
-    beside.poll(1001.0)
-    beside.finish(1002.0)
+        loop.handle(event(step, time_s=9.0), 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.poll(1001.0)
+    loop.finish(1002.0)
     predicted = [v["step_time_predicted_s"] for s, v in notes.rows if s > WINDOW_END]
     assert predicted == pytest.approx([0.15] * 50)
     assert notes.summary is not None and notes.summary["num_scored_steps"] == 50
@@ -101,19 +101,19 @@ def test_steps_that_came_before_the_answer_are_scored_but_never_learned_from(
 def test_what_is_said_of_a_step_lies_in_its_own_interval(directory: Path) -> None:
     """Also where the steps have left the level of the last forecast."""
     notes = Notes()
-    beside = companion(directory, notes)
+    loop = companion(directory, notes)
     for step in range(WINDOW_END):
-        beside.handle(event(step, time_s=0.15), 1000.0)
-    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
-    beside.poll(1001.0)
+        loop.handle(event(step, time_s=0.15), 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.poll(1001.0)
     for step in range(WINDOW_END, 150):
-        beside.handle(event(step, time_s=0.25), 1000.0)
-    said = [values for step, values in notes.rows if step > WINDOW_END]
+        loop.handle(event(step, time_s=0.25), 1000.0)
+    logged_rows = [values for step, values in notes.rows if step > WINDOW_END]
     predicted, low, high = (
-        [values[f"step_time_predicted{name}_s"] for values in said]
+        [values[f"step_time_predicted{name}_s"] for values in logged_rows]
         for name in ("", "_low", "_high")
     )
-    assert len(said) == 150 - WINDOW_END
+    assert len(logged_rows) == 150 - WINDOW_END
     assert all(a <= b <= c for a, b, c in zip(low, predicted, high, strict=True))
     assert predicted[0] == pytest.approx(0.15) and predicted[-1] == pytest.approx(0.25)
 
@@ -122,12 +122,12 @@ def test_a_missing_rank_is_waited_for_and_then_done_without(directory: Path) -> 
     (path,) = directory.glob("records/*/rank-00000.jsonl")
     path.unlink()
     notes = Notes()
-    beside = companion(directory, notes)
-    beside.handle(event(WINDOW_END), 1000.0)
-    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
-    beside.poll(1001.0)
+    loop = companion(directory, notes)
+    loop.handle(event(WINDOW_END), 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.poll(1001.0)
     assert not notes.rows
-    beside.poll(1001.0 + PATIENCE_S)
+    loop.poll(1001.0 + PATIENCE_S)
     assert [step for step, _ in notes.rows] == [WINDOW_END + 1]
     problems = json.loads((directory / "decision.json").read_text(encoding="utf-8"))["problems"]
     assert any("1 of 2 ranks" in problem for problem in problems)
@@ -137,11 +137,11 @@ def test_no_records_is_said_and_every_step_is_still_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notes = Notes()
-    beside = companion(tmp_path, notes)
+    loop = companion(tmp_path, notes)
     for step in range(WINDOW_END + 2):
-        beside.handle(event(step), 1000.0)
-    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
-    beside.finish(1001.0)
+        loop.handle(event(step), 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.finish(1001.0)
     assert len(notes.rows) == WINDOW_END + 2
     assert "no answer for window 0" in capsys.readouterr().out
 
@@ -149,21 +149,24 @@ def test_no_records_is_said_and_every_step_is_still_logged(
 @pytest.mark.slow
 def test_a_deadline_that_cannot_be_met_alerts_in_the_second_window(directory: Path) -> None:
     notes = Notes()
-    beside = companion(directory, notes, deadline_unix_s=900.0, on_advice=OnAdvice.ALERT)
+    loop = companion(directory, notes, deadline_unix_s=900.0, on_advice=OnAdvice.ALERT)
     for step in range(WINDOW_END):
-        beside.handle(event(step), 1000.0)
+        loop.handle(event(step), 1000.0)
     for window in (0, 1):
-        beside.handle({"event": "window_closed", "window": window, "last_step": 8}, 1000.0)
-        beside.poll(1001.0 + PATIENCE_S + window)
+        loop.handle({"event": "window_closed", "window": window, "last_step": 8}, 1000.0)
+        loop.poll(1001.0 + PATIENCE_S + window)
         assert len(notes.alerts) == window
     value = json.loads((directory / "decision.json").read_text(encoding="utf-8"))
     assert value["action"] == "stop"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("train_iters", "asked"), [(2000, ["window"]), (200, [])])
+@pytest.mark.parametrize(("train_iters", "expected_orders"), [(2000, ["window"]), (200, [])])
 def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
-    directory: Path, train_iters: int, asked: list[str], capsys: pytest.CaptureFixture[str]
+    directory: Path,
+    train_iters: int,
+    expected_orders: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A window is asked for where enough of the run is left for one."""
     notes, orders = Notes(), []
@@ -172,23 +175,23 @@ def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
         text = text.replace('"train_iters": 20', f'"train_iters": {train_iters}')
         path.write_text(text, encoding="utf-8")
     options = companion_settings(directory, on_advice=OnAdvice.ALERT)
-    beside = CompanionLoop(options, open_sink=lambda _: notes, give_order=orders.append)
+    loop = CompanionLoop(options, open_sink=lambda _: notes, give_order=orders.append)
     for step in range(WINDOW_END):
-        beside.handle(event(step), 1000.0)
-    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
-    beside.poll(1001.0)
+        loop.handle(event(step), 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.poll(1001.0)
     usual_s = json.loads((directory / "forecast.json").read_text(encoding="utf-8"))["step_time_s"]
     for step in range(WINDOW_END, 80):
-        beside.handle(event(step, time_s=0.15 if step < 50 else 0.3), 1010.0)
-    beside.poll(1011.0)
+        loop.handle(event(step, time_s=0.15 if step < 50 else 0.3), 1010.0)
+    loop.poll(1011.0)
     value = json.loads((directory / "forecast.json").read_text(encoding="utf-8"))
     assert usual_s == pytest.approx(0.15, rel=0.05)
     assert value["step_time_s"] == pytest.approx(0.3, rel=0.05)
-    (kept,) = json.loads((directory / "drift.json").read_text(encoding="utf-8"))["events"]
-    assert kept["since_iteration"] == 51 and kept["run_id"] == "golden-run"
-    assert [order["order"] for order in orders if "drift" in order["reason"]] == asked
-    assert notes.alerts == [kept["line"]]
-    assert f"[forerun] {kept['line']}" in capsys.readouterr().out
+    (drift_event,) = json.loads((directory / "drift.json").read_text(encoding="utf-8"))["events"]
+    assert drift_event["since_iteration"] == 51 and drift_event["run_id"] == "golden-run"
+    assert [order["order"] for order in orders if "drift" in order["reason"]] == expected_orders
+    assert notes.alerts == [drift_event["line"]]
+    assert f"[forerun] {drift_event['line']}" in capsys.readouterr().out
     assert notes.rows[-1][1]["level_s"] == pytest.approx(0.3)
     assert notes.rows[-1][1]["drift_frac"] == pytest.approx(1.0)
 
@@ -199,10 +202,10 @@ def test_the_end_of_its_input_ends_it(directory: Path) -> None:
     lines += [json.dumps({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1})]
     # On a busy machine an analysis takes longer than the end of a run waits for.
     done = started(directory, launch_id="first", leave_after_s=200.0)
-    said, errors = done.communicate("\n".join(["{damaged", *lines, ""]))
+    output, errors = done.communicate("\n".join(["{damaged", *lines, ""]))
     assert done.returncode == 0, errors
-    assert "[forerun] decision:" in said
-    assert f"[forerun] report: {directory}/report.html" in said
+    assert "[forerun] decision:" in output
+    assert f"[forerun] report: {directory}/report.html" in output
     for folder in (directory, directory / "runs" / "first"):
         assert (folder / "report.md").exists()
         value = json.loads((folder / "decision.json").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ STEP_S = 0.5
 
 
 class Listener:
-    """What a watching says and asks for."""
+    """Collects the lines and orders of a drift watch."""
 
     def __init__(self, directory: Path, run_id: str = "run") -> None:
         self.lines: list[str] = []
@@ -47,54 +47,54 @@ def events(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_a_drift_is_said_kept_and_asked_about_and_its_recovery_as_well(tmp_path: Path) -> None:
-    told = Listener(tmp_path)
+    listener = Listener(tmp_path)
     times = noisy(300)
     times[100:200] *= 1.2
-    told.watching.begin()
-    drifts = [drift for row in rows(times) if (drift := told.watching.add(row)) is not None]
+    listener.watching.begin()
+    drifts = [drift for row in rows(times) if (drift := listener.watching.add(row)) is not None]
     assert [drift.since_iteration for drift in drifts] == pytest.approx([101, 201], abs=2)
-    assert told.lines[0].startswith("drift: a step takes 0.")
-    assert " more than before (0.5" in told.lines[0]
-    assert told.lines[1].startswith("recovered: a step takes 0.")
-    assert [order["order"] for order in told.orders] == ["window", "window"]
+    assert listener.lines[0].startswith("drift: a step takes 0.")
+    assert " more than before (0.5" in listener.lines[0]
+    assert listener.lines[1].startswith("recovered: a step takes 0.")
+    assert [order["order"] for order in listener.orders] == ["window", "window"]
     assert [e["kind"] for e in events(tmp_path)] == ["slower", "recovered"]
-    values = told.watching.values()
+    values = listener.watching.values()
     assert values["level_s"] == pytest.approx(STEP_S, rel=0.02)
     assert values["drift_frac"] == pytest.approx(0.0, abs=0.02)
 
 
 def test_what_came_before_the_first_answer_is_judged_with_it(tmp_path: Path) -> None:
-    told, times = Listener(tmp_path), noisy(120)
+    listener, times = Listener(tmp_path), noisy(120)
     times[60:] *= 1.3
-    assert not any(told.watching.add(row) for row in rows(times))
-    (drift,) = told.watching.begin()
+    assert not any(listener.watching.add(row) for row in rows(times))
+    (drift,) = listener.watching.begin()
     assert drift.since_iteration == pytest.approx(61, abs=1)
 
 
 def test_a_new_batch_size_and_flagged_steps_are_no_drift(tmp_path: Path) -> None:
-    told, times = Listener(tmp_path), noisy(300)
+    listener, times = Listener(tmp_path), noisy(300)
     times[150:] *= 2.0
-    told.watching.begin(ends=(150, 300))
+    listener.watching.begin(ends=(150, 300))
     flags = {}
     for step in range(10, 290, 12):
         times[step : step + 3] *= 5.0
         flags |= {step + n: ("evaluated",) for n in (1, 2, 3)}
-    assert not any(told.watching.add(row) for row in rows(times, flags))
-    assert told.lines == [] and not (tmp_path / DRIFT).exists()
+    assert not any(listener.watching.add(row) for row in rows(times, flags))
+    assert listener.lines == [] and not (tmp_path / DRIFT).exists()
 
 
 def test_events_of_earlier_launches_stay_and_a_damaged_file_is_replaced(tmp_path: Path) -> None:
     times = noisy(120)
     times[60:] *= 1.3
     for run_id in ("first", "second"):
-        told = Listener(tmp_path, run_id)
-        told.watching.begin()
+        listener = Listener(tmp_path, run_id)
+        listener.watching.begin()
         for row in rows(times):
-            told.watching.add(row)
+            listener.watching.add(row)
     assert [event["run_id"] for event in events(tmp_path)] == ["first", "second"]
     (tmp_path / DRIFT).write_text("{", encoding="utf-8")
-    told = Listener(tmp_path, "third")
-    told.watching.begin()
+    listener = Listener(tmp_path, "third")
+    listener.watching.begin()
     for row in rows(times):
-        told.watching.add(row)
+        listener.watching.add(row)
     assert [event["run_id"] for event in events(tmp_path)] == ["third"]

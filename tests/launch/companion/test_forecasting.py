@@ -73,39 +73,41 @@ def test_what_is_irregular_is_kept_apart() -> None:
 def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
     run, made = ObservedRun(), ForecastSchedule()
     made.answered(replace(answer.forecast, total_s=1000.0), 11)
-    asked = Request(now_unix_s=0.0)
+    first_request = Request(now_unix_s=0.0)
     for iteration in range(12, 12 + RENEW_AFTER_STEPS):
-        assert made.due(answer.end, run, asked, BEGIN_S + RENEW_AFTER_S) is None
+        assert made.due(answer.end, run, first_request, BEGIN_S + RENEW_AFTER_S) is None
         run.add(row(iteration), BEGIN_S + iteration)
-    assert made.due(answer.end, run, asked, BEGIN_S + 0.5 * RENEW_AFTER_S) is None
-    request = made.due(answer.end, run, asked, BEGIN_S + RENEW_AFTER_S)
+    assert made.due(answer.end, run, first_request, BEGIN_S + 0.5 * RENEW_AFTER_S) is None
+    request = made.due(answer.end, run, first_request, BEGIN_S + RENEW_AFTER_S)
     assert request is not None
     assert with_new_forecast(answer, request).forecast.remaining_s == pytest.approx(
         0.2 * (1000 - run.last_iteration), rel=1e-6
     )
-    assert made.due(answer.end, run, asked, BEGIN_S + 1e6) is None
+    assert made.due(answer.end, run, first_request, BEGIN_S + 1e6) is None
 
 
 def test_a_run_of_a_minute_has_its_next_forecast_after_six_seconds(answer: Answer) -> None:
     run, made = ObservedRun(), ForecastSchedule()
     made.answered(replace(answer.forecast, total_s=60.0), 11)
-    asked = Request(now_unix_s=0.0)
+    first_request = Request(now_unix_s=0.0)
     for iteration in range(12, 12 + RENEW_AFTER_STEPS):
-        assert made.due(answer.end, run, asked, BEGIN_S + 6.0) is None
+        assert made.due(answer.end, run, first_request, BEGIN_S + 6.0) is None
         run.add(row(iteration), BEGIN_S + 0.1 * iteration)
-    assert made.due(answer.end, run, asked, BEGIN_S + 5.9) is None
-    assert made.due(answer.end, run, asked, BEGIN_S + 6.1) is not None
+    assert made.due(answer.end, run, first_request, BEGIN_S + 5.9) is None
+    assert made.due(answer.end, run, first_request, BEGIN_S + 6.1) is not None
 
 
 def test_it_is_news_where_the_end_leaves_the_interval(answer: Answer) -> None:
-    said = answer.forecast
+    forecast = answer.forecast
     made = ForecastSchedule()
     made.answered(answer.forecast, 11)
-    inside = replace(said, finish_p50_unix_s=0.5 * (said.now_unix_s + said.finish_p95_unix_s))
-    assert not made.is_news(replace(said, now_unix_s=said.now_unix_s + 1))
-    late = replace(inside, finish_p50_unix_s=said.finish_p95_unix_s + 1)
+    inside = replace(
+        forecast, finish_p50_unix_s=0.5 * (forecast.now_unix_s + forecast.finish_p95_unix_s)
+    )
+    assert not made.is_news(replace(forecast, now_unix_s=forecast.now_unix_s + 1))
+    late = replace(inside, finish_p50_unix_s=forecast.finish_p95_unix_s + 1)
     assert made.is_news(late)
-    assert not made.is_news(replace(said, finish_p50_unix_s=said.finish_p95_unix_s))
+    assert not made.is_news(replace(forecast, finish_p50_unix_s=forecast.finish_p95_unix_s))
 
 
 def test_the_companion_writes_it_and_says_only_news(
@@ -113,7 +115,7 @@ def test_the_companion_writes_it_and_says_only_news(
 ) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     counters = iter(range(10**6))
-    beside = CompanionLoop(
+    loop = CompanionLoop(
         companion_settings(tmp_path, num_ranks=2),
         open_sink=lambda _: Sink(),
         read_energy=lambda: 100.0 * next(counters),
@@ -127,15 +129,15 @@ def test_the_companion_writes_it_and_says_only_news(
         }  # fmt: skip
 
     for number in range(11):
-        beside.handle(step(number, 0.13), BEGIN_S)
-    beside.handle({"event": "window_closed", "window": 0, "last_step": 10}, BEGIN_S)
-    beside.poll(BEGIN_S + 2)
+        loop.handle(step(number, 0.13), BEGIN_S)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": 10}, BEGIN_S)
+    loop.poll(BEGIN_S + 2)
     assert capsys.readouterr().out.count("] ends ") == 1
     first = json.loads((tmp_path / "forecast.json").read_text(encoding="utf-8"))
     # The recorded run has 20 steps; slow ones then bring it far beyond its interval.
     for number in range(11, 19):
-        beside.handle(step(number, 60.0), BEGIN_S + 500)
-    beside.poll(BEGIN_S + 5000)
+        loop.handle(step(number, 60.0), BEGIN_S + 500)
+    loop.poll(BEGIN_S + 5000)
     assert "] ends " not in capsys.readouterr().out  # 8 new steps are not yet 20
     assert json.loads((tmp_path / "forecast.json").read_text(encoding="utf-8")) == first
     assert first["energy_j"] is None or first["energy_j"] >= 0
@@ -182,19 +184,19 @@ def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) 
     assert request is not None
     forecast = with_new_forecast(answer, request).forecast
     assert forecast.remaining_s > 0.0
-    left_s = 0.2 * (1000 - run.last_iteration)
-    assert forecast.finish_p50_unix_s - now_s == pytest.approx(left_s, rel=0.2)
+    remaining_s = 0.2 * (1000 - run.last_iteration)
+    assert forecast.finish_p50_unix_s - now_s == pytest.approx(remaining_s, rel=0.2)
 
 
 @pytest.mark.slow
 def test_a_window_is_answered_though_the_clock_was_set_back(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     options = companion_settings(tmp_path, num_ranks=2)
-    beside = CompanionLoop(options, open_sink=lambda _: Sink(), read_energy=lambda: None)
-    beside.poll(BEGIN_S)
+    loop = CompanionLoop(options, open_sink=lambda _: Sink(), read_energy=lambda: None)
+    loop.poll(BEGIN_S)
     now_s = BEGIN_S - HOUR_S
-    beside.handle({"event": "window_closed", "window": 0, "last_step": 10}, now_s)
-    beside.poll(now_s)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": 10}, now_s)
+    loop.poll(now_s)
     assert (tmp_path / "forecast.json").is_file()
 
 

@@ -82,15 +82,15 @@ def test_only_the_newest_closed_window_is_analysed_and_the_others_are_told_of(
     directory: Path,
 ) -> None:
     options = companion_settings(directory)
-    beside = CompanionLoop(options, open_sink=lambda _: Sink())
+    loop = CompanionLoop(options, open_sink=lambda _: Sink())
     for number in range(WINDOW_END):
-        beside.handle(step(number), 1000.0)
+        loop.handle(step(number), 1000.0)
     for window in (1, 2, 3, 0):  # the run has one window, which closes last
-        beside.handle(closed(window), 1000.0)
-    assert beside.poll(1001.0)
-    assert not beside.poll(1003.0)
-    beside.handle(closed(4), 1010.0)
-    beside.finish(1011.0)
+        loop.handle(closed(window), 1000.0)
+    assert loop.poll(1001.0)
+    assert not loop.poll(1003.0)
+    loop.handle(closed(4), 1010.0)
+    loop.finish(1011.0)
     problems = json.loads((directory / "decision.json").read_text(encoding="utf-8"))["problems"]
     assert [p for p in problems if p.startswith("3 windows have no answer of their own")]
     score = json.loads((directory / "score.json").read_text(encoding="utf-8"))
@@ -106,8 +106,8 @@ def test_windows_that_follow_one_another_leave_no_problem() -> None:
     assert windows.counts() == {}
 
 
-class Said:
-    """What a forecast says of every step."""
+class FakeForecast:
+    """A forecast that predicts the same for every step."""
 
     overhead = modelled = None
     has_finish = True
@@ -126,12 +126,12 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
     score, run = Score(), ObservedRun()
     for number in range(5 * MAX_STORED_ERRORS):
         row = LoggedStep.from_event(step(number, time_s=1.0 + number % 2))
-        score.add(row, Said())  # type: ignore[arg-type]
+        score.add(row, FakeForecast())  # type: ignore[arg-type]
         run.add_bracket({"name": "eval", "time_s": 1.0})
     assert len(score.errors_frac.values) <= MAX_STORED_ERRORS
-    told = score.summary()
-    assert told["num_scored_steps"] == 5 * MAX_STORED_ERRORS
-    assert told["interval_coverage_frac"] == 0.5
+    summary = score.summary()
+    assert summary["num_scored_steps"] == 5 * MAX_STORED_ERRORS
+    assert summary["interval_coverage_frac"] == 0.5
     assert len(run._brackets["eval"]) == NUM_RECENT_BRACKETS
     notes: list[int] = []
 
@@ -140,14 +140,14 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
             notes.append(step)
 
     options = companion_settings(directory)
-    beside = CompanionLoop(options, open_sink=lambda _: Notes())
+    loop = CompanionLoop(options, open_sink=lambda _: Notes())
     for number in range(MAX_WAITING_STEPS + 100):  # no window closes
-        beside.handle(step(number), 1000.0)
-    assert len(beside._steps._waiting) == MAX_WAITING_STEPS
+        loop.handle(step(number), 1000.0)
+    assert len(loop._steps._waiting) == MAX_WAITING_STEPS
     assert notes == list(range(1, 101))
 
 
-def told(*, more: list[dict[str, Any]]) -> str:
+def event_lines(*, more: list[dict[str, Any]]) -> str:
     events = [*map(step, range(WINDOW_END)), closed(0), *more]
     return "".join(json.dumps(event) + "\n" for event in events)
 
@@ -161,7 +161,7 @@ def test_it_leaves_at_a_fixed_time_though_its_analysis_hangs(
     hang += "companion_loop.CompanionLoop._analyse = lambda *told: time.sleep(600)"
     process = started(directory, leave_after_s=7.0, before=hang)
     with process:
-        process.stdin.write(told(more=[{"event": "end"}] if has_end_event else []))
+        process.stdin.write(event_lines(more=[{"event": "end"}] if has_end_event else []))
         process.stdin.flush()
         if not has_end_event:
             process.stdin.close()
@@ -178,14 +178,14 @@ def test_it_leaves_at_a_fixed_time_though_its_analysis_hangs(
 def test_a_disk_without_room_is_one_line_and_answers_go_on_in_the_log(directory: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))"
     process = started(directory, leave_after_s=120.0, before=limit)
-    out, err = process.communicate(told(more=[step(11), {"event": "end"}]), timeout=300)
+    out, err = process.communicate(event_lines(more=[step(11), {"event": "end"}]), timeout=300)
     assert process.returncode == 0, err
     assert err == ""
     assert "[forerun] decision:" in out
     assert "[forerun] scored: steps were predicted " in out and "in the median of 1," in out
     (line,) = [text for text in out.splitlines() if "cannot write" in text]
     assert str(directory) in line and "File too large" in line and "--calibrate-dir" in line
-    # What had room is there, and nothing is half written.
+    # Files that had room are there, and nothing is half written.
     assert json.loads((directory / "forecast.json").read_text(encoding="utf-8"))["steps_left"] >= 0
     assert not list(directory.glob(".*.tmp")) and not (directory / "report.html").exists()
 
@@ -194,7 +194,7 @@ def test_a_disk_without_room_is_one_line_and_answers_go_on_in_the_log(directory:
 def test_a_log_that_nobody_reads_ends_nothing(directory: Path) -> None:
     process = started(directory, leave_after_s=120.0)
     process.stdout.close()
-    process.stdin.write(told(more=[{"event": "end"}]))
+    process.stdin.write(event_lines(more=[{"event": "end"}]))
     process.stdin.flush()
     assert process.wait(300) in (0, 120)  # 120: Python could not empty its own standard output
     assert (directory / "report.html").exists()

@@ -34,7 +34,7 @@ WORDS += " --calibrate-micro-batch=advise --calibrate-wandb=off"
 
 
 def more_nbytes(micro: int) -> int:
-    """What so many samples at once take beyond what runs, with nothing computed again."""
+    """Return bytes that ``micro`` samples at once need beyond the running layout, no recompute."""
     batch = Batch(micro_batch_size=micro, global_batch_size=16)
     other = replace(RUNNING, batch=batch, recompute=Recompute.NONE)
     return memory(other).total_nbytes - memory(RUNNING).total_nbytes
@@ -42,19 +42,22 @@ def more_nbytes(micro: int) -> int:
 
 def test_the_advice_of_a_run_is_what_its_memory_has_room_for(tmp_path: Path) -> None:
     """Room for four samples with nothing computed again, and for a part of what eight take."""
-    room = PEAK_NBYTES + (more_nbytes(4) + more_nbytes(8)) // 2
+    budget_nbytes = PEAK_NBYTES + (more_nbytes(4) + more_nbytes(8)) // 2
     done = torchrun(
         tmp_path,
         *(planted_memory.__file__, *WORDS.split(), f"--calibrate-dir={tmp_path / 'out'}"),
-        PLANTED_NBYTES=str(round(ALLOWED * room)),
+        PLANTED_NBYTES=str(round(ALLOWED * budget_nbytes)),
         PLANTED_PEAK_NBYTES=str(PEAK_NBYTES),
     )
     decision = json.loads((tmp_path / "out" / "decision.json").read_text())
-    told = decision["micro_batch"]
-    again = {one["micro_batch_size"]: one["recompute"] for one in told["choices"]}
-    assert [*again] == [1, 2, 4, 8]
-    assert again[1] == again[2] == again[4] == "none" and again[8] != "none"
-    assert max(one["memory_nbytes"] for one in told["choices"]) <= room
+    advice = decision["micro_batch"]
+    recompute_by_size = {one["micro_batch_size"]: one["recompute"] for one in advice["choices"]}
+    assert [*recompute_by_size] == [1, 2, 4, 8]
+    assert (
+        recompute_by_size[1] == recompute_by_size[2] == recompute_by_size[4] == "none"
+        and recompute_by_size[8] != "none"
+    )
+    assert max(one["memory_nbytes"] for one in advice["choices"]) <= budget_nbytes
     (line,) = [line for line in decision["transcript"] if "micro-batch: " in line]
     assert line in done.stdout
     assert line in (tmp_path / "out" / "report.md").read_text()

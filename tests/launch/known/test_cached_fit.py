@@ -26,7 +26,7 @@ IDLE = (
         "forerun.calib.answers.analysis",
     ),
 )
-"""What no answer of a cached fit needs: each takes its time."""
+"""Modules that no answer of a cached fit needs; each is slow to import."""
 ASK = f"""
 import json, sys
 from forerun.launch.cli import main
@@ -78,9 +78,9 @@ def newest(home: Path) -> Path:
 def figures(value: object) -> list[float]:
     """Every number of an answer."""
     if isinstance(value, dict):
-        return [result for held in value.values() for result in figures(held)]
+        return [result for item in value.values() for result in figures(item)]
     if isinstance(value, list):
-        return [found for held in value for found in figures(held)]
+        return [value for item in value for value in figures(item)]
     return [float(value)] if isinstance(value, (int, float)) else []
 
 
@@ -90,19 +90,19 @@ def test_a_cached_fit_says_what_the_fit_says_and_imports_nothing_slow(
 ) -> None:
     options = {"predict": PREDICT, "plan": ("--json",), "explain": ("--json", "1", "running")}[verb]
     first, was_fitted = ask(verb, str(home), *options)
-    again, is_fitted = ask(verb, str(home), *options)
+    repeated, is_fitted = ask(verb, str(home), *options)
     assert was_fitted and not is_fitted
-    assert {**again, "made_unix_s": 0} == {**first, "made_unix_s": 0}
+    assert {**repeated, "made_unix_s": 0} == {**first, "made_unix_s": 0}
 
 
-def another_row(home: Path) -> None:
+def append_row(home: Path) -> None:
     path = next(home.glob("records/*/rank-*.jsonl"))
     last = path.read_text(encoding="utf-8").splitlines()[-1]
     with path.open("a", encoding="utf-8") as file:
         file.write(last + "\n")
 
 
-def torn(home: Path) -> None:
+def truncate_cache(home: Path) -> None:
     cached = newest(home)
     cached.write_bytes(cached.read_bytes()[:-100])
 
@@ -117,21 +117,23 @@ def no_text(home: Path) -> None:
     cached.write_bytes(b"\x80\x04" + bytes(range(256)))
 
 
-def a_folder(home: Path) -> None:
+def replace_cache_with_folder(home: Path) -> None:
     cached = newest(home)
     cached.unlink()
     cached.mkdir()
 
 
-@pytest.mark.parametrize("change", [another_row, torn, flipped, no_text, a_folder])
+@pytest.mark.parametrize(
+    "change", [append_row, truncate_cache, flipped, no_text, replace_cache_with_folder]
+)
 def test_what_is_stale_or_damaged_is_fitted_anew_in_silence(
     fitted: tuple[Path, dict], change: Callable[[Path], None]
 ) -> None:
     home, first = fitted
     change(home)
-    again, is_fitted = ask("predict", str(home), *PREDICT)
+    repeated, is_fitted = ask("predict", str(home), *PREDICT)
     assert is_fitted
-    assert again["step_time_s"] == pytest.approx(first["step_time_s"], rel=1e-3)
+    assert repeated["step_time_s"] == pytest.approx(first["step_time_s"], rel=1e-3)
 
 
 def test_what_others_may_write_is_not_read(fitted: tuple[Path, dict]) -> None:
@@ -161,6 +163,6 @@ def test_another_directory_of_evidence_is_another_question(
     also = (*PREDICT, "--also", str(other))
     assert ask("predict", str(home), *also)[1]
     assert not ask("predict", str(home), *also)[1]
-    another_row(other)
+    append_row(other)
     assert ask("predict", str(home), *also)[1]
     assert not ask("predict", str(home), *PREDICT)[1]

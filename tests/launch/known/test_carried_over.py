@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forerun.calib.answers.measured_steps import run_steps
-from forerun.calib.fit.calibration import calibrate, carried_over
+from forerun.calib.fit.calibration import calibrate, combine_with_other
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
@@ -34,13 +34,13 @@ def copy_as(home: Path, name: str, device: str) -> None:
 
 def test_another_device_is_named_and_wider(tmp_path: Path) -> None:
     copy_as(tmp_path, "run", A100)
-    own = open_machine(tmp_path)
+    machine = open_machine(tmp_path)
     moved = open_machine(tmp_path, device=H100)
     assert moved.running.device == H100 and not moved.steps.known
-    here, there = own.steps.estimate(own.running), moved.steps.estimate(moved.running)
+    here, there = machine.steps.estimate(machine.running), moved.steps.estimate(moved.running)
     assert there.high_s / there.low_s > 1.2 * here.high_s / here.low_s
-    again = open_machine(tmp_path, device=H100).steps.estimate(moved.running)
-    assert again.time_s == pytest.approx(there.time_s, rel=1e-9)
+    repeated = open_machine(tmp_path, device=H100).steps.estimate(moved.running)
+    assert repeated.time_s == pytest.approx(there.time_s, rel=1e-9)
     assert open_machine(tmp_path).running.device == A100
 
 
@@ -69,15 +69,15 @@ def test_an_unknown_device_is_wide_all_the_way_to_the_step(tmp_path: Path) -> No
 def test_what_few_samples_are_of_comes_from_the_other_machine(tmp_path: Path) -> None:
     copy_as(tmp_path, "run", "cpu")
     table = build_table(read_run(tmp_path, "run"))
-    own = calibrate(table, device="cpu")
-    both = carried_over(own, own)
-    measured = next(one for one in own.measured if one.kind.is_linear)
-    assert both.operators([measured]).time_s == own.operators([measured]).time_s
+    calibrated = calibrate(table, device="cpu")
+    both = combine_with_other(calibrated, calibrated)
+    measured = next(one for one in calibrated.measured if one.kind.is_linear)
+    assert both.operators([measured]).time_s == calibrated.operators([measured]).time_s
     shape = tuple(2 * size for size in measured.shape)
-    asked = Operator(kind=measured.kind, phase=measured.phase, shape=shape, element_nbytes=4)
+    operator = Operator(kind=measured.kind, phase=measured.phase, shape=shape, element_nbytes=4)
     # Carried to itself it says about the same.
-    alone, carried = own.operators([asked]), both.operators([asked])
+    alone, carried = calibrated.operators([operator]), both.operators([operator])
     assert carried.time_s == pytest.approx(alone.time_s, rel=0.5)
     assert run_steps(table, like=table).estimate(table.config()).time_s > 0
     host = Operator(kind=OperatorKind.HOST_STEP, phase=Phase.STEP, shape=(), element_nbytes=1)
-    assert both.operators([host]).time_s == own.operators([host]).time_s
+    assert both.operators([host]).time_s == calibrated.operators([host]).time_s

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forerun.calib.answers.run_measurements import measured_sigma_log, measured_step_s
-from forerun.calib.importers.own_steps import own_frame
+from forerun.calib.importers.own_steps import canonical_frame
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
@@ -39,8 +39,8 @@ def copy_as(home: Path, name: str, later_s: float, change: Callable[[Any], None]
 
 
 def joined(home: Path) -> tuple[SampleTable, SampleTable]:
-    own = build_table(read_run(home, "resumed"))
-    return own, EarlierRuns(home).join(own)
+    resumed = build_table(read_run(home, "resumed"))
+    return resumed, EarlierRuns(home).join(resumed)
 
 
 def nothing(config: Any) -> None:
@@ -61,9 +61,9 @@ def test_samples_of_the_same_layout_join(
 ) -> None:
     copy_as(tmp_path, "first", 0.0, change)
     copy_as(tmp_path, "resumed", 1000.0, nothing)
-    own, table = joined(tmp_path)
-    assert len(table.samples) == times * len(own.samples)
-    assert table.run_id == "resumed" and table.steps.equals(own.steps)
+    resumed, table = joined(tmp_path)
+    assert len(table.samples) == times * len(resumed.samples)
+    assert table.run_id == "resumed" and table.steps.equals(resumed.steps)
 
 
 def two_stages(config: Any) -> None:
@@ -88,12 +88,12 @@ def test_steps_of_earlier_layouts_are_evidence(
 ) -> None:
     copy_as(tmp_path, "first", 0.0, change)
     copy_as(tmp_path, "resumed", 1000.0, nothing)
-    own = build_table(read_run(tmp_path, "resumed"))
-    known_steps = EarlierRuns(tmp_path).steps(own)
+    resumed = build_table(read_run(tmp_path, "resumed"))
+    known_steps = EarlierRuns(tmp_path).steps(resumed)
     assert [one.site for one in known_steps] == site
     for one in known_steps:
-        assert one.time_s == pytest.approx(measured_step_s(own))
-        assert one.sigma_log > measured_sigma_log(own)
+        assert one.time_s == pytest.approx(measured_step_s(resumed))
+        assert one.sigma_log > measured_sigma_log(resumed)
 
 
 def test_a_resume_in_another_layout_teaches_what_the_first_one_took(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_a_resume_in_another_layout_teaches_what_the_first_one_took(tmp_path: Pa
     # The other session tells as much as two sessions of a CPU are alike.
     assert stages.time_s < after.time_s < before.time_s
     assert after.low_s < stages.time_s
-    own = machine.steps.estimate(machine.running)
-    assert own.time_s == pytest.approx(machine.steps.measured_s(machine.running), rel=0.05)
+    estimate = machine.steps.estimate(machine.running)
+    assert estimate.time_s == pytest.approx(machine.steps.measured_s(machine.running), rel=0.05)
     # Not only that layout: another one of two stages moves the same way.
     more = replace(stages.config, batch=replace(stages.config.batch, micro_batch_size=4))
     moved = machine.steps.estimate(more).time_s - blind.estimate(more).time_s
@@ -130,11 +130,11 @@ def test_what_was_imported_beside_a_run_counts_for_all_who_ask(tmp_path: Path) -
     row = StepRow(
         table="t", row_id="1", config=table.config(), measured_s=0.5, machine="there", group="g"
     )
-    own_frame([row]).to_csv(tmp_path / "rows.csv", index=False)
+    canonical_frame([row]).to_csv(tmp_path / "rows.csv", index=False)
     import_table(tmp_path / "rows.csv", tmp_path)
-    (told,) = EarlierRuns(tmp_path).steps(table)
-    assert (told.site, told.time_s) == ("there", 0.5)
-    assert told in open_machine(tmp_path).steps.known
+    (imported_step,) = EarlierRuns(tmp_path).steps(table)
+    assert (imported_step.site, imported_step.time_s) == ("there", 0.5)
+    assert imported_step in open_machine(tmp_path).steps.known
 
 
 def test_later_and_damaged_runs_are_left_out(tmp_path: Path) -> None:
@@ -142,5 +142,5 @@ def test_later_and_damaged_runs_are_left_out(tmp_path: Path) -> None:
     copy_as(tmp_path, "later", 2000.0, nothing)
     (tmp_path / "records" / "broken").mkdir()
     (tmp_path / "records" / "broken" / "rank-00000.jsonl").write_text("{", encoding="utf-8")
-    own, table = joined(tmp_path)
-    assert table.samples.equals(own.samples)
+    resumed, table = joined(tmp_path)
+    assert table.samples.equals(resumed.samples)

@@ -46,7 +46,7 @@ def test_what_a_table_says_of_sharding_is_read_or_told(tmp_path: Path) -> None:
     shardings = [row.config.parallelism.sharded for row in read_imported(tmp_path).steps]
     assert shardings == [Sharding.OPTIMIZER, Sharding.WEIGHTS]
     plain.assign(shard_mode=["", "full"]).to_csv(table, index=False)
-    told = import_table(table, tmp_path).skipped
-    assert [text.partition(": ")[2].partition(" is")[0] for text in told[:1]] == [
+    excluded = import_table(table, tmp_path).skipped
+    assert [text.partition(": ")[2].partition(" is")[0] for text in excluded[:1]] == [
         "shard_mode 'full'"
     ]

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from forerun.calib.errors import CalibrationError
-from forerun.calib.fit.calibration import calibrate, carried_over, on_device
+from forerun.calib.fit.calibration import calibrate, calibration_for_device, combine_with_other
 from forerun.calib.importers.own_steps import read_steps
 from forerun.calib.records.cluster import StatedNodes
 from forerun.calib.records.step_rows import StepRow
@@ -38,7 +38,7 @@ def published() -> tuple[StepRow, ...]:
     return tuple(replace(row, config=replace(row.config, device=H100)) for row in table.usable)
 
 
-def times_as(table: SampleTable, factor: float) -> SampleTable:
+def with_scaled_times(table: SampleTable, factor: float) -> SampleTable:
     """The table of a machine that takes so many times as long."""
     frames = {
         name: frame.assign(time_s=factor * frame["time_s"])
@@ -79,11 +79,11 @@ def test_the_answer_is_that_of_the_data_sheet_alone(tmp_path: Path) -> None:
     for row in published()[::25]:
         assert span(machine, row.config) == span(device_machine(row.config), row.config)
     assert machine.memory_offset_nbytes is None
-    assert any(H100 in told and "cpu does not count" in told for told in machine.problems)
-    # What nodes of such a device usually have, and not the two processes of the CPU run.
+    assert any(H100 in problem and "cpu does not count" in problem for problem in machine.problems)
+    # Ranks per node are those usual for the device, not the CPU run's two processes.
     assert machine.running.parallelism.ranks_per_node == 8
-    said = open_machine(tmp_path, device=H100, stated=StatedNodes(num_gpus=4))
-    assert said.running.parallelism.ranks_per_node == 4
+    stated_machine = open_machine(tmp_path, device=H100, stated=StatedNodes(num_gpus=4))
+    assert stated_machine.running.parallelism.ranks_per_node == 4
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_no_factor_on_what_was_measured_changes_the_answer(
     table = build_table(read_run(tmp_path, "run"))
     results = []
     for factor in (0.01, 1.0, 100.0):
-        machine = opened(tmp_path / str(factor), times_as(table, factor), there)
+        machine = opened(tmp_path / str(factor), with_scaled_times(table, factor), there)
         results.append((*span(machine, machine.running), machine.memory_offset_nbytes))
     assert results[0] == results[1] == results[2]
 
@@ -106,7 +106,8 @@ def test_a_gpu_run_still_carries_over_to_another(tmp_path: Path) -> None:
     copy_as(tmp_path, "run", A100)
     table = build_table(read_run(tmp_path, "run"))
     slow, usual = (
-        opened(tmp_path / str(factor), times_as(table, factor), H100) for factor in (3.0, 1.0)
+        opened(tmp_path / str(factor), with_scaled_times(table, factor), H100)
+        for factor in (3.0, 1.0)
     )
     assert span(slow, slow.running)[1] > 1.5 * span(usual, usual.running)[1]
 
@@ -117,15 +118,15 @@ def test_no_way_takes_a_cpus_times_to_a_gpu(tmp_path: Path) -> None:
     on_cpu = calibrate(build_table(read_run(tmp_path / "cpu", "other")), device="cpu")
     on_gpu = calibrate(build_table(read_run(tmp_path / "gpu", "run")), device=A100)
     for carry in (
-        lambda: on_device(on_cpu, H100),
-        lambda: on_device(on_gpu, "cpu"),
-        lambda: carried_over(on_gpu, on_cpu),
-        lambda: carried_over(on_cpu, on_gpu),
+        lambda: calibration_for_device(on_cpu, H100),
+        lambda: calibration_for_device(on_gpu, "cpu"),
+        lambda: combine_with_other(on_gpu, on_cpu),
+        lambda: combine_with_other(on_cpu, on_gpu),
         lambda: open_machine(tmp_path / "gpu", like=tmp_path / "cpu"),
     ):
         with pytest.raises(CalibrationError, match="say nothing of"):
             carry()
     alone = open_machine(tmp_path / "gpu")
-    beside = open_machine(tmp_path / "gpu", also=[tmp_path / "cpu"])
-    assert span(alone, alone.running) == span(beside, beside.running)
-    assert any("does not count" in told for told in beside.problems)
+    combined = open_machine(tmp_path / "gpu", also=[tmp_path / "cpu"])
+    assert span(alone, alone.running) == span(combined, combined.running)
+    assert any("does not count" in problem for problem in combined.problems)

@@ -33,9 +33,9 @@ def test_slow_cards_are_slow_steps(tmp_path: Path, capsys: pytest.CaptureFixture
     cluster.write_text(SLOW)
     usual = predicted(capsys, str(tmp_path))
     slow = predicted(capsys, str(tmp_path), "--cluster", str(cluster))
-    again = predicted(capsys, str(tmp_path))
+    repeated = predicted(capsys, str(tmp_path))
     assert float(str(slow["step_time_s"])) > float(str(usual["step_time_s"]))
-    assert again == usual
+    assert repeated == usual
     figures = slow["network"]
     assert isinstance(figures, dict)
     assert figures["num_cards"] == {"value": 1, "origin": "stated"}
@@ -46,8 +46,8 @@ def test_a_rack_joins_hosts(tmp_path: Path) -> None:
     copy_as(tmp_path, "run", H100)
     times = {}
     for domain in (72, 2):
-        said = StatedNodes(domain=domain, num_gpus=2)
-        machine = open_machine(tmp_path, device=GB200, stated=said)
+        nodes = StatedNodes(domain=domain, num_gpus=2)
+        machine = open_machine(tmp_path, device=GB200, stated=nodes)
         wide = replace(machine.running.parallelism, dp=16)
         batch = replace(machine.running.batch, micro_batch_size=1)
         assert wide.ranks_per_node == domain
@@ -98,12 +98,12 @@ def test_a_file_that_is_not_there_is_named(
     assert "none.json" in capsys.readouterr().err
 
 
-def look(home: Path, node: SeenNode, stated: StatedNodes | None = None) -> None:
+def plant_cluster(home: Path, node: SeenNode, stated: StatedNodes | None = None) -> None:
     """As if the run's first rank had seen this node."""
-    told = Cluster(seen=(node,), stated=stated or StatedNodes()).to_json()
+    cluster = Cluster(seen=(node,), stated=stated or StatedNodes()).to_json()
     (path,) = (home / "records").glob("*/rank-00000.jsonl")
     head, _, rest = path.read_text(encoding="utf-8").partition("\n")
-    path.write_text(json.dumps({**json.loads(head), "cluster": told}) + "\n" + rest)
+    path.write_text(json.dumps({**json.loads(head), "cluster": cluster}) + "\n" + rest)
 
 
 @pytest.mark.slow
@@ -117,12 +117,12 @@ def test_what_the_run_saw_is_priced_and_told(
     )
     stated = StatedNodes(num_gpus=2)
     times = {}
-    for name, seen, said in (
+    for name, seen, nodes in (
         ("usual", SeenNode(num_local_ranks=2), stated),
         ("slow", node, stated),
         ("stated", node, StatedNodes(num_gpus=2, num_cards=2, card_bytes_per_s=50e9)),
     ):
-        look(tmp_path, seen, said)
+        plant_cluster(tmp_path, seen, nodes)
         result = predicted(capsys, str(tmp_path))
         times[name] = float(str(result["step_time_s"]))
         figures = result["network"]
@@ -135,7 +135,9 @@ def test_what_the_run_saw_is_priced_and_told(
 
 def test_the_report_has_one_line_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy_as(tmp_path, "run", H100)
-    look(tmp_path, SeenNode(num_local_ranks=2, num_gpus=4, num_cards=4, card_bytes_per_s=25e9))
+    plant_cluster(
+        tmp_path, SeenNode(num_local_ranks=2, num_gpus=4, num_cards=4, card_bytes_per_s=25e9)
+    )
     assert main(["report", str(tmp_path), "--json"]) in (ExitCode.ANSWER, ExitCode.THRESHOLD)
     answer = json.loads(capsys.readouterr().out)
     lines = [line for line in answer["decision"]["transcript"] if "network:" in line]

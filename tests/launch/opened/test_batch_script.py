@@ -39,11 +39,15 @@ def test_its_time_covers_the_upper_end_and_the_start(tokens: str, tmp_path: Path
     path = tmp_path / "go.sbatch"
     assert write(path, "--tokens", tokens, "--gpus", "32") == ExitCode.ANSWER
     run = unmeasured("H100", command=LINE).predict(gpus=32, tokens=tokens).whole_run
-    asked = options(path.read_text(encoding="utf-8"))
+    script_options = options(path.read_text(encoding="utf-8"))
     assert run is not None
-    slack_s = duration_s(asked["time"]) - run.high_s
+    slack_s = duration_s(script_options["time"]) - run.high_s
     assert 1800 <= slack_s < 1800 + 900
-    assert (asked["nodes"], asked["gpus-per-node"], asked["job-name"]) == ("4", "8", "pretrain_gpt")
+    assert (
+        script_options["nodes"],
+        script_options["gpus-per-node"],
+        script_options["job-name"],
+    ) == ("4", "8", "pretrain_gpt")
 
 
 @pytest.mark.parametrize(("device", "num_ranks"), [("GB200", 16), ("GB200", 32), ("H100", 16)])
@@ -53,15 +57,15 @@ def test_hosts_of_a_domain_are_started_one_by_one(
     """A rack of GB200 is one node of a layout, and 18 hosts of a job."""
     path, gpus = tmp_path / "go.sbatch", str(num_ranks)
     line = [*LINE[:2], "4", "--nnodes", "8", *LINE[9:]]
-    asked = ["--device", device, "--gpus", gpus]
+    cluster_options = ["--device", device, "--gpus", gpus]
     words = ["--tokens", "20B", "--sbatch", str(path)]
-    assert main(["predict", *asked, *words, "--", *line]) == ExitCode.ANSWER
+    assert main(["predict", *cluster_options, *words, "--", *line]) == ExitCode.ANSWER
     text = path.read_text(encoding="utf-8")
-    said = options(text)
-    assert (said["nodes"], said["gpus-per-node"]) == (str(num_ranks // 4), "4")
+    script_options = options(text)
+    assert (script_options["nodes"], script_options["gpus-per-node"]) == (str(num_ranks // 4), "4")
     assert "--nproc-per-node 4 " in text
     capsys.readouterr()
-    assert main(["plan", *asked, "--show", "1", "--", *line]) == ExitCode.ANSWER
+    assert main(["plan", *cluster_options, "--show", "1", "--", *line]) == ExitCode.ANSWER
     shown = capsys.readouterr().out.partition("# changed")[0]
     assert "--nproc-per-node 4 " in shown and f"--nnodes {num_ranks // 4} " in shown
 
@@ -76,12 +80,12 @@ def test_a_shell_starts_the_line_on_the_nodes_of_the_job(tmp_path: Path) -> None
     subprocess.run(["bash", str(path)], cwd=tmp_path, env=env, check=True)
     connections, *words = (tmp_path / "ran").read_text().splitlines()
     assert connections == "1"
-    said = " ".join(words)
-    assert said.startswith("--kill-on-bad-exit=1 torchrun --nnodes 2 --rdzv-id 7")
-    assert "--rdzv-endpoint n5:29500 --nproc-per-node 8 pretrain_gpt.py --bf16" in said
-    assert "--master-addr" not in said and "--node-rank" not in said
-    assert "--tensor-model-parallel-size 2" in said
-    assert said.endswith(f"--train-iters {-(-20 * 10**9 // (64 * 2048))}")
+    command_line = " ".join(words)
+    assert command_line.startswith("--kill-on-bad-exit=1 torchrun --nnodes 2 --rdzv-id 7")
+    assert "--rdzv-endpoint n5:29500 --nproc-per-node 8 pretrain_gpt.py --bf16" in command_line
+    assert "--master-addr" not in command_line and "--node-rank" not in command_line
+    assert "--tensor-model-parallel-size 2" in command_line
+    assert command_line.endswith(f"--train-iters {-(-20 * 10**9 // (64 * 2048))}")
 
 
 def test_a_line_has_its_own_length(tmp_path: Path) -> None:
@@ -92,7 +96,7 @@ def test_a_line_has_its_own_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "line", "said"),
+    ("words", "line", "message"),
     [
         ([], LINE, "give --tokens such as 1T"),
         (["--tokens", "1T"], [*LINE, "--train-iters", "5"], "leave one out"),
@@ -101,12 +105,12 @@ def test_a_line_has_its_own_length(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_written_is_one_line(
-    words: list[str], line: list[str], said: str, tmp_path: Path, capsys: Out
+    words: list[str], line: list[str], message: str, tmp_path: Path, capsys: Out
 ) -> None:
     words = [*words, "--gpus", "16"] if "--mbs" not in words else [*words, "--gpus", "2"]
     assert write(tmp_path / "go", *words, line=line) == ExitCode.USAGE
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and said in err and not (tmp_path / "go").exists()
+    assert err.count("\n") == 1 and message in err and not (tmp_path / "go").exists()
 
 
 def test_no_other_file_is_replaced(tmp_path: Path) -> None:

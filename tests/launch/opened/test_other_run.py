@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.arguments.megatron_options import ASIDE, LEFT_OUT
+from forerun.calib.arguments.megatron_options import ASIDE, UNMODELLED_SETTINGS
 from forerun.launch.cli import ExitCode, main
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -21,7 +21,7 @@ LINE = (
 Out = pytest.CaptureFixture[str]
 READ_ELSEWHERE = {"spec", "yaml_cfg", "is_hybrid_model", "decoder_num_layers"}
 """Names whose values are words of their own kind, or that have no option."""
-OPTIONS = sorted(set(LEFT_OUT) - ASIDE - READ_ELSEWHERE)
+OPTIONS = sorted(set(UNMODELLED_SETTINGS) - ASIDE - READ_ELSEWHERE)
 
 
 @pytest.fixture(scope="module")
@@ -31,34 +31,36 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return there
 
 
-def asked(home: Path, *more: str, line: str = LINE, own: tuple[str, ...] = ()) -> int:
-    return main(["predict", str(home), "--json", *own, "--", *line.split(), *more])
+def run_predict(
+    home: Path, *more: str, line: str = LINE, verb_options: tuple[str, ...] = ()
+) -> int:
+    return main(["predict", str(home), "--json", *verb_options, "--", *line.split(), *more])
 
 
-def predicted(home: Path, capsys: Out, *more: str, own: tuple[str, ...] = ()) -> dict:
-    assert asked(home, *more, own=own) == ExitCode.ANSWER
+def predicted(home: Path, capsys: Out, *more: str, verb_options: tuple[str, ...] = ()) -> dict:
+    assert run_predict(home, *more, verb_options=verb_options) == ExitCode.ANSWER
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_what_is_not_modelled_has_no_number(home: Path, capsys: Out, name: str) -> None:
     option = f"--{name.replace('_', '-')}"
-    assert asked(home, option, "2") == ExitCode.NO_DATA
-    said = capsys.readouterr()
-    assert not said.out and len(said.err.splitlines()) == 1
-    assert option in said.err and "--anyway" in said.err
+    assert run_predict(home, option, "2") == ExitCode.NO_DATA
+    output = capsys.readouterr()
+    assert not output.out and len(output.err.splitlines()) == 1
+    assert option in output.err and "--anyway" in output.err
 
 
 def test_anyway_answers_with_an_interval_that_is_wider_and_marked(home: Path, capsys: Out) -> None:
     plain = predicted(home, capsys)
-    wide = predicted(home, capsys, "--optimizer", "muon", own=("--anyway",))
+    wide = predicted(home, capsys, "--optimizer", "muon", verb_options=("--anyway",))
     assert wide["step_time_s"] == pytest.approx(plain["step_time_s"], rel=1e-6)
     widths = [math.log(one["high_s"] / one["low_s"]) / 2 for one in (plain, wide)]
     assert widths[1] >= math.hypot(widths[0], math.log(2))
     assert not plain["left_out"] and "optimizer" in " ".join(wide["left_out"])
     assert main(["predict", str(home), "--anyway", "--", *LINE.split(), "--optimizer", "muon"]) == 0
-    said = capsys.readouterr()
-    assert "factor of 2" in said.out and "optimizer" in said.err
+    output = capsys.readouterr()
+    assert "factor of 2" in output.out and "optimizer" in output.err
 
 
 @pytest.mark.parametrize("verb", [["plan"], ["explain", "running"]])
@@ -72,15 +74,15 @@ def test_other_verbs_say_no_number_either(home: Path, capsys: Out, verb: list[st
 
 def test_an_option_of_no_parser_is_the_scripts_own(home: Path, capsys: Out) -> None:
     line = LINE.replace("pretrain_gpt.py", "train.py")
-    assert asked(home, "--my-flag", "3", line=line) == ExitCode.NO_DATA
-    assert "--my-flag" in (said := capsys.readouterr().err) and "--assume-no-effect" in said
+    assert run_predict(home, "--my-flag", "3", line=line) == ExitCode.NO_DATA
+    assert "--my-flag" in (errors := capsys.readouterr().err) and "--assume-no-effect" in errors
     assumed = ("--assume-no-effect", "my-flag")
-    assert asked(home, "--my-flag", "3", line=line, own=assumed) == ExitCode.ANSWER
+    assert run_predict(home, "--my-flag", "3", line=line, verb_options=assumed) == ExitCode.ANSWER
     capsys.readouterr()
     more = ("--my-flag", "3", "--optimizer", "muon")
-    assert asked(home, *more, line=line, own=assumed) == ExitCode.NO_DATA
+    assert run_predict(home, *more, line=line, verb_options=assumed) == ExitCode.NO_DATA
     # The run's own script had it in its steps.
-    assert asked(home, "--my-flag", "3") == ExitCode.ANSWER
+    assert run_predict(home, "--my-flag", "3") == ExitCode.ANSWER
 
 
 FILE = (
@@ -126,28 +128,28 @@ def test_a_key_of_no_parser_is_as_an_option_of_none(
 
 @pytest.mark.parametrize("option", ["--log-params-norm", "--timing-log-level=2"])
 def test_what_only_logs_is_named(home: Path, capsys: Out, option: str) -> None:
-    assert asked(home, option) == ExitCode.ANSWER
+    assert run_predict(home, option) == ExitCode.ANSWER
     assert option.lstrip("-").partition("=")[0].replace("-", "_") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("variable", "said"),
+    ("variable", "message"),
     [("NCCL_PROTO=LL", "NCCL_PROTO (NCCL may"), ("NCCL_OF_TOMORROW=1", "NCCL_OF_TOMORROW is")],
 )
 def test_a_variable_that_is_not_modelled_has_no_number(
-    home: Path, tmp_path: Path, capsys: Out, variable: str, said: str
+    home: Path, tmp_path: Path, capsys: Out, variable: str, message: str
 ) -> None:
     other, script = LINE.replace("pretrain_gpt.py", "train.py"), tmp_path / "run.sh"
     script.write_text(f"export {variable}\n{other}\n")
     for line in (f"{variable} {other}", f"env {variable} {other}", f"bash {script}"):
-        assert asked(home, line=line) == ExitCode.NO_DATA
-        assert said in capsys.readouterr().err
-        assert asked(home, line=line, own=("--anyway",)) == ExitCode.ANSWER
-    assert asked(home, line=f"NCCL_DEBUG=INFO {LINE}") == ExitCode.ANSWER
+        assert run_predict(home, line=line) == ExitCode.NO_DATA
+        assert message in capsys.readouterr().err
+        assert run_predict(home, line=line, verb_options=("--anyway",)) == ExitCode.ANSWER
+    assert run_predict(home, line=f"NCCL_DEBUG=INFO {LINE}") == ExitCode.ANSWER
 
 
 def test_doctor_prices_nothing_there(capsys: Out) -> None:
     words = ["doctor", "--device", "H100", "--", *LINE.split(), "--bf16", "--optimizer", "muon"]
     assert main(words) == ExitCode.ANSWER
-    said = capsys.readouterr()
-    assert "--optimizer" in said.err and "less per step" not in said.out
+    output = capsys.readouterr()
+    assert "--optimizer" in output.err and "less per step" not in output.out

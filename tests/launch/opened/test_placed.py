@@ -22,11 +22,11 @@ from planted_runs import planted_run
 from forerun.calib.advice.axes import changed
 from forerun.calib.differences.norms import NearRow, bus_rates, near_rows
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers.own_steps import own_frame
+from forerun.calib.importers.own_steps import canonical_frame
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.table import SampleTable
-from forerun.calib.steps.known import KnownStep, same_layout
+from forerun.calib.steps.known_steps import KnownStep, same_layout
 from forerun.calib.steps.step_tables import table_steps
 from forerun.calib.workload.config import Recompute
 from forerun.launch.cli import ExitCode, main
@@ -130,12 +130,12 @@ def drawn() -> list[StepRow]:
 
 def percent_slower(row: StepRow) -> float:
     """The true place; MFU where bits differ: 8-bit and 4-bit products have twice the peak."""
-    own = alike(row, others_of(row))
+    alike_rows = alike(row, others_of(row))
 
     def of(one: StepRow) -> float:
         return rate(one) / (2 if traits(one)[1] < 16 else 1)
 
-    return sum(of(one) < of(row) for one in own) / len(own)
+    return sum(of(one) < of(row) for one in alike_rows) / len(alike_rows)
 
 
 def machine_of(row: StepRow) -> Any:
@@ -172,7 +172,7 @@ def planted() -> Iterator[tuple[StepRow, StepRow, str]]:
             break
 
 
-_BESIDE = {"row_id", "step_time_s", "peak_memory_nbytes", "machine", "model"}
+_IGNORED_FIELDS = {"row_id", "step_time_s", "peak_memory_nbytes", "machine", "model"}
 _COLUMNS = {
     frozenset({"tensor_model_parallel_size"}): "TP",
     frozenset({"pipeline_model_parallel_size"}): "PP",
@@ -198,7 +198,7 @@ def pairs() -> list[tuple[StepRow, StepRow, str]]:
             if one.table == other.table and one is not other:
                 ours, theirs = cells(one), cells(other)
                 names = {n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)}
-                name = _COLUMNS.get(frozenset(names - _BESIDE))
+                name = _COLUMNS.get(frozenset(names - _IGNORED_FIELDS))
                 each = [c["global_batch_size"] / c["world_size"] for c in (ours, theirs)]
                 if name and (name != "number of ranks" or each[0] == each[1]):
                     kinds.setdefault((name, one.table), []).append((one, other, name))
@@ -206,7 +206,7 @@ def pairs() -> list[tuple[StepRow, StepRow, str]]:
     return [draw.choice(kinds[order[place % len(order)]]) for place in range(10)]
 
 
-def asked(home: Path, capsys: Out, *words: str) -> dict[str, Any]:
+def normal_answer(home: Path, capsys: Out, *words: str) -> dict[str, Any]:
     """The answer of the verb for programs, which its schema describes."""
     assert main(["normal", str(home), "--json", *words]) == ExitCode.ANSWER
     result = json.loads(capsys.readouterr().out)
@@ -219,11 +219,11 @@ def test_a_published_run_that_is_left_out_has_its_true_place(
     row: StepRow, tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = tmp_path / "steps.csv"
-    own_frame([row]).to_csv(table, index=False)
+    canonical_frame([row]).to_csv(table, index=False)
     assert main(["import", "steps", str(table), "--out", str(tmp_path)]) == ExitCode.ANSWER
     capsys.readouterr()
     monkeypatch.setattr(placed, "published_rows", lambda: tuple(others_of(row)))
-    result = asked(tmp_path, capsys)
+    result = normal_answer(tmp_path, capsys)
     assert result["slower_frac"] == pytest.approx(percent_slower(row), abs=1e-9)
     assert result["flop_per_s_per_gpu"] == pytest.approx(rate(row), rel=1e-3)
     assert len(result["near"]) == 3 and all("recipes" not in r["source"] for r in result["near"])
@@ -281,10 +281,10 @@ def test_nothing_is_published_of_processors(capsys: Out) -> None:
 
 def test_a_group_is_told_beside_what_is_published_of_its_kind() -> None:
     run = planted_run(np.random.default_rng(1), name="one")
-    own = {"run_id": run.run_id, "row": "collective", "kind": "all_reduce", "num_ranks": 8}
-    own |= {"num_nodes": 1, "nbytes": 1 << 30, "time_s": 1.75 * (1 << 30) / 412e9}
-    small = {**own, "nbytes": 1 << 20, "time_s": 1e-9}
-    samples = normalise("samples", pd.DataFrame([own, small, {**own, "num_ranks": 3}]))
+    row = {"run_id": run.run_id, "row": "collective", "kind": "all_reduce", "num_ranks": 8}
+    row |= {"num_nodes": 1, "nbytes": 1 << 30, "time_s": 1.75 * (1 << 30) / 412e9}
+    small = {**row, "nbytes": 1 << 20, "time_s": 1e-9}
+    samples = normalise("samples", pd.DataFrame([row, small, {**row, "num_ranks": 3}]))
     runs = run.runs.assign(device="NVIDIA H100 80GB HBM3")
     table: SampleTable = replace(run, samples=samples, runs=runs)
     (result,) = bus_rates(table, read_frame(FOLDER / "bus_bandwidths.csv")).to_dict("records")
@@ -298,7 +298,7 @@ def test_a_recorded_run_is_placed_among_devices_of_its_peak(tmp_path: Path, caps
     records = shutil.copytree(golden_copy("cpu_dp2") / "records", tmp_path / "records")
     for path in records.rglob("rank-*.jsonl"):
         path.write_text(path.read_text().replace('"cpu"', '"NVIDIA H200"'))
-    result = asked(tmp_path, capsys)
+    result = normal_answer(tmp_path, capsys)
     assert result["run_id"] == "golden-run" and result["alike"] == "GPUs with the peak of H200"
     assert result["groups"] == []
     main(["report", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""What would make a layout fit: each is asked again, and does."""
+"""Remedies for a layout that does not fit: each fits if applied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _70B = (
 Out = pytest.CaptureFixture[str]
 
 
-def asked(capsys: Out, line: str, *words: str) -> dict[str, Any]:
+def predict_answer(capsys: Out, line: str, *words: str) -> dict[str, Any]:
     command = ["predict", "--json", *words, "--", *line.split()]
     assert main(command) == ExitCode.ANSWER
     value = json.loads(capsys.readouterr().out)
@@ -35,32 +35,32 @@ def asked(capsys: Out, line: str, *words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("line", [_7B, _70B])
 def test_each_remedy_fits_and_takes_as_long_as_it_says(line: str, capsys: Out) -> None:
-    result = asked(capsys, line, "--device", "H100")
+    result = predict_answer(capsys, line, "--device", "H100")
     assert result["verdict"] == "does not fit" and result["largest_micro_batch"] is None
     changed = [one for one in result["remedies"] if "--device" not in one["options"]]
     assert len(changed) == 2 and changed[0]["slower_frac"] <= changed[1]["slower_frac"]
     for one in result["remedies"]:
         device = [] if "--device" in one["options"] else ["--device", "H100"]
-        again = asked(capsys, line, *device, *one["options"])
-        assert again["verdict"] == "fits" and again["label"] == one["label"]
-        assert again["memory"]["total_nbytes"] == one["total_nbytes"]
-        assert again["step_time_s"] == pytest.approx(one["step_time_s"])
-        slower = again["step_time_s"] / result["step_time_s"] - 1
+        remedied = predict_answer(capsys, line, *device, *one["options"])
+        assert remedied["verdict"] == "fits" and remedied["label"] == one["label"]
+        assert remedied["memory"]["total_nbytes"] == one["total_nbytes"]
+        assert remedied["step_time_s"] == pytest.approx(one["step_time_s"])
+        slower = remedied["step_time_s"] / result["step_time_s"] - 1
         assert slower == pytest.approx(one["slower_frac"])
 
 
 def test_the_largest_micro_batch_fits_and_twice_as_much_does_not(capsys: Out) -> None:
     base = ("--device", "H100", "--zero", "1", "--recompute", "full")
-    result = asked(capsys, _7B, *base)
+    result = predict_answer(capsys, _7B, *base)
     assert not result["remedies"]
     name, size = result["largest_micro_batch"]["options"]
     assert name == "--mbs" and int(size) > 1
-    fitting = asked(capsys, _7B, *base, "--mbs", size)
+    fitting = predict_answer(capsys, _7B, *base, "--mbs", size)
     assert fitting["verdict"] != "does not fit"
     assert fitting["largest_micro_batch"]["options"] == [name, size]
     twice = str(2 * int(size))
     if 512 % (64 * int(twice)) == 0:
-        assert asked(capsys, _7B, *base, "--mbs", twice)["verdict"] == "does not fit"
+        assert predict_answer(capsys, _7B, *base, "--mbs", twice)["verdict"] == "does not fit"
 
 
 def test_they_are_lines_of_a_narrow_screen(capsys: Out) -> None:

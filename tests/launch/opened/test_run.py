@@ -38,7 +38,7 @@ def run(home: Path) -> Run:
     return forerun.load(home)
 
 
-def said(capsys: Out, verb: str, home: Path, *words: str) -> object:
+def answer_of(capsys: Out, verb: str, home: Path, *words: str) -> object:
     assert main([verb, str(home), *words, "--json"]) == ExitCode.ANSWER
     return json.loads(capsys.readouterr().out)
 
@@ -48,7 +48,7 @@ def as_read(answer: PrintableAnswer) -> object:
 
 
 def test_predict_says_what_the_verb_says(run: Run, home: Path, capsys: Out) -> None:
-    value = said(capsys, "predict", home, "--tp", "2", "--mbs", "4", "--swiglu")
+    value = answer_of(capsys, "predict", home, "--tp", "2", "--mbs", "4", "--swiglu")
     assert as_read(run.predict({"swiglu": True}, tp=2, mbs=4)) == value
     assert as_read(run.predict(["--swiglu", "--mbs=4"], tp=2)) == value
     long = {"tensor_model_parallel_size": 2, "--micro-batch-size": 4, "swiglu": True}
@@ -56,21 +56,23 @@ def test_predict_says_what_the_verb_says(run: Run, home: Path, capsys: Out) -> N
 
 
 def test_plan_says_what_the_verb_says(run: Run, home: Path, capsys: Out) -> None:
-    assert as_read(run.plan()) == said(capsys, "plan", home)
+    assert as_read(run.plan()) == answer_of(capsys, "plan", home)
     words = ["--gpus", "2..8", "--gbs", "xGPUS", "--top", "2", "--keep", "tp=1|2"]
     plan_answer = run.plan(gpus=[2, 4, 8], global_batch_size="xGPUS", top=2, keep={"tp": (1, 2)})
-    assert as_read(plan_answer) == said(capsys, "plan", home, *words)
+    assert as_read(plan_answer) == answer_of(capsys, "plan", home, *words)
     words = ["--device", "H100,B200", "--price-per-gpu-hour", "2,4", "--top", "1"]
     plan_answer = run.plan(device=["H100", "B200"], price_per_gpu_hour=[2, 4], top=1)
-    assert as_read(plan_answer) == said(capsys, "plan", home, *words)
+    assert as_read(plan_answer) == answer_of(capsys, "plan", home, *words)
 
 
 def test_explain_and_report_say_what_the_verbs_say(run: Run, home: Path, capsys: Out) -> None:
-    assert as_read(run.explain("tp2", "running")) == said(capsys, "explain", home, "tp2", "running")
+    assert as_read(run.explain("tp2", "running")) == answer_of(
+        capsys, "explain", home, "tp2", "running"
+    )
     first = run.plan().candidates[0]
     assert as_read(run.explain(first, run.layout)) == as_read(run.explain(1, "running"))
     report = run.report()
-    assert as_read(report) == said(capsys, "report", home)
+    assert as_read(report) == answer_of(capsys, "report", home)
     assert report.is_stop == run.decision.is_stop
     advised = run.decision.sentence.partition(" (")[0]
     assert report.answer.advice.startswith(f"[forerun] {advised} (")
@@ -82,7 +84,7 @@ def test_explain_and_report_say_what_the_verbs_say(run: Run, home: Path, capsys:
 
 def test_another_device_is_asked_as_the_verbs_ask(home: Path, capsys: Out) -> None:
     other = forerun.load(home, device="H100")
-    value = said(capsys, "predict", home, "--tp", "2", "--device", "H100")
+    value = answer_of(capsys, "predict", home, "--tp", "2", "--device", "H100")
     assert as_read(other.predict(tp=2)) == value
     assert other.plan(top=1).plans[0].device == "NVIDIA H100 80GB HBM3"
 
@@ -109,9 +111,9 @@ def test_a_notebook_shows_tables(run: Run) -> None:
         assert len(rows) == num_rows + 2
     sentence = ElementTree.fromstring(run.forecast._repr_html_())
     assert (sentence.tag, sentence.text) == ("p", run.forecast.sentence)
-    for told in (run, run.model, run.report(), run.explain("running"), run.decision):
-        ElementTree.fromstring(f"<div>{told._repr_html_()}</div>")
-        assert told._repr_markdown_() and repr(told)
+    for shown in (run, run.model, run.report(), run.explain("running"), run.decision):
+        ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")
+        assert shown._repr_markdown_() and repr(shown)
 
 
 def test_what_is_told_cannot_write_a_page(home: Path, tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_an_answer_is_frozen(run: Run) -> None:
 
 
 def test_a_row_is_a_command_of_the_same_words(run: Run, home: Path, capsys: Out) -> None:
-    value = said(capsys, "plan", home, "--show", "2")
+    value = answer_of(capsys, "plan", home, "--show", "2")
     assert isinstance(value, dict) and value.pop("script") is None
     assert as_read(run.plan().command(2)) == value
     with pytest.raises(forerun.ForerunError, match="99 is not a row"):
@@ -142,15 +144,15 @@ def test_the_layout_has_every_short_name(run: Run) -> None:
 
 
 def test_plan_takes_all_that_a_question_has() -> None:
-    asked, taken = signature(read_question).parameters, signature(Run.plan).parameters
-    assert {name: one.default for name, one in asked.items()} == {
-        name: taken[name].default for name in asked
+    question_parameters, taken = signature(read_question).parameters, signature(Run.plan).parameters
+    assert {name: one.default for name, one in question_parameters.items()} == {
+        name: taken[name].default for name in question_parameters
     }
-    assert asked["top"].default == NUM_TOP
+    assert question_parameters["top"].default == NUM_TOP
 
 
 @pytest.mark.parametrize(
-    ("layout", "told"),
+    ("layout", "message"),
     [
         ({"tpp": 4}, "did you mean tp?"),
         ({"microbatch": 4}, "is not an axis of a layout"),
@@ -160,10 +162,12 @@ def test_plan_takes_all_that_a_question_has() -> None:
         ({"options": {"tensor_model_parallel": 4}}, "is not an option of a layout"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(layout: dict[str, object], told: str, run: Run) -> None:
+def test_what_cannot_be_is_said_in_one_line(
+    layout: dict[str, object], message: str, run: Run
+) -> None:
     with pytest.raises(forerun.ForerunError, match=r"^[^\n]*$") as err:
         run.predict(**layout)  # type: ignore[arg-type]
-    assert told in str(err.value)
+    assert message in str(err.value)
 
 
 def test_a_directory_without_a_run_is_refused_at_once(tmp_path: Path) -> None:

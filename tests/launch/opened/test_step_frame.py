@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Path:
     return there
 
 
-def seen(directory: Path, num_steps: int, run_id: str = RUN) -> None:
+def write_step_file(directory: Path, num_steps: int, run_id: str = RUN) -> None:
     """A file of so many steps of 2 s."""
     log = RunLog(lambda step, values: None)
     for number in range(1, num_steps + 1):
@@ -82,15 +82,15 @@ def test_recorded_steps_stand_beside_the_newest_forecast_before_each(home: Path)
     first, second = bare["iteration"].iloc[4], bare["iteration"].iloc[9]
     for iteration, step_s in ((second, 3.0), (first, 1.0)):
         append_line(home / "forecasts.jsonl", forecast(int(iteration), step_s).to_json())
-    said = forerun.load(home).steps.set_index("iteration")["predicted_s"]
-    assert said.loc[:first].isna().all()
-    assert (said.loc[first + 1 : second] == 1.0).all()
-    assert (said.loc[second + 1 :] == 3.0).all() and said.iloc[-1] == 3.0
+    predicted_s = forerun.load(home).steps.set_index("iteration")["predicted_s"]
+    assert predicted_s.loc[:first].isna().all()
+    assert (predicted_s.loc[first + 1 : second] == 1.0).all()
+    assert (predicted_s.loc[second + 1 :] == 3.0).all() and predicted_s.iloc[-1] == 3.0
 
 
 def test_steps_of_the_companion_lead_and_records_fill_in(home: Path) -> None:
     last = int(forerun.load(home).steps["iteration"].iloc[-1])
-    seen(home, last - 2)
+    write_step_file(home, last - 2)
     steps = forerun.load(home).steps
     assert list(steps["iteration"]) == list(range(1, last + 1))
     assert (steps["step_time_s"].iloc[:-2] == 2.0).all() and steps["time"].iloc[-2:].isna().all()
@@ -100,7 +100,7 @@ def test_steps_of_the_companion_lead_and_records_fill_in(home: Path) -> None:
 
 @pytest.mark.slow
 def test_a_file_of_steps_is_bounded_and_of_one_run(tmp_path: Path) -> None:
-    seen(tmp_path, 45_000)
+    write_step_file(tmp_path, 45_000)
     frame = read_steps(tmp_path, RUN)
     assert frame is not None and 10_000 <= len(frame) <= 20_000
     gaps = np.diff(frame["iteration"])
@@ -117,9 +117,9 @@ def plain(home: Path) -> Path:
     (home / "samples.parquet").unlink()
     for path in (home / "records" / RUN).glob("*.jsonl"):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line).get("type") != "run"]
-        assert len(kept) < len(lines)
-        path.write_text("".join(kept), encoding="utf-8")
+        other_lines = [line for line in lines if json.loads(line).get("type") != "run"]
+        assert len(other_lines) < len(lines)
+        path.write_text("".join(other_lines), encoding="utf-8")
     return home
 
 
@@ -138,9 +138,9 @@ def test_a_loop_without_a_layout_has_steps_and_says_why_there_is_no_more(plain: 
 
 
 def test_its_forecast_is_what_it_said_last(plain: Path) -> None:
-    said = forecast(20, 2.0)
+    last_forecast = forecast(20, 2.0)
     value = {
-        **said.to_json(),
+        **last_forecast.to_json(),
         **{"run_id": RUN, "now_unix_s": BEGIN_S, "steps_done": 20, "remaining_s": 20.0},
         **{"remaining_low_s": 18.0, "remaining_high_s": 22.0, "total_s": 60.0},
         "finish_p50_unix_s": BEGIN_S + 20.0,

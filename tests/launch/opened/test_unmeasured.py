@@ -76,9 +76,9 @@ def answer(capsys: Out, *words: str, line: list[str] | None = None) -> dict[str,
 
 def assert_modelled(nearest: str, steps: FittedSteps) -> None:
     """Names published runs of the device with the error of its own model for each."""
-    told = re.findall(r"[,:] ([^,:]+? batch \d+) ([+-][\d.]+) %", nearest)
-    assert len(told) == 3
-    for name, percent in told:
+    stated_errors = re.findall(r"[,:] ([^,:]+? batch \d+) ([+-][\d.]+) %", nearest)
+    assert len(stated_errors) == 3
+    for name, percent in stated_errors:
         errors = [
             100 * (float(steps.median_times([row.config])[0]) / row.measured_s - 1)
             for row in published_rows()
@@ -168,7 +168,7 @@ def test_a_row_is_shown_as_a_command(capsys: Out) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "line", "code", "said"),
+    ("words", "line", "code", "message"),
     [
         (["--device", "H100"], None, ExitCode.USAGE, "without a directory"),
         (["--device", "H100"], LINE[5:], ExitCode.USAGE, "give --gpus N"),
@@ -177,7 +177,7 @@ def test_a_row_is_shown_as_a_command(capsys: Out) -> None:
     ],
 )
 def test_what_is_not_described_is_asked_for(
-    capsys: Out, words: list[str], line: list[str] | None, code: ExitCode, said: str
+    capsys: Out, words: list[str], line: list[str] | None, code: ExitCode, message: str
 ) -> None:
     assert main(["predict", *words, *(["--", *line] if line else [])]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -33,7 +33,7 @@ GOLDEN = golden_copy("cpu_dp2")
 Out = pytest.CaptureFixture[str]
 
 
-def asked(capsys: Out, *words: str, line: list[str] | None = None) -> dict[str, Any]:
+def answer_of(capsys: Out, *words: str, line: list[str] | None = None) -> dict[str, Any]:
     command = ["--", *LINE] if line is None else ["--", *line] if line else []
     assert main([*words, "--json", *command]) == ExitCode.ANSWER
     value = json.loads(capsys.readouterr().out)
@@ -43,7 +43,7 @@ def asked(capsys: Out, *words: str, line: list[str] | None = None) -> dict[str, 
 
 def test_steps_time_hours_and_cost_are_closed_forms(capsys: Out) -> None:
     words = ("predict", "--device", "H100", "--tokens", "300B", "--price-per-gpu-hour", "2.5")
-    result = asked(capsys, *words)
+    result = answer_of(capsys, *words)
     run = result["whole_run"]
     steps = math.ceil(300e9 / STEP_TOKENS)
     assert run["num_steps"] == steps and run["num_tokens"] == steps * STEP_TOKENS
@@ -56,9 +56,9 @@ def test_steps_time_hours_and_cost_are_closed_forms(capsys: Out) -> None:
 
 def test_the_length_may_be_that_of_the_line(capsys: Out) -> None:
     words = ("predict", "--device", "H100", "--price-per-gpu-hour", "1")
-    result = asked(capsys, *words, line=[*LINE, "--train-samples", "640"])
+    result = answer_of(capsys, *words, line=[*LINE, "--train-samples", "640"])
     assert result["whole_run"]["num_steps"] == 10
-    assert asked(capsys, *words[:3])["whole_run"] is None
+    assert answer_of(capsys, *words[:3])["whole_run"] is None
     assert main([*words, "--", *LINE]) == ExitCode.USAGE
     assert "give --tokens such as 1T" in capsys.readouterr().err
 
@@ -81,7 +81,7 @@ def test_evaluations_saves_and_a_ramp_count() -> None:
 @pytest.mark.slow
 def test_a_plan_has_the_run_of_its_fastest(capsys: Out) -> None:
     words = ("--device", "H100,H200", "--tokens", "2e11", "--price-per-gpu-hour", "2,3")
-    for one in asked(capsys, "plan", *words)["plans"]:
+    for one in answer_of(capsys, "plan", *words)["plans"]:
         run, price = one["whole_run"], one["price_per_gpu_hour"]
         giga = one["gpu_hours_per_giga_token"] * run["num_tokens"] / 1e9
         assert run["gpu_hours"] == pytest.approx(giga)
@@ -93,7 +93,7 @@ def test_a_plan_has_the_run_of_its_fastest(capsys: Out) -> None:
 
 def test_a_calibrated_run_is_asked_by_the_same_words(capsys: Out) -> None:
     words = ("predict", str(GOLDEN), "--tokens", "1M", "--tp", "2")
-    result = asked(capsys, *words, line=[])
+    result = answer_of(capsys, *words, line=[])
     assert result["whole_run"]["num_steps"] > 0
     assert main([*words]) == ExitCode.ANSWER
     text = capsys.readouterr().out

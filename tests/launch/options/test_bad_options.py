@@ -29,9 +29,9 @@ GOLDEN = str(golden_copy("cpu_dp2"))
 def test_one_line_and_a_code(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     verb, option, value = words.split()
     assert main([verb, GOLDEN, option, value]) == ExitCode.USAGE
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert option in told.err and value in told.err and len(told.err.splitlines()) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert option in output.err and value in output.err and len(output.err.splitlines()) == 1
 
 
 def test_a_model_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,18 +40,18 @@ MODEL_ARGS:
 
 
 @pytest.fixture(scope="module")
-def own() -> RunConfig:
+def running_config() -> RunConfig:
     return build_table(read_run(GOLDEN, None)).config()
 
 
-def test_arguments_as_yaml(tmp_path: Path, own: RunConfig) -> None:
+def test_arguments_as_yaml(tmp_path: Path, running_config: RunConfig) -> None:
     file = tmp_path / "model_config.yaml"
     file.write_text(ARGUMENTS + "  --surprise: 1\n")
-    description = read_config(file, own)
+    description = read_config(file, running_config)
     assert description.unknown == ("--surprise",)
     assert (description.config.model.num_layers, description.config.model.is_gated) == (4, True)
-    assert description.config.parallelism.num_ranks == own.parallelism.num_ranks == 2
-    assert read_config(file, own, num_ranks=8).config.parallelism.dp == 8
+    assert description.config.parallelism.num_ranks == running_config.parallelism.num_ranks == 2
+    assert read_config(file, running_config, num_ranks=8).config.parallelism.dp == 8
 
 
 LLAMA = {
@@ -61,7 +61,7 @@ LLAMA = {
 
 
 @pytest.mark.parametrize(
-    ("said", "flag"),
+    ("fields", "flag"),
     [
         ({"torch_dtype": "bfloat16"}, "--bf16"),
         ({"dtype": "bfloat16"}, "--bf16"),
@@ -73,27 +73,29 @@ LLAMA = {
     ],
 )
 def test_the_dtype_of_config_json_is_megatrons_flag(
-    said: dict[str, Any], flag: str | None, tmp_path: Path, own: RunConfig
+    fields: dict[str, Any], flag: str | None, tmp_path: Path, running_config: RunConfig
 ) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**LLAMA, **said}))
-    description = read_config(file, own)
-    bare = replace(description.config, precision=own.precision, reduces_grads_in_bf16=False)
+    file.write_text(json.dumps({**LLAMA, **fields}))
+    description = read_config(file, running_config)
+    bare = replace(
+        description.config, precision=running_config.precision, reduces_grads_in_bf16=False
+    )
     assert description.config == apply_options(bare, [flag] if flag else [])
     assert not description.notes
 
 
-@pytest.mark.parametrize("said", [{}, {"torch_dtype": None}, {"dtype": "float32"}])
+@pytest.mark.parametrize("fields", [{}, {"torch_dtype": None}, {"dtype": "float32"}])
 def test_where_config_json_leaves_it_open_the_precision_is_told(
-    said: dict[str, Any], tmp_path: Path, own: RunConfig
+    fields: dict[str, Any], tmp_path: Path, running_config: RunConfig
 ) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**LLAMA, **said}))
-    running = apply_options(own, ["--bf16"])
+    file.write_text(json.dumps({**LLAMA, **fields}))
+    running = apply_options(running_config, ["--bf16"])
     description = read_config(file, running)
     assert description.config.precision is running.precision is Precision.BF16
-    (told,) = description.notes
-    assert "bf16" in told and ("float32" in told) is bool(said.get("dtype"))
+    (note,) = description.notes
+    assert "bf16" in note and ("float32" in note) is bool(fields.get("dtype"))
 
 
 def test_an_option_is_over_the_dtype_of_config_json(
@@ -111,20 +113,22 @@ def test_an_option_is_over_the_dtype_of_config_json(
     assert steps["float32", ("--bf16",)] == steps["bfloat16", ()] == steps["bfloat16", ("--bf16",)]
 
 
-def test_our_own_config_as_json(tmp_path: Path, own: RunConfig) -> None:
+def test_our_own_config_as_json(tmp_path: Path, running_config: RunConfig) -> None:
     file = tmp_path / "run.json"
-    file.write_text(json.dumps(own.to_json()))
-    assert read_config(file, own).config == own
+    file.write_text(json.dumps(running_config.to_json()))
+    assert read_config(file, running_config).config == running_config
 
 
-def test_a_model_of_hugging_face_takes_the_place_of_ours(tmp_path: Path, own: RunConfig) -> None:
+def test_a_model_of_hugging_face_takes_the_place_of_ours(
+    tmp_path: Path, running_config: RunConfig
+) -> None:
     file = tmp_path / "config.json"
     model = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 6, "n_positions": 128}
     file.write_text(json.dumps({**model, "vocab_size": 1000}))
-    config = read_config(file, own).config
+    config = read_config(file, running_config).config
     assert (config.model.num_layers, config.model.vocab_size) == (6, 1024)
-    assert config.model.seq_length == own.model.seq_length
-    assert config.parallelism == own.parallelism
+    assert config.model.seq_length == running_config.model.seq_length
+    assert config.parallelism == running_config.parallelism
 
 
 @pytest.mark.parametrize(
@@ -138,11 +142,11 @@ def test_a_model_of_hugging_face_takes_the_place_of_ours(tmp_path: Path, own: Ru
     ],
 )
 def test_bad_files_are_one_line(
-    tmp_path: Path, own: RunConfig, name: str, text: str, message: str
+    tmp_path: Path, running_config: RunConfig, name: str, text: str, message: str
 ) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message) as err:
-        read_config(tmp_path / name, own)
+        read_config(tmp_path / name, running_config)
     assert "\n" not in str(err.value)
 
 
@@ -160,13 +164,15 @@ def step_s(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def test_a_command_that_says_the_running_layout_predicts_its_step(
-    capsys: pytest.CaptureFixture[str], own: RunConfig
+    capsys: pytest.CaptureFixture[str], running_config: RunConfig
 ) -> None:
     command = ["torchrun", "--nproc-per-node", "2", "train.py"]
-    command += [*model_options(own), *options(own), "--lr", "1e-4"]
+    command += [*model_options(running_config), *options(running_config), "--lr", "1e-4"]
     plain, described = step_s(capsys), step_s(capsys, "--", *command)
     assert described["step_time_s"] == pytest.approx(plain["step_time_s"], rel=1e-6)
-    deeper = step_s(capsys, "--", *command, "--num-layers", str(3 * own.model.num_layers))
+    deeper = step_s(
+        capsys, "--", *command, "--num-layers", str(3 * running_config.model.num_layers)
+    )
     assert deeper["step_time_s"] > 1.3 * plain["step_time_s"]
     wider = step_s(capsys, "--gpus", "4", "--", *command[4:])
     assert wider["dp"] == 4
@@ -198,7 +204,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 
 @needs_torch
 @pytest.mark.slow
-def test_arguments_of_a_checkpoint(tmp_path: Path, own: RunConfig) -> None:
+def test_arguments_of_a_checkpoint(tmp_path: Path, running_config: RunConfig) -> None:
     import torch
 
     args: dict[str, Any] = {
@@ -224,7 +230,7 @@ def test_arguments_of_a_checkpoint(tmp_path: Path, own: RunConfig) -> None:
     state = {"args": Namespace(**args), "model": {"weight": torch.ones(3)}, "iteration": 10}
     torch.save(state, directory / "common.pt")
     for path in (directory, directory / "common.pt"):
-        description = read_config(path, own)
+        description = read_config(path, running_config)
         assert description.config.parallelism.dp == 4
         assert description.config.precision.value == "bf16"
         assert description.config.attention.value == ("unfused" if len(args) == 12 else "auto")
@@ -240,18 +246,18 @@ class Malicious:
 @needs_torch
 @pytest.mark.slow
 def test_a_checkpoint_cannot_run_anything(
-    tmp_path: Path, own: RunConfig, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, running_config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
     monkeypatch.chdir(tmp_path)
     torch.save({"args": Namespace(num_layers=Malicious())}, tmp_path / "bad.pt")
     with pytest.raises(ConfigError, match="mkdir, which is not a class of Megatron"):
-        read_config(tmp_path / "bad.pt", own)
+        read_config(tmp_path / "bad.pt", running_config)
     torch.save({"iteration": 1}, tmp_path / "empty.pt")
     with pytest.raises(ConfigError, match="holds no args"):
-        read_config(tmp_path / "empty.pt", own)
+        read_config(tmp_path / "empty.pt", running_config)
     (tmp_path / "text.pt").write_text("no checkpoint")
     with pytest.raises(ConfigError, match="is not a checkpoint"):
-        read_config(tmp_path / "text.pt", own)
+        read_config(tmp_path / "text.pt", running_config)
     assert not (tmp_path / "ran").exists()

@@ -25,8 +25,8 @@ ALL = (
 )  # fmt: skip
 
 
-def parse(*own: str, host: tuple[str, ...] = (), **environ: str) -> Settings:
-    return flags.parse(own, {**ENVIRON, **environ}, host, ("python", "-m", "companion"))
+def parse(*our_flags: str, host: tuple[str, ...] = (), **environ: str) -> Settings:
+    return flags.parse(our_flags, {**ENVIRON, **environ}, host, ("python", "-m", "companion"))
 
 
 def test_every_flag_reaches_its_setting() -> None:
@@ -93,8 +93,8 @@ def test_an_unknown_flag_names_the_nearest_and_all_known() -> None:
 def test_the_wrapper_tells_the_limit_and_that_it_may_ask_for_a_stop() -> None:
     alone = parse("--calibrate")
     assert (alone.goals.limit_unix_s, alone.takes_requests) == (None, False)
-    told = parse("--calibrate", FORERUN_LIMIT_UNIX_S="1795309392", FORERUN_REQUESTS="1")
-    assert (told.goals.limit_unix_s, told.takes_requests) == (1795309392.0, True)
+    settings = parse("--calibrate", FORERUN_LIMIT_UNIX_S="1795309392", FORERUN_REQUESTS="1")
+    assert (settings.goals.limit_unix_s, settings.takes_requests) == (1795309392.0, True)
     with pytest.raises(ConfigError, match="FORERUN_LIMIT_UNIX_S=soon"):
         parse(FORERUN_LIMIT_UNIX_S="soon")
 
@@ -138,10 +138,10 @@ COLLIDING = st.sampled_from(OTHERS)
 def test_split_takes_exactly_our_flags_and_keeps_the_order(
     pairs: list[tuple[bool, str, str]], after: list[str]
 ) -> None:
-    argv = [own if is_own else host for is_own, own, host in pairs]
+    argv = [ours if is_ours else host for is_ours, ours, host in pairs]
     parts = flags.split([*argv, "--", *after])
-    assert parts.flags == tuple(own for is_own, own, _ in pairs if is_own)
-    assert parts.rest == (*(host for is_own, _, host in pairs if not is_own), "--", *after)
+    assert parts.flags == tuple(ours for is_ours, ours, _ in pairs if is_ours)
+    assert parts.rest == (*(host for is_ours, _, host in pairs if not is_ours), "--", *after)
     assert parts.present == bool(parts.flags)
 
 
@@ -151,10 +151,10 @@ def test_split_takes_exactly_our_flags_and_keeps_the_order(
 def test_the_alias_leaves_everything_else_to_the_program(
     pairs: list[tuple[bool, str, str]],
 ) -> None:
-    argv = [own if is_own else host for is_own, own, host in pairs]
+    argv = [ours if is_ours else host for is_ours, ours, host in pairs]
     parts = flags.split(["--forerun", *argv])
-    assert parts.flags == ("--forerun", *(own for is_own, own, _ in pairs if is_own))
-    assert parts.rest == tuple(host for is_own, _, host in pairs if not is_own)
+    assert parts.flags == ("--forerun", *(ours for is_ours, ours, _ in pairs if is_ours))
+    assert parts.rest == tuple(host for is_ours, _, host in pairs if not is_ours)
 
 
 @pytest.mark.parametrize("line", [
@@ -180,7 +180,7 @@ def test_what_another_program_may_mean_is_left_alone(line: str) -> None:
     assert parts.lookalikes == tuple(word for word in words if f"{word} ".startswith(looks_ours))
 
 
-@pytest.mark.parametrize(("line", "own"), [
+@pytest.mark.parametrize(("line", "ours"), [
     ("--calibrate", "--calibrate"),
     ("--lr 1 --calibrate", "--calibrate"),
     ("--calibrate --lr 1", "--calibrate"),
@@ -192,8 +192,8 @@ def test_what_another_program_may_mean_is_left_alone(line: str) -> None:
     ("--forerun data.txt", "--forerun"),
     ("--forerun --calibrate entropy --calibrate-steps=9", "--forerun"),
 ])  # fmt: skip
-def test_what_is_ours_is_taken(line: str, own: str) -> None:
-    assert flags.split(line.split()).flags == tuple(own.split())
+def test_what_is_ours_is_taken(line: str, ours: str) -> None:
+    assert flags.split(line.split()).flags == tuple(ours.split())
 
 
 def test_the_alias_says_what_the_other_name_says() -> None:

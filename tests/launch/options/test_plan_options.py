@@ -1,4 +1,4 @@
-"""What ``plan`` is asked, read from text: numbers of GPUs, batches, devices, prices."""
+"""Options of ``plan``, read from text: numbers of GPUs, batches, devices, prices."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def test_a_batch_that_is_no_whole_number_is_refused() -> None:
 
 
 def test_nothing_asked_is_the_run_itself() -> None:
-    asked = question()
-    assert asked.apply_to(RUN, 8) == RUN
-    assert (asked.counts, asked.devices, asked.top) == ((), (), 10)
-    assert asked.objective is Objective.TIME and asked.price(0) is None
+    request = question()
+    assert request.apply_to(RUN, 8) == RUN
+    assert (request.counts, request.devices, request.top) == ((), (), 10)
+    assert request.objective is Objective.TIME and request.price(0) is None
 
 
 def test_what_is_asked_changes_the_run_that_layouts_are_made_of() -> None:
-    asked = question(*["--gbs", "12", "--seq-length", "64", "--gpus-per-node", "4"])
+    request = question(*["--gbs", "12", "--seq-length", "64", "--gpus-per-node", "4"])
     ramped = replace(RUN, cadence=Cadence(full_batch_size=64))
-    config = asked.apply_to(ramped, 8)
+    config = request.apply_to(ramped, 8)
     assert config.model.seq_length == config.model.max_position_embeddings == 64
     assert config.parallelism.ranks_per_node == 4
     # 12 samples over 8 replicas of 4: four replicas of three.
@@ -84,14 +84,14 @@ def test_what_is_asked_changes_the_run_that_layouts_are_made_of() -> None:
 
 
 def test_devices_have_prices_of_their_own_or_one() -> None:
-    asked = question("--device", "H100,b200", "--price-per-gpu-hour", "2.5,4")
-    assert asked.devices == ("NVIDIA H100 80GB HBM3", "NVIDIA B200")
-    assert [asked.price(place) for place in (0, 1)] == [2.5, 4.0]
+    request = question("--device", "H100,b200", "--price-per-gpu-hour", "2.5,4")
+    assert request.devices == ("NVIDIA H100 80GB HBM3", "NVIDIA B200")
+    assert [request.price(place) for place in (0, 1)] == [2.5, 4.0]
     assert question("--price-per-gpu-hour", "3", "--device", "H100,B200").price(1) == 3.0
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("--gpus 0", "below 1"),
         ("--gpus x", "whole number"),
@@ -115,6 +115,6 @@ def test_devices_have_prices_of_their_own_or_one() -> None:
         ("--top 0", "below 1"),
     ],
 )
-def test_an_error_says_value_rule_and_remedy(words: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_error_says_value_rule_and_remedy(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         question(*words.split())

@@ -1,4 +1,4 @@
-"""What sends in a thread of its own: the newest, not too often, again where it failed."""
+"""Senders in a thread of their own send the newest, not too often, and retry failures."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def test_they_are_as_far_apart_as_was_said() -> None:
 
 
 def test_a_failure_is_said_once_and_the_newest_comes_through_later() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     sent: list[int] = []
     tries = threading.Semaphore(0)
 
     def send(value: int) -> None:
         tries.release()
-        if len(said) < 1 or value < 3:
+        if len(messages) < 1 or value < 3:
             raise OSError("no route to host")
         sent.append(value)
 
-    newest = ThrottledSender(send, every_s=0.01, notify=said.append, name="test")
+    newest = ThrottledSender(send, every_s=0.01, notify=messages.append, name="test")
     for value in (1, 2, 3):
         newest.put(value)
         assert tries.acquire(timeout=30.0)
     while not sent:
         time.sleep(0.001)
     newest.close()
-    assert said == ["no route to host; Forerun tries again"]
+    assert messages == ["no route to host; Forerun tries again"]
     assert sent == [3]
 
 
@@ -82,12 +82,12 @@ def test_a_token_that_rotates_between_posts_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainjob_sink, "EVERY_S", 0.05)
-    said: list[str] = []
+    messages: list[str] = []
     with status_server(tmp_path) as server:
         target = server_of(server.environ)
         assert target is not None
         sink = TrainJob(target)
-        sink.notify = said.append
+        sink.notify = messages.append
         sink.step(1, {"progress_frac": 0.1, "eta_h": 1.0, "unix_s": 0.0})
         server.wait_for(1)
         # The old one is refused before the new one lies there, as where a pod's clock is behind.
@@ -102,7 +102,7 @@ def test_a_token_that_rotates_between_posts_is_read_again(
         done = [body["trainerStatus"]["progressPercentage"] for body in server.taken]
     assert tokens[0] == "first" and tokens[-1] == "second"
     assert done[-1] == 30 and done == sorted(done)
-    assert said == ["status 403 Forbidden: Forbidden; Forerun tries again"]
+    assert messages == ["status 403 Forbidden: Forbidden; Forerun tries again"]
 
 
 @needs_openssl

@@ -35,17 +35,17 @@ def test_what_nobody_asked_for_is_not_in_the_log(
 ) -> None:
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    told = companion_settings(tmp_path, tensorboard=SinkChoice.OFF)
+    settings = companion_settings(tmp_path, tensorboard=SinkChoice.OFF)
     for opener in (open_tensorboard, open_prometheus, open_trainjob, open_slurm):
-        assert opener(told).where == ""
+        assert opener(settings).where == ""
     assert [*tmp_path.iterdir()] == []
 
 
 def test_event_files_lie_beside_the_hosts_else_in_our_directory(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    told = companion_settings(tmp_path / "out", launch_id="launch-1")
-    host = replace(told, host_tensorboard=str(tmp_path / "host"))
-    for given, folder in ((told, "out/tensorboard/launch-1"), (host, "host/forerun")):
+    settings = companion_settings(tmp_path / "out", launch_id="launch-1")
+    host = replace(settings, host_tensorboard=str(tmp_path / "host"))
+    for given, folder in ((settings, "out/tensorboard/launch-1"), (host, "host/forerun")):
         sink = open_tensorboard(given)
         sink.close({})
         assert isinstance(sink, Events) and sink.where == str(tmp_path / folder)
@@ -56,44 +56,44 @@ def test_a_directory_that_cannot_be_written_is_no_fault_of_a_sink(tmp_path: Path
     pytest.importorskip("tensorboard")
     pytest.importorskip("wandb")
     (tmp_path / "file").write_text("not a directory")
-    said: list[str] = []
-    told = companion_settings(tmp_path / "file" / "out", wandb=WandbMode.ON)
-    sinks = AllSinks(told, said.append)
+    messages: list[str] = []
+    settings = companion_settings(tmp_path / "file" / "out", wandb=WandbMode.ON)
+    sinks = AllSinks(settings, messages.append)
     for name in ("W&B", "TensorBoard"):
         assert f"{name}: off (the directory cannot be written)" in sinks.where.split(" · ")
     sinks.step(1, {"step_time_s": 1.0})
     sinks.close({})
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize(
-    ("wanted", "host", "is_said"),
+    ("wanted", "host", "is_missed"),
     [(SinkChoice.AUTO, "", False), (SinkChoice.AUTO, "/host", True), (SinkChoice.ON, "", True)],
 )
 def test_a_missing_package_is_said_where_it_is_missed(
-    wanted: SinkChoice, host: str, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wanted: SinkChoice, host: str, is_missed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(
         "forerun.launch.sinks.tensorboard_sink.is_installed", lambda name: name != "tensorboard"
     )
-    told = replace(companion_settings(tmp_path, tensorboard=wanted), host_tensorboard=host)
-    assert ("pip install tensorboard" in open_tensorboard(told).where) == is_said
+    settings = replace(companion_settings(tmp_path, tensorboard=wanted), host_tensorboard=host)
+    assert ("pip install tensorboard" in open_tensorboard(settings).where) == is_missed
 
 
 def test_the_trainjob_is_reported_to_unless_training_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubeflow(monkeypatch)
-    told = companion_settings(tmp_path)
-    sink = open_trainjob(told)
+    settings = companion_settings(tmp_path)
+    sink = open_trainjob(settings)
     sink.close({})
     assert isinstance(sink, TrainJob) and sink.where == "status by trainer.kubeflow"
-    theirs = replace(told, has_host_trainjob=True)
+    theirs = replace(settings, has_host_trainjob=True)
     assert "training reports there itself" in open_trainjob(theirs).where
-    asked = companion_settings(tmp_path, trainjob=SinkChoice.ON)
-    sink = open_trainjob(replace(asked, has_host_trainjob=True))
+    requested = companion_settings(tmp_path, trainjob=SinkChoice.ON)
+    sink = open_trainjob(replace(requested, has_host_trainjob=True))
     sink.close({})
     assert isinstance(sink, TrainJob)
     assert open_trainjob(companion_settings(tmp_path, trainjob=SinkChoice.OFF)).where == ""
@@ -108,8 +108,8 @@ def test_a_trainjob_that_is_asked_for_and_not_there_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
-    told = companion_settings(tmp_path, trainjob=SinkChoice.ON)
-    assert open_trainjob(told).where.startswith("off (no KUBEFLOW_TRAINER_SERVER_URL")
+    settings = companion_settings(tmp_path, trainjob=SinkChoice.ON)
+    assert open_trainjob(settings).where.startswith("off (no KUBEFLOW_TRAINER_SERVER_URL")
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "7", "PATH": "/nowhere"}])
@@ -120,17 +120,17 @@ def test_a_comment_needs_a_job_and_its_command(
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    told = companion_settings(tmp_path, slurm_comment=Switch.ON)
-    assert open_slurm(told).where.startswith("off (no ")
+    settings = companion_settings(tmp_path, slurm_comment=Switch.ON)
+    assert open_slurm(settings).where.startswith("off (no ")
 
 
 def test_a_comment_that_is_refused_is_said_once() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     sink = SlurmComment("7", lambda command: None)
-    sink.notify = said.append
+    sink.notify = messages.append
     sink.step(1, {"step_time_predicted_s": 1.84, "progress_frac": 0.4, "unix_s": 0.0})
     sink.close({})
-    assert said == ["scontrol update was refused or did not answer; Forerun tries again"]
+    assert messages == ["scontrol update was refused or did not answer; Forerun tries again"]
 
 
 def test_a_comment_says_the_day_and_in_another_week_the_date() -> None:

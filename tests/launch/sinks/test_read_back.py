@@ -44,18 +44,18 @@ def moment(step: int) -> float:
 
 @dataclass
 class Read:
-    """What each reader found."""
+    """Results of each reader."""
 
     home: Path
-    told: CompanionSettings
-    said: str
+    companion: CompanionSettings
+    output: str
     posts: list[dict[str, Any]]
     comments: list[str]
 
     @property
     def rows(self) -> dict[int, dict[str, Any]]:
         """W&B: rows by step."""
-        return dict(wandb_file.history(self.told.settings.directory))
+        return dict(wandb_file.history(self.companion.settings.directory))
 
     @property
     def values(self) -> dict[int, dict[str, float]]:
@@ -96,20 +96,20 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Read]:
             patch.setenv(name, value)
         lines: list[str] = []
         patch.setattr("forerun.launch.companion.companion_loop.log_line", lines.append)
-        told = companion_settings(
+        settings = companion_settings(
             out, num_steps=60, prometheus=home / "forerun.prom", slurm_comment=Switch.ON
         )
-        run_through(replace(told, started_unix_s=BEGIN_UNIX_S))
+        run_through(replace(settings, started_unix_s=BEGIN_UNIX_S))
         words = (home / "comments").read_text().splitlines()
         comments = [word for word in words if word.startswith("Comment=")]
-        yield Read(home, told, "\n".join(lines), server.taken, comments)
+        yield Read(home, settings, "\n".join(lines), server.taken, comments)
 
 
 def run_through(
-    told: CompanionSettings, trained: Callable[[dict[str, Any]], object] = lambda _: None
+    settings: CompanionSettings, trained: Callable[[dict[str, Any]], object] = lambda _: None
 ) -> None:
     """The recorded run's events, in the order of training; ``trained`` has each step's first."""
-    beside = CompanionLoop(told)
+    loop = CompanionLoop(settings)
 
     def steps(first: int, last: int) -> None:
         for step in range(first, last):
@@ -119,14 +119,14 @@ def run_through(
                 "is_after_window": step >= WINDOW_END, "unix_s": moment(step + 1),
             }  # fmt: skip
             trained(event)
-            beside.handle(event, moment(step + 1))
+            loop.handle(event, moment(step + 1))
 
     steps(0, WINDOW_END + 1)
     closed = {"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}
-    beside.handle(closed, moment(WINDOW_END + 1))
-    beside.poll(moment(WINDOW_END + 2))
+    loop.handle(closed, moment(WINDOW_END + 1))
+    loop.poll(moment(WINDOW_END + 2))
     steps(WINDOW_END + 1, LAST)
-    beside.finish(moment(LAST + 1))
+    loop.finish(moment(LAST + 1))
 
 
 def test_every_value_is_in_the_table_and_every_row_has_the_time_of_its_step(read: Read) -> None:
@@ -153,14 +153,14 @@ def test_a_constant_is_sent_once(read: Read) -> None:
     assert {"num_steps", "overhead_frac", "overhead_below_frac"} | windows == CONSTANTS
     rows = [row for _, row in sorted(read.values.items())]
     sent = {name: [row[name] for row in rows if name in row] for name in CONSTANTS}
-    # What hooks cost is a value or a bound.
+    # The cost of hooks is a value or a bound.
     assert sent["num_steps"] and sent["overhead_frac"] + sent["overhead_below_frac"]
-    for held in sent.values():
-        assert len(held) == len(set(held)), "again only where it has changed"
+    for sent_values in sent.values():
+        assert len(sent_values) == len(set(sent_values)), "again only where it has changed"
 
 
 def test_wandb_draws_ours_over_our_steps_and_has_numbers_and_files(read: Read) -> None:
-    records = [*wandb_file.records(read.told.settings.directory)]
+    records = [*wandb_file.records(read.companion.settings.directory)]
     metrics = [record.metric for record in records if record.HasField("metric")]
     (ours,) = [metric for metric in metrics if metric.glob_name]
     assert (ours.glob_name, ours.step_metric) == ("calib/*", "calib/iteration")
@@ -183,7 +183,7 @@ def test_tensorboard_reads_the_same_at_the_same_steps_and_times(read: Read) -> N
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
     from tensorboard.util.tensor_util import make_ndarray
 
-    (path,) = (read.told.settings.directory / "tensorboard" / "golden-run").iterdir()
+    (path,) = (read.companion.settings.directory / "tensorboard" / "golden-run").iterdir()
     result: dict[int, dict[str, float]] = {}
     for event in LegacyEventFileLoader(str(path)).Load():
         for value in event.summary.value:
@@ -207,7 +207,7 @@ def test_tensorboard_reads_the_same_at_the_same_steps_and_times(read: Read) -> N
 def test_tensorboard_shows_scalars_and_tables(read: Read) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = read.told.settings.directory / "tensorboard" / "golden-run"
+    folder = read.companion.settings.directory / "tensorboard" / "golden-run"
     shown = EventAccumulator(str(folder)).Reload()
     scalars = {point.step: point.value for point in shown.Scalars("calib/step_time_s")}
     assert scalars == {step: pytest.approx(row["step_time_s"]) for step, row in read.values.items()}
@@ -245,8 +245,8 @@ def test_the_trainjob_has_the_newest_of_each_value_by_kubeflows_schema(read: Rea
     assert status["progressPercentage"] == math.floor(100 * last["progress_frac"])
     assert isinstance(status["progressPercentage"], int)
     assert status["estimatedRemainingSeconds"] == round(3600 * last["eta_h"])
-    moment_said = datetime.fromisoformat(status["lastUpdatedTime"].replace("Z", "+00:00"))
-    assert moment_said.timestamp() == math.floor(last["unix_s"])
+    updated_at = datetime.fromisoformat(status["lastUpdatedTime"].replace("Z", "+00:00"))
+    assert updated_at.timestamp() == math.floor(last["unix_s"])
 
 
 def test_the_comment_says_progress_end_and_step(read: Read) -> None:
@@ -259,10 +259,10 @@ def test_the_comment_says_progress_end_and_step(read: Read) -> None:
 
 
 def test_the_log_says_where_and_nothing_failed(read: Read) -> None:
-    (line,) = [line for line in read.said.splitlines() if line.startswith("report: ")]
+    (line,) = [line for line in read.output.splitlines() if line.startswith("report: ")]
     for where in ("TensorBoard: ", "Prometheus: ", "TrainJob: status by localhost", "Slurm: "):
         assert where in line
-    assert "is off" not in read.said and "tried again" not in read.said
+    assert "is off" not in read.output and "tried again" not in read.output
 
 
 def await_end(directory: Path) -> None:
@@ -274,7 +274,7 @@ def await_end(directory: Path) -> None:
 
 
 def keys_of(directory: Path) -> dict[str, set[str]]:
-    """What an offline run holds: names in rows, in the summary, and types of artifacts."""
+    """Return names in an offline run's rows and summary, and the files of its artifacts."""
     result: dict[str, set[str]] = {"rows": set(), "summary": set(), "artifacts": set()}
     for record in wandb_file.records(directory):
         kind = record.WhichOneof("record_type")
@@ -300,11 +300,11 @@ def test_the_hosts_run_has_all_that_ours_has(
 
     out = tmp_path / "out"
     shutil.copytree(GOLDEN / "records", out / "records")
-    told = replace(read.told, settings=replace(read.told.settings, directory=out))
-    told = replace(told, has_host_wandb=True, launch_id="launch-1")
+    settings = replace(read.companion, settings=replace(read.companion.settings, directory=out))
+    settings = replace(settings, has_host_wandb=True, launch_id="launch-1")
     monkeypatch.setattr("forerun.launch.companion.companion_loop.log_line", lambda _: None)
     with wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
-        files = CompanionFiles(out, lambda: told.launch_id)
+        files = CompanionFiles(out, lambda: settings.launch_id)
         host = HostWandb(files)
 
         def newest() -> float:
@@ -324,10 +324,10 @@ def test_the_hosts_run_has_all_that_ours_has(
                 unix_s=event["unix_s"],
             )
 
-        run_through(told, trained)
+        run_through(settings, trained)
         host.poll(is_final=True)
     await_end(tmp_path)
-    ours, theirs = keys_of(read.told.settings.directory), keys_of(tmp_path)
+    ours, theirs = keys_of(read.companion.settings.directory), keys_of(tmp_path)
     assert ours["artifacts"] == set(ATTACHED)
     assert {"calib/operators.nrows", "calib/step_time_modelled_s"} <= ours["rows"]
     assert {"calib/num_scored_steps", "calib/interval_coverage_frac"} <= ours["summary"]

@@ -19,7 +19,8 @@ from forerun.calib.workload.operators import OperatorKind, Phase
 from forerun.launch.store.model_archive import pack_model, unpack_model
 
 SHAPES = {OperatorKind.NORM: 90, OperatorKind.RMS_NORM: 24, OperatorKind.RESIDUAL: 3}
-"""Of each operator: trees, a forest beside the process, the process alone."""
+"""Shapes of each operator: enough for trees, for a forest beside the Gaussian process, and for that
+process alone."""
 
 
 def of_file(value: Any) -> Any:
@@ -43,13 +44,13 @@ def test_every_kind_of_model_says_the_same_afterwards() -> None:
         for kind, number in SHAPES.items()
     }
     model = fit_machine(groups, device=A100, use_prior=True)
-    again = of_file(model)
+    unpacked = of_file(model)
     for kind in SHAPES:
-        asked = batch(kind, Phase.FORWARD, random_shapes(rng, 50, 2))
-        one, other = model.predict(kind.value, asked), again.predict(kind.value, asked)
+        operators = batch(kind, Phase.FORWARD, random_shapes(rng, 50, 2))
+        one, other = model.predict(kind.value, operators), unpacked.predict(kind.value, operators)
         for name in ("log_time", "low", "high", "octaves"):
             assert np.array_equal(getattr(other, name), getattr(one, name))
-    assert len({id(pool) for pool in again.pools.values()}) == len(SHAPES)
+    assert len({id(pool) for pool in unpacked.pools.values()}) == len(SHAPES)
 
 
 def test_values_of_every_kind_come_back() -> None:
@@ -89,9 +90,9 @@ def test_only_our_own_data_classes_are_made(name: str) -> None:
 
 
 def test_other_fields_than_the_class_has_are_refused() -> None:
-    held = {"train_iters": 10}
+    fields = {"train_iters": 10}
     with pytest.raises(ValueError, match="other fields"):
-        unpack_model(file_of(("workload.config:Cadence", held)))
+        unpack_model(file_of(("workload.config:Cadence", fields)))
 
 
 def test_nothing_is_unpickled() -> None:

@@ -52,8 +52,8 @@ def test_while_an_owner_lives_a_launch_is_its_guest(tmp_path: Path, other: int) 
     claim(tmp_path, other)
     (tmp_path / "report.html").write_text("theirs")
     ours = publisher(tmp_path)
-    said = ours.begin(NOW)
-    assert str(tmp_path / "runs" / "ours") in said and str(tmp_path) in said
+    message = ours.begin(NOW)
+    assert str(tmp_path / "runs" / "ours") in message and str(tmp_path) in message
     write(ours.place, "report.html", "ours")
     assert (ours.publish(), ours.beat(NOW + 1e6)) == ("", "")
     ours.end()

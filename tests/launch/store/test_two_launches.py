@@ -33,11 +33,11 @@ def test_a_warning_to_one_wrapper_is_a_request_to_its_own_launch(tmp_path: Path)
     (request,) = tmp_path.glob("out/runs/*/stop-request.json")
     assert not (tmp_path / "out" / "stop-request.json").exists(), "nothing at the top commands"
     second.process.send_signal(signal.SIGTERM)
-    code, said = first.end()
-    assert (code, said["launch_id"]) == (1, request.parent.name)
-    other, told = second.end()
-    assert (other, told["asked"], told["signals"]) == (1, "", [signal.SIGTERM])
-    assert told["launch_id"] != said["launch_id"]
+    code, first_summary = first.end()
+    assert (code, first_summary["launch_id"]) == (1, request.parent.name)
+    other, second_summary = second.end()
+    assert (other, second_summary["asked"], second_summary["signals"]) == (1, "", [signal.SIGTERM])
+    assert second_summary["launch_id"] != first_summary["launch_id"]
 
 
 PLANTED = f"""
@@ -56,8 +56,8 @@ sys.exit(5)
 
 def test_a_stop_that_is_not_ours_leaves_a_crash_what_it_is(tmp_path: Path) -> None:
     command = (sys.executable, "-S", "-c", PLANTED)
-    code, said = Launch(tmp_path, *command, options=("--directory=out",)).end()
-    assert (code, said["stop"], said["resubmit"]) == (5, None, None)
+    code, summary = Launch(tmp_path, *command, options=("--directory=out",)).end()
+    assert (code, summary["stop"], summary["resubmit"]) == (5, None, None)
 
 
 def test_an_id_that_is_used_again_does_not_bring_back_the_earlier_stop(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_a_job_that_submits_the_next_one_does_not_give_it_its_own_id() -> None:
 
 def test_the_command_is_told_the_id(tmp_path: Path) -> None:
     show = "echo $FORERUN_LAUNCH_ID > seen"
-    code, said = Launch(tmp_path, "bash", "-c", show).end()
-    assert (tmp_path / "seen").read_text().strip() == said["launch_id"] and code == 0
+    code, summary = Launch(tmp_path, "bash", "-c", show).end()
+    assert (tmp_path / "seen").read_text().strip() == summary["launch_id"] and code == 0
     environ = {**os.environ, "FORERUN_LAUNCH_ID": "a b"}
     command = [sys.executable, "-m", "forerun.launch.cli", "run", "--", "bash", "-c", show]
     subprocess.run(command, cwd=tmp_path, env=environ, check=True)
@@ -179,10 +179,15 @@ def test_two_real_runs_in_one_directory_are_stopped_each_by_its_own_wrapper(
     finally:
         for launch in begun.values():
             launch.process.terminate()
-    for name, (code, said) in ends.items():
-        stop = said["stop"]
+    for name, (code, summary) in ends.items():
+        stop = summary["stop"]
         assert isinstance(stop, dict), begun[name].err
-        assert (code, said["signals"], stop["rule"], said["launch_id"]) == (0, [], "request", name)
+        assert (code, summary["signals"], stop["rule"], summary["launch_id"]) == (
+            0,
+            [],
+            "request",
+            name,
+        )
         saved = int((tmp_path / name / "latest_checkpointed_iteration.txt").read_text())
         assert saved == stop["iteration"]
         assert json.loads((folders[name] / "stop.json").read_text())["launch_id"] == name

@@ -25,8 +25,8 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Directories with the sample table of a run: the same twice, and one with a slow rank."""
     top, draw = tmp_path_factory.mktemp("runs"), np.random.default_rng(1)
     planted: dict[str, dict[str, Any]] = {"one": {}, "same": {}, "slow": {"slow_rank_s": 0.3}}
-    for name, told in planted.items():
-        write_table(top / name / "samples.parquet", planted_run(draw, name=name, **told))
+    for name, effects in planted.items():
+        write_table(top / name / "samples.parquet", planted_run(draw, name=name, **effects))
     return {name: str(top / name) for name in planted}
 
 
@@ -40,9 +40,11 @@ def test_text_names_the_verdict_the_rank_and_the_terms(homes: dict[str, str], ca
     assert main(["diff", homes["one"], homes["slow"]]) == ExitCode.ANSWER
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    told = " ".join(text.split())
-    assert re.search(r"B is slower by \d+\.\d % \(\d+\.\d to \d+\.\d, 90 %\) in time per", told)
-    assert "mainly: straggling rank: rank 1: own compute" in told
+    flat_text = " ".join(text.split())
+    assert re.search(
+        r"B is slower by \d+\.\d % \(\d+\.\d to \d+\.\d, 90 %\) in time per", flat_text
+    )
+    assert "mainly: straggling rank: rank 1: own compute" in flat_text
     assert re.search(r"^rank 0 waiting .* \*$", text, re.MULTILINE)
 
 
@@ -98,9 +100,9 @@ def test_records_that_are_damaged_are_named_and_skipped(tmp_path: Path, capsys: 
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:40], '{"type": "step", "step": "x"}\n', "}{\n", *lines[40:]]))
     assert main(["diff", str(RECORDED), str(home)]) == ExitCode.ANSWER
-    told = capsys.readouterr()
-    assert f"{path.name}:41: " in told.err and f"{path.name}:42: " in told.err
-    assert "no difference that these runs could show" in " ".join(told.out.split())
+    output = capsys.readouterr()
+    assert f"{path.name}:41: " in output.err and f"{path.name}:42: " in output.err
+    assert "no difference that these runs could show" in " ".join(output.out.split())
     path.write_text("noise\n" * 10)
     for other in path.parent.glob("rank-*.jsonl"):
         other.write_text("noise\n")
@@ -119,15 +121,15 @@ def test_runs_of_another_model_are_not_judged(
 
 @pytest.mark.slow
 def test_windows_are_chosen_by_either_way(homes: dict[str, str], capsys: Out) -> None:
-    said = []
+    answers = []
     for words in (
         [homes["one"], "--windows", "0", "3"],
         [f"{homes['one']}@0", f"{homes['one']}@3"],
     ):
         assert main(["diff", *words, "--json"]) == ExitCode.ANSWER
-        said.append(json.loads(capsys.readouterr().out))
-    assert said[0] == said[1]
-    assert [said[0][side]["windows"] for side in ("first", "second")] == [[0], [3]]
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1]
+    assert [answers[0][side]["windows"] for side in ("first", "second")] == [[0], [3]]
     assert main(["diff", f"{homes['one']}@0,1", homes["one"]]) == ExitCode.ANSWER
 
 

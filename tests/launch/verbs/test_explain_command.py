@@ -29,20 +29,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(there)
 
 
-def said(capsys: Out, *words: str) -> str:
+def explain(capsys: Out, *words: str) -> str:
     assert main(["explain", *words]) == ExitCode.ANSWER
     return capsys.readouterr().out
 
 
 def value_of(capsys: Out, *words: str) -> dict[str, Any]:
-    return json.loads(said(capsys, *words, "--json"))
+    return json.loads(explain(capsys, *words, "--json"))
 
 
 @pytest.mark.parametrize("words", [("running",), ("tp2", "running"), ("1", "mbs4 full")])
 def test_lines_fit_a_terminal_and_columns_add_up(
     home: str, words: tuple[str, ...], capsys: Out
 ) -> None:
-    lines = said(capsys, home, *words).splitlines()
+    lines = explain(capsys, home, *words).splitlines()
     assert max(map(len, lines)) <= 80
     start = next(n for n, line in enumerate(lines) if line.rstrip().endswith("rests on"))
     rows = []
@@ -111,7 +111,7 @@ def test_a_waterfall_is_a_picture_for_light_and_dark(
         (("running",), ["step"]),
     ):
         file = tmp_path / f"{len(words)}.svg"
-        said(capsys, home, *words, "--svg", str(file))
+        explain(capsys, home, *words, "--svg", str(file))
         text = file.read_text()
         root = ElementTree.fromstring(text)
         names = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]

@@ -74,10 +74,10 @@ def test_rows_of_a_run_without_the_note_are_as_before(
 ) -> None:
     """And the parser refuses some of them, which is what the note is for."""
     directory = with_note(tmp_path / "free", ())
-    # Where memory is short, so that layers are recomputed.
+    # Memory is so short that layers are recomputed.
     free = json.loads(plan(directory, capsys, "--json", "--top", 100, "--memory-gib", 0.4))
-    said = {word for row in free["candidates"] for word in row["options"]}
-    assert "--recompute-modules" in said and "--recompute-modules" in ABSENT
+    options = {word for row in free["candidates"] for word in row["options"]}
+    assert "--recompute-modules" in options and "--recompute-modules" in ABSENT
     with pytest.raises(SystemExit, match="2"):
         arguments.parse_args(["--recompute-modules", "layernorm"])
 

@@ -46,15 +46,15 @@ FUZZ = settings(
 )
 
 
-def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def run_verb(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The code and the only line that a command says."""
     try:
         code = main(words)
     except SystemExit as err:  # argparse
         code = int(err.code or 0)
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err and len(said.err) < 2000, said.err[:2000]
-    return code, said.err
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err and len(output.err) < 2000, output.err[:2000]
+    return code, output.err
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_a_command_with_an_absurd_size_says_one_line(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verb, option = words.split()
-    code, said = told([verb, str(GOLDEN), option, HUGE], capsys)
-    assert code == 2 and len(said.splitlines()) == 1
+    code, message = run_verb([verb, str(GOLDEN), option, HUGE], capsys)
+    assert code == 2 and len(message.splitlines()) == 1
 
 
 def rank_file(lines: list[str]) -> RankFile:
@@ -179,23 +179,23 @@ def test_report_beside_a_hostile_request_is_one_line(
 ) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     (tmp_path / "request.json").write_text(request_text)
-    code, said = told(["report", str(tmp_path)], capsys)
-    assert code == 3 and len(said.splitlines()) == 1
+    code, message = run_verb(["report", str(tmp_path)], capsys)
+    assert code == 3 and len(message.splitlines()) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("name", ["run.json", "run.yaml"])
 def test_a_description_in_a_file_is_read_or_refused(name: str, text: str, tmp_path: Path) -> None:
-    own = CONFIG
+    config = CONFIG
     path = tmp_path / name
     whole = json.dumps({"num_layers": 2, "hidden_size": "@@"}).replace('"@@"', text)
-    described = json.dumps({**own.to_json(), "batch": "@@"}).replace('"@@"', text)
+    described = json.dumps({**config.to_json(), "batch": "@@"}).replace('"@@"', text)
     hugging = json.dumps({"model_type": "llama", "hidden_size": "@@"}).replace('"@@"', text)
     for content in (text, whole, described, hugging):
         path.write_text(content)
         try:
-            read_config(path, own)
+            read_config(path, config)
         except ForerunError as err:
             assert len(str(err)) < 1000
 
@@ -206,7 +206,7 @@ def test_a_request_that_is_nobodys_is_passed_over(
 ) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     (tmp_path / "request.json").write_text("[]")
-    assert told(["report", str(tmp_path)], capsys) == (0, "")
+    assert run_verb(["report", str(tmp_path)], capsys) == (0, "")
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -361,8 +361,10 @@ def test_imports_are_read_or_refused(
         variants.append(whole.replace('"@@"', text))
     for content in variants:
         path.write_text(content)
-        code, said = told(["import", source, str(path), "--out", str(tmp_path / "o.csv")], capsys)
-        assert code in (0, 2, 3), said
+        code, message = run_verb(
+            ["import", source, str(path), "--out", str(tmp_path / "o.csv")], capsys
+        )
+        assert code in (0, 2, 3), message
 
 
 def test_a_trace_that_unpacks_without_end_is_refused(
@@ -373,8 +375,10 @@ def test_a_trace_that_unpacks_without_end_is_refused(
     monkeypatch.setattr(import_tables, "MAX_NBYTES", 1 << 20)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * (4 << 20)))
-    code, said = told(["import", "kineto", str(path), "--out", str(tmp_path / "o.csv")], capsys)
-    assert code == 3 and "MiB" in said
+    code, message = run_verb(
+        ["import", "kineto", str(path), "--out", str(tmp_path / "o.csv")], capsys
+    )
+    assert code == 3 and "MiB" in message
 
 
 def test_a_table_to_validate_with_other_content_is_one_line(
@@ -382,5 +386,5 @@ def test_a_table_to_validate_with_other_content_is_one_line(
 ) -> None:
     path = tmp_path / "t.parquet"
     pd.DataFrame({"a": [[1], [2]]}).to_parquet(path)
-    code, said = told(["validate", "operators", str(path)], capsys)
-    assert code in (2, 3) and len(said.splitlines()) == 1
+    code, message = run_verb(["validate", "operators", str(path)], capsys)
+    assert code in (2, 3) and len(message.splitlines()) == 1

@@ -40,10 +40,10 @@ def test_a_run_is_asked_for_its_own_launch(capsys: Out) -> None:
 
 def test_another_command_is_asked_over_its_calibration(capsys: Out) -> None:
     """The run's own arguments in full; 1 % of its step is exposed, which no flaw is sold for."""
-    own = open_machine(GOLDEN).running
-    said = {**model_values(own), **layout_values(own)}
-    said["vocab_size"] = said.pop("padded_vocab_size")
-    words = [word for name, behind in as_options(said) for word in (name, *behind)]
+    config = open_machine(GOLDEN).running
+    values = {**model_values(config), **layout_values(config)}
+    values["vocab_size"] = values.pop("padded_vocab_size")
+    words = [word for name, behind in as_options(values) for word in (name, *behind)]
     command = ["torchrun", "--nproc-per-node", "2", "t.py", *words, "--log-interval", "1"]
     result = rules(answer(capsys, str(GOLDEN), "--", *command))
     assert result == rules(answer(capsys, str(GOLDEN)))  # a CPU is not held up by a report
@@ -64,13 +64,15 @@ def test_a_device_answers_by_its_data_sheet(capsys: Out) -> None:
     assert gain["low_frac"] < gain["time_frac"] < gain["high_frac"]
 
 
-@pytest.mark.parametrize(("device", "is_told"), [("V100", True), ("T4", True), ("A100", False)])
-def test_bf16_before_ampere_is_the_first_finding(capsys: Out, device: str, is_told: bool) -> None:
+@pytest.mark.parametrize(("device", "is_reported"), [("V100", True), ("T4", True), ("A100", False)])
+def test_bf16_before_ampere_is_the_first_finding(
+    capsys: Out, device: str, is_reported: bool
+) -> None:
     """Both take fp16 alone on tensor cores: eight times the rate of fp32 by their data sheets."""
     flaws = answer(capsys, "--device", device, "--", *shlex.split(DENSE))["flaws"]
     names = [flaw["rule"] for flaw in flaws]
-    assert ("bf16-before-ampere" in names) is is_told
-    if is_told:
+    assert ("bf16-before-ampere" in names) is is_reported
+    if is_reported:
         assert names[0] == "bf16-before-ampere" and flaws[0]["instead"].startswith("--fp16")
         assert -7 / 8 < flaws[0]["gain"]["time_frac"] < -0.1
 
@@ -104,7 +106,7 @@ def test_ranks_may_be_said_beside(capsys: Out) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--device", "H100"], "give its command after --"),
         (["--fail-over", "0"], "give its command after --"),
@@ -115,9 +117,9 @@ def test_ranks_may_be_said_beside(capsys: Out) -> None:
         (["--nothing", "--", *WORSE], "doctor takes no --nothing"),
     ],
 )
-def test_what_cannot_be_asked_is_said(words: list[str], told: str, capsys: Out) -> None:
+def test_what_cannot_be_asked_is_said(words: list[str], message: str, capsys: Out) -> None:
     assert main(["doctor", *words]) == ExitCode.USAGE
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_no_value_of_a_variable_is_shown_but_those_of_rules(capsys: Out) -> None:

@@ -33,40 +33,42 @@ def step_event(step: int, unix_s: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def watched(directory: Path, loop: LoopRecord, num_steps: int = NUM_STEPS) -> Path:
+def run_companion(directory: Path, loop: LoopRecord, num_steps: int = NUM_STEPS) -> Path:
     """The recorded run told to a companion, step by step, to its end."""
     undescribed(directory, loop)
     start = float(build_table(read_run(directory)).runs["started_unix_s"].min())
-    beside = CompanionLoop(companion_settings(directory), open_sink=lambda _: Sink("nowhere"))
+    companion_loop = CompanionLoop(
+        companion_settings(directory), open_sink=lambda _: Sink("nowhere")
+    )
     for step in range(num_steps):
         at = start + STEP_S * (step + 1)
-        beside.handle(step_event(step, at), at)
+        companion_loop.handle(step_event(step, at), at)
         if step == WINDOW_END - 1:
-            beside.handle({"event": "window_closed", "window": 0, "last_step": step}, at)
-        beside.poll(at + 40.0 * (step > WINDOW_END))
+            companion_loop.handle({"event": "window_closed", "window": 0, "last_step": step}, at)
+        companion_loop.poll(at + 40.0 * (step > WINDOW_END))
     end = start + STEP_S * num_steps
-    beside.handle({"event": "end", "step": num_steps - 1, "unix_s": end}, end)
-    beside.finish(end)
+    companion_loop.handle({"event": "end", "step": num_steps - 1, "unix_s": end}, end)
+    companion_loop.finish(end)
     return directory
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def watched_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loop = LoopRecord(num_steps=NUM_STEPS, samples=4, tokens=128)
-    return watched(tmp_path_factory.mktemp("told"), loop)
+    return run_companion(tmp_path_factory.mktemp("told"), loop)
 
 
 @pytest.fixture(scope="module")
 def in_a_pass(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loop = LoopRecord(data=DataLength.KNOWN, pass_end=40, pass_steps=40)
-    return watched(tmp_path_factory.mktemp("pass"), loop)
+    return run_companion(tmp_path_factory.mktemp("pass"), loop)
 
 
 def value(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("home", ["told", "in_a_pass"])
+@pytest.mark.parametrize("home", ["watched_run", "in_a_pass"])
 @pytest.mark.parametrize("name", ["forecast", "decision"])
 def test_files_are_what_their_schemas_say(
     home: str, name: str, request: pytest.FixtureRequest
@@ -74,32 +76,32 @@ def test_files_are_what_their_schemas_say(
     check(value(request.getfixturevalue(home) / f"{name}.json"), file_schema(name))
 
 
-def test_all_files_are_there(told: Path) -> None:
+def test_all_files_are_there(watched_run: Path) -> None:
     for name in ("forecast", "decision", "score", "request"):
-        assert value(told / f"{name}.json")["run_id"] == "golden-run"
-    forecast = value(told / "forecast.json")
+        assert value(watched_run / f"{name}.json")["run_id"] == "golden-run"
+    forecast = value(watched_run / "forecast.json")
     assert forecast["reason_no_finish"] == "" and forecast["tokens_per_s"] > 0
-    page = (told / "report.html").read_text(encoding="utf-8")
+    page = (watched_run / "report.html").read_text(encoding="utf-8")
     assert "golden-run" in page and "Groups of ranks" in page
-    assert "The measured step" in (told / "report.md").read_text(encoding="utf-8")
+    assert "The measured step" in (watched_run / "report.md").read_text(encoding="utf-8")
 
 
 def test_forecasts_between_windows_and_the_end_are_kept_and_compared(
-    told: Path, capsys: pytest.CaptureFixture[str]
+    watched_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kinds = [line["kind"] for line in read_lines(told / FORECASTS)[0]]
+    kinds = [line["kind"] for line in read_lines(watched_run / FORECASTS)[0]]
     assert kinds.count("forecast") > 1 and kinds[-1] == "end"
-    assert main(["compare", str(told), "--json"]) == ExitCode.ANSWER
+    assert main(["compare", str(watched_run), "--json"]) == ExitCode.ANSWER
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert abs(run["first_error_of_total_frac"]) < 0.05
 
 
 def test_report_has_the_answer_as_text_and_as_json(
-    told: Path, capsys: pytest.CaptureFixture[str]
+    watched_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", str(told)]) == ExitCode.ANSWER
+    assert main(["report", str(watched_run)]) == ExitCode.ANSWER
     assert "tokens/s" in capsys.readouterr().out
-    assert main(["report", str(told), "--json"]) == ExitCode.ANSWER
+    assert main(["report", str(watched_run), "--json"]) == ExitCode.ANSWER
     result = json.loads(capsys.readouterr().out)
     assert result["forecast"]["steps_left"] == NUM_STEPS - WINDOW_END
     assert result["decision"]["groups"]
@@ -110,8 +112,8 @@ def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -
     forecast = value(in_a_pass / "forecast.json")
     assert forecast["pass"]["end_step"] in (40, 80)
     assert main(["compare", str(in_a_pass)]) == ExitCode.NO_DATA
-    said = capsys.readouterr().err
-    assert "--calibrate-total-steps=N" in said and "was it what" not in said
+    errors = capsys.readouterr().err
+    assert "--calibrate-total-steps=N" in errors and "was it what" not in errors
 
 
 @pytest.mark.slow
@@ -119,7 +121,7 @@ def test_the_last_step_of_a_pass_does_not_promise_another(tmp_path: Path) -> Non
     # A forecast is due at every twentieth step after the window's: at this one.
     steps = WINDOW_END + 40
     loop = LoopRecord(data=DataLength.KNOWN, pass_end=steps, pass_steps=steps)
-    ahead = value(watched(tmp_path, loop, steps) / "forecast.json")
+    ahead = value(run_companion(tmp_path, loop, steps) / "forecast.json")
     assert ahead["pass"]["end_step"] == steps and ahead["steps_done"] < steps
 
 
@@ -136,18 +138,18 @@ def test_a_window_that_is_told_again_is_no_second_window(tmp_path: Path) -> None
     undescribed(tmp_path, LoopRecord(num_steps=NUM_STEPS, samples=4))
     start = float(build_table(read_run(tmp_path)).runs["started_unix_s"].min())
     options = companion_settings(tmp_path, deadline_unix_s=start)
-    beside = CompanionLoop(options, open_sink=lambda _: Sink("nowhere"))
+    loop = CompanionLoop(options, open_sink=lambda _: Sink("nowhere"))
     for step in range(WINDOW_END):
-        beside.handle(step_event(step, start + step), start + step)
+        loop.handle(step_event(step, start + step), start + step)
     closed = {"window": 0, "last_step": WINDOW_END - 1}
-    said = []
-    told = (("window_closed", 0), ("probed", 0), ("probed", 0), ("window_closed", 1))
-    for number, (event, window) in enumerate(told, 1):
+    actions = []
+    events = (("window_closed", 0), ("probed", 0), ("probed", 0), ("window_closed", 1))
+    for number, (event, window) in enumerate(events, 1):
         at = start + 100.0 * number
-        beside.handle({"event": event, **closed, "window": window}, at)
-        assert beside.poll(at + 40.0)
+        loop.handle({"event": event, **closed, "window": window}, at)
+        assert loop.poll(at + 40.0)
         decision = value(tmp_path / "decision.json")
         met = {reason["rule"] for reason in decision["reasons"] if reason["is_met"]}
         assert met == {"deadline"}
-        said.append(decision["action"])
-    assert said == ["abstain", "abstain", "abstain", "stop"]
+        actions.append(decision["action"])
+    assert actions == ["abstain", "abstain", "abstain", "stop"]

@@ -50,10 +50,10 @@ def test_one_device_and_number_is_one_plan_and_several_are_many(capsys: Out) -> 
     several = answer(capsys, "plan", *["--gpus", "2..8", "--gbs", "xGPUS", "--top", "2"])
     plans = several["plans"]
     assert [result["num_ranks"] for result in plans] == [2, 4, 8]
-    batches = [found["global_batch_size"] for found in plans]
+    batches = [result["global_batch_size"] for result in plans]
     assert batches == [batches[0], 2 * batches[0], 4 * batches[0]]
     assert all(c["num_ranks"] == p["num_ranks"] for p in plans for c in p["candidates"])
-    assert all(len(found["candidates"]) <= 2 for found in plans)
+    assert all(len(result["candidates"]) <= 2 for result in plans)
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_devices_stand_beside_each_other(capsys: Out) -> None:
     words = ("--device", "H100,B200", "--price-per-gpu-hour", "2,4")
     result = answer(capsys, "plan", *words)["plans"]
     assert [one["device"] for one in result] == ["NVIDIA H100 80GB HBM3", "NVIDIA B200"]
-    # What nothing was measured on has the memory of its kind.
+    # A device on which nothing was measured has the memory of its kind.
     assert [one["memory_capacity_nbytes"] >> 30 for one in result] == [79, 179]
     for one, price in zip(result, (2.0, 4.0), strict=True):
         hours = one["gpu_hours_per_giga_token"]
@@ -128,9 +128,9 @@ def test_rows_of_other_work_have_no_percentage(
     out = capsys.readouterr().out
     table, _, rest = out.partition("rests on")
     assert ("against running" in table) is is_comparable
-    # Of two layouts that do not run, neither is faster than the other one.
+    # Without the running layout none is called faster.
     assert is_comparable or ("faster" not in rest and "(running)" not in out)
-    # What stands first fits, and nothing that fits is before it.
+    # Layouts that fit come in the order of their step times.
     times = [c["step_time_s"] for c in result["candidates"] if c["verdict"] == "fits"]
     assert is_comparable or times == sorted(times)
 
@@ -141,12 +141,12 @@ def test_a_model_that_was_never_saved_needs_no_converter(tmp_path: Path, capsys:
     llama = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 512}
     sizes = {"num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256}
     file.write_text(json.dumps({**llama, **sizes, "dtype": "bfloat16"}))
-    told = {}
+    outputs = {}
     for name, more in (("other", ["--config", str(file)]), ("own", [])):
         words = ["plan", str(GOLDEN), "--gpus", "4", "--device", "H100", *more]
         assert main([*words, "--keep", "zero=1"]) == ExitCode.ANSWER
-        told[name] = capsys.readouterr().out
-    assert "converter" in told["own"] and "converter" not in told["other"]
+        outputs[name] = capsys.readouterr().out
+    assert "converter" in outputs["own"] and "converter" not in outputs["other"]
 
 
 def test_hours_of_gpus_for_tokens_are_those_of_the_best_step(capsys: Out) -> None:
@@ -196,7 +196,7 @@ def test_why_tells_what_is_in_the_way(capsys: Out) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("plan --keep tp=64", "--why tp=64 explains why"),
         ("plan --device B20", "did you mean B200"),
@@ -204,12 +204,12 @@ def test_why_tells_what_is_in_the_way(capsys: Out) -> None:
         ("predict --tpp 2", "nearest: --tp"),
     ],
 )
-def test_what_cannot_be_is_one_line(words: str, told: str, capsys: Out) -> None:
+def test_what_cannot_be_is_one_line(words: str, message: str, capsys: Out) -> None:
     verb, *rest = words.split()
     assert main([verb, str(GOLDEN), *rest]) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert not out
-    assert told in err and err.splitlines()[-1].startswith("forerun: ")
+    assert message in err and err.splitlines()[-1].startswith("forerun: ")
 
 
 @pytest.mark.slow
@@ -234,16 +234,18 @@ def test_the_rest_of_a_run_that_goes_on_is_told_in_each_layout(capsys: Out, tmp_
     shutil.copytree(GOLDEN, home)
     assert answer(capsys, "plan")["own"]["rest"] is None
     run_id = answer(capsys, "plan")["run_id"]
-    said = {"run_id": run_id, "remaining_s": 7200.0, "now_unix_s": 1.7e9, "step_time_s": 0.1}
-    (home / "forecast.json").write_text(json.dumps(said))
+    forecast = {"run_id": run_id, "remaining_s": 7200.0, "now_unix_s": 1.7e9, "step_time_s": 0.1}
+    (home / "forecast.json").write_text(json.dumps(forecast))
     words = ["plan", str(home), "--price-per-gpu-hour", "3"]
     assert main([*words, "--json"]) == ExitCode.ANSWER
     result = json.loads(capsys.readouterr().out)
     check(result, json.loads(ANSWERS.read_text()))
-    own = result["own"]["rest"]
-    assert own["remaining_s"] == pytest.approx(7200)
-    assert own["gpu_hours"] == pytest.approx(4) and own["cost"] == pytest.approx(12)
-    assert own["finish_unix_s"] == pytest.approx(1.7e9 + 7200)
+    remaining_run = result["own"]["rest"]
+    assert remaining_run["remaining_s"] == pytest.approx(7200)
+    assert remaining_run["gpu_hours"] == pytest.approx(4) and remaining_run[
+        "cost"
+    ] == pytest.approx(12)
+    assert remaining_run["finish_unix_s"] == pytest.approx(1.7e9 + 7200)
     for one in result["candidates"]:
         restart_s = one["rest"]["remaining_s"] - 7200 * (1 + one["time_frac"])
         assert restart_s == pytest.approx(600)

@@ -40,20 +40,20 @@ def home(tmp_path: Path) -> Path:
     return directory
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def plan_output(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert main(["plan", *map(str, words)]) == ExitCode.ANSWER
     return capsys.readouterr().out
 
 
 def row_of(home: Path, label: str, capsys: pytest.CaptureFixture[str]) -> int:
-    result = json.loads(told(capsys, home, "--json", "--top", 100))
+    result = json.loads(plan_output(capsys, home, "--json", "--top", 100))
     return 1 + [one["label"] for one in result["candidates"]].index(label)
 
 
 def test_row_0_is_the_run_as_it_was_launched(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    value = json.loads(told(capsys, home, "--show", 0, "--json"))
+    value = json.loads(plan_output(capsys, home, "--show", 0, "--json"))
     assert value["row"] == 0 and value["diff"] == []
     launch = value["launch"]
     assert launch["added"] == launch["changed"] == launch["removed"] == []
@@ -64,7 +64,7 @@ def test_a_row_lists_what_is_changed_and_how_it_differs(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = row_of(home, "TP2 mbs4", capsys)
-    out = told(capsys, home, "--show", row)
+    out = plan_output(capsys, home, "--show", row)
     assert "# changed: --micro-batch-size 4 (was --micro-batch-size 2)" in out
     assert "# added: --tensor-model-parallel-size 2" in out
     assert "\n+++ row" in out and "\n+--tensor-model-parallel-size 2" in out
@@ -75,7 +75,7 @@ def test_the_script_runs_what_was_shown_once_all_is_set(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row, path = row_of(home, "TP2 mbs4", capsys), home.parent / "go.sh"
-    value = json.loads(told(capsys, home, "--show", row, "--write", path, "--json"))
+    value = json.loads(plan_output(capsys, home, "--show", row, "--write", path, "--json"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o700 and value["script"] == str(path)
     text = path.read_text()
     assert f"for run {RUN}" in text and "90 %" in text and "\nset -eu\n" in text
@@ -106,13 +106,13 @@ def test_what_others_wrote_into_the_note_is_never_run_nor_obeyed_by_a_terminal(
     }
     value |= {"folder": str(folder), "argv": ["train.py", *odd, "--x$(touch PWNED)", "***"]}
     note.write_text(json.dumps(value))
-    out = told(capsys, home, "--show", 0, "--write", path)
+    out = plan_output(capsys, home, "--show", 0, "--write", path)
     assert all(line.isprintable() for line in (*out.split("\n"), *path.read_text().split("\n")))
     assert "the variable X=1; touch PWNED; Y is left out" in out and "\\x1b[2J is left out" in out
     for shell in ("sh", "bash"):
         command = [shell, path]
-        asked = subprocess.run(command, capture_output=True, check=False)
-        assert asked.returncode != 0 and b"not kept" in asked.stderr
+        done = subprocess.run(command, capture_output=True, check=False)
+        assert done.returncode != 0 and b"not kept" in done.stderr
         environ = {**os.environ, "ARG_X_TOUCH_PWNED": "my own"}
         ran = subprocess.run(command, capture_output=True, check=True, env=environ)
         begin = "\n".join(
@@ -130,7 +130,7 @@ def test_a_note_with_words_that_no_process_was_given_is_damaged(
     note = home / "records" / RUN / NAME
     value = json.loads(note.read_text())
     note.write_text(json.dumps({**value, "argv": ["train.py", "a\0b"]}))
-    assert "recipes/pretrain_gpt.py" in told(capsys, home, "--show", 1)
+    assert "recipes/pretrain_gpt.py" in plan_output(capsys, home, "--show", 1)
 
 
 @pytest.mark.slow
@@ -141,9 +141,9 @@ def test_a_file_of_somebody_else_s_stays(home: Path, capsys: pytest.CaptureFixtu
     assert "mine.sh exists" in capsys.readouterr().err
     assert path.read_text() == "echo mine\n"
     other = home.parent / "ours.sh"
-    told(capsys, home, "--show", 1, "--write", other)
+    plan_output(capsys, home, "--show", 1, "--write", other)
     first = other.read_text()
-    told(capsys, home, "--show", 2, "--write", other)
+    plan_output(capsys, home, "--show", 2, "--write", other)
     assert other.read_text() != first
 
 
@@ -172,10 +172,10 @@ def test_without_the_note_the_request_of_the_companion_tells_the_arguments(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "records" / RUN / NAME).write_text("damaged")
-    out = told(capsys, home, "--show", 1)
+    out = plan_output(capsys, home, "--show", 1)
     assert "torchrun \\\n    --standalone" in out and "recipes/pretrain_gpt.py" in out
     (home / "request.json").unlink()
-    assert '"${SCRIPT:?' in told(capsys, home, "--show", 1)
+    assert '"${SCRIPT:?' in plan_output(capsys, home, "--show", 1)
 
 
 def test_a_command_behind_dashes_is_the_one_that_is_changed(
@@ -184,5 +184,5 @@ def test_a_command_behind_dashes_is_the_one_that_is_changed(
     command = ["torchrun", "--nproc-per-node", "2", "mine.py", "--num-layers", "4"]
     command += ["--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64"]
     command += ["--vocab-size", "256", "--micro-batch-size", "1", "--global-batch-size", "8"]
-    value = json.loads(told(capsys, home, "--show", 1, "--json", "--", *command))
+    value = json.loads(plan_output(capsys, home, "--show", 1, "--json", "--", *command))
     assert value["launch"]["words"][:4] == command[:4]

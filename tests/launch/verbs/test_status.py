@@ -83,7 +83,7 @@ def test_a_live_run_says_where_it_is_and_when_it_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "state"),
+    ("status_fields", "state"),
     [
         ({"phase": "ended", "iteration": 200}, State.ENDED),
         ({"phase": "ended"}, State.STOPPED),
@@ -96,8 +96,10 @@ def test_a_live_run_says_where_it_is_and_when_it_ends(tmp_path: Path) -> None:
         ({"phase": "new"}, State.LOST),
     ],
 )
-def test_what_has_become_of_a_run(said: dict[str, Any], state: State, tmp_path: Path) -> None:
-    launch(tmp_path, **said)
+def test_what_has_become_of_a_run(
+    status_fields: dict[str, Any], state: State, tmp_path: Path
+) -> None:
+    launch(tmp_path, **status_fields)
     run_status = only(tmp_path)
     assert run_status.state is state
     assert (run_status.finish_p50_unix_s is not None) == (state is State.LIVE)
@@ -154,8 +156,8 @@ def test_a_damaged_file_is_named_and_skipped(
     assert main(["status", str(tmp_path), "--json"]) == ExitCode.ANSWER
     value = json.loads(capsys.readouterr().out)
     check(value, SCHEMA)
-    (told,) = value["problems"]
-    assert str(folder / name) in told and "delete it" in told
+    (problem,) = value["problems"]
+    assert str(folder / name) in problem and "delete it" in problem
 
 
 WRONG: tuple[Any, ...] = (None, True, -1, 1e400, 10**30, "text", [], {}, [{}], [[]])
@@ -218,11 +220,11 @@ def test_a_directory_that_holds_nothing_is_one_line(
     home.mkdir()
     make(home)
     assert main([verb, str(home)]) == ExitCode.NO_DATA
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1
-    assert str(home) in told.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    assert str(home) in output.err
     if make is not a_run_that_only_recorded or verb == "status":
-        assert rule in told.err and remedy in told.err
+        assert rule in output.err and remedy in output.err
 
 
 def test_the_age_is_counted_from_the_last_word(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def companion(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def tell(process: subprocess.Popen[str], *lines: str) -> None:
+def send(process: subprocess.Popen[str], *lines: str) -> None:
     assert process.stdin is not None
     process.stdin.write("".join(lines))
     process.stdin.flush()
@@ -61,8 +61,8 @@ def tell(process: subprocess.Popen[str], *lines: str) -> None:
 
 def test_the_file_holds_what_was_told(companion: subprocess.Popen[str], tmp_path: Path) -> None:
     """Hooked and flagged steps count as done, and not for the time of a step."""
-    tell(companion, *(step(n, 0.5 + 0.01 * n) for n in range(21)))
-    tell(companion, step(21, 9.0, is_hooked=True), step(22, 9.0, flags=["saved"]))
+    send(companion, *(step(n, 0.5 + 0.01 * n) for n in range(21)))
+    send(companion, step(21, 9.0, is_hooked=True), step(22, 9.0, flags=["saved"]))
     value = await_steps(tmp_path, 23)
     assert (value["phase"], value["num_steps"], value["iteration"]) == ("runs", 21, 23)
     assert value["step_time_s"] == pytest.approx(0.6)
@@ -74,14 +74,14 @@ def test_the_file_holds_what_was_told(companion: subprocess.Popen[str], tmp_path
 def test_a_watch_ends_with_the_run(
     companion: subprocess.Popen[str], tmp_path: Path, has_word: bool
 ) -> None:
-    tell(companion, step(0))
+    send(companion, step(0))
     await_steps(tmp_path, 1)
     watching = subprocess.Popen(
         [*WATCH, str(tmp_path), "--json"], stdout=subprocess.PIPE, text=True
     )
     assert watching.stdout is not None and companion.stdin is not None
     first = json.loads(watching.stdout.readline())
-    tell(companion, step(1), step(2), '{"event": "end", "step": 2}\n' if has_word else "")
+    send(companion, step(1), step(2), '{"event": "end", "step": 2}\n' if has_word else "")
     companion.stdin.close()
     companion.stdin = None
     values = [first, *map(json.loads, watching.communicate()[0].splitlines())]
@@ -91,8 +91,10 @@ def test_a_watch_ends_with_the_run(
     runs = [run for value in values for run in value["runs"]]
     assert (runs[0]["state"], runs[0]["iteration"]) == ("live", 1)
     assert (runs[-1]["state"], runs[-1]["iteration"]) == ("ended" if has_word else "lost", 3)
-    told = [{name: held for name, held in run.items() if name != "age_s"} for run in runs]
-    assert all(one != two for one, two in pairwise(told))
+    shown_runs = [
+        {name: field_value for name, field_value in run.items() if name != "age_s"} for run in runs
+    ]
+    assert all(one != two for one, two in pairwise(shown_runs))
 
 
 @pytest.mark.slow
@@ -114,16 +116,16 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path, has_directory: b
     assert other.communicate() == ("", "") and other.returncode == ExitCode.NO_DATA
     home.mkdir(exist_ok=True)
     companion = started(home, launch_id="ours", before=FASTER)
-    tell(companion, step(0))
+    send(companion, step(0))
     await_steps(home, 1)
-    tell(companion, '{"event": "end", "step": 0}\n')
+    send(companion, '{"event": "end", "step": 0}\n')
     companion.communicate()
     out, err = watching.communicate()
     assert (watching.returncode, err) == (ExitCode.ANSWER, "") and "ours: ended" in out
 
 
 def test_ctrl_c_ends_a_watch_in_peace(companion: subprocess.Popen[str], tmp_path: Path) -> None:
-    tell(companion, step(0))
+    send(companion, step(0))
     await_steps(tmp_path, 1)
     watching = subprocess.Popen(
         [*WATCH, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -137,7 +139,7 @@ def test_ctrl_c_ends_a_watch_in_peace(companion: subprocess.Popen[str], tmp_path
 
 
 def test_a_terminal_is_drawn_anew(companion: subprocess.Popen[str], tmp_path: Path) -> None:
-    tell(companion, step(0))
+    send(companion, step(0))
     await_steps(tmp_path, 1)
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
@@ -146,7 +148,7 @@ def test_a_terminal_is_drawn_anew(companion: subprocess.Popen[str], tmp_path: Pa
     shown = b""
     while b"live" not in shown:  # the cursor is hidden first
         shown += os.read(ours, 4096)
-    tell(companion, step(1), '{"event": "end", "step": 1}\n')
+    send(companion, step(1), '{"event": "end", "step": 1}\n')
     try:
         while part := os.read(ours, 4096):
             shown += part

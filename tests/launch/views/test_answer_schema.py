@@ -18,7 +18,7 @@ from forerun.launch.verbs.arguments import ANSWERS
 GOLDEN = golden_copy("cpu_dp2")
 SCHEMA = json.loads(ANSWERS.read_text())
 EXPERTS = "--num-experts 4 --moe-router-topk 2 --ep 2 --moe-ffn-hidden-size 64"
-ASKED = (
+QUESTIONS = (
     "predict",
     "predict --tp 2 --mbs 4 --recompute full",
     "predict --gpus 8 --device H100 --zero 3",
@@ -40,7 +40,7 @@ def answer(capsys: Out, words: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ASKED)
+@pytest.mark.parametrize("words", QUESTIONS)
 def test_an_answer_is_what_the_schema_says(words: str, capsys: Out) -> None:
     value = answer(capsys, words)
     check(value, SCHEMA)

@@ -30,11 +30,11 @@ def run_to(directory: Path, last: int) -> None:
     shutil.copytree(GOLDEN / "records", directory / "records")
     start = float(build_table(read_run(directory)).runs["started_unix_s"].min())
     options = companion_settings(directory)
-    beside = CompanionLoop(options, open_sink=lambda _: Sink("nowhere"))
+    loop = CompanionLoop(options, open_sink=lambda _: Sink("nowhere"))
     for step in range(last):
         at = start + STEP_S * (step + 1)
         is_inside = 3 <= step < WINDOW_END
-        beside.handle(
+        loop.handle(
             {
                 "event": "step", "step": step, "time_s": STEP_S, "gap_s": 0.0, "is_hooked": False,
                 "window": 0 if is_inside else None, "is_after_window": step >= WINDOW_END,
@@ -44,11 +44,11 @@ def run_to(directory: Path, last: int) -> None:
         )  # fmt: skip
         if step == WINDOW_END - 1:
             closed = {"event": "window_closed", "window": 0, "last_step": step}
-            beside.handle(closed, at)
-            beside.poll(at)
+            loop.handle(closed, at)
+            loop.poll(at)
     end = start + STEP_S * last + 1.0
-    beside.handle({"event": "end", "step": last - 1, "unix_s": end}, end)
-    beside.finish(end + 5.0)
+    loop.handle({"event": "end", "step": last - 1, "unix_s": end}, end)
+    loop.finish(end + 5.0)
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +74,12 @@ def test_the_error_is_that_of_the_first_forecast(
 ) -> None:
     first, *_, end = read_lines(whole / FORECASTS)[0]
     assert main(["compare", str(whole), "--json"]) == ExitCode.ANSWER
-    (told,) = json.loads(capsys.readouterr().out)["runs"]
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
     start = first["unix_s"] - first["elapsed_s"]
     expected = (first["finish_p50_unix_s"] - end["end_unix_s"]) / (end["end_unix_s"] - start)
-    assert told["first_error_of_total_frac"] == pytest.approx(expected)
+    assert run["first_error_of_total_frac"] == pytest.approx(expected)
     score = json.loads((whole / "score.json").read_text(encoding="utf-8"))
-    assert (score["schema"], score["track"]) == (2, told)
+    assert (score["schema"], score["track"]) == (2, run)
     assert score["num_scored_steps"] == NUM_STEPS - WINDOW_END
 
 

@@ -90,9 +90,9 @@ def test_round_ticks_lie_inside_and_are_evenly_spaced(low: float, high: float, m
     if not high - low > 1e-6 * max(abs(low), abs(high)):
         return
     ticks = [tick.value for tick in round_ticks(low, high, most)]
-    room = 1e-6 * (high - low)
+    tolerance = 1e-6 * (high - low)
     assert len(ticks) <= most + 1
-    assert all(low - room <= tick <= high + room for tick in ticks)
+    assert all(low - tolerance <= tick <= high + tolerance for tick in ticks)
     gaps = [b - a for a, b in itertools.pairwise(ticks)]
     assert all(gap == pytest.approx(gaps[0], rel=1e-6) for gap in gaps)
 
@@ -160,8 +160,8 @@ def test_coverage_lies_where_it_is() -> None:
 def test_labels_far_apart_stand_beside_their_points(points: list[tuple[float, float]]) -> None:
     names = [str(place) for place in range(len(points))]
     places = label_places(points, names, 820)
-    for (x, y), (left, base) in zip(points, places, strict=True):
-        assert abs(left - x) < 40 and abs(base - y) <= 50
+    for (x, y), (label_x, base) in zip(points, places, strict=True):
+        assert abs(label_x - x) < 40 and abs(base - y) <= 50
 
 
 def test_labels_do_not_cover_one_another() -> None:
@@ -192,7 +192,7 @@ def test_rows_of_a_legend_push_down_what_is_below() -> None:
     assert tops[358] > tops[820]
 
 
-def past(iteration: int, finish_unix_s: float) -> PastForecast:
+def past_forecast(iteration: int, finish_unix_s: float) -> PastForecast:
     return PastForecast(
         run_id="run",
         unix_s=1e9 - 60.0,
@@ -214,7 +214,7 @@ def past(iteration: int, finish_unix_s: float) -> PastForecast:
 
 
 def test_titles_of_axes_stand_below_the_legend() -> None:
-    made = [past(10, 1e9), past(20, 1e9)]
+    made = [past_forecast(10, 1e9), past_forecast(20, 1e9)]
     coverage = [Coverage(nominal_frac=0.5, num=10, num_inside=5)]
     finish = finish_chart(made, 1e9, 358)
     for drawing, last, title in (
@@ -227,14 +227,14 @@ def test_titles_of_axes_stand_below_the_legend() -> None:
 
 
 def test_forecasts_are_counted_as_made_and_short_runs_end_to_the_second() -> None:
-    drawing = finish_chart([past(n, 1e9) for n in range(1, 1000)], 1e9 + 1, 820)
+    drawing = finish_chart([past_forecast(n, 1e9) for n in range(1, 1000)], 1e9 + 1, 820)
     assert drawing is not None and drawing.text.startswith("The newest of 999 forecasts")
     assert "says 01:46:40 UTC; the run ended 01:46:41 UTC" in drawing.text
-    one = finish_chart([past(5, 1e9)], 1e9 + 1, 820)
+    one = finish_chart([past_forecast(5, 1e9)], 1e9 + 1, 820)
     assert one is not None and one.text.startswith("The one forecast, after step 5, says")
-    assert finish_chart([past(5, 1e9)], None, 820) is None  # a single point shows nothing
+    assert finish_chart([past_forecast(5, 1e9)], None, 820) is None  # a single point shows nothing
     assert steps_chart([StepPoint(iteration=1, time_s=1.0)], 820) is None
-    far = finish_chart([past(5, 1e9), past(6, 1e9 + 1e6)], None, 820)
+    far = finish_chart([past_forecast(5, 1e9), past_forecast(6, 1e9 + 1e6)], None, 820)
     assert far is not None and far.text.endswith("says Thu 20 Sep 15:33 UTC")
 
 
@@ -247,12 +247,12 @@ def test_steps_are_counted_as_run_not_as_drawn() -> None:
 def test_a_name_leaves_the_interval_of_another_point_free() -> None:
     points, names = [(100.0, 100.0), (130.0, 140.0)], ["running", "1"]
     spreads = [(80.0, 120.0), (60.0, 200.0)]
-    for (x, _), (left, base), name in zip(
+    for (x, _), (label_x, base), name in zip(
         points, label_places(points, names, 820, spreads), names, strict=True
     ):
         for (at, _), (top, bottom) in zip(points, spreads, strict=True):
-            is_beside = left > at or left + 7.8 * len(name) < at
-            assert is_beside or base < top or base - 11 > bottom, (name, x)
+            is_horizontally_clear = label_x > at or label_x + 7.8 * len(name) < at
+            assert is_horizontally_clear or base < top or base - 11 > bottom, (name, x)
 
 
 def test_lines_with_a_meaning_are_as_strong_as_any_hue() -> None:

@@ -43,7 +43,7 @@ def answered() -> tuple[SampleTable, Request, Answer]:
     return table, request, analyse(table, request)
 
 
-def written(directory: Path) -> set[str]:
+def written_files(directory: Path) -> set[str]:
     generator = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix() for path in generator}
 
@@ -70,11 +70,11 @@ def test_any_fault_in_writing_one_file_costs_that_file_alone(
 
     monkeypatch.setattr(files.os, "replace", replace)
     if name == "forecasts.jsonl":
-        monkeypatch.setattr(json_files, "open_own", refuse)
+        monkeypatch.setattr(json_files, "open_owned", refuse)
     writing, place = WriteGuard(), Place(directory=tmp_path, run_id="r")
     for _ in range(2):
         writing(lambda: write_answer(place, *answered))
-    assert set(FILES) - written(tmp_path) == {name}
+    assert set(FILES) - written_files(tmp_path) == {name}
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("[forerun] cannot write ") and name in line and line.isprintable()
     assert re.search(r"\(.+\); .*(all other answers are written|remove )", line)
@@ -100,9 +100,9 @@ def test_what_cannot_be_made_leaves_the_others(
         "step_trace": {"timeline.json.gz"},
         "render": {"report.html"},
     }.get(maker, {"report.html", *PICTURES.values()})
-    assert set(FILES) - written(tmp_path) == lost & set(FILES)
-    said = capsys.readouterr().out
-    assert all(name in said for name in lost) and "Traceback" not in said
+    assert set(FILES) - written_files(tmp_path) == lost & set(FILES)
+    output = capsys.readouterr().out
+    assert all(name in output for name in lost) and "Traceback" not in output
 
 
 def test_a_directory_whose_name_is_no_text_has_all_answers(
@@ -111,15 +111,15 @@ def test_a_directory_whose_name_is_no_text_has_all_answers(
     """Bytes of another encoding; what is shown of the name are their numbers."""
     home = tmp_path / os.fsdecode(b"d\xff\xe9")
     shutil.copytree(GOLDEN / "records", home / "records")
-    beside = CompanionLoop(companion_settings(home))
+    loop = CompanionLoop(companion_settings(home))
     for step in range(13):
-        told = {"event": "step", "step": step, "time_s": 0.15, "gap_s": 0.0, "is_hooked": False}
-        told |= {"window": 0 if 3 <= step < 11 else None, "is_after_window": step >= 11}
-        beside.handle({**told, "flags": [], "unix_s": 1000.0 + step}, 1000.0)
-    beside.handle({"event": "window_closed", "window": 0, "last_step": 10}, 1000.0)
-    beside.poll(1001.0)
-    beside.finish(1002.0)
-    assert set(FILES) | {"score.json", "steps.parquet"} <= written(home)
+        event = {"event": "step", "step": step, "time_s": 0.15, "gap_s": 0.0, "is_hooked": False}
+        event |= {"window": 0 if 3 <= step < 11 else None, "is_after_window": step >= 11}
+        loop.handle({**event, "flags": [], "unix_s": 1000.0 + step}, 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": 10}, 1000.0)
+    loop.poll(1001.0)
+    loop.finish(1002.0)
+    assert set(FILES) | {"score.json", "steps.parquet"} <= written_files(home)
     assert r"d\377\351" in (home / "report.html").read_text(encoding="utf-8")
     assert json.loads((home / "decision.json").read_text())["run_id"]
     out = capsys.readouterr().out

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings
 from json_schema import Mismatch, check
-from left_files import check_left_files, left_files
+from left_files import check_written_files, written_files
 
 from forerun.calib.records.run_values import Launch
 from forerun.calib.workload.run_options import MicroBatchChoice
@@ -30,12 +30,12 @@ OF_A_RUN = {
     *("answer", "decision", "forecast", "score", "drift", "request"),
     *("owner", "launch", "command", "forecasts", "stop-request"),
 }
-Found = dict[str, list[dict[str, Any]]]
+FilesByName = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run of two ranks leaves that came to its end, with a drift on its way."""
+    """Files of a completed run of two ranks, with a drift on its way."""
     home = tmp_path_factory.mktemp("run")
     shutil.copytree(GOLDEN / "records", home / "records")
     for path in (home / "records" / "golden-run").glob("*.jsonl"):
@@ -44,21 +44,21 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_text(longer, encoding="utf-8")
     noted = json.dumps(Launch(argv=("t.py", "--x"), launcher=("torchrun",)).to_json())
     (home / "records" / "golden-run" / "command.json").write_text(noted, encoding="utf-8")
-    told = companion_settings(
+    settings = companion_settings(
         home, launch_id="first", deadline_unix_s=2e9, micro_batch=MicroBatchChoice.ADVISE
     )
-    publisher = Publisher(place_of(told))
+    publisher = Publisher(place_of(settings))
     publisher.begin(1000.0)
-    beside = CompanionLoop(told, publisher=publisher, open_sink=lambda _: Sink("nowhere"))
+    loop = CompanionLoop(settings, publisher=publisher, open_sink=lambda _: Sink("nowhere"))
     for step in range(TRAIN_ITERS):
         time_s = 0.15 if step < DRIFT_AT else 0.3
-        beside.handle(_step(step, time_s), 1000.0 + step)
+        loop.handle(_step(step, time_s), 1000.0 + step)
         if step == WINDOW_END - 1:
             closed = {"event": "window_closed", "window": 0, "last_step": step}
-            beside.handle(closed, 1000.0 + step)
-            beside.poll(1001.0 + step)
-    beside.handle({"event": "end", "unix_s": 1000.0 + TRAIN_ITERS}, 1000.0 + TRAIN_ITERS)
-    beside.finish(1001.0 + TRAIN_ITERS)
+            loop.handle(closed, 1000.0 + step)
+            loop.poll(1001.0 + step)
+    loop.handle({"event": "end", "unix_s": 1000.0 + TRAIN_ITERS}, 1000.0 + TRAIN_ITERS)
+    loop.finish(1001.0 + TRAIN_ITERS)
     LaunchFiles(home, "first").ask("the limit is near")
     return home
 
@@ -72,31 +72,31 @@ def _step(step: int, time_s: float) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(directory: Path) -> Found:
-    values: Found = {}
-    for name, value in left_files(directory):
+def files_by_name(directory: Path) -> FilesByName:
+    values: FilesByName = {}
+    for name, value in written_files(directory):
         values.setdefault(name, []).append(value)
     return values
 
 
 def test_every_file_is_there_and_is_what_its_schema_says(directory: Path) -> None:
-    assert check_left_files(directory) == OF_A_RUN
+    assert check_written_files(directory) == OF_A_RUN
 
 
-def test_a_drift_and_an_end_were_among_what_was_looked_at(found: Found) -> None:
-    assert found["drift"][0]["events"]
-    assert {line["kind"] for line in found["forecasts"]} == {"forecast", "end"}
-    assert found["score"][0]["track"]["is_complete"]
-    assert found["decision"][0]["micro_batch"]["command"] is None
+def test_a_drift_and_an_end_were_among_what_was_looked_at(files_by_name: FilesByName) -> None:
+    assert files_by_name["drift"][0]["events"]
+    assert {line["kind"] for line in files_by_name["forecasts"]} == {"forecast", "end"}
+    assert files_by_name["score"][0]["track"]["is_complete"]
+    assert files_by_name["decision"][0]["micro_batch"]["command"] is None
 
 
 @pytest.mark.parametrize("name", sorted(OF_A_RUN))
-def test_an_unknown_name_and_a_missing_one_are_told(found: Found, name: str) -> None:
-    schema, value = file_schema(name), found[name][0]
+def test_an_unknown_name_and_a_missing_one_are_told(files_by_name: FilesByName, name: str) -> None:
+    schema, value = file_schema(name), files_by_name[name][0]
     needed = _needed(schema, value)
     assert "schema" in needed
     for gone in needed:
-        lacking = {key: held for key, held in value.items() if key != gone}
+        lacking = {key: field_value for key, field_value in value.items() if key != gone}
         with pytest.raises(Mismatch):
             check(lacking, schema)
     with pytest.raises(Mismatch):
@@ -108,13 +108,13 @@ def test_an_unknown_name_and_a_missing_one_are_told(found: Found, name: str) -> 
 def _needed(schema: dict[str, Any], value: dict[str, Any]) -> set[str]:
     """Names that the file cannot do without: those that it has and its schema requires."""
     named: set[str] = set()
-    left: list[Any] = [schema["$defs"][schema["$ref"].rpartition("/")[2]]]
-    while left:
-        one = left.pop()
+    pending: list[Any] = [schema["$defs"][schema["$ref"].rpartition("/")[2]]]
+    while pending:
+        one = pending.pop()
         if "$ref" in one:
-            left.append(schema["$defs"][one["$ref"].rpartition("/")[2]])
+            pending.append(schema["$defs"][one["$ref"].rpartition("/")[2]])
         named |= set(one.get("required", ()))
-        left += [*one.get("allOf", ()), *one.get("anyOf", ())[:1]]
+        pending += [*one.get("allOf", ()), *one.get("anyOf", ())[:1]]
     return named & value.keys()
 
 
@@ -127,9 +127,9 @@ def _times(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
         yield from _times(one)
 
 
-def test_every_time_is_told_by_the_calendar_too(found: Found) -> None:
+def test_every_time_is_told_by_the_calendar_too(files_by_name: FilesByName) -> None:
     seen = set()
-    for name, values in found.items():
+    for name, values in files_by_name.items():
         for holder, key in _times(copy.deepcopy(values)):
             if holder[key] is not None:
                 assert holder[key.removesuffix("unix_s") + "iso"], (name, key)
@@ -140,9 +140,9 @@ def test_every_time_is_told_by_the_calendar_too(found: Found) -> None:
     }
 
 
-def test_the_decision_holds_the_forecast_that_it_was_made_on(found: Found) -> None:
-    (top, own), lines = found["decision"], found["forecasts"]
-    assert top == own
+def test_the_decision_holds_the_forecast_that_it_was_made_on(files_by_name: FilesByName) -> None:
+    (top, run_decision), lines = files_by_name["decision"], files_by_name["forecasts"]
+    assert top == run_decision
     assert top["forecast"]["finish_p50_unix_s"] == lines[0]["finish_p50_unix_s"]
 
 

@@ -29,11 +29,11 @@ def answer() -> Answer:
     return analyse(build_table(read_run(GOLDEN)), Request.from_json(request))
 
 
-def left_of(answer: Answer) -> RemainingRun:
-    own = answer.known.plan.running
+def remaining_run_of(answer: Answer) -> RemainingRun:
+    running = answer.known.plan.running
     return RemainingRun(
-        config=own.config,
-        step_time_s=own.step_time_s,
+        config=running.config,
+        step_time_s=running.step_time_s,
         remaining_s=3600.0,
         now_unix_s=1_700_000_000.0,
         price_per_gpu_hour=PRICE,
@@ -44,10 +44,10 @@ def left_of(answer: Answer) -> RemainingRun:
 def test_eighty_columns_hold_layout_step_interval_and_memory(
     answer: Answer, is_running_out: bool
 ) -> None:
-    left = left_of(answer) if is_running_out else None
+    remaining_run = remaining_run_of(answer) if is_running_out else None
     out = Console(width=80)
     with out.capture() as caught:
-        show_table(layouts_table(answer.known.plan, remaining_run=left), out)
+        show_table(layouts_table(answer.known.plan, remaining_run=remaining_run), out)
     text = caught.get()
     header = " ".join(text.splitlines()[1:3])
     for name in ("layout", "step", "90 %", "memory"):
@@ -58,8 +58,11 @@ def test_eighty_columns_hold_layout_step_interval_and_memory(
 
 
 def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> None:
-    left, rows = left_of(answer), (answer.known.plan.running, *answer.known.plan.candidates)
-    table = layouts_table(answer.known.plan, remaining_run=left)
+    remaining_run, rows = (
+        remaining_run_of(answer),
+        (answer.known.plan.running, *answer.known.plan.candidates),
+    )
+    table = layouts_table(answer.known.plan, remaining_run=remaining_run)
     for name in ("GPU-hours left", "finish (UTC)", "cost"):
         assert name in table.columns
         assert name not in layouts_table(answer.known.plan).columns
@@ -68,17 +71,17 @@ def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> No
     assert running["finish (UTC)"] == "2023-11-14 23:13"
     assert running["cost"] == "4.00"
     for row in rows:
-        said = rest_json(row, left)
-        assert said is not None
-        assert said["remaining_s"] == pytest.approx(3600 * (1 + row.time_frac))
-        assert said["cost"] == pytest.approx(PRICE * said["gpu_hours"])
+        row_json = rest_json(row, remaining_run)
+        assert row_json is not None
+        assert row_json["remaining_s"] == pytest.approx(3600 * (1 + row.time_frac))
+        assert row_json["cost"] == pytest.approx(PRICE * row_json["gpu_hours"])
         assert rest_json(row, None) is None
 
 
 def test_devices_that_are_known_have_flop_and_mfu(answer: Answer) -> None:
     assert "MFU" not in layouts_table(answer.known.plan).columns
-    own = answer.known.plan.running
-    card = replace(own, config=replace(own.config, device="NVIDIA H100 80GB HBM3"))
+    running = answer.known.plan.running
+    card = replace(running, config=replace(running.config, device="NVIDIA H100 80GB HBM3"))
     table = layouts_table(replace(answer.known.plan, running=card))
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert {"tokens/s", "TFLOP/s per GPU", "MFU"} <= first.keys()
@@ -90,14 +93,14 @@ def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
     rate = tokens / answer.measured_step_s
     assert any("tokens/s" in line and " · step " in line for line in answer.transcript)
     assert "tokens/s per rank" in markdown(answer)
-    said = answer.to_json()
-    assert said["decision"]["throughput"]["tokens_per_s"] == pytest.approx(rate)
-    own = said["plan"]["own"]
-    assert own["throughput"]["tokens_per_s"] == pytest.approx(tokens / own["step_time_s"])
+    answer_json = answer.to_json()
+    assert answer_json["decision"]["throughput"]["tokens_per_s"] == pytest.approx(rate)
+    running = answer_json["plan"]["own"]
+    assert running["throughput"]["tokens_per_s"] == pytest.approx(tokens / running["step_time_s"])
     values = summary_values(answer)
     assert values["tokens_per_s"] == pytest.approx(rate)
     assert "mfu_frac" not in values  # of a CPU nobody knows the peak
-    ahead = said["forecast"]
+    ahead = answer_json["forecast"]
     assert ahead["tokens_per_s"] * ahead["step_time_s"] == pytest.approx(tokens)
     config = replace(answer.known.config, device="NVIDIA H100 80GB HBM3")
     card = replace(answer, modelled=replace(answer.known, config=config))
@@ -105,22 +108,22 @@ def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
 
 
 def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path) -> None:
-    def left(run_id: str = "one", **more: float) -> RemainingRun | None:
+    def read_remaining(run_id: str = "one", **more: float) -> RemainingRun | None:
         return read_remaining_run(tmp_path, run_id, answer.known.config, 0.5, **more)
 
-    assert left() is None
-    said = {"run_id": "one", "remaining_s": 100.0, "now_unix_s": 5.0}
-    (tmp_path / "forecast.json").write_text(json.dumps(said))
-    result = left()
+    assert read_remaining() is None
+    forecast = {"run_id": "one", "remaining_s": 100.0, "now_unix_s": 5.0}
+    (tmp_path / "forecast.json").write_text(json.dumps(forecast))
+    result = read_remaining()
     assert result is not None
     assert (result.remaining_s, result.step_time_s, result.price_per_gpu_hour) == (100.0, 0.5, None)
-    asked = {"run_id": "one", "price_per_gpu_hour": 2.5, "restart_cost_s": 30.0}
-    (tmp_path / "request.json").write_text(json.dumps(asked))
-    result, given = left(), left(price_per_gpu_hour=4.0)
+    request = {"run_id": "one", "price_per_gpu_hour": 2.5, "restart_cost_s": 30.0}
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    result, given = read_remaining(), read_remaining(price_per_gpu_hour=4.0)
     assert result is not None
     assert given is not None
     assert (result.price_per_gpu_hour, result.restart_s) == (2.5, 30.0)
     assert given.price_per_gpu_hour == 4.0
-    assert left("another") is None
-    (tmp_path / "forecast.json").write_text(json.dumps({**said, "remaining_s": 0.0}))
-    assert left() is None
+    assert read_remaining("another") is None
+    (tmp_path / "forecast.json").write_text(json.dumps({**forecast, "remaining_s": 0.0}))
+    assert read_remaining() is None

@@ -72,15 +72,15 @@ def answer() -> Answer:
 
 @pytest.fixture(scope="module")
 def tables(answer: Answer) -> list[ReportTable]:
-    """Of a run on GPUs with a price, so that every column is there."""
-    own = replace(
+    """Tables of a run on GPUs with a price, so that every column is there."""
+    running = replace(
         answer.known.plan.running,
         config=replace(answer.known.plan.running.config, device="NVIDIA H100"),
     )
-    plan = replace(answer.known.plan, running=own)
-    left = RemainingRun(
-        config=own.config,
-        step_time_s=own.step_time_s,
+    plan = replace(answer.known.plan, running=running)
+    remaining_run = RemainingRun(
+        config=running.config,
+        step_time_s=running.step_time_s,
         remaining_s=1e7,
         now_unix_s=1.7e9,
         price_per_gpu_hour=2.0,
@@ -94,7 +94,7 @@ def tables(answer: Answer) -> list[ReportTable]:
         )
         for place, one in enumerate(plan.candidates[:6])
     ]
-    return [*tables_of(answer), layouts_table(plan, remaining_run=left), plans_table(best)]
+    return [*tables_of(answer), layouts_table(plan, remaining_run=remaining_run), plans_table(best)]
 
 
 @pytest.mark.parametrize("width", [60, 80])

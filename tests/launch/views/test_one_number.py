@@ -37,7 +37,7 @@ BEGIN_UNIX_S, STEP_S = 1_795_000_000.0, 0.14
 NUM_ROWS = 10
 """A page of the plan."""
 TIMES = slice(4, 6)
-"""Of a choice on the page: its step and its interval, behind what was chosen."""
+"""Columns of a choice on the page with its step and interval, after the chosen settings."""
 
 
 class Gain(NamedTuple):
@@ -77,10 +77,10 @@ def near(value: Any) -> Any:
     return pytest.approx(value, rel=1e-9, abs=1e-12)
 
 
-def trained(told: CompanionSettings, sink: Sink | None = None) -> str:
+def trained(settings: CompanionSettings, sink: Sink | None = None) -> str:
     """The recorded run through its companion; its log."""
     with contextlib.redirect_stdout(io.StringIO()) as log:
-        beside = CompanionLoop(told, open_sink=(lambda _: sink) if sink else None)
+        loop = CompanionLoop(settings, open_sink=(lambda _: sink) if sink else None)
         for step in range(LAST):
             now = BEGIN_UNIX_S + STEP_S * (step + 1)
             is_after = step >= WINDOW_END
@@ -89,17 +89,17 @@ def trained(told: CompanionSettings, sink: Sink | None = None) -> str:
                 "is_hooked": False, "flags": [], "window": None if is_after else 0,
                 "is_after_window": is_after, "unix_s": now,
             }  # fmt: skip
-            beside.handle(event, now)
+            loop.handle(event, now)
             if step == WINDOW_END:
                 closed = {"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}
-                beside.handle(closed, now)
-                beside.poll(now + STEP_S)
-        beside.finish(BEGIN_UNIX_S + STEP_S * (LAST + 1))
+                loop.handle(closed, now)
+                loop.poll(now + STEP_S)
+        loop.finish(BEGIN_UNIX_S + STEP_S * (LAST + 1))
     return log.getvalue()
 
 
-def said(*words: object) -> str:
-    """What a verb prints."""
+def output_of(*words: object) -> str:
+    """Return the output of a verb."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main([*map(str, words)]) == ExitCode.ANSWER
     return out.getvalue()
@@ -143,7 +143,7 @@ class Surfaces:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """``forerun plan --json``."""
-        return json.loads(said("plan", self.home, "--json", "--top", NUM_ROWS))
+        return json.loads(output_of("plan", self.home, "--json", "--top", NUM_ROWS))
 
     @cached_property
     def gains(self) -> dict[str, Gain]:
@@ -158,7 +158,7 @@ class Surfaces:
     @cached_property
     def report(self) -> dict[str, Any]:
         """``forerun report --json``."""
-        return json.loads(said("report", self.home, "--json"))
+        return json.loads(output_of("report", self.home, "--json"))
 
     @property
     def row(self) -> tuple[str, Gain]:
@@ -190,7 +190,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
     return {cells[1].removesuffix(" (running)"): cells for cells in rows}
 
 
-def ends_in(text: str) -> tuple[float, float]:
+def interval_ends(text: str) -> tuple[float, float]:
     """The interval of a sentence that says how much less or more."""
     match = re.search(r"(\d+)(?: % \w+)? to (\d+)(?: % \w+ per step)?\)", text)
     assert match is not None, text
@@ -217,23 +217,23 @@ def surfaces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     shutil.copytree(GOLDEN / "records", home / "records")
     if request.param == "ramped":
         ramped(home / "records")
-    told = companion_settings(home, num_steps=NUM_STEPS, wandb=WandbMode.OFF, host_argv=ARGV)
+    settings = companion_settings(home, num_steps=NUM_STEPS, wandb=WandbMode.OFF, host_argv=ARGV)
     sink = Tables()
-    log = trained(replace(told, started_unix_s=BEGIN_UNIX_S), sink)
+    log = trained(replace(settings, started_unix_s=BEGIN_UNIX_S), sink)
     return Surfaces(home=home, log=log, taken=sink.taken)
 
 
 def test_a_share_is_of_the_running_step(surfaces: Surfaces) -> None:
-    own = surfaces.gains[surfaces.plan["own"]["label"]]
+    running_gain = surfaces.gains[surfaces.plan["own"]["label"]]
     if (measured_s := surfaces.plan["measured_step_time_s"]) is not None:  # not at a size to come
-        assert own.step_s == pytest.approx(measured_s, rel=1e-3)
-    assert own.frac == own.low_frac == own.high_frac == 0.0
+        assert running_gain.step_s == pytest.approx(measured_s, rel=1e-3)
+    assert running_gain.frac == running_gain.low_frac == running_gain.high_frac == 0.0
     for gain in surfaces.gains.values():
-        assert gain.frac == near(gain.step_s / own.step_s - 1)
+        assert gain.frac == near(gain.step_s / running_gain.step_s - 1)
 
 
 NUMBERS = {
-    "report --json": lambda found: found.report["plan"],
+    "report --json": lambda views: views.report["plan"],
     "answer.json of the run": lambda found: found.file("answer.json")["plan"],
     "plan in Python": lambda found: found.run.plan().to_json(),
     "report in Python": lambda found: found.run.report().to_json()["plan"],
@@ -253,9 +253,9 @@ def test_programs_read_the_same_plan(name: str, surfaces: Surfaces) -> None:
 def test_predict_and_explain_say_the_same_of_a_row(surfaces: Surfaces) -> None:
     for number, row in enumerate(surfaces.plan["candidates"], 1):
         gain = surfaces.gains[row["label"]]
-        predicted = json.loads(said("predict", surfaces.home, "--json", *row["options"]))
+        predicted = json.loads(output_of("predict", surfaces.home, "--json", *row["options"]))
         assert gains_of([predicted]) == {row["label"]: near(gain)}
-        explained = json.loads(said("explain", surfaces.home, number, "running", "--json"))
+        explained = json.loads(output_of("explain", surfaces.home, number, "running", "--json"))
         assert explained["difference"]["time_frac"] == near(gain.frac)
         assert explained["layout"]["step_time_s"] == near(gain.step_s)
 
@@ -270,8 +270,8 @@ def test_sinks_get_the_rows_as_numbers(surfaces: Surfaces) -> None:
 
 
 TEXTS = {
-    "report": lambda found: said("report", found.home, "--full"),
-    "plan": lambda found: said("plan", found.home),
+    "report": lambda found: output_of("report", found.home, "--full"),
+    "plan": lambda found: output_of("plan", found.home),
     "report.md": lambda found: (found.home / "report.md").read_text(),
 }
 
@@ -307,9 +307,11 @@ def words_of(choice: Sequence[str]) -> frozenset[str]:
 def test_sentences_say_the_same_of_the_advised_layout(surfaces: Surfaces) -> None:
     label, gain = surfaces.advised
     (faster,) = [line for line in surfaces.log.splitlines() if "faster here" in line]
-    assert ends_in(faster) == gain.ends
-    again = [line for line in surfaces.report["decision"]["transcript"] if "faster here" in line]
-    assert again == [faster]
+    assert interval_ends(faster) == gain.ends
+    sentences = [
+        line for line in surfaces.report["decision"]["transcript"] if "faster here" in line
+    ]
+    assert sentences == [faster]
     decision = surfaces.file("decision.json")
     assert gains_of([decision["candidate"]])[label] == near(gain)
     (numbers,) = [one["numbers"] for one in decision["reasons"] if one["rule"] == "restart"]
@@ -318,7 +320,7 @@ def test_sentences_say_the_same_of_the_advised_layout(surfaces: Surfaces) -> Non
     explained = surfaces.run.report().answer.known.explained[-1].to_json()
     assert explained["difference"]["time_frac"] == near(gain.frac)
     (svg,) = surfaces.home.rglob("layouts*.svg")
-    assert ends_in(svg.read_text()) == gain.ends
+    assert interval_ends(svg.read_text()) == gain.ends
 
 
 def test_the_card_says_the_same_of_the_advised_layout(surfaces: Surfaces) -> None:
@@ -330,10 +332,10 @@ def test_the_card_says_the_same_of_the_advised_layout(surfaces: Surfaces) -> Non
 
 
 def test_status_repeats_the_reason_of_the_decision(surfaces: Surfaces) -> None:
-    result = json.loads(said("status", surfaces.home, "--json"))
-    told = result["runs"][0] if "runs" in result else result
+    result = json.loads(output_of("status", surfaces.home, "--json"))
+    run_status = result["runs"][0] if "runs" in result else result
     reasons = [one["text"] for one in surfaces.report["decision"]["reasons"]]
-    assert told["reason"] in reasons
+    assert run_status["reason"] in reasons
 
 
 def test_wandb_and_tensorboard_are_read_back_with_the_rows(
@@ -346,8 +348,8 @@ def test_wandb_and_tensorboard_are_read_back_with_the_rows(
     monkeypatch.setenv("WANDB_MODE", "offline")
     home = tmp_path / "run"
     shutil.copytree(surfaces.home / "records", home / "records")
-    told = companion_settings(home, num_steps=NUM_STEPS, host_argv=ARGV)
-    trained(replace(told, started_unix_s=BEGIN_UNIX_S))
+    settings = companion_settings(home, num_steps=NUM_STEPS, host_argv=ARGV)
+    trained(replace(settings, started_unix_s=BEGIN_UNIX_S))
     (path,) = (home / "wandb").rglob("layouts_*.table.json")
     table = json.loads(path.read_text())
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]

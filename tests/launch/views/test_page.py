@@ -112,12 +112,12 @@ def test_the_policy_of_the_page_allows_its_own_script_alone(page: Page) -> None:
     text = render(page)
     script = text.split("<script>")[1].split("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    (said,) = (
+    (policy,) = (
         attributes["content"] or ""
         for attributes in Outline(text).all("meta")
         if attributes.get("http-equiv") == "Content-Security-Policy"
     )
-    rules = dict(rule.strip().split(" ", 1) for rule in said.split(";"))
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules == {
         "default-src": "'none'",
         "style-src": "'unsafe-inline'",
@@ -138,8 +138,8 @@ def test_every_picture_has_a_title_and_a_text_of_its_own(outline: Outline) -> No
     assert len(drawings) >= 14
     for drawing in drawings:
         assert drawing["role"] == "img"
-        said = (drawing["aria-labelledby"] or "").split()
-        assert len(said) == 2 and set(said) <= set(names)
+        label_ids = (drawing["aria-labelledby"] or "").split()
+        assert len(label_ids) == 2 and set(label_ids) <= set(names)
 
 
 def test_headings_go_down_by_one_and_regions_are_named(outline: Outline) -> None:
@@ -163,8 +163,8 @@ def test_who_holds_the_others_up_stands_on_the_card(page: Page) -> None:
         excess_s=0.5, cost_s=0.4, low_s=0.3, high_s=0.5,
     )  # fmt: skip
     slow = replace(page.answer.known.waiting, slow=StragglerReport(slow=(late,), cost_s=0.4))
-    held = replace(page.answer, modelled=replace(page.answer.known, waiting=slow))
-    card = render(replace(page, answer=held)).partition("</header>")[0]
+    delayed_answer = replace(page.answer, modelled=replace(page.answer.known, waiting=slow))
+    card = render(replace(page, answer=delayed_answer)).partition("</header>")[0]
     assert '<p class="slow">slow: rank 1 (stage 0)' in card and "cause: compute" in card
     assert 'class="slow"' not in render(page)
 

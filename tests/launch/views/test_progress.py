@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
         return True
 
     def screen(self) -> list[str]:
-        """What a terminal shows of each line: a return writes over what stands there."""
+        """Return each line as a terminal shows it: text after a return overwrites the line."""
         lines = []
         for line in self.getvalue().split("\n"):
             shown = ""

@@ -12,7 +12,7 @@ from rich.console import Console
 from forerun.benchmarks.published.readers import steps_of
 from forerun.calib.advice.planning import compare
 from forerun.calib.advice.scaling import Scaling, compute_scaling
-from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.step_tables import table_steps
 from forerun.calib.workload.config import Batch
 from forerun.launch.views.answer_tables import (
@@ -104,9 +104,9 @@ def test_what_bends_the_curve_is_said_in_words(curves: list[Scaling]) -> None:
     assert "DP exposed (+" in last
     far = [point for one in curves for point in one.points if not point.is_trusted]
     assert any("too far to trust" in line for line in lines) is bool(far)
-    beside = [line for line in lines if line.startswith(f"{B200} against")]
-    assert len(beside) == 2  # the least and the most GPUs
-    assert "times the tokens/s" in beside[0]
+    comparisons = [line for line in lines if line.startswith(f"{B200} against")]
+    assert len(comparisons) == 2  # the least and the most GPUs
+    assert "times the tokens/s" in comparisons[0]
 
 
 def test_the_knee_is_told_with_what_it_may_be(curves: list[Scaling]) -> None:
@@ -134,11 +134,11 @@ def test_the_knee_is_told_with_what_it_may_be(curves: list[Scaling]) -> None:
 
 
 def test_the_curve_is_plain_json(curves: list[Scaling]) -> None:
-    said = json.loads(json.dumps(curves[0].to_json()))
-    assert [point["num_ranks"] for point in said["points"]] == list(COUNTS)
-    assert said["points"][0]["efficiency_frac"] == 1.0
+    curve_json = json.loads(json.dumps(curves[0].to_json()))
+    assert [point["num_ranks"] for point in curve_json["points"]] == list(COUNTS)
+    assert curve_json["points"][0]["efficiency_frac"] == 1.0
     for growth, point, after in zip(
-        said["growths"], said["points"], said["points"][1:], strict=False
+        curve_json["growths"], curve_json["points"], curve_json["points"][1:], strict=False
     ):
         lost = point["efficiency_frac"] / after["efficiency_frac"] - 1
         assert sum(growth["parts_frac"].values()) == pytest.approx(lost)

@@ -90,8 +90,8 @@ def test_every_choice_is_there_once_and_the_running_one_is_known(parts: Parts, r
 @pytest.mark.slow
 def test_rows_say_what_predict_answers(parts: Parts, run: Any) -> None:
     data = json.loads(parts.data)
-    asked = what_if_page.spread(data["rows"], NUM_SETTINGS)
-    for *cells, words in asked:
+    sampled_rows = what_if_page.spread(data["rows"], NUM_SETTINGS)
+    for *cells, words in sampled_rows:
         assert words is not None
         results = what_if_page.predicted_cells(run, f"{data['command']} {words}")
         assert results == cells[NUM_MENUS:]
@@ -131,9 +131,11 @@ def doublings(config: RunConfig, other: RunConfig) -> float:
 
 def test_a_loop_of_ones_own_is_asked_for_no_layout_that_it_would_have_to_build(run: Any) -> None:
     plan, steps = run.report().answer.known.plan, run.machine().steps
-    own = replace(plan.running.config, framework="transformers 4.57")
+    user_config = replace(plan.running.config, framework="transformers 4.57")
     candidates = what_if(
-        replace(plan, running=replace(plan.running, config=own), candidates=()), steps, gpus=(4,)
+        replace(plan, running=replace(plan.running, config=user_config), candidates=()),
+        steps,
+        gpus=(4,),
     )
     assert {(row.config.parallelism.tp, row.config.parallelism.pp) for row in candidates} == {
         (1, 1)
@@ -141,7 +143,7 @@ def test_a_loop_of_ones_own_is_asked_for_no_layout_that_it_would_have_to_build(r
     assert {row.config.parallelism.num_ranks for row in candidates} == {1, 2, 4}
 
 
-needs_browser = pytest.mark.skipif(browser.found() is None, reason="no Chromium on PATH")
+needs_browser = pytest.mark.skipif(browser.find_chromium() is None, reason="no Chromium on PATH")
 
 
 @pytest.fixture(scope="module")
@@ -153,18 +155,18 @@ def file(html: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_browser
 def test_fifty_settings_show_what_predict_answers(file: Path, run: Any) -> None:
-    with browser.opened(file) as tab:
+    with browser.open_page(file) as tab:
         number, wrong = what_if_page.differences(tab, run, NUM_SETTINGS)
         assert not wrong and number == NUM_SETTINGS
         assert not tab.problems
-        assert [url for url in tab.asked if not url.startswith("data:")] == [file.as_uri()]
+        assert [url for url in tab.requested_urls if not url.startswith("data:")] == [file.as_uri()]
         shown = tab.value(what_if_page.SHOWN)
     assert shown["is_folded"] and not shown["is_hidden"]
 
 
 @needs_browser
 def test_menus_go_by_keys(file: Path) -> None:
-    with browser.opened(file) as tab:
+    with browser.open_page(file) as tab:
         before = tab.value(what_if_page.SHOWN)
         tab.value("document.querySelector('#what-if-panel select').focus()")
         tab.press("Tab", "Tab", "ArrowDown")
@@ -177,7 +179,7 @@ def test_menus_go_by_keys(file: Path) -> None:
 
 @needs_browser
 def test_without_scripts_the_table_is_open_and_no_menu_is_seen(file: Path) -> None:
-    with browser.opened(file, has_script=False) as tab:
+    with browser.open_page(file, has_script=False) as tab:
         panel = "document.getElementById('what-if-panel').offsetHeight"
         table = "document.querySelector('#what-if-rows table').offsetHeight"
         assert tab.value(panel) == 0 and tab.value(table) > 100
@@ -186,7 +188,7 @@ def test_without_scripts_the_table_is_open_and_no_menu_is_seen(file: Path) -> No
 @needs_browser
 @pytest.mark.parametrize("width", browser.WIDTHS)
 def test_nothing_is_wider_than_the_screen(file: Path, width: int) -> None:
-    with browser.opened(file, width) as tab:
+    with browser.open_page(file, width) as tab:
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         tab.call("Emulation.setDeviceMetricsOverride", **metrics)
         assert tab.value("document.documentElement.scrollWidth") <= width

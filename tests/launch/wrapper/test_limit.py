@@ -32,19 +32,19 @@ def test_a_limit_that_only_squeue_tells_is_kept(tmp_path: Path) -> None:
     for name, text in (("squeue", SQUEUE), ("scontrol", "#!/bin/sh\nexit 1\n")):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
     done = subprocess.run(
         [*RUN, "--save-before-limit", "--margin=1h", "--", "sleep", "20"],
         cwd=tmp_path,
-        env={**kept, "SLURM_JOB_ID": "7", "PATH": f"{tools}:{os.environ['PATH']}"},
+        env={**inherited, "SLURM_JOB_ID": "7", "PATH": f"{tools}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
     assert "(squeue)" in done.stderr
-    told = re.search(r"(\d+) s before the limit", done.stderr)
-    assert done.returncode == 143 and told is not None and int(told[1]) > 0, done.stderr
+    match = re.search(r"(\d+) s before the limit", done.stderr)
+    assert done.returncode == 143 and match is not None and int(match[1]) > 0, done.stderr
 
 
 SET_CLOCK = """
@@ -102,8 +102,8 @@ def test_slurm_says_what_is_left_by_its_own_clock() -> None:
     assert allocation is not None and allocation.remaining_s == 24 * 3600.0
     endless = from_scontrol((golden / "unlimited.txt").read_text(), "2")
     assert endless is not None and endless.remaining_s is None
-    left = from_squeue("1:30\n", "7", 0.0)
-    assert left is not None and left.remaining_s == 90.0
+    limit = from_squeue("1:30\n", "7", 0.0)
+    assert limit is not None and limit.remaining_s == 90.0
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "-00", "1:" + "9" * 5000])

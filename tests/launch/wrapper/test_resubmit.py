@@ -35,9 +35,9 @@ def stopped(home: Path, *options: str, words: tuple[str, ...] = ()) -> tuple[Lau
     """An advised stop; the launch, and where its script is."""
     command = (sys.executable, "launch.py", "train.py", *words, "--calibrate-dir=out")
     launch = Launch(home, *command, options=options)
-    code, said = launch.end()
+    code, summary = launch.end()
     assert code == 93, launch.err
-    path = said["resubmit"]
+    path = summary["resubmit"]
     assert path is None or isinstance(path, str)
     return launch, path
 
@@ -58,8 +58,8 @@ def test_only_an_unchanged_script_of_ours_is_replaced(home: Path) -> None:
     _, path = stopped(home)
     assert path == "out/resubmit.sh" and (home / path).stat().st_mode & 0o777 == 0o700
     first = (home / path).read_text()
-    _, again = stopped(home, words=("--lr", "1"))
-    assert again == path and "--lr 1" in (home / path).read_text() != first
+    _, second_path = stopped(home, words=("--lr", "1"))
+    assert second_path == path and "--lr 1" in (home / path).read_text() != first
     edited = first.replace("set -eu", "set -eux")
     (home / path).write_text(edited)
     stopped(home)
@@ -122,5 +122,5 @@ def test_the_name_of_a_job_is_one_value_of_one_line(name: str) -> None:
     value = lines[1].removeprefix("#SBATCH --job-name=")
     # Inside double quotes Slurm reads as a shell would, but for $ and `.
     assert value[0] == value[-1] == '"'
-    told = value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
-    assert told == " ".join("".join(c if c.isprintable() else " " for c in name).split())
+    job_name = value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    assert job_name == " ".join("".join(c if c.isprintable() else " " for c in name).split())

@@ -21,7 +21,7 @@ from wrapped_launch import PATIENCE_S, Launch, Torchrun, is_alive, wait_until
 
 @pytest.fixture(autouse=True)
 def heard() -> Iterator[None]:
-    """What a shell lets its background jobs ignore would be ignored by all that is started here."""
+    """Reset signals that a shell makes background jobs ignore: processes here inherit that."""
     numbers = (signal.SIGINT, signal.SIGHUP)
     ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
@@ -43,8 +43,8 @@ def home(tmp_path: Path) -> Iterator[Path]:
     ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -ABRT $$", 134)]
 )
 def test_the_code_is_the_commands_own(home: Path, script: str, code: int) -> None:
-    result, said = Launch(home, "bash", "-c", script).end()
-    assert (result, said["exit_code"], said["num_left"]) == (code, code, 0)
+    result, summary = Launch(home, "bash", "-c", script).end()
+    assert (result, summary["exit_code"], summary["num_left"]) == (code, code, 0)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
@@ -56,10 +56,10 @@ def test_a_signal_is_passed_on_once_and_leaves_nobody(home: Path, name: str, wor
     if name == "SIGTERM":
         time.sleep(0.1)
         launch.process.send_signal(number)
-    code, said = launch.end()
-    assert (code, said["signals"], said["num_killed"]) == (1, [number], 0)
+    code, summary = launch.end()
+    assert (code, summary["signals"], summary["num_killed"]) == (1, [number], 0)
     assert (home / "pids.signals").read_text() == str(int(number))
-    assert launch.left() == []
+    assert launch.alive_pids() == []
     saved = home / "pids.saved"
     assert (saved.read_text().count("saved") if saved.exists() else 0) == 2 * (worker == "saving")
 
@@ -70,16 +70,16 @@ def test_the_second_interrupt_does_not_wait_for_the_deaf(home: Path) -> None:
     launch.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     launch.process.send_signal(signal.SIGINT)
-    code, said = launch.end()
-    assert code == 137 and launch.left() == []
-    assert time.monotonic() - begin < 40.0 and said["num_killed"]
+    code, summary = launch.end()
+    assert code == 137 and launch.alive_pids() == []
+    assert time.monotonic() - begin < 40.0 and summary["num_killed"]
 
 
 def test_who_ignores_sigterm_is_killed_after_the_grace(home: Path) -> None:
     launch = Torchrun(home, "deaf", options=("--grace=1s",))
     launch.process.send_signal(signal.SIGTERM)
-    code, said = launch.end()
-    assert code == 137 and said["num_killed"] and launch.left() == []
+    code, summary = launch.end()
+    assert code == 137 and summary["num_killed"] and launch.alive_pids() == []
 
 
 @pytest.mark.slow
@@ -89,9 +89,9 @@ def test_orphans_of_a_launcher_that_dies_are_ended(home: Path, name: str, worker
     launch = Torchrun(home, worker, options=("--grace=2s",))
     number = getattr(signal, name)
     os.kill(launch.agent, number)
-    code, said = launch.end()
-    assert code == 128 + number and launch.left() == []
-    assert bool(said["num_killed"]) is (worker == "deaf")
+    code, summary = launch.end()
+    assert code == 128 + number and launch.alive_pids() == []
+    assert bool(summary["num_killed"]) is (worker == "deaf")
     assert (home / "pids.saved").exists() is (worker == "saving")
 
 
@@ -99,7 +99,7 @@ def test_a_wrapper_that_is_killed_takes_its_launcher_with_it(home: Path) -> None
     launch = Torchrun(home, "saving")
     launch.process.kill()
     launch.process.communicate(timeout=PATIENCE_S)
-    wait_until(lambda: launch.left() == [])
+    wait_until(lambda: launch.alive_pids() == [])
     assert (home / "pids.saved").read_text().count("saved") == 2
 
 
@@ -107,9 +107,9 @@ def test_a_wrapper_that_is_killed_takes_its_launcher_with_it(home: Path) -> None
 def test_a_warning_without_a_session_ends_the_command(home: Path, name: str) -> None:
     launch = Torchrun(home, "saving")
     launch.process.send_signal(getattr(signal, name))
-    code, said = launch.end()
-    assert (code, said["signals"]) == (1, [signal.SIGTERM]) and name in str(said["asked"])
-    assert (home / "pids.saved").read_text().count("saved") == 2 and launch.left() == []
+    code, summary = launch.end()
+    assert (code, summary["signals"]) == (1, [signal.SIGTERM]) and name in str(summary["asked"])
+    assert (home / "pids.saved").read_text().count("saved") == 2 and launch.alive_pids() == []
 
 
 @pytest.mark.slow
@@ -122,13 +122,13 @@ def test_a_warning_becomes_a_request_that_no_later_launch_finds(home: Path) -> N
     launch.process.send_signal(signal.SIGUSR1)
     wait_until(lambda: [*home.glob("out/runs/*/stop-request.json")])
     (request,) = home.glob("out/runs/*/stop-request.json")
-    asked = json.loads(request.read_text())
-    assert asked["launch_id"] == request.parent.name
-    assert asked["rule"] == "request" and "SIGUSR1" in asked["reason"]
+    stop_request = json.loads(request.read_text())
+    assert stop_request["launch_id"] == request.parent.name
+    assert stop_request["rule"] == "request" and "SIGUSR1" in stop_request["reason"]
     assert not (home / "pids.signals").exists(), "the command must not have seen a signal yet"
-    code, said = launch.end()  # nobody answers here: SIGTERM after the patience
-    assert (code, said["signals"]) == (1, [signal.SIGTERM])
-    assert launch.left() == [] and not request.exists()
+    code, summary = launch.end()  # nobody answers here: SIGTERM after the patience
+    assert (code, summary["signals"]) == (1, [signal.SIGTERM])
+    assert launch.alive_pids() == [] and not request.exists()
 
 
 STOPPING = """
@@ -158,9 +158,9 @@ def test_only_an_advised_stop_of_this_launch_is_93(
     home: Path, launch: str, rule: str, child: str, options: tuple[str, ...], code: int
 ) -> None:
     command = (sys.executable, "-S", "-c", STOPPING, launch, rule, child)
-    result, said = Launch(home, *command, "--calibrate-dir=out", options=options).end()
-    assert (result, said["child_code"]) == (code, int(child))
-    assert (said["stop"] is not None) is (launch == "")
+    result, summary = Launch(home, *command, "--calibrate-dir=out", options=options).end()
+    assert (result, summary["child_code"]) == (code, int(child))
+    assert (summary["stop"] is not None) is (launch == "")
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -175,12 +175,15 @@ def test_an_advised_stop_leaves_a_script_that_starts_the_advised_layout(
         (home / "launch.py").write_text(STOPPING.replace('"--lr", "1"', '"--pin", "***"'))
         command[-2:] = ["--pin", "PLANTED"]
     launch = Launch(home, *command, "--calibrate", "--calibrate-dir=out")
-    code, said = launch.end()
-    assert "PLANTED" not in json.dumps(said) + launch.err
+    code, summary = launch.end()
+    assert "PLANTED" not in json.dumps(summary) + launch.err
     script = home / "out" / "resubmit.sh"
-    (kept,) = home.glob("out/runs/*/resubmit.sh")
+    (archived_script,) = home.glob("out/runs/*/resubmit.sh")
     assert code == 93 and stat.S_IMODE(script.stat().st_mode) == 0o700
-    assert home / str(said["resubmit"]) == script and kept.read_bytes() == script.read_bytes()
+    assert (
+        home / str(summary["resubmit"]) == script
+        and archived_script.read_bytes() == script.read_bytes()
+    )
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = " ".join(script.read_text().replace("\\\n", "").split())
     words = " ".join(command[5:])
@@ -195,11 +198,11 @@ def test_it_saves_before_the_limit_only_where_that_is_wanted(home: Path) -> None
     command = (sys.executable, "-S", "-c", SLEEPER)
     limit = ("--time-limit=3s", "--margin=1s", "--grace=1s")
     saving = Launch(home, *command, options=(*limit, "--save-before-limit"))
-    code, said = saving.end()
-    assert code == 143 and "before the limit" in str(said["asked"])
+    code, summary = saving.end()
+    assert code == 143 and "before the limit" in str(summary["asked"])
     warning = Launch(home, "sleep", "4", options=limit)
-    code, said = warning.end()
-    assert (code, said["asked"]) == (0, "") and "--save-before-limit" in warning.err
+    code, summary = warning.end()
+    assert (code, summary["asked"]) == (0, "") and "--save-before-limit" in warning.err
 
 
 def test_the_session_is_told_the_limit_and_workers_have_time_to_save(home: Path) -> None:
@@ -226,8 +229,8 @@ def test_the_next_job_is_as_long_as_what_is_left(home: Path) -> None:
     command = (sys.executable, "-S", "-c", FORECAST)
     options = ("--directory=out", "--time-limit=5h", "--margin=10m", "--job-time=4h")
     launch = Launch(home, *command, options=options)
-    code, said = launch.end()
-    result = said["suggestion"]
+    code, summary = launch.end()
+    result = summary["suggestion"]
     assert code == 1 and isinstance(result, dict)
     # 40,000 s, a save of 90 s, 600 s to spare, start-up below a minute: 11 h 18 min, so 11 h 30.
     assert result["time"] == "11:30:00" and result["num_jobs"] == 3
@@ -267,10 +270,10 @@ def test_workers_of_a_real_torchrun_save_and_nobody_stays(home: Path, name: str)
         os.kill(int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]), 9)
     else:
         launch.process.send_signal(number)
-    code, said = launch.end()
+    code, summary = launch.end()
     assert code == (137 if name == "SIGKILL" else 1), launch.err
     assert (home / "pids.saved").read_text().count("saved") == 2
-    assert said["num_killed"] == 0
+    assert summary["num_killed"] == 0
     assert [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)] == []
 
 
@@ -294,19 +297,19 @@ def test_a_warning_makes_a_real_run_save_and_stop(home: Path) -> None:
     )
     wait_until(lambda: (home / "out" / "report.md").exists())
     launch.process.send_signal(signal.SIGUSR1)
-    code, said = launch.end()
-    stop, asked = said["stop"], said["suggestion"]
-    assert isinstance(stop, dict) and isinstance(asked, dict)
-    assert (code, said["signals"], stop["rule"]) == (0, [], "request")
+    code, summary = launch.end()
+    stop, suggestion = summary["stop"], summary["suggestion"]
+    assert isinstance(stop, dict) and isinstance(suggestion, dict)
+    assert (code, summary["signals"], stop["rule"]) == (0, [], "request")
     last = int((home / "ck" / "latest_checkpointed_iteration.txt").read_text())
     assert last == stop["iteration"] > 7
     # 100,000 steps do not fit into 30 minutes.
-    assert "% done at the limit" in launch.err and asked["num_jobs"] != 1
+    assert "% done at the limit" in launch.err and suggestion["num_jobs"] != 1
 
 
 def test_dry_run_starts_nothing(home: Path) -> None:
-    code, said = Launch(home, "touch", "started", options=("--dry-run",)).end()
-    assert code == 0 and said["command"] == ["touch", "***"]
+    code, summary = Launch(home, "touch", "started", options=("--dry-run",)).end()
+    assert code == 0 and summary["command"] == ["touch", "***"]
     assert not (home / "started").exists()
 
 

@@ -1,4 +1,4 @@
-"""What Slurm grants: from recorded text, and from a real Slurm where it can be started."""
+"""Time that Slurm grants, from recorded text, and from a real Slurm if it can be started."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ def test_the_suggested_time_holds_and_wastes_less_than_a_quarter_hour(time_s: fl
 
 @given(st.floats(1.0, 1e7), st.floats(60.0, 1e6), st.floats(0.0, 1e5))
 def test_a_chain_is_long_enough_and_not_a_job_longer(
-    left_s: float, job_s: float, lost_s: float
+    remaining_s: float, job_s: float, lost_s: float
 ) -> None:
-    count = num_jobs(left_s, job_s, lost_s)
+    count = num_jobs(remaining_s, job_s, lost_s)
     if count is None:
         assert job_s <= lost_s
     else:
-        assert (count - 1) * (job_s - lost_s) < left_s * (1 + 1e-9)
-        assert count * (job_s - lost_s) >= left_s * (1 - 1e-9)
+        assert (count - 1) * (job_s - lost_s) < remaining_s * (1 + 1e-9)
+        assert count * (job_s - lost_s) >= remaining_s * (1 - 1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +161,8 @@ def test_in_a_real_job_the_limit_is_seen_and_the_code_arrives(slurm: LocalSlurm)
     )
     fields = slurm.end_of(job)
     assert fields["ExitCode"] == "93:0"
-    said = (slurm.home / "limit.out").read_text()
-    assert "limit in 26.00 h (scontrol)" in said or "limit in 26.00 h (SLURM_JOB_END" in said
+    output = (slurm.home / "limit.out").read_text()
+    assert "limit in 26.00 h (scontrol)" in output or "limit in 26.00 h (SLURM_JOB_END" in output
 
 
 @pytest.mark.slow

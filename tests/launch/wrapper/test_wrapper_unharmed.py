@@ -29,14 +29,14 @@ def working(seconds: float, first: str = "") -> tuple[str, ...]:
     return (sys.executable, "-S", "-c", code)
 
 
-def unread() -> int:
+def readerless_pipe() -> int:
     """The writing end of a pipe whose reader is gone, as of a ``tee`` that died."""
     reading, writing = os.pipe()
     os.close(reading)
     return writing
 
 
-def stuffed() -> int:
+def full_pipe() -> int:
     """The writing end of a full pipe that somebody holds and nobody reads."""
     reading, writing = os.pipe()
     os.set_inheritable(reading, True)
@@ -60,7 +60,7 @@ def test_training_does_not_care_whether_the_wrapper_is_heard(tmp_path: Path) -> 
     options = ("--time-limit=3s", "--margin=1h", "--json")
     begun: dict[str, subprocess.Popen[bytes]] = {}
     for number in (1, 2):
-        for opened in (unread, stuffed, full, None):
+        for opened in (readerless_pipe, full_pipe, full, None):
             home = tmp_path / f"{number} {opened and opened.__name__}"
             home.mkdir()
             handles = {1: subprocess.DEVNULL, 2: subprocess.DEVNULL}
@@ -223,9 +223,9 @@ def begin_broken(home: Path, fault: str, *command: str) -> subprocess.Popen[str]
 def test_a_fault_of_the_wrapper_ends_no_training(tmp_path: Path) -> None:
     begun = {name: begin_broken(tmp_path / name, name, *working(3.0)) for name in FAULTS}
     for name, process in begun.items():
-        _, said = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, (tmp_path / name / "ended").exists()) == (7, True), said
-        assert ("training goes on" in said) is ("hangs" not in name), said
+        _, output = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, (tmp_path / name / "ended").exists()) == (7, True), output
+        assert ("training goes on" in output) is ("hangs" not in name), output
 
 
 @pytest.mark.slow
@@ -237,8 +237,8 @@ def test_a_signal_reaches_training_after_a_fault_of_the_wrapper(tmp_path: Path) 
     for process in begun.values():
         process.send_signal(signal.SIGTERM)
     for name, process in begun.items():
-        _, said = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, (tmp_path / name / "saved").exists()) == (3, True), said
+        _, output = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, (tmp_path / name / "saved").exists()) == (3, True), output
 
 
 SAVING = """

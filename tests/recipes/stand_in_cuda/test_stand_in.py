@@ -127,9 +127,9 @@ def python(code: str, cwd: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_the_cpu_answers_for_cuda(tmp_path: Path) -> None:
-    said, line = python(LOOK, tmp_path)
+    message, line = python(LOOK, tmp_path)
     seen = json.loads(line)
-    assert said.startswith("[forerun] CPU stand-in: ")
+    assert message.startswith("[forerun] CPU stand-in: ")
     assert set(seen.pop("devices")) == {"cpu"}
     assert seen.pop("grads") == [[2.0, 2.0, 2.0]] * 3
     assert seen == {

@@ -45,7 +45,7 @@ def _believe_in_device(module: Any) -> None:
 
 
 def _on_virtual_time(module: Any) -> None:
-    """The host's clock beside the events of a device: the one that these events are of."""
+    """Give the stopwatch the host clock of the timeline that its events belong to."""
     defaults = module.DeviceStopwatch.__init__.__kwdefaults__
     of_host = defaults["clock"]
 
@@ -56,7 +56,7 @@ def _on_virtual_time(module: Any) -> None:
     defaults["clock"] = clock
 
 
-def _tell_steps(module: Any) -> None:
+def _notify_steps(module: Any) -> None:
     train_step = module.train_step
     signature = inspect.signature(train_step)
 
@@ -72,7 +72,7 @@ def _tell_steps(module: Any) -> None:
     module.train_step = stepped
 
 
-def _tell_losses(module: Any) -> None:
+def _notify_losses(module: Any) -> None:
     training_log = module.training_log
     signature = inspect.signature(training_log)
 
@@ -88,7 +88,7 @@ def _tell_losses(module: Any) -> None:
 
 
 def _name_methods(module: Any, owners: dict[str, tuple[str, ...]]) -> None:
-    """Methods of Megatron's that are work of their own, as its modules are."""
+    """Attribute work to these methods of Megatron's, as to its modules."""
     for class_name, names in owners.items():
         owner = getattr(module, class_name)
         for name in names:
@@ -128,7 +128,7 @@ def _fsdp(module: Any) -> None:
         one.put_fsdp(module)
 
 
-def _own_streams(module: Any) -> None:
+def _use_timeline_streams(module: Any) -> None:
     """FSDP2 asks for the device of its mesh, which is the CPU: its streams are the timeline's."""
     handle = module._get_device_handle
 
@@ -145,12 +145,12 @@ _AFTER: dict[str, tuple[Callable[[Any], None], ...]] = {
     "forerun.recipes.stand_in_cuda.install": (_over_stand_in,),
     "forerun.hooks.sensors.stopwatch": (_on_virtual_time,),
     "forerun.hooks.session.instruments": (_believe_in_device,),
-    "megatron.training.training": (_tell_steps, _tell_losses),
+    "megatron.training.training": (_notify_steps, _notify_losses),
     "megatron.core.models.common.language_module.language_module": (_loss,),
     "megatron.core.transformer.moe.token_dispatcher": (_dispatchers,),
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group": (_fsdp, _own_streams),
-    "torch.distributed.fsdp._fully_shard._fsdp_collectives": (_own_streams,),
-    "torch.distributed.fsdp._fully_shard._fsdp_state": (_own_streams,),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group": (_fsdp, _use_timeline_streams),
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives": (_use_timeline_streams,),
+    "torch.distributed.fsdp._fully_shard._fsdp_state": (_use_timeline_streams,),
 }
 
 

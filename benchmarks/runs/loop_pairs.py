@@ -16,10 +16,10 @@ from hands_loop import Case  # noqa: E402
 from hands_runs import (  # noqa: E402
     Outcome,
     differences,
-    environs,
     flags,
     missing_records,
     outcome,
+    worker_environments,
 )
 
 TIMEOUT_S = 300.0
@@ -28,7 +28,7 @@ _OURS = ("FORERUN", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Both outcomes of a case, and what is not as it has to be, each in one line."""
+    """Both outcomes of a case, and one line for each violation."""
 
     bare: Outcome
     watched: Outcome
@@ -38,7 +38,7 @@ class Compared:
 def compare(case: Case, home: Path, *, fewest: int | None = None, **environ: str) -> Compared:
     """Train the case in two processes at the same time, in folders below ``home``.
 
-    ``fewest`` hooked steps are enough where some may be given up.
+    ``fewest`` hooked steps suffice if some may be given up.
     """
     started = [
         _start(case, home / name, is_watched=name == "watched", **environ)
@@ -61,14 +61,20 @@ def _start(
     case: Case, home: Path, *, is_watched: bool, **environ: str
 ) -> list[subprocess.Popen[bytes]]:
     home.mkdir(parents=True)
-    own = flags(home / "calibrated") if is_watched else ()
-    command = [sys.executable, str(SUPPORT / "hands_loop.py"), case.name, str(home), *own]
-    kept = {name: held for name, held in os.environ.items() if not name.startswith(_OURS)}
-    kept |= {"OMP_NUM_THREADS": "1"}
+    forerun_options = flags(home / "calibrated") if is_watched else ()
+    command = [
+        sys.executable,
+        str(SUPPORT / "hands_loop.py"),
+        case.name,
+        str(home),
+        *forerun_options,
+    ]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    inherited |= {"OMP_NUM_THREADS": "1"}
     processes = []
-    for place in environs(case.num_ranks, **environ):
+    for place in worker_environments(case.num_ranks, **environ):
         with (home / f"log-{place['RANK']}.txt").open("wb") as log:
-            env = {**kept, **place}
+            env = {**inherited, **place}
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=home))
     return processes
 

@@ -1,4 +1,4 @@
-"""Layouts whose step was measured, and how alike others are to them."""
+"""Layouts whose step was measured, and the similarity of others to them."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ from ..timeline import Floats, Ints
 from ..workload import Cadence, RunConfig
 
 MEASURED_SIGMA_LOG = 0.01
-"""Scatter of a step that somebody reports: 1 %."""
+"""Scatter of a reported step: 1 %."""
 SHARED_FRAC = 0.8
-"""Of what the constants leave, as a variance: the rest is each measurement's own."""
+"""Share of the residual variance that similar layouts have in common; the rest is each
+measurement's own."""
 _REACH = 4.0
-"""Doublings over which the correlation falls to 1/e.  3 to 8 do equally well on public tables."""
+"""Doublings over which the correlation falls to 1/e. 3 to 8 do equally well on public tables."""
 _WEIGHTS = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5])
-"""Of a doubling of each degree; those that follow from the size of a job count half."""
+"""Weight of a doubling of each degree; those determined by the size of a job count half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownStep:
-    """A layout and its step."""
+    """A layout and its measured step."""
 
     config: RunConfig
     time_s: float
     sigma_log: float = MEASURED_SIGMA_LOG
-    """How well the level of the steps was measured."""
+    """Deviation of the measured level of the steps."""
     site: str = ""
-    """Where else it was measured: another cluster, release or day, whose level as a whole may be
-    another one.  Empty: where it is asked."""
+    """Another cluster, release or day on which it was measured, whose level may differ as a whole.
+    Empty for the machine that estimates are made for."""
 
     @staticmethod
     def of(row: StepRow, site: str = "") -> KnownStep:
-        """What a row of a table says."""
+        """Return the known step of a table's row."""
         return KnownStep(config=row.config, time_s=row.measured_s, site=site)
 
 
 def same_layout(config: RunConfig) -> RunConfig:
-    """Equal for runs whose steps are the same work, whatever they do beside their steps.
+    """Normalise a run: equal results mean equal work in a step, whatever else the runs do.
 
-    Routing drifts: as it was counted it is no part of a layout.
+    Measured routing drifts, and is not part of a layout.
     """
     par, model = config.parallelism, config.model
     if model.experts is not None and model.experts.measured:
         model = replace(model, experts=replace(model.experts, measured=()))
     if par.ranks_per_node >= par.num_ranks:
-        par = replace(par, ranks_per_node=0)  # one node, said or not
+        par = replace(par, ranks_per_node=0)  # one node, stated or not
     return replace(config, model=model, parallelism=par, cadence=Cadence(), unmodelled=())
 
 
 def same_but_for_batch(one: RunConfig, other: RunConfig) -> bool:
-    """True where two runs have one layout and differ at most in the global batch.
+    """Return True if two runs have one layout and differ at most in the global batch.
 
     Batches are compared last: not every layout takes the batch of another.
     """
@@ -67,8 +68,8 @@ def same_but_for_batch(one: RunConfig, other: RunConfig) -> bool:
 
 
 def measured_places(known: Sequence[KnownStep]) -> dict[RunConfig, tuple[int, ...]]:
-    """The places of each layout's steps among those that are known; steps of other sites tell of
-    the constants alone."""
+    """Return the indices of each layout's steps among the known ones; steps of other sites only
+    inform the constants."""
     places: dict[RunConfig, tuple[int, ...]] = {}
     for place, step in enumerate(known):
         if not step.site:
@@ -78,9 +79,10 @@ def measured_places(known: Sequence[KnownStep]) -> dict[RunConfig, tuple[int, ..
 
 
 def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Floats:
-    """Correlations of what the constants leave of two steps, shape (configs, others).
+    """Return correlations of the residuals of two steps from the constants, shape (configs,
+    others).
 
-    0.8 exp(-d / reach), d the distance in doublings of the degrees.
+    The formula is 0.8 exp(-d / reach), with d the distance in doublings of the degrees.
 
     >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -90,15 +92,16 @@ def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Flo
     >>> similarity([one], [one, other]).round(3).tolist()
     [[0.8, 0.623]]
     """
-    return alike(degrees_of(configs), degrees_of(others))
+    return degree_correlations(degrees_of(configs), degrees_of(others))
 
 
 SPANNED = ("tp", "cp", "ep", "dp", "pp")
-"""Names of the constants of the kinds of groups that ``unseen_across`` tells of."""
+"""Constants of the group kinds in the columns of ``unseen_across``."""
 
 
 def unseen_across(configs: Sequence[RunConfig], known: Sequence[RunConfig]) -> NDArray[np.bool_]:
-    """Which kinds of groups span nodes in a layout and in none that is known, shape (configs, 5).
+    """Return the kinds of groups that span nodes in a layout but in no known one, shape (configs,
+    5).
 
     >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -112,32 +115,32 @@ def unseen_across(configs: Sequence[RunConfig], known: Sequence[RunConfig]) -> N
 
 
 def _across(configs: Sequence[RunConfig]) -> NDArray[np.bool_]:
-    """Which kinds of groups span nodes, shape (configs, 5)."""
-    found = []
+    """Return the kinds of groups that span nodes, shape (configs, 5)."""
+    flags = []
     for config in configs:
         par = config.parallelism
         block, num_local = par.tp * par.cp, par.ranks_per_node or par.num_ranks
         extents = (par.tp, block, par.ep * par.expert_tp, block * par.dp, block * par.dp * par.pp)
         degrees = (par.tp, par.cp, par.ep, par.dp, par.pp)
-        found.append([d > 1 and e > num_local for d, e in zip(degrees, extents, strict=True)])
-    return np.array(found, dtype=bool).reshape(-1, len(SPANNED))
+        flags.append([d > 1 and e > num_local for d, e in zip(degrees, extents, strict=True)])
+    return np.array(flags, dtype=bool).reshape(-1, len(SPANNED))
 
 
 def correlations(configs: Sequence[RunConfig], running: RunConfig | None = None) -> Floats:
-    """Of what the constants leave of each step, shape (configs, configs).
+    """Return correlations of the steps' residuals from the constants, shape (configs, configs).
 
-    With ``running``, once the step of that layout is known.
+    With ``running``, they are conditioned on the step of that layout.
     """
-    found = similarity(configs, configs)
-    np.fill_diagonal(found, 1.0)
+    correlation = similarity(configs, configs)
+    np.fill_diagonal(correlation, 1.0)
     if running is not None:
-        told = similarity(configs, [running])
-        found -= told @ told.T
-    return found
+        running_similarity = similarity(configs, [running])
+        correlation -= running_similarity @ running_similarity.T
+    return correlation
 
 
 def degrees_of(configs: Sequence[RunConfig]) -> Floats:
-    """What tells layouts apart, a row for each: weighted logs of base 2."""
+    """Return the features that distinguish layouts, one row each: weighted logs of base 2."""
     sizes = []
     for config in configs:
         par, model = config.parallelism, config.model
@@ -151,12 +154,13 @@ def degrees_of(configs: Sequence[RunConfig]) -> Floats:
 
 
 def degrees_of_columns(sizes: Ints) -> Floats:
-    """The same of layouts as columns: tp, pp, cp, ep, micro-batch, vp, dp, hidden size, layers and
-    sequence."""
+    """Return the features of layouts given as columns: tp, pp, cp, ep, micro-batch, vp, dp, hidden
+    size, layers and sequence."""
     return np.log2(sizes) * _WEIGHTS
 
 
-def alike(degrees: Floats, others: Floats) -> Floats:
-    """Correlations of what the constants leave of two steps, shape (layouts, others)."""
+def degree_correlations(degrees: Floats, others: Floats) -> Floats:
+    """Return correlations of the residuals of two steps from the constants, shape (layouts,
+    others)."""
     apart = degrees[:, np.newaxis] - others[np.newaxis]
     return SHARED_FRAC * np.exp(-np.sqrt(np.einsum("cod,cod->co", apart, apart)) / _REACH)

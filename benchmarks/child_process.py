@@ -1,4 +1,4 @@
-"""Measurements in a process of their own, on one thread: its answer, its processor time, memory."""
+"""Measurements in a single-threaded child process: its answer, processor time and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def answer_of(module: str, *words: object) -> Any:
-    """The JSON that ``python -m forerun.benchmarks.MODULE WORDS`` prints last."""
+    """Return the JSON that ``python -m forerun.benchmarks.MODULE WORDS`` prints last."""
     command = [sys.executable, "-m", f"forerun.benchmarks.{module}", *map(str, words)]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     done = subprocess.run(
@@ -21,12 +21,12 @@ def answer_of(module: str, *words: object) -> Any:
 
 
 def processor_s() -> float:
-    """Of this process and of those that it has waited for."""
+    """Return processor seconds of this process and of the children it has waited for."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def peak_nbytes() -> int:
-    """The most memory that this process, or the largest that it has waited for, has held."""
+    """Return peak resident bytes: the larger of this process and its largest reaped child."""
     used = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return 1024 * max(resource.getrusage(who).ru_maxrss for who in used)

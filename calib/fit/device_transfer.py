@@ -1,4 +1,4 @@
-"""A machine's models on another device: by data sheets, and by a few probes measured there."""
+"""Transfer a machine's models to another device, by data sheets and a few probes measured there."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .priors import device_prior
 
 Vector = NDArray[np.float64]
 _SHEET_SIGMA_LOG = {WorkKind.LAUNCH: 0.7, WorkKind.FLOP: 0.2, WorkKind.BYTES: 0.2}
-"""How far the ratio of two devices' rates lies from that of their data sheets."""
+"""Deviation of the ratio of two devices' rates from the ratio of their data sheets."""
 
 
-def transfer(
+def transfer_to_device(
     model: MachineModel, *, device: str, probes: Mapping[str, Timed] | None = None
 ) -> MachineModel:
-    """The same efficiencies on another device.
+    """Transfer the fitted efficiencies to another device.
 
-    Its seconds of a launch, FLOP and byte over those of the model's machine follow from the data
-    sheets, corrected by ``probes``: a few rows measured there, named as the model names them.  Half
-    of what the regressors know beside the law goes along, since tiles and kernels of another device
-    are others in part.  What the probes of an operator leave is learned by the regressor that their
-    number deserves, and its interval is then that of these probes; one without probes is as wide as
-    rates and kernels may be off.
+    The ratios of its seconds per launch, FLOP and byte to those of the model's machine follow from
+    the data sheets, corrected by ``probes``: a few rows measured there, under the model's names.
+    Half of the regressors' correction to the law is transferred, since tiles and kernels partly
+    differ between devices. Residuals of an operator's probes are fitted by the regressor that suits
+    their number, and the interval is theirs; without probes it covers the error of rates and
+    kernels.
     """
     there, here = device_prior(device), model.prior
     then, now = (p.ceilings_for(model.element_nbytes) for p in (here, there))
@@ -66,15 +66,15 @@ def transfer(
 
 
 def _corrected(moved: MachineModel, probes: Mapping[str, Timed]) -> MachineModel:
-    """With what each operator's probes leave of it."""
+    """Return the moved model with each operator corrected by the residuals of its probes."""
     probed: dict[str, PoolModel] = {}
     for name, timed in sorted(probes.items()):
-        left = np.log(timed.time_s) - moved.predict(name, timed.batch).log_time
+        residuals = np.log(timed.time_s) - moved.predict(name, timed.batch).log_time
         probed[name] = fit_residuals(
             name,
             timed,
-            left,
-            rates=moved.rates_there(name, timed.batch),
+            residuals,
+            rates=moved.target_rates(name, timed.batch),
             num_units=moved.pools[name].num_units,
         )
     return replace(moved, probed=probed)
@@ -86,8 +86,8 @@ def _probed(
     known: Mapping[str, Timed],
     sigma_log: Mapping[WorkKind, float],
 ) -> tuple[dict[WorkKind, float], dict[WorkKind, float]]:
-    """Shifts of the three rates at the greatest posterior and their deviations, each probed
-    operator off by its own constant."""
+    """Return the maximum-a-posteriori shifts of the three rates and their deviations; each probed
+    operator has a constant error of its own."""
     center = np.concatenate([[sheet[c] for c in WorkKind], np.zeros(len(known))])
     spread = np.concatenate(
         [[sigma_log[c] for c in WorkKind], np.full(len(known), CARRIED_OPERATOR_SIGMA_LOG)]
@@ -96,8 +96,9 @@ def _probed(
     def by_cost(theta: Vector) -> dict[WorkKind, float]:
         return dict(zip(WorkKind, theta.tolist(), strict=False))
 
-    left = {
-        name: np.log(timed.time_s) - model.carried(model.pools[name].predict(name, timed.batch))
+    log_residuals = {
+        name: np.log(timed.time_s)
+        - model.transferable_log_time(model.pools[name].predict(name, timed.batch))
         for name, timed in known.items()
     }
 
@@ -105,8 +106,8 @@ def _probed(
         moved = replace(model, shift=by_cost(theta), is_moved=True)
         parts = [(theta - center) / spread]
         for i, (name, timed) in enumerate(known.items()):
-            log_time = moved.moved_by(name, timed.batch) + theta[len(WorkKind) + i]
-            parts.append((left[name] - log_time) / SAMPLE_SIGMA_LOG)
+            log_time = moved.machine_shift_log(name, timed.batch) + theta[len(WorkKind) + i]
+            parts.append((log_residuals[name] - log_time) / SAMPLE_SIGMA_LOG)
         return np.concatenate(parts)
 
     def jacobian(theta: Vector) -> Vector:
@@ -121,7 +122,7 @@ def _probed(
 
     if not known:
         return by_cost(center), dict(sigma_log)
-    found = robust_minimum(residuals, jacobian, center, spread=spread)
-    slopes = jacobian(found)
+    solution = robust_minimum(residuals, jacobian, center, spread=spread)
+    slopes = jacobian(solution)
     doubt = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)))
-    return by_cost(found), by_cost(doubt)
+    return by_cost(solution), by_cost(doubt)

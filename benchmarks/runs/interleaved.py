@@ -1,7 +1,7 @@
-"""Launches that take turns: each trains for a few steps while all others are halted.
+"""Launches that take turns: each trains for a few steps while all others are paused.
 
-A shared machine is fast in one minute and slow in the next.  Runs one after the other compare its
-minutes; runs that take turns of about a second meet the same ones.
+The speed of a shared machine varies from minute to minute.  Runs one after the other compare its
+minutes; runs that alternate every second or so share the same ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forerun.benchmarks.runs.launches import cpu_environment, step_times_s
 SKIPPED = 4
 """Steps of a launch before its first turn."""
 STEPS = 2
-"""Whole steps of a turn; one before them was halted in the turn before."""
+"""Whole steps per turn; the step before them was paused in the turn before."""
 _START_LIMIT_S, _TURN_LIMIT_S = 120.0, 60.0
 _POLL_S = 0.01
 
@@ -33,7 +33,7 @@ class _Launch:
     process: subprocess.Popen[bytes]
     log: Path
     turns_s: list[list[float]] = field(default_factory=list)
-    """Whole steps of each of its turns."""
+    """Seconds of the whole steps in each turn."""
 
     @property
     def num_steps(self) -> int:
@@ -43,7 +43,7 @@ class _Launch:
         return step_times_s(self.log.read_text("utf-8", errors="replace"))
 
     def signal(self, number: int) -> None:
-        """To the launcher and all that it has started."""
+        """Signal the launcher and all processes that it started."""
         with contextlib.suppress(psutil.NoSuchProcess):
             parent = psutil.Process(self.process.pid)
             for one in (*parent.children(recursive=True), parent):
@@ -51,7 +51,8 @@ class _Launch:
                     one.send_signal(number)
 
     def runs_until(self, num_steps: int, limit_s: float) -> bool:
-        """Whether it got so far in all before it ended or the time was up; halted in any case."""
+        """Run up to ``num_steps`` in total, then pause; return False if it ended or was too
+        slow."""
         end_s = time.monotonic() + limit_s
         self.signal(signal.SIGCONT)
         while time.monotonic() < end_s and self.process.poll() is None:
@@ -62,11 +63,11 @@ class _Launch:
         return self.process.poll() is None and self.num_steps >= num_steps
 
 
-def taken_in_turns(
+def interleaved_step_times(
     commands: Mapping[str, Sequence[str]], *, logs: Path, num_turns: int, cwd: Path | None = None
 ) -> dict[str, list[list[float]]]:
-    """Seconds of the whole steps of each launch by its turns, ``num_turns`` of them, whose order is
-    reversed from one to the next; a launch that fails is left out, and its log says why."""
+    """Return seconds of the whole steps of each launch in ``num_turns`` turns, whose order
+    alternates; a failed launch is left out, and its log says why."""
     logs.mkdir(parents=True, exist_ok=True)
     launches: dict[str, _Launch] = {}
     try:
@@ -86,7 +87,7 @@ def taken_in_turns(
 
 
 def _turn(one: _Launch) -> None:
-    """One turn; the step that was halted before is no whole one."""
+    """Run one turn; the step interrupted by the pause is not counted."""
     seen = one.num_steps + 1
     one.runs_until(seen + STEPS, _TURN_LIMIT_S)
     one.turns_s.append(one.logged_s()[seen : seen + STEPS])

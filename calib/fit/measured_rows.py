@@ -1,4 +1,4 @@
-"""The rows that models are fitted on: one per distinct operator or collective, windows joined."""
+"""Rows that models are fitted on: one per distinct operator or collective, with windows joined."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import numpy as np
 import pandas as pd
 
 from ..network import Measured, num_nodes
-from ..samples import SampleTable, median_error_log, parse_shape, shape_text, with_neighbours
+from ..samples import SampleTable, median_error_log, parse_shape, shape_text, smooth_over_neighbours
 from ..workload import Collective, CollectiveCall, GroupRole, Operator, OperatorKind, Phase
 
 AGE_FACTOR = 0.7
-"""Weight of a window over that of the one after it: old rows count less and are never dropped."""
+"""Ratio of a window's weight to that of the next one: old rows count less and are never dropped."""
 REPEAT_SIGMA_LOG = 0.02
-"""How far medians of the same work lie apart when it is measured again (public A100 duplicates)."""
+"""Deviation between medians of repeated measurements of the same work (public A100 duplicates)."""
 _OPERATOR = ["kind", "phase", "shape", "element_nbytes"]
 _HOST_KINDS = (OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP)
 _MOST_STEPS = 20
-"""Steps from which a window counts fully: more average no drift away."""
+"""Steps from which a window has full weight: averaging over more does not remove drift."""
 
 
 def measured_operators(table: SampleTable) -> dict[Operator, Measured]:
-    """Each distinct operator and its time, in a fixed order; host kinds are left out.
+    """Return each distinct operator with its time, in a fixed order, without the host kinds.
 
-    One for which the device waited comes with the time of its kernels, where a step was traced.
+    An operator for which the device waited has the time of its kernels too, if a step was traced.
     """
-    rows = _with_weight(table, with_neighbours(table.operators))
+    rows = _with_weight(table, smooth_over_neighbours(table.operators))
     rows = rows[~rows["kind"].isin([kind.value for kind in _HOST_KINDS])]
-    found = {}
+    measured = {}
     for key, group in _groups(rows, _OPERATOR):
         operator, one = _operator(*key), _join(_live_first(group))
         if one.is_host_bound:
             one = replace(one, kernel_s=_kernel_s(operator, table.traced))
-        found[operator] = one
-    return found
+        measured[operator] = one
+    return measured
 
 
 def _operator(kind: str, phase: str, shape: str, nbytes: int) -> Operator:
@@ -50,7 +50,8 @@ def _operator(kind: str, phase: str, shape: str, nbytes: int) -> Operator:
 
 
 def _kernel_s(operator: Operator, traced: pd.DataFrame) -> float:
-    """Its time in traced steps, both gradients of a product in sum; 0 where not all was traced."""
+    """Return the operator's time in traced steps, the sum of both gradients for a product; 0 if not
+    all of it was traced."""
     like = traced[
         (traced["kind"] == operator.kind.value)
         & (traced["shape"] == shape_text(operator.shape))
@@ -64,28 +65,28 @@ def _kernel_s(operator: Operator, traced: pd.DataFrame) -> float:
 
 
 def measured_host(table: SampleTable) -> dict[tuple[OperatorKind, Phase], Measured]:
-    """The host's constants: mean over stages and windows, recent ones with more weight."""
+    """Return the host's constants: means over stages and windows, weighted towards recent ones."""
     rows = _with_weight(table, table.operators)
-    found = {}
+    measured = {}
     for kind in _HOST_KINDS:
         for (phase,), group in _groups(rows[rows["kind"] == kind.value], ["phase"]):
             joined = _join(group)
             mean_s = float(np.average(group["time_s"], weights=group["weight"]))
-            found[kind, Phase(phase)] = replace(joined, time_s=mean_s)
-    return found
+            measured[kind, Phase(phase)] = replace(joined, time_s=mean_s)
+    return measured
 
 
 def measured_collectives(table: SampleTable) -> dict[CollectiveCall, Measured]:
-    """Each distinct collective and its transfer time, in a fixed order."""
-    rows = _with_weight(table, with_neighbours(table.collectives))
+    """Return each distinct collective with its transfer time, in a fixed order."""
+    rows = _with_weight(table, smooth_over_neighbours(table.collectives))
     per_node = table.ranks_per_node()
     sizes = zip(rows["num_ranks"], rows["span"], rows["num_nodes"], strict=True)
-    # Tables without counted nodes have the span alone, which is right for unbroken groups.
+    # Tables without counted nodes only have the span, which is right for contiguous groups.
     rows["num_nodes"] = [
         int(known) or min(int(number), num_nodes(int(span), per_node))
         for number, span, known in sizes
     ]
-    found = {}
+    measured = {}
     for (kind, role, num_ranks, nodes, nbytes), group in _groups(
         rows, ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
     ):
@@ -99,20 +100,20 @@ def measured_collectives(table: SampleTable) -> dict[CollectiveCall, Measured]:
             num_nodes=int(nodes),
         )
         joined = _join(group if exact.empty else exact)
-        found[call] = replace(joined, is_bound=exact.empty)
-    return found
+        measured[call] = replace(joined, is_bound=exact.empty)
+    return measured
 
 
 def _groups(rows: pd.DataFrame, keys: list[str]) -> Iterable[tuple[tuple[Any, ...], pd.DataFrame]]:
-    # Of one key in a list pandas 1.5 says that it gives the bare value, pandas 2 gives a tuple.
+    # For a list of one key, pandas 1.5 yields the bare value (with a warning), pandas 2 a tuple.
     for key, group in rows.groupby(keys if len(keys) > 1 else keys[0], sort=True):
         name: Hashable = key
         yield (name if isinstance(name, tuple) else (name,)), group
 
 
 def _with_weight(table: SampleTable, rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with a weight from the age of their window and the number of their steps, and with the
-    error of each row's log time."""
+    """Add to each row a weight, from its window's age and number of steps, and the error of its log
+    time."""
     starts = table.runs.groupby("run_id")["started_unix_s"].min()
     order = rows[["run_id", "window"]].drop_duplicates()
     order = order.assign(start=order["run_id"].map(starts).fillna(0.0))
@@ -125,7 +126,7 @@ def _with_weight(table: SampleTable, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _live_first(group: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the run itself where it has exact ones; with probes otherwise."""
+    """Return the exact rows of the run itself; if there are none, all rows, probes included."""
     live = group[~group["is_probe"] & ~group["is_bound"]]
     return group if live.empty else live
 
@@ -147,10 +148,10 @@ def _join(group: pd.DataFrame) -> Measured:
 
 
 def _mean(rows: pd.DataFrame, time: str, error: str) -> tuple[float, float]:
-    """Seconds of a column of times by the weights of its rows, and how far they lie apart, as a
-    deviation of their logarithm; 0 without rows.
+    """Return the weighted mean of a column of times in seconds and its deviation in log time; zeros
+    without rows.
 
-    Rows that differ do not become more certain by being joined.
+    The spread between rows is kept: joining rows that differ does not make them more certain.
     """
     if rows.empty:
         return 0.0, 0.0
