@@ -48,6 +48,7 @@ test-all: setup
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python docs/lexicon.py
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The site, into docs-out; a warning is an error.  The reference is written from the code first.

@@ -105,7 +105,7 @@ FOREIGN_VARIABLES = {
 OUTPUT_FILES = {
     "report.html": "everything: charts, tables and text; the page needs no network",
     "report.md": "the same as text",
-    "decision.json": "go on, stop or none yet; the reasons with their numbers; the new command line, "
+    "decision.json": "keep running, stop or none yet; the reasons with their numbers; the new command line, "
     "or why there is none",
     "forecast.json": "step time, P50 and P95 of the finish, what they are made of; GPU-hours, cost and "
     "energy where known",

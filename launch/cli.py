@@ -32,20 +32,20 @@ from .verbs import (
 from .views import waiting
 
 VERBS = {
-    "report": "when a calibrated run ends, and where its step goes",
+    "report": "when a calibrated run ends, and where its step time goes",
     "predict": "step time of another layout: --tp 4 --mbs 2, or Megatron's own options",
     "plan": "the best layouts on a number of GPUs, of the same kind or another",
-    "validate": "how right the models are on tables of measurements",
-    "import": "turn measurements of other tools into tables in Forerun's format",
+    "validate": "how accurate the models are on tables of measurements",
+    "import": "convert measurements of other tools into Forerun's tables",
     "probe": "measure a new machine without training, alone or under torchrun",
     "status": "where a live or finished run is now",
     "watch": "status as it changes, until the run has ended",
-    "compare": "how right the forecasts were",
+    "compare": "how accurate the forecasts of finished runs were",
     "diff": "which of two runs is slower, by how much, and where the time went",
     "explain": "where the step time of a layout goes, and why it is faster than another",
-    "normal": "whether a run is as fast as published ones, and what differs",
-    "run": "start a training command and own the exit code that the scheduler sees",
-    "doctor": "what is installed here and would be attached; with a launch: what it wastes",
+    "normal": "whether a run is as fast as published runs, and what differs",
+    "run": "start a training command and set the exit code that the scheduler sees",
+    "doctor": "what is installed and would be attached; of a launch: what wastes time",
 }
 """Question that each verb answers; the ``verbs`` module of that name defines its arguments."""
 _MODULES = {"import": "import_tables", "watch": "status"}

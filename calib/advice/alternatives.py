@@ -1,4 +1,4 @@
-"""How sharp the best layout of a plan is: how close the next ones are, and which choices matter."""
+"""Sharpness of a plan's optimum: distance of the next layouts, and the choices that matter."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ from .axes import axis_value, changed
 from .planning import Candidate, Plan
 
 NUM_NEXT = 10
-"""Layouts behind the first that are told of: as many as a plan shows."""
+"""Number of layouts behind the first that are reported; as many as a plan shows."""
 _AXES = ("tp", "pp", "vp", "cp", "ep", "mbs", "recompute", "sharding")
 _NUM_VARIED = 5
-"""Layouts whose axes are set to other values, so that what goes best with a value may differ from
-what goes best with another."""
+"""Number of layouts whose axes are varied, so that values combine with different choices."""
 _MATTERS_FRAC = MEASURED_SIGMA_LOG
-"""A choice that costs less than steps of one layout scatter by does not matter."""
+"""Smallest cost of a choice that matters: the scatter of steps of one layout."""
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisChoice(Encoded):
-    """The fastest layout that was found with one value of an axis."""
+    """The fastest known layout with one value of an axis."""
 
     value: str
     label: str
     step_time_s: float
     slower_frac: float
-    """Than the fastest of all; the best with this value is at most as slow."""
+    """Excess over the fastest layout's step; an upper bound for the best one with this value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisWorth(Encoded):
-    """What an axis is worth: its values, the fastest first."""
+    """Effect of an axis: its values, fastest first."""
 
     JSON: ClassVar[str] = "axis cost_frac matters alike choices"
 
@@ -54,42 +53,42 @@ class AxisWorth(Encoded):
 
     @property
     def cost_frac(self) -> float:
-        """What the next best value costs."""
+        """Cost of the second-best value."""
         return self.choices[1].slower_frac
 
     @property
     def matters(self) -> bool:
-        """Whether that is more than steps scatter by."""
+        """True if ``cost_frac`` exceeds the scatter of steps."""
         return self.cost_frac > _MATTERS_FRAC
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """Values that take as long as the fastest, within what steps scatter by."""
+        """Values as fast as the fastest, within the scatter of steps."""
         return tuple(c.value for c in self.choices if c.slower_frac <= _MATTERS_FRAC)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no value costs more."""
+        """True if all values are as fast as the fastest."""
         return len(self.alike) == len(self.choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breadth(Encoded):
-    """How sharp a plan's best is."""
+    """Sharpness of a plan's optimum."""
 
     JSON: ClassVar[str] = "first next_slower_frac num_not_told_apart=num_indistinguishable axes"
 
     first: str
     next_slower_frac: tuple[float, ...]
-    """How much slower the next layouts are than the first."""
+    """Slowdown of each of the next layouts against the first."""
     num_indistinguishable: int
-    """Of these, whose 90 % interval against the first holds 0."""
+    """Number of these whose 90 % interval against the first contains 0."""
     axes: tuple[AxisWorth, ...]
-    """Those with a choice, the one that costs most first."""
+    """Axes with a choice, the costliest first."""
 
     @property
     def text(self) -> str:
-        """One line: how close the next are, and what matters."""
+        """Distance of the next layouts and the choices that matter, in one line."""
         words = []
         if self.next_slower_frac:
             number = len(self.next_slower_frac)
@@ -99,29 +98,29 @@ class Breadth(Encoded):
             )
             words.append(f"the next {number} are {low} to {high} slower")
             words.append(
-                f"{self.num_indistinguishable} of them cannot be told apart from the first"
+                f"{self.num_indistinguishable} of them are indistinguishable from the first"
             )
         telling = [axis for axis in self.axes if axis.matters][:_MOST_NAMED]
         if telling:
             costs = (
                 f"{a.axis} {a.choices[0].value} (else +{format_frac(a.cost_frac)})" for a in telling
             )
-            words.append(f"what matters: {', '.join(costs)}")
+            words.append(f"matters: {', '.join(costs)}")
         close = [axis for axis in self.axes if not axis.matters and not axis.is_idle]
         if close:
             values = (f"{axis.axis} {' or '.join(axis.alike)}" for axis in close)
             words.append(f"as good: {', '.join(values)}")
         idle = [axis.axis for axis in self.axes if axis.is_idle]
         if idle:
-            words.append(f"what does not: {', '.join(idle)}")
+            words.append(f"does not matter: {', '.join(idle)}")
         return "; ".join(words)
 
 
 def breadth(plan: Plan, steps: FittedSteps) -> Breadth | None:
-    """How much slower others are than the fastest layout of a plan that fits; None where none does.
+    """Return how sharp the optimum of a plan is; None if no layout fits.
 
-    The running layout counts.  What an axis costs is found among the layouts of the plan and those
-    that differ from its fastest on this axis alone and fit by the rule of its search.
+    The running layout counts too.  The cost of an axis is taken over the layouts of the plan and
+    those that differ from its fastest on this axis only and fit by the rule of the search.
     """
     ranked = sorted(
         (c for c in (plan.running, *plan.candidates) if c.verdict is not Verdict.DOES_NOT_FIT),
@@ -194,7 +193,7 @@ def _worth(
 
 
 def _with_other_values(config: RunConfig, axis: str) -> Iterator[RunConfig]:
-    """The layout with the values beside its own on an axis, where these can run."""
+    """Yield the layout with neighbouring values on an axis, if these can run."""
     if axis == "sharding":
         yield from other_shardings(config)
         return
@@ -226,29 +225,29 @@ def _values(config: RunConfig, axis: str) -> list[dict[str, Any]]:
 
 
 _OF_THE_PLAN = {"gpus": "--gpus", "gbs": "--global-batch-size", "seq": "--seq-length"}
-"""Axes that all layouts of a plan share, and the option that asks for another value."""
+"""Options for axes that have one value in all layouts of a plan."""
 _MOST_UNTRIED = 20
-"""Layouts that are priced beyond a plan: the fastest of them stands for the rest."""
+"""Limit of layouts evaluated in addition to a plan; the fastest of them stands for the rest."""
 _FREE = ("tp", "pp", "cp", "ep", "mbs")
-"""Axes that a layout has at 1 where nothing is asked of them: least stands in its way then."""
+"""Axes set to 1 if not constrained, so that the fewest rules are violated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyNot(Encoded):
-    """Why none of the layouts that were asked for is first."""
+    """Reason why none of the requested layouts is first."""
 
     JSON: ClassVar[str] = "asked=question num_layouts best=best.label text"
 
     constraint: Keep
     num_layouts: int
-    """How many of them a plan is the best of; 0: none, or a rule forbids all."""
+    """Number of requested layouts that were searched; 0 if none, or if a rule forbids all."""
     best: Candidate | None
-    """The fastest that fits, else the one that needs least; None where there is none."""
+    """The fastest that fits, else the one that needs least memory; None if there is none."""
     text: str
 
     @property
     def question(self) -> str:
-        """The layouts that were asked for, as the command line names them."""
+        """The requested layouts, in the notation of the command line."""
         return str(self.constraint)
 
 
@@ -259,11 +258,12 @@ def why_not(
     num_ranks: int,
     priced: Callable[[Sequence[RunConfig]], Sequence[Candidate]],
 ) -> WhyNot:
-    """What keeps the layouts of ``kept``, a plan of those alone, from the top of ``found``.
+    """Return why no layout that satisfies ``constraint`` is first in ``plan``.
 
-    Time against the first that fits; memory where none does; where there are none on ``num_ranks``
-    ranks, the rule that forbids them.  What no rule forbids and no plan tries is ``priced`` in
-    place of the best layouts.
+    ``constrained_plan`` is a plan of such layouts only.  The reason is their time against the first
+    layout that fits; memory if none of them fits; the rule that forbids them if there are none on
+    ``num_ranks`` ranks.  If no rule forbids them and no plan tries them, ``priced`` evaluates the
+    best layouts with the requested values put in.
     """
     tried = constrained_plan.candidates
     elsewhere = _elsewhere(constraint, plan.running.config, num_ranks)
@@ -310,7 +310,7 @@ def _needed(least: Candidate, capacity_nbytes: int | None) -> str:
 
 
 def _untried(constraint: Keep, plan: Plan, num_ranks: int) -> Iterator[RunConfig]:
-    """The best layouts with what is asked in its place, where they can be, none twice."""
+    """Yield the best layouts with the requested values put in, if they can run, each once."""
     able = [plan.running, *plan.candidates]
     ours = (one.config for one in able if one.config.parallelism.num_ranks == num_ranks)
     words = _words({**_first(constraint), "gpus": num_ranks})
@@ -328,7 +328,7 @@ def _untried(constraint: Keep, plan: Plan, num_ranks: int) -> Iterator[RunConfig
 
 
 def _elsewhere(constraint: Keep, running: RunConfig, num_ranks: int) -> str:
-    """Which option asks for what all layouts of a plan have alike; empty where they have it."""
+    """Return the option for a requested value that this plan cannot have; empty if it can."""
     for name, option in _OF_THE_PLAN.items():
         here = num_ranks if name == "gpus" else layout_name(name).read(running)
         values = constraint.values_of(name)
@@ -338,7 +338,7 @@ def _elsewhere(constraint: Keep, running: RunConfig, num_ranks: int) -> str:
 
 
 def _rule(constraint: Keep, running: RunConfig, num_ranks: int) -> str:
-    """What the first of the values breaks, the rest of the layout being as simple as can be."""
+    """Return the rule that the first requested values violate in an otherwise minimal layout."""
     if constraint.allows(running) and running.parallelism.num_ranks == num_ranks:
         return "it is the running layout"
     named = _first(constraint)

@@ -1,4 +1,4 @@
-"""The choices that a layout consists of, and layouts that take some of theirs from another."""
+"""The choices that make up a layout, and layouts with some choices taken from another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AXES = (
     *("gpus", "tp", "sp", "cp", "ep", "pp", "vp", "mbs"),
     *("recompute", "sharding", "offload", "overlap", "other"),
 )
-"""In the order in which they are changed where any order would do; dp follows from the rest."""
+"""Axes in tie-breaking order; dp follows from the rest."""
 _DEGREES: Mapping[str, tuple[str, ...]] = {
     "gpus": ("ranks_per_node",),
     "tp": ("tp",),
@@ -32,13 +32,13 @@ _DEGREES: Mapping[str, tuple[str, ...]] = {
 }
 _RECOMPUTE = ("recompute", "recompute_num_layers", "recompute_modules")
 _FOLLOWS = ("dp", "chunk_layers")
-"""Of the other degrees."""
+"""Fields that follow from the other degrees."""
 _SIZES = ("micro_batch_size", "global_batch_size")
 _NAMES = tuple(field.name for field in fields(Parallelism))
 
 
 def axis_value(config: RunConfig, axis: str) -> str:
-    """What a layout has chosen on an axis, as text; empty for ``other``.
+    """Return a layout's value on an axis, as text; empty for ``other``.
 
     >>> from ..workload import Batch, ModelShape
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -52,13 +52,15 @@ def axis_value(config: RunConfig, axis: str) -> str:
 
 
 def differing_axes(one: RunConfig, other: RunConfig) -> tuple[str, ...]:
-    """The axes on which two layouts differ, in the order of ``AXES``."""
+    """Return the axes on which two layouts differ, in the order of ``AXES``."""
     return tuple(axis for axis in AXES if _taken(one, axis) != _taken(other, axis))
 
 
 def single_choices(one: RunConfig, other: RunConfig) -> dict[str, dict[str, object]]:
-    """Returns the choices of ``other`` that differ, with the values for ``changed``: an axis where
-    its text differs, else each of its fields alone."""
+    """Return the choices of ``other`` that differ, with the values for ``changed``.
+
+    A choice is an axis if its text differs, else each of its fields on its own.
+    """
     choices: dict[str, dict[str, object]] = {}
     for axis in differing_axes(one, other):
         ours, theirs = _taken(one, axis), _taken(other, axis)
@@ -71,9 +73,9 @@ def single_choices(one: RunConfig, other: RunConfig) -> dict[str, dict[str, obje
 
 
 def with_axes_of(config: RunConfig, other: RunConfig, axes: Collection[str]) -> RunConfig:
-    """``config`` with the choices of ``other`` on some axes, see ``changed``.
+    """Return ``config`` with the choices of ``other`` on some axes, see ``changed``.
 
-    Layers are split over stages as in the layout whose stages they are.
+    Layers are split over stages as in the layout that the number of stages is from.
     """
     taken: dict[str, Any] = {}
     for axis in axes:
@@ -84,10 +86,10 @@ def with_axes_of(config: RunConfig, other: RunConfig, axes: Collection[str]) -> 
 def changed(
     config: RunConfig, values: Mapping[str, object], *, like: RunConfig | None = None
 ) -> RunConfig:
-    """The layout with other values of some fields; dp follows from the number of ranks.
+    """Return the layout with other values of some fields; dp follows from the number of ranks.
 
-    Layers are split over stages as in ``like`` or as they were, where their number is the same,
-    else evenly but for the last stage.  Raises ``ConfigError`` where such a layout cannot run.
+    Layers are split over stages as in ``like``, else as before, if the number of stages is the
+    same, else evenly except for the last stage.  Raises ``ConfigError`` if the layout cannot run.
     """
     taken: dict[str, Any] = dict(values)
     par = config.parallelism
@@ -112,7 +114,7 @@ def changed(
 
 
 def _taken(config: RunConfig, axis: str) -> dict[str, Any]:
-    """The fields of an axis with their values, by names that no two of the parts share."""
+    """Return the fields of an axis with their values; no two axes share a field name."""
     par = config.parallelism
     axis_fields = {name: getattr(par, name) for name in _DEGREES.get(axis, ())}
     if axis == "gpus":
@@ -172,7 +174,7 @@ def _recompute(config: RunConfig) -> str:
 
 
 def _split(config: RunConfig) -> str:
-    """Layers of the stages, where they are not all alike."""
+    """Return the layers of the stages; empty if all stages have as many."""
     layers = config.parallelism.chunk_layers if config.parallelism.vp == 1 else ()
     return f"({layers_text(layers)})" if layers else ""
 
@@ -207,7 +209,7 @@ _SPELLED = {
 
 
 def layout_words(config: RunConfig) -> str:
-    """A layout in the field's words: its degrees and sharding, then what else its label says.
+    """Return a layout in words: degrees and sharding, then the rest of its label.
 
     >>> from dataclasses import replace
     >>> from ..workload import Batch, ModelShape, Parallelism
@@ -240,7 +242,7 @@ def layout_words(config: RunConfig) -> str:
 
 
 def recompute_text(config: RunConfig) -> str:
-    """What a layout computes again, in words.
+    """Return what a layout recomputes, in words.
 
     >>> from dataclasses import replace
     >>> from ..workload import Batch, ModelShape, Parallelism

@@ -1,4 +1,4 @@
-"""Whether to go on, to stop for a faster layout or a limit, or to abstain for lack of evidence."""
+"""The decision to go on, to stop for a faster layout or a limit, or to abstain."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .planning import Candidate, Plan
 
 SCHEMA = 2
 MIN_COVERAGE_FRAC = 0.9
-"""Share of installed hooks that must have fired before other layouts are judged."""
+"""Share of installed hooks that must have fired before other layouts are compared."""
 MIN_STEPS = 5
-"""Measured steps below which nothing is decided."""
-# Middles of 128 equal parts are within 1/256 of the probability that rules compare with 0.90.
+"""Fewest measured steps for a decision."""
+# Midpoints of 128 equal parts are within 1/256 of the probability that rules compare with 0.90.
 _NUM_NODES = 128
-# The mean of 512 draws has 1/22 of their scatter; a fixed seed gives the same plan the same value.
+# The mean of 512 draws has 1/22 of their scatter; the fixed seed is for reproducibility.
 _NUM_DRAWS = 512
 _SEED = 0
 _NEAR_SIGMAS = 6.0
-"""Layouts further behind the best one cannot have been mistaken for it."""
+"""Distance (standard deviations) beyond which a layout cannot be mistaken for the best."""
 _MASKED = f"{MASK} replaces a value that was not kept; write your own there"
 
 
 class Rule(Enum):
-    """Which question a reason answers."""
+    """Rules of a decision; each answers one question."""
 
     RESTART = "restart"
     DEADLINE = "deadline"
@@ -47,13 +47,14 @@ class Rule(Enum):
 class Reason(Encoded):
     """One rule with its outcome; ``numbers`` carry their units in their names.
 
-    Of a restart: ``saved_s`` is what the steps that are left take less (0 where that is nothing),
-    ``restart_cost_s`` what it costs, ``net_s`` the difference, below 0 where it does not pay.
+    For a restart, ``saved_s`` is the time saved over the remaining steps (at least 0),
+    ``restart_cost_s`` the cost of the restart, and ``net_s`` the difference, below 0 if the restart
+    does not pay.
     """
 
     rule: Rule
     is_met: bool
-    """True where the rule, taken alone, speaks for stopping."""
+    """True if the rule on its own calls for stopping."""
     text: str
     probability: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Reason(Encoded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision(Encoded):
-    """The advice of one window, with what it rests on."""
+    """The advice of one window, with its reasons."""
 
     JSON: ClassVar[str] = (
         "schema action confidence now_unix_s reasons candidate command? command_absent command_note"
@@ -73,21 +74,21 @@ class Decision(Encoded):
     confidence: float
     now_unix_s: float | None = None
     candidate: Candidate | None = None
-    """The layout that the restart rule was asked about."""
+    """Layout that the restart rule was applied to."""
     command: tuple[str, ...] = ()
-    """The user's command line with that layout, where it would be worth a restart, or the run is to
-    end in any case; it goes on from the checkpoint."""
+    """User's command line with that layout, resuming from the checkpoint; empty unless a restart
+    pays or the run is to end in any case."""
     command_absent: str = ""
-    """Why there is no command; empty where there is one."""
+    """Reason why there is no command; empty if there is one."""
 
     @property
     def rules_met(self) -> frozenset[Rule]:
-        """Rules that speak for stopping in this window."""
+        """Rules that call for stopping in this window."""
         return frozenset(reason.rule for reason in self.reasons if reason.is_met)
 
     @property
     def command_note(self) -> str:
-        """Says that masked values have to be put into the command; empty where it is whole."""
+        """Hint to put masked values into the command; empty if nothing is masked."""
         return _MASKED if any(MASK in word for word in self.command) else ""
 
 
@@ -102,11 +103,12 @@ def decide(
     host_argv: Sequence[str] = (),
     previously_met: Set[Rule] = frozenset(),
 ) -> Decision:
-    """The advice of this window, given the rules that spoke for stopping in the one before.
+    """Return the advice of this window; ``previously_met`` are the rules met in the previous one.
 
-    Stops where a rule holds with the wanted confidence here and in the previous window as well.
-    Abstains where too few steps were measured, or where the hooks saw too little of a step to judge
-    other layouts; ``silent`` says what no hook can see, of which another window shows no more.
+    The advice is to stop if a rule holds with the requested confidence in this and the previous
+    window.  It is to abstain if too few steps were measured, or if the hooks covered too little of
+    a step to compare other layouts; ``silent`` names parts that no hook can measure, for which
+    another window does not help.
     """
     if forecast is None or forecast.num_samples < MIN_STEPS:
         steps = forecast.num_samples if forecast else 0
@@ -143,7 +145,7 @@ def decide(
 def _command_absent(
     candidate: Candidate | None, plan: Plan | None, host_argv: Sequence[str], *, is_worth: bool
 ) -> str:
-    """Why no command is given; empty where one is."""
+    """Return the reason why no command is given; empty if one is."""
     if candidate is None:
         return _none_offered(plan)
     if not host_argv:
@@ -152,7 +154,7 @@ def _command_absent(
         ""
         if is_worth
         else (
-            "it is not sure enough that a restart pays; `forerun plan DIR --show N` prints commands"
+            "it is not certain enough that a restart pays off; `forerun plan DIR --show N` prints commands"
         )
     )
 
@@ -160,10 +162,11 @@ def _command_absent(
 def saving_probability(
     forecast: Forecast, candidate: Candidate, cost_s: float, *, bias_log: float = 0.0
 ) -> float:
-    """P(time left here - time left there > cost): the ratio log-normal, the time left as it is.
+    """Return P(remaining time here - remaining time there > cost).
 
-    Steps, evaluations and failures shrink alike; what is left is integrated over.  ``bias_log`` is
-    what the log of the ratio is too low by, see ``selection_bias_log``.
+    The ratio of the two is log-normal; the remaining time has its own distribution, which is
+    integrated over.  Steps, evaluations and failures shrink in the same proportion.  ``bias_log``
+    is the bias of the log ratio towards low values, see ``selection_bias_log``.
     """
     mean, sigma = math.log1p(candidate.time_frac) + bias_log, max(candidate.log_ratio_sigma, 1e-12)
     remaining_times_s = forecast.remaining_time.nodes(_NUM_NODES)
@@ -173,12 +176,11 @@ def saving_probability(
 
 
 def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> float:
-    """By how much the log ratio of the fastest of some layouts is too low, on average.
+    """Return the mean amount by which the log ratio of the fastest of several layouts is too low.
 
-    Errors are drawn anew as the plan states them, those of one name alike for all
-    layouts, and the fastest is chosen again: its mean error is the bias (parametric bootstrap;
-    Efron and Tibshirani, 1993, chapter 10).  0 for a single layout; the same rows give the same
-    value.
+    Errors are redrawn from the plan's distributions, with errors of one name shared by all layouts,
+    and the fastest is chosen anew: its mean error is the bias (parametric bootstrap; Efron and
+    Tibshirani, 1993, chapter 10).  0 for a single layout; deterministic.
     """
     best_log = math.log1p(chosen.time_frac)
     near = [
@@ -203,24 +205,27 @@ def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> fl
 
 
 def lateness_probability(forecast: Forecast, deadline_unix_s: float) -> float:
-    """P(finish > deadline)."""
+    """Return P(finish > deadline)."""
     return forecast.remaining_time.chance_beyond(deadline_unix_s - forecast.now_unix_s)
 
 
 def odds_text(rule: Rule, probability: float, confidence: float) -> str:
-    """A probability with what it is one of, and what was asked for.
+    """Return a probability with its event and the requested confidence.
 
     >>> odds_text(Rule.RESTART, 0.71, 0.9)
-    'a restart pays with probability 0.71, asked for 0.90'
+    '71 % chance that a restart pays off, threshold 90 %'
+    >>> odds_text(Rule.DEADLINE, 0.897, 0.9)
+    '89.7 % chance that the run ends after its deadline, threshold 90 %'
     """
-    event = "a restart pays" if rule is Rule.RESTART else f"the run ends after its {rule.value}"
-    return f"{event} with probability {probability:.2f}, asked for {confidence:.2f}"
+    event = "a restart pays off" if rule is Rule.RESTART else f"the run ends after its {rule.value}"
+    chance, threshold = (f"{100.0 * one:.3g} %" for one in (probability, confidence))
+    return f"{chance} chance that {event}, threshold {threshold}"
 
 
 def saving_text(saved_s: float, cost_s: float) -> str:
-    """What a restart saves, and what it costs: two times of at least 0.
+    """Return a restart's saving and cost in words; both are at least 0.
 
-    A layout that was picked as the fastest of many may owe all of its gain to the pick.
+    The gain of a layout picked as the fastest of many may be selection bias only.
 
     >>> saving_text(11_160.0, 600.0), saving_text(17.0, 600.0)
     ('saves 3.1 h less 10.0 min for the restart', 'saves 17.000 s, but a restart costs 10.0 min')
@@ -301,7 +306,7 @@ def _restart_reason(
 
 
 def _candidate(plan: Plan | None) -> Candidate | None:
-    """The fastest layout that surely fits; where none does, the fastest that may."""
+    """Return the fastest layout that surely fits, else the fastest that may."""
     if plan is None:
         return None
     faster = (c for c in plan.candidates if c.verdict is Verdict.FITS and not plan.obstacle(c))
@@ -311,7 +316,7 @@ def _candidate(plan: Plan | None) -> Candidate | None:
 def _gaps(
     plan: Plan | None, candidate: Candidate | None, coverage_frac: float | None, silent: str
 ) -> list[Reason]:
-    """What is missing for a judgement of other layouts."""
+    """Return the evidence that is missing to compare other layouts."""
     out: list[Reason] = []
     if plan is None:
         out.append(_evidence("no layouts were compared; record another window", {}))

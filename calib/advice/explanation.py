@@ -1,4 +1,4 @@
-"""Why a layout takes what it takes, and why one is faster than another: term by term."""
+"""Explanation of a layout's step time, and of the difference of two layouts, term by term."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from ..workload import Encoded, RunConfig
 from .axes import axis_value, differing_axes, with_axes_of
 
 _MOST_AXES = 8
-"""Choices that are changed apart; of more, the last go together.  All orders of eight are 256
-layouts between."""
+"""Limit of choices that are changed separately; further ones change with the last.  Eight choices
+have 256 combinations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Encoded):
-    """One layout between two, with what its choices do to the step before it."""
+    """One step of a walk between two layouts: the changed axes and their effect on step time."""
 
     JSON: ClassVar[str] = "axes=changed label step_time_s change_s low_s high_s"
 
     axes: tuple[str, ...]
-    """What was changed; several where no layout between can run."""
+    """Changed axes; several if no layout in between can run."""
     before: tuple[str, ...]
     after: tuple[str, ...]
     """Values of these axes."""
     label: str
     step_time_s: float
     change_s: float
-    """Against the layout before it."""
+    """Change against the previous layout."""
     low_s: float
     high_s: float
-    """Its 90 % interval; errors that both share have cancelled."""
+    """90 % interval of ``change_s``; errors that both layouts share have cancelled."""
 
     @property
     def text(self) -> str:
-        """What was changed, as ``tp 2 -> 4``."""
+        """The changes, as ``tp 2 -> 4``."""
         named = zip(self.axes, self.before, self.after, strict=True)
         return ", ".join(f"{axis} {old} -> {new}" if new else axis for axis, old, new in named)
 
@@ -58,23 +58,22 @@ class Change(Encoded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk(Encoded):
-    """The way from one layout to another."""
+    """Sequence of changes from one layout to another."""
 
     JSON: ClassVar[str] = "changes alone impossible"
 
     changes: tuple[Change, ...]
-    """In their order; the last ends at the other layout."""
+    """Changes in order; the last ends at the other layout."""
     alone: tuple[Change, ...]
-    """Each choice changed by itself in the first layout, where that can run."""
+    """Each choice changed on its own in the first layout, if that can run."""
     impossible: tuple[str, ...]
-    """Axes whose choice cannot be changed by itself."""
+    """Axes whose choice cannot be changed on its own."""
 
 
 def walk(start: RunConfig, end: RunConfig, steps: FittedSteps) -> Walk:
-    """From ``start`` to ``end`` by as many layouts that can run as there are.
+    """Return the walk from ``start`` to ``end`` with the most intermediate layouts that can run.
 
-    Of orders with equally many, the one that changes axes in the order of ``AXES`` first.  Whether
-    a layout between fits in memory is not asked.
+    Ties are broken by the order of ``AXES``.  Memory is not checked for intermediate layouts.
     """
     groups = _groups(differing_axes(start, end))
     between = _between(start, end, groups)
@@ -104,8 +103,10 @@ def _groups(axes: Sequence[str]) -> list[tuple[str, ...]]:
 def _between(
     start: RunConfig, end: RunConfig, groups: Sequence[Sequence[str]]
 ) -> dict[frozenset[int], RunConfig]:
-    """Every layout with some choices of each that can run, by the groups of axes that are those of
-    the end; the end itself always."""
+    """Return the layouts between ``start`` and ``end`` that can run, and always ``end`` itself.
+
+    Keys are the places of the groups of axes that are taken from ``end``.
+    """
     out: dict[frozenset[int], RunConfig] = {}
     for number in range(1, len(groups)):
         for chosen in combinations(range(len(groups)), number):
@@ -120,11 +121,11 @@ def _between(
 
 
 def _longest(between: dict[frozenset[int], RunConfig], number: int) -> list[frozenset[int]]:
-    """The way over the most layouts, each with more choices of the end than the one before it."""
+    """Return the longest path on which each layout has more choices of the end than the last."""
     best: dict[frozenset[int], list[frozenset[int]]] = {frozenset(): []}
     for places in sorted(between, key=lambda one: (len(one), sorted(one))):
         ways = [way for before, way in best.items() if before < places]
-        # Among equals choices in the order of the axes.
+        # Break ties by the order of the axes.
         best[places] = [*min(ways, key=lambda way: (-len(way), list(map(sorted, way)))), places]
     return best[frozenset(range(number))]
 
@@ -146,16 +147,16 @@ def _change(axes: Sequence[str], before: StepEstimate, after: StepEstimate) -> C
 
 SCHEMA = 1
 _SIGNED = (Term.NODES, Term.UNEXPLAINED)
-"""What may take time off a step; no other term is below 0."""
+"""Terms that may be negative."""
 _MOST_FRAC, _MOST_NAMED = 0.8, 3
-"""A sentence names terms until they are most of a step or of what decides, and not more of them."""
+"""A sentence names at most this many terms, until they are this share of the total."""
 _WORTH_FRAC = 0.1
-"""Of a difference: what works against it is named from there on."""
+"""Smallest share of a difference from which a term of opposite sign is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermTime(Encoded):
-    """Seconds of one term, of a layout or of the difference of two, with a 90 % interval."""
+    """Seconds of one term of a layout, or of the difference of two, with a 90 % interval."""
 
     JSON: ClassVar[str] = "term time_s low_s high_s source_frac=sources"
 
@@ -167,7 +168,7 @@ class TermTime(Encoded):
 
     @property
     def sources(self) -> dict[Source, float]:
-        """Sources that have a share."""
+        """Sources with a nonzero share."""
         return {source: frac for source, frac in self.source_frac.items() if frac}
 
 
@@ -183,16 +184,16 @@ class Explained(Encoded):
 
     estimate: StepEstimate
     terms: tuple[TermTime, ...]
-    """Those that are not 0; they add up to the step."""
+    """Nonzero terms; they add up to the step."""
 
     @property
     def label(self) -> str:
-        """The layout in short."""
+        """Short name of the layout."""
         return layout_label(self.estimate.config)
 
     @property
     def sentence(self) -> str:
-        """Where most of the step goes."""
+        """The largest terms of the step, in a sentence."""
         total_s = self.estimate.time_s
         spent = [t for t in self.terms if t.time_s > 0 or t.term not in _SIGNED]
         named = _named(spent, total_s)
@@ -202,7 +203,7 @@ class Explained(Encoded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference(Encoded):
-    """One layout's step less another's, term by term."""
+    """Step of one layout minus that of another, term by term."""
 
     JSON: ClassVar[str] = (
         "time_s low_s high_s time_frac is_told_apart=is_distinguishable terms walk"
@@ -215,18 +216,18 @@ class Difference(Encoded):
     high_s: float
     """90 % interval; errors that both steps share have cancelled."""
     terms: tuple[TermTime, ...]
-    """They add up to ``time_s``."""
+    """Terms of the difference; they add up to ``time_s``."""
     walk: Walk
-    """From the other layout to the one."""
+    """Walk from ``other`` to ``one``."""
 
     @property
     def is_distinguishable(self) -> bool:
-        """Whether 0 lies outside the interval."""
+        """True if 0 lies outside the interval."""
         return self.low_s > 0 or self.high_s < 0
 
     @property
     def sentence(self) -> str:
-        """Which of the two is faster, and what decides."""
+        """The faster of the two and the deciding terms, in a sentence."""
         frac = self.time_s / self.other.estimate.time_s
         if not self.time_s:
             return f"{self.one.label} and {self.other.label} take the same time"
@@ -236,7 +237,7 @@ class Difference(Encoded):
         else:
             low, high = (s / self.other.estimate.time_s for s in (self.low_s, self.high_s))
             ends = f"{format_frac(low, signed=True)} to {format_frac(high, signed=True)}"
-            text = f"{self.one.label} cannot be told apart from {self.other.label} "
+            text = f"{self.one.label} is indistinguishable from {self.other.label} "
             text += f"({format_frac(frac, signed=True)}; 90 %: {ends})"
         sign = math.copysign(1.0, self.time_s)
         along = [term for term in self.terms if term.time_s * sign > 0]
@@ -255,7 +256,7 @@ class Difference(Encoded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(Encoded):
-    """The answer to why."""
+    """Explanation of a step, or of a difference of two."""
 
     JSON: ClassVar[str] = "schema sentence layout=one other=difference.other difference"
     schema: ClassVar[int] = SCHEMA
@@ -265,12 +266,12 @@ class Explanation(Encoded):
 
     @property
     def sentence(self) -> str:
-        """The answer in one sentence."""
+        """The explanation in one sentence."""
         return self.difference.sentence if self.difference else self.one.sentence
 
 
 def explain(config: RunConfig, other: RunConfig | None, steps: FittedSteps) -> Explanation:
-    """Why the step of a layout takes what it takes; with another, why not as long as that one's."""
+    """Explain the step of a layout or, with ``other``, its difference from that layout's step."""
     if other is None:
         return Explanation(one=_explained(*steps.by_term([config])))
     one, second = steps.by_term([config, other])
@@ -309,7 +310,7 @@ def _term_time(
 
 
 def _levelled(whole: StepTerms, factor: float) -> StepTerms:
-    """The terms at the level that both layouts share, which is no reason of their difference."""
+    """Return the terms scaled by the level common to both layouts, which explains no difference."""
     named = [term for term in Term if term is not Term.UNEXPLAINED]
     terms_s = {term: factor * whole.terms_s[term] for term in named}
     error_s = {term: {n: factor * e for n, e in whole.error_s[term].items()} for term in named}
@@ -322,7 +323,7 @@ def _levelled(whole: StepTerms, factor: float) -> StepTerms:
 
 
 def _shared_level(*pair: StepTerms) -> float:
-    """The factor by which both steps are longer than their terms, or both shorter; else 1."""
+    """Return the factor by which both steps exceed their terms, or both fall short; else 1."""
     factors = [
         one.estimate.time_s / (one.estimate.time_s - one.terms_s[Term.UNEXPLAINED]) for one in pair
     ]
@@ -367,7 +368,7 @@ def _apart(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[float
 
 
 def _joined(one: StepTerms, other: StepTerms, term: Term) -> dict[Source, float]:
-    """Shares of both layouts together, each by its seconds."""
+    """Return source shares of both layouts together, weighted by seconds."""
     ours_s, theirs_s = abs(one.terms_s[term]), abs(other.terms_s[term])
     total_s = ours_s + theirs_s or 1.0
     ours, theirs = one.source_frac[term], other.source_frac[term]
@@ -378,7 +379,7 @@ def _joined(one: StepTerms, other: StepTerms, term: Term) -> dict[Source, float]
 
 
 def _named(terms: Sequence[TermTime], total_s: float) -> list[TermTime]:
-    """The largest terms, until they are most of a total."""
+    """Return the largest terms, until they are most of a total."""
     ordered = sorted(terms, key=lambda term: -abs(term.time_s))
     named: list[TermTime] = []
     for term in ordered[:_MOST_NAMED]:

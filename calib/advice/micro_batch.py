@@ -1,8 +1,8 @@
-"""The micro-batch and the recompute that the measured memory allows, and what they would gain.
+"""Micro-batch and recompute that the measured memory allows, and their gain.
 
-Every degree, the sharding and the global batch stay, so that a checkpoint is as it was and the
-host needs nothing but a few options.  More samples at once make larger products and fewer launches,
-fewer micro-batches a longer bubble; what memory has room for need not be computed again.
+All degrees, the sharding and the global batch stay, so that the checkpoint stays valid and only a
+few options change.  A larger micro-batch has larger products and fewer launches, but fewer
+micro-batches have a larger bubble; spare memory replaces recompute.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from .planning import Candidate, compare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchAdvice:
-    """For each micro-batch that fits the fastest recompute that fits with it."""
+    """The fastest recompute that fits, for each micro-batch that fits."""
 
     running: Candidate
     choices: tuple[Candidate, ...] = ()
-    """Smallest micro-batch first; the running layout may be among them."""
+    """Choices, smallest micro-batch first; the running layout may be among them."""
     memory_capacity_nbytes: int = 0
     num_layouts: int = 0
-    """How many pairs of micro-batch and recompute were looked at."""
+    """Number of pairs of micro-batch and recompute that were considered."""
     missing: str = ""
-    """Why nothing can be said; empty where something is."""
+    """Reason why there is no advice; empty if there is."""
     confidence: float = 0.9
-    """Probability of being faster that an advised choice has."""
+    """Probability of being faster that an advised choice must have."""
     host_argv: tuple[str, ...] = ()
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest of those that are faster than the running layout, as surely as is asked; None
-        where none is."""
+        """The fastest choice that beats the running layout with the requested confidence; None if
+        there is none."""
         sure = [one for one in self.choices if faster_probability(one) >= self.confidence]
         return min(sure, key=lambda one: one.time_frac, default=None)
 
     @property
     def nearest(self) -> Candidate | None:
-        """The fastest other choice, sure or not; None where there is none."""
+        """The fastest other choice, sure or not; None if there is none."""
         others = [one for one in self.choices if one.config != self.running.config]
         return min(others, key=lambda one: one.time_frac, default=None)
 
@@ -67,10 +67,10 @@ class MicroBatchAdvice:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The user's command line with the best choice, from the checkpoint on.
+        """User's command line with the best choice, resuming from the checkpoint.
 
-        Empty where there is none, where it is not known, or where the host is not asked by
-        Megatron's options.
+        Empty if there is no such choice, if the command line is unknown, or if the program does not
+        take Megatron's options.
         """
         best, running = self.best, self.running.config
         if best is None or not self.host_argv or not takes_options(running):
@@ -80,7 +80,7 @@ class MicroBatchAdvice:
 
     @property
     def command_absent(self) -> str:
-        """Why there is no command; empty where there is one."""
+        """Reason why there is no command; empty if there is one."""
         if self.best is None:
             return self.missing or "nothing that fits is surely faster"
         if not self.host_argv:
@@ -91,7 +91,7 @@ class MicroBatchAdvice:
 
     @property
     def line(self) -> str:
-        """What a user reads of it."""
+        """The advice as a line of the transcript."""
         if self.missing:
             return f"micro-batch: {self.missing}"
         best, largest = self.best, self.largest
@@ -114,7 +114,7 @@ class MicroBatchAdvice:
         return " · ".join(words)
 
     def to_json(self) -> JsonObject:
-        """A JSON object; layouts by what differs between them."""
+        """Return a JSON object; layouts have only the fields that differ between them."""
         best, largest = self.best, self.largest
         return {
             "running": _choice(self.running),
@@ -138,10 +138,11 @@ def micro_batch_advice(
     confidence: float = 0.9,
     host_argv: Sequence[str] = (),
 ) -> MicroBatchAdvice:
-    """Micro-batches and recompute of one layout, against what runs.
+    """Return advice on micro-batch and recompute of the running layout.
 
-    ``memory_offset_nbytes`` is what the measured peak had beyond its estimate.  A choice fits with
-    the probability that a plan asks for, or where it needs no more than what runs.
+    ``memory_offset_nbytes`` is the measured memory peak minus its estimate.  A choice fits if it
+    does so with the probability that a plan requires, or if it needs no more than the running
+    layout.
     """
     (running,) = compare(
         config,
@@ -178,9 +179,9 @@ def micro_batch_advice(
 
 
 def faster_probability(choice: Candidate) -> float:
-    """That the choice is faster than the running layout: the ratio of the two is log-normal.
+    """Return the probability that the choice is faster than the running layout (log-normal ratio).
 
-    0 for the running layout itself, an even chance at most where the model does not describe it.
+    0 for the running layout itself; at most 0.5 if the model misfits the run.
     """
     if not choice.log_ratio_sigma:
         return float(choice.time_frac < 0)
@@ -190,10 +191,10 @@ def faster_probability(choice: Candidate) -> float:
 
 
 def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
-    """Every micro-batch that the run may have, with every recompute.
+    """Return every possible micro-batch with every recompute, lightest recompute first.
 
-    Lightest recompute first.  Hosts that take no options of Megatron's keep theirs, and programs
-    what they take no option for.
+    Recompute stays as it is if the program does not take Megatron's options; choices that it has no
+    option for are excluded.
     """
     layouts: list[RunConfig] = []
     for at_size in micro_batches(config):
@@ -205,7 +206,7 @@ def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
 
 
 def micro_batches(config: RunConfig) -> list[RunConfig]:
-    """The layout with every micro-batch that divides all global batch sizes of the run."""
+    """Return the layout with each micro-batch that divides all global batch sizes of the run."""
     sizes = {level.global_batch_size for level in batch_levels(config)} | {
         config.batch.global_batch_size
     }
@@ -223,7 +224,7 @@ def micro_batches(config: RunConfig) -> list[RunConfig]:
 def _fitting(
     config: RunConfig, layouts: Sequence[RunConfig], capacity_nbytes: int, offset_nbytes: int
 ) -> list[RunConfig]:
-    """Those that fit beside the measured peak."""
+    """Return the layouts that fit, given the measured memory peak."""
     running_nbytes = memory(config).total_nbytes
     outside = overhead_nbytes(config.parallelism, config.device)
     return [
@@ -248,7 +249,7 @@ def _chance(needed: float, outside: int, capacity_nbytes: int, offset_nbytes: in
 
 
 def _fastest(layouts: Sequence[RunConfig], steps: FittedSteps) -> list[RunConfig]:
-    """One for each micro-batch, in their order; of those that take the same the first."""
+    """Return the fastest layout of each micro-batch, in their order; the first one among ties."""
     logs = [rounded_log(time_s) for time_s in steps.median_times(layouts).tolist()]
     best: dict[int, int] = {}
     for place, layout in enumerate(layouts):

@@ -1,4 +1,4 @@
-"""Layouts by the names that plans print and that people type."""
+"""Parser for layout names, as plans print them and users type them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NUMBERED = re.compile(r"([a-z]+?)(\d+)$")
 _SHARDED = re.compile(r"(?:ddp|fsdp|zero0|(?:zero[1-3]|hsdp)(?:x\d+)?)$")
 _LAYERS = re.compile(r"(?:\d+x\d+|\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+)$")
 _MOST_DIGITS = 4
-"""Of a number of stages: more are a slip, and would only fill memory."""
+"""Digits of a number of stages; more are a typing error, and would only fill memory."""
 _USAGE = (
     "write it as a plan does (TP4 PP2 DP2 mbs2), in short names over the running layout (tp4 pp2), "
     "or as running"
@@ -44,11 +44,11 @@ _USAGE = (
 
 
 def named_layout(text: str, running: RunConfig, num_ranks: int = 0) -> RunConfig:
-    """The layout that a text names, on so many ranks (0: as the running one) unless it names dp.
+    """Return the layout named by ``text``, on ``num_ranks`` ranks (0: as running) unless it has dp.
 
-    As a plan prints it, degrees in capitals, what is not named is one or off.  In small letters it
-    is a change of the running layout, of which all else stays; dp follows.  Raises ``ConfigError``
-    where a word is not known or the layout cannot run.
+    With degrees in capitals, as a plan prints it, choices that are not named are 1 or off.  In
+    lower case it is a change of the running layout, which keeps all other choices; dp follows.
+    Raises ``ConfigError`` if a word is unknown or the layout cannot run.
 
     >>> from ..workload import ModelShape
     >>> gpt = ModelShape(num_layers=4, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -71,7 +71,7 @@ def named_layout(text: str, running: RunConfig, num_ranks: int = 0) -> RunConfig
 
 
 def _read(word: str) -> Iterator[tuple[str, Any]]:
-    """Names with values: degrees as numbers, all else as it is kept in a layout."""
+    """Yield names with values: degrees as integers, all else in the types of a layout."""
     small = word.lower().replace("=", "")
     numbered = _NUMBERED.match(small)
     head, _, modules = small.partition("+")
@@ -109,7 +109,7 @@ def _read(word: str) -> Iterator[tuple[str, Any]]:
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    """Layers of the chunks, from ``16x3-14``."""
+    """Return the layers of the chunks from text such as ``16x3-14``."""
     out: list[int] = []
     for part in text.split("-"):
         number, _, count = part.partition("x")
@@ -183,7 +183,7 @@ def _overlaps(
     *,
     is_whole: bool,
 ) -> dict[str, bool]:
-    """What is said of overlaps; a label that says nothing has all that can be."""
+    """Return the named overlaps; a label that names none has all that are possible."""
     is_alone = degrees["dp"] * degrees["cp"] == 1
     if "overlaps" not in named and (is_alone or not is_whole or not label_names_overlaps(running)):
         return {}
@@ -198,7 +198,7 @@ def _sharding(
 ) -> dict[str, Any]:
     replicas = degrees["dp"] * degrees["cp"]
     if "sharding" not in named:
-        # A label of one replica says nothing of its sharding.
+        # A label with one replica does not name its sharding.
         if not is_whole or replicas == 1:
             return {} if replicas > 1 else {"num_optimizer_instances": 1}
         named = {**named, "sharding": Sharding.NONE, "copies": 1}

@@ -56,21 +56,22 @@ _AXES = {
     "mbs": "--micro-batch-size",
     "recompute": "--recompute-granularity",
 }
-"""Axes that stay as they are where nothing says another value."""
+"""Axes that keep their value if no option sets them."""
 _EXPERT_AXES = {"ep": "--expert-model-parallel-size"}
 _WITHIN = (
     *("--pipeline-model-parallel-layout", "--recompute-method", "--recompute-num-layers"),
     *("--recompute-modules", "--use-distributed-optimizer", "--overlap-grad-reduce"),
     *("--overlap-param-gather", "--num-distributed-optimizer-instances"),
 )
-"""What splits, recompute and states of an axis need."""
+"""Further options for splits, recompute and optimizer states."""
 _NOT_ON_A_CPU = ("--context-parallel-size", *FSDP_OPTIONS, *OFFLOAD_OPTIONS)
 
 
 def fix_unavailable_axes(config: RunConfig, keep: Keep | None) -> Keep | None:
-    """The layouts that are asked for, with each axis that the program has no option for as it runs.
+    """Return the constraint with each axis that the program has no option for at its running value.
 
-    An axis that is asked for otherwise stays asked for: its rows say why they are not offered.
+    If another value of such an axis was requested, the request stands, and its rows say why they
+    are not offered.
     """
     if not takes_options(config):
         return keep
@@ -85,9 +86,9 @@ def fix_unavailable_axes(config: RunConfig, keep: Keep | None) -> Keep | None:
 def count_excluded(
     config: RunConfig, num_ranks: int, keep: Keep | None, result: SearchResult
 ) -> SearchResult:
-    """What was found, with the layouts that the program cannot be asked for among what rules cut.
+    """Return the result with layouts that the program has no options for counted as cut by rules.
 
-    ``keep`` is what was asked for.
+    ``keep`` is the constraint as requested.
     """
     reason = exclusion_reason(config)
     if not reason:
@@ -99,7 +100,7 @@ def count_excluded(
 
 
 def exclusion_reason(config: RunConfig) -> str:
-    """Why layouts of a run were not searched; empty where its program takes all options.
+    """Return why some layouts of a run were not searched; empty if its program takes all options.
 
     Options that no layout of this model and device needs are not named.
     """
@@ -128,14 +129,14 @@ _FORMS = {
     Sharding.GRADS: "Megatron-FSDP",
     Sharding.WEIGHTS: "Megatron-FSDP",
 }
-"""Of which each saves its states in a form of its own."""
+"""Optimizers by sharding; each has its own checkpoint format."""
 
 
 def converter(config: RunConfig, running: RunConfig) -> str:
-    """Why a run cannot go on under another sharding; empty where it can.
+    """Return why a run cannot resume under another sharding; empty if it can.
 
-    Megatron's optimizers save their states in forms of their own, which only a converter joins
-    (Megatron-LM issue 851); FSDP wants ``--ckpt-format fsdp_dtensor``.
+    Megatron's optimizers have their own checkpoint formats, between which only a converter
+    translates (Megatron-LM issue 851); FSDP needs ``--ckpt-format fsdp_dtensor``.
 
     >>> from dataclasses import replace
     >>> from ..workload import Batch, ModelShape, Parallelism
@@ -165,14 +166,17 @@ __all__ = [
 ]
 
 SCHEMA = 1
-# Few enough that somebody tries them.
+# Few enough for a user to try them all.
 _NUM_WORTH_MEASURING = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Candidate(Encoded):
-    """One layout.  ``time_frac`` is its step time over that of the running layout, minus one; it
-    and what belongs to it are NaN where nothing runs that does the same work on such a device."""
+    """One layout with its step time, memory and verdict.
+
+    ``time_frac`` is its step time over that of the running layout, minus one; it and the fields
+    that depend on it are NaN if no running layout does the same work on such a device.
+    """
 
     JSON: ClassVar[str] = (
         "label num_ranks=config.parallelism.num_ranks tp=config.parallelism.tp "
@@ -191,15 +195,15 @@ class Candidate(Encoded):
     time_frac_low: float
     time_frac_high: float
     log_ratio_sigma: float
-    """Standard deviation of the log of the ratio; shared errors have cancelled."""
+    """Standard deviation of the log ratio; shared errors have cancelled."""
     error_log: Mapping[str, float]
-    """Change of the log of the ratio when one thing that is not known is off by one deviation."""
+    """Change of the log ratio when one uncertain quantity is off by a standard deviation."""
     memory: MemoryEstimate
     verdict: Verdict
     source_frac: Mapping[Source, float]
     options: tuple[str, ...]
     fit_probability: float | None = None
-    """That it fits in the memory of a device; None where nobody knows how much that is."""
+    """Probability that it fits in device memory; None if the capacity is unknown."""
 
     def __repr__(self) -> str:
         step, low, high = map(format_time, (self.step_time_s, self.low_s, self.high_s))
@@ -208,66 +212,66 @@ class Candidate(Encoded):
 
     @property
     def label(self) -> str:
-        """The layout in short, as ``TP4 PP2 mbs2``."""
+        """Short name of the layout, as ``TP4 PP2 mbs2``."""
         return layout_label(self.config)
 
     @property
     def routing(self) -> Routed | None:
-        """How tokens are taken to spread over the ranks of its experts; None without experts."""
+        """Assumed or measured routing of tokens to its experts; None without experts."""
         return routed(self.config)
 
     @property
     def throughput(self) -> Throughput:
-        """What its step time is worth."""
+        """Throughput at its step time."""
         return throughput(self.config, self.step_time_s)
 
     @property
     def is_comparable(self) -> bool:
-        """True where a running layout does the same work, so that the ratio means something."""
+        """True if a running layout does the same work, so that the ratio is defined."""
         return not math.isnan(self.time_frac)
 
     @property
     def is_unsure(self) -> bool:
-        """True where the interval of the ratio holds 1, so that the layout may be faster or slower,
-        and where the model does not describe the run."""
+        """True if the interval of the ratio contains 1, so that the layout may be faster or slower,
+        or if the model misfits the run."""
         return self.is_doubtful or self.time_frac_low < 0 < self.time_frac_high
 
     @property
     def is_doubtful(self) -> bool:
-        """True where the model misses the running layout and this one was not recorded."""
+        """True if the model misfits the running layout and this one was not recorded."""
         return bool(self.error_log.get(MISFIT))
 
     @property
     def against_text(self) -> str:
-        """How much more or less the step takes than the running layout's, in short; empty where
-        that does other work."""
+        """Change of the step against the running layout in short; empty if they do different
+        work."""
         if not self.is_comparable:
             return ""
         return INDISTINGUISHABLE if self.is_unsure else format_frac(self.time_frac, signed=True)
 
     @property
     def change_text(self) -> str:
-        """How much less or more the step takes than the running layout's, with its interval; empty
-        where that does other work."""
+        """Change of the step against the running layout, with its interval; empty if they do
+        different work."""
         if not self.is_comparable:
             return ""
         return format_change(self.time_frac, self.time_frac_low, self.time_frac_high)
 
     @property
     def ratios(self) -> dict[str, float | None]:
-        """Its step against the running one, by name; None where they do other work."""
+        """Ratios to the running step, by field name; None if they do different work."""
         names = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
         return {name: getattr(self, name) if self.is_comparable else None for name in names}
 
     @property
     def host_nbytes_per_node(self) -> int | None:
-        """Bytes of host memory that offloading takes on a node."""
+        """Bytes of host memory per node that offloading takes."""
         return host_nbytes(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Encoded):
-    """The running layout and the others, fastest that may run first."""
+    """The running layout and others, ranked: those that fit first, then by time."""
 
     JSON: ClassVar[str] = (
         "schema config=running.config own=running measured_step_time_s memory_capacity_nbytes "
@@ -277,29 +281,29 @@ class Plan(Encoded):
     schema: ClassVar[int] = SCHEMA
 
     running: Candidate
-    """The layout that runs; of a plan for another model, batch or device the asked run in it."""
+    """The running layout; in a plan for another model, batch or device, the requested run."""
     measured_step_time_s: float | None
     memory_capacity_nbytes: int | None
     candidates: tuple[Candidate, ...]
     proofs: Mapping[int, Proof] = field(default_factory=dict)
-    """What became of all layouts on each number of ranks."""
+    """Proof of optimality for each number of ranks."""
     misfit_log: float = 0.0
-    """Measured over modelled step of the running layout, log, where the model's interval does not
-    hold it; else 0."""
+    """Log of measured over modelled step of the running layout, if outside the model's interval;
+    else 0."""
     has_checkpoints: bool = True
-    """The run saves this model, and a layout has to go on from that."""
+    """True if another layout has to resume from the run's checkpoint of this model."""
     is_unmeasured: bool = False
-    """Nothing of the machine was measured: a layout that is tight in memory is not offered."""
+    """True if nothing of the machine was measured; layouts tight in memory are not offered then."""
 
     @property
     def num_layouts(self) -> int:
-        """How many layouts these are the best of."""
+        """Number of layouts that were searched."""
         return sum(proof.num_layouts for proof in self.proofs.values())
 
     @property
     def doubt(self) -> str:
-        """The reason why the model cannot rank these layouts, and the remedy; empty where its
-        interval holds the running layout's step."""
+        """Reason why the model cannot rank these layouts, and the remedy; empty if its interval
+        contains the running layout's step."""
         if not self.misfit_log:
             return ""
         off_frac = abs(math.expm1(-self.misfit_log))
@@ -310,14 +314,16 @@ class Plan(Encoded):
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest other layout that may be offered; None where none is faster, fits, and can be
-        asked of the host."""
+        """The fastest other layout without an obstacle; None if none is faster, fits, and is
+        supported by the program."""
         return next((c for c in self.candidates if not self.obstacle(c)), None)
 
     @property
     def by_code(self) -> Candidate | None:
-        """The fastest layout that is surely faster and that no option of the running program sets,
-        only its code; None where one may be offered, and without such a layout."""
+        """The fastest layout that is surely faster but needs a change of the program's code.
+
+        None if another layout may be offered, if options set the layout, or without such a layout.
+        """
         running = self.running.config
         if self.best is not None or takes_options(running) or not self.running.is_comparable:
             return None
@@ -330,8 +336,8 @@ class Plan(Encoded):
 
     @property
     def nearest(self) -> Candidate | None:
-        """The layout that comes nearest to an offer: the fastest that fits, else the one that lacks
-        the least memory; None without others."""
+        """The layout nearest to an offer: the fastest that fits, else the one that needs the least
+        memory; None without others."""
         fitting = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
         if fitting:
             return min(fitting, key=lambda c: c.step_time_s)
@@ -339,22 +345,22 @@ class Plan(Encoded):
 
     @property
     def nearest_miss(self) -> str:
-        """Which layout comes nearest to an offer, and why it is none; empty without others."""
+        """The layout nearest to an offer and its obstacle, in words; empty without others."""
         nearest = self.nearest
         return "" if nearest is None else self.missed_by(nearest, nearest.label)
 
     def missed_by(self, candidate: Candidate, name: str) -> str:
-        """Why a layout that is called so is not offered, after how much it would gain."""
+        """Return the gain of a layout, called ``name``, and why it is not offered."""
         gain = f" ({candidate.against_text})"
         if candidate.verdict is Verdict.DOES_NOT_FIT or not candidate.is_comparable:
             gain = ""
         return f"nearest is {name}{gain}: {self.obstacle(candidate)}"
 
     def obstacle(self, candidate: Candidate) -> str:
-        """Why a layout is not offered; empty where it may be: faster than what runs, if anything
-        does, fitting, and one that the host can be asked for and would train in.
+        """Return why a layout is not offered; empty if it may be.
 
-        What Megatron would refuse of the running layout too is no obstacle: it runs.
+        It may be if it is faster than the running layout, if there is one, fits, and is supported
+        by the program.  Rules that the running layout violates too are no obstacle, as it runs.
         """
         config, running = candidate.config, self.running.config
         if candidate.verdict is Verdict.DOES_NOT_FIT:
@@ -366,27 +372,27 @@ class Plan(Encoded):
         return unsupported_reason(config, running) or self.conversion(config)
 
     def conversion(self, config: RunConfig) -> str:
-        """The converter that the run's checkpoint needs before this layout can resume from it;
-        empty where none is needed, and where the run has no checkpoint of this model."""
+        """Return the converter that the run's checkpoint needs before this layout can resume from
+        it; empty if none is needed, or if the run has no checkpoint of this model."""
         return converter(config, self.running.config) if self.has_checkpoints else ""
 
     @property
     def worth_measuring(self) -> tuple[Candidate, ...]:
-        """The layouts whose measured step decides most: the fastest of those that fit, may be
-        faster than what runs, and are less sure than a measurement would make them."""
+        """Layouts for which a measurement is most informative: the fastest that fit, may be faster
+        than the running one, and are less certain than a measurement would make them."""
         able = [
             c
             for c in self.candidates
             if c.verdict is not Verdict.DOES_NOT_FIT
             and not (c.verdict is Verdict.TIGHT and self.is_unmeasured)
-            # Nothing of it is known where no running layout does the same work.
+            # Comparisons with NaN are false: keep layouts without a running one of the same work.
             and not (c.time_frac_low >= 0 or c.log_ratio_sigma < 2 * MEASURED_SIGMA_LOG)
         ]
         return tuple(sorted(able, key=lambda c: c.step_time_s)[:_NUM_WORTH_MEASURING])
 
     @property
     def search(self) -> list[JsonObject]:
-        """How far the search of each number of ranks has come."""
+        """Proof of the search for each number of ranks, as JSON."""
         return [{"num_ranks": number, **proof.to_json()} for number, proof in self.proofs.items()]
 
     @property
@@ -406,14 +412,14 @@ def plan(
     keep: Keep | None = None,
     effort: Effort | None = None,
 ) -> Plan:
-    """The best layouts of one or several numbers of ranks against the running one.
+    """Return the best layouts on one or several numbers of ranks, compared with the running one.
 
-    ``steps`` says how long each takes, whose step was measured as it was; errors that both share
-    cancel in the ratio of two.  Without ``is_running`` the layout is what was asked for and nothing
-    is held against it.  ``memory_offset_nbytes`` is what the measured peak had beyond its estimate
-    (None: not measured).  ``keep`` leaves out what it does not allow; what the program of the run
-    cannot be asked for is left out too, and counted.  Behind those that fit stand some that do not,
-    the least lacking first.
+    ``steps`` predicts step times, with measured steps as measured; errors that two layouts share
+    cancel in their ratio.  Without ``is_running``, ``config`` is a requested layout, and nothing is
+    compared with it.  ``memory_offset_nbytes`` is the measured memory peak minus its estimate
+    (None: not measured).  ``keep`` excludes layouts that it does not allow; layouts that the
+    program has no options for are excluded too, and counted.  Behind layouts that fit are some that
+    do not, least lacking first.
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
@@ -437,19 +443,19 @@ def plan(
     results = {n: count_excluded(config, n, keep, searched(n, given)) for n in wanted}
     first = planned(results, ())
     followed = _resumable_constraint(config, given or Keep())
-    # The ratio is NaN where no running layout does the same work; such layouts may be offered.
+    # The ratio is NaN if no running layout does the same work; such layouts may be offered.
     quicker = [c for c in first.candidates if not c.time_frac >= 0]
     is_host_alone = any(c.verdict is not Verdict.DOES_NOT_FIT for c in quicker)
     if first.best is not None or followed is None or not is_host_alone:
         return first
-    # What the host takes may stand behind all of these.
+    # Layouts that the program supports may rank behind all of these.
     others = [layout for count in wanted for layout in searched(count, followed).layouts]
     return planned(results, others)
 
 
 def unsupported_reason(config: RunConfig, running: RunConfig) -> str:
-    """Why the program of the running layout cannot be asked for another one, or would refuse it;
-    empty where it would train in it."""
+    """Return why the running program has no option for another layout, or would refuse it; empty if
+    it would train in it."""
     is_same_split = config.parallelism == running.parallelism and (
         replace(running, batch=config.batch) == config
     )
@@ -493,17 +499,17 @@ def _make_plan(
 
 
 def _standing(one: Candidate) -> tuple[bool, bool, float, str]:
-    """The order of a plan: what fits first, then what is surely faster, then by time."""
+    """Return the sort key of a plan: layouts that fit, then surely faster ones, then by time."""
     is_faster = one.time_frac < 0 and not one.is_unsure
     return one.verdict is Verdict.DOES_NOT_FIT, not is_faster, one.step_time_s, one.label
 
 
 _USER_LOOP_AXES = ("tp", "sp", "cp", "ep", "etp", "pp", "vpp", "recompute")
-"""What a loop of the user's own decides beside its sharding."""
+"""Axes fixed by the code of a custom training loop, in addition to its sharding."""
 
 
 def _resumable_constraint(config: RunConfig, keep: Keep) -> Keep | None:
-    """Layouts that the host of a run can go on in; None where others are asked for."""
+    """Return the constraint to layouts that the run can resume in; None if contrary to ``keep``."""
     names = ("sharding",) if takes_options(config) else ("sharding", *_USER_LOOP_AXES)
     constraint: Keep | None = keep
     for name in names:
@@ -520,8 +526,8 @@ def compare(
     memory_offset_nbytes: int | None = None,
     is_running: bool = True,
 ) -> list[Candidate]:
-    """Each of the layouts, in their order, against the running one where that does the same work;
-    see ``plan``."""
+    """Return a candidate for each layout, in order, compared with the running one if both do the
+    same work; see ``plan``."""
     running, *others = steps.estimates([config, *layouts])
     return [
         _candidate(

@@ -1,8 +1,8 @@
-"""Memory that a probe of one shape holds at once, from the tensors that its bench makes.
+"""Probes, and their peak memory from the tensors that their benchmark allocates.
 
-What a probe is: one shape or one transfer that is measured beside a run.
+A probe is one operator shape or one transfer that is measured during a run.
 
-Standard library only, since every rank reads it; what is worth a probe is chosen in ``probes``.
+Standard library only, since every rank imports it; probes are chosen in ``probes``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from ..workload import Collective, CollectiveCall, GroupRole, OperatorKind
 
 COLD_NBYTES = 64 << 20
-"""Weights in rotation: more than the last cache of a processor holds."""
-# Small weights would take thousands of copies.
+"""Bytes of weights in rotation; more than the last-level cache of a processor."""
+# Small weights would need thousands of copies to fill that.
 MOST_COPIES = 8
 OPTIMIZER_TENSORS = 32
-"""Those that an optimizer is probed with."""
+"""Number of tensors that an optimizer is probed with."""
 _FP32_NBYTES = 4
 _OPTIMIZER_COPIES = 5
-"""Gradients, weights, two moments, and what one update makes."""
+"""Copies: gradients, weights, two moments, and temporaries of an update."""
 SMALL_NBYTES = 1 << 20
-"""Up to this size PyTorch's allocator serves requests from a pool of their own (``kSmallSize``)."""
+"""Largest request that PyTorch's allocator serves from its small pool (``kSmallSize``)."""
 _INPUT_COPIES: dict[OperatorKind, int] = {
-    # Chains of eager calls keep what each of them made, RMSNorm's and the loss's in fp32.
+    # Chains of eager calls retain the result of each, in fp32 for RMSNorm and the loss.
     OperatorKind.NORM: 14,
     OperatorKind.RESIDUAL: 6,
     OperatorKind.ACTIVATION: 2,
@@ -34,40 +34,40 @@ _INPUT_COPIES: dict[OperatorKind, int] = {
     OperatorKind.ROUTER: 1,
     OperatorKind.GROUPED_LINEAR: 1,
 }
-"""Copies of the input that a kind makes between its input and its output, and keeps or frees."""
+"""Copies of the input that an operator allocates between input and output, freed or not."""
 _SCORE_COPIES = 12
-"""Copies of the square of scores, where it is made: scores, mask, softmax, dropout, gradients."""
+"""Copies of the score matrix in unfused attention: scores, mask, softmax, dropout, gradients."""
 _OUTPUT_COPIES: dict[OperatorKind, int] = {
-    # A fused kernel's backward pass has an fp32 sum and the gradients of each head.
+    # The backward pass of a fused kernel has an fp32 sum and the gradients of each head.
     OperatorKind.CORE_ATTENTION: 4,
     OperatorKind.POSITION: 4,
 }
-"""The same of the output."""
+"""Copies of the output that an operator allocates."""
 _PARTS = 8
-"""Queries, keys and values lie apart; of grouped ones, keys are so small a part."""
+"""Number of outputs: queries, keys and values are separate, and grouped keys are this small."""
 
 
 _SLACK_NBYTES = 2 << 20
-"""Share of the small pool: numbers of tokens, sums, masks."""
+"""Allowance in the small pool for token counts, sums and masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Bytes that a probe holds at once, at most, without a library's own workspace."""
+    """Upper bound on the bytes of a probe, without workspaces of libraries."""
 
     nbytes: int
     small_nbytes: int
-    """The part of it in tensors of a MiB or less."""
+    """Part of ``nbytes`` in tensors of 1 MiB or less."""
 
 
 def need_of(
     kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int, *, is_fused: bool
 ) -> Need:
-    """The memory that a probe needs.
+    """Return the memory that a probe needs.
 
-    Inputs and outputs are there with their gradients, weights in all their copies, one gradient and
-    an fp32 sum of it; all values are made in fp32.  ``is_fused``: attention makes no square of
-    scores.
+    Inputs and outputs count with their gradients; weights with all their copies, one gradient and
+    its fp32 sum; all values are generated in fp32.  ``is_fused``: attention allocates no score
+    matrix.
 
     >>> need_of(OperatorKind.OPTIMIZER, (1000,), 4, is_fused=True).nbytes
     20480
@@ -93,7 +93,7 @@ def need_of(
 def _tensors(
     kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Elements of each input, weight and output, and how many such there are at once."""
+    """Yield the elements of each input, weight and output, and its number of copies."""
     inputs, weights, outputs = _elements(kind, shape)
     copies = max(1, min(MOST_COPIES, COLD_NBYTES // max(1, sum(weights) * element_nbytes)))
     sums = _FP32_NBYTES // element_nbytes
@@ -106,7 +106,7 @@ _Sizes = tuple[int, ...]
 
 
 def _elements(kind: OperatorKind, shape: tuple[int, ...]) -> tuple[_Sizes, _Sizes, _Sizes]:
-    """Elements of the inputs, of one copy of the weights, and of the outputs."""
+    """Return the elements of the inputs, of one copy of the weights, and of the outputs."""
     if kind is OperatorKind.CORE_ATTENTION:
         number, heads, groups, sequence, channels = shape
         each = number * sequence * channels
@@ -130,11 +130,11 @@ def _elements(kind: OperatorKind, shape: tuple[int, ...]) -> tuple[_Sizes, _Size
     return rows, (size_in, size_in) if kind is OperatorKind.NORM else (), rows
 
 
-# First calls load kernels and choose algorithms; the median of five bears two slow ones.
+# First calls load kernels and choose algorithms; the median of five tolerates two slow ones.
 WARMUPS, REPEATS = 2, 5
 TRANSFER_RUNS = 2 * REPEATS
-"""Of one transfer in all: each repeat lies in a step of its own, after one to warm up, so that what
-else the host does for a while (a fit takes seconds of a core) meets few of them."""
+"""Runs of one transfer in total: each repeat is in a separate step, after one warm-up, so that
+other work of the host (a fit takes seconds of a core) disturbs few of them."""
 
 _ELEMENTWISE = {
     OperatorKind.EMBEDDING,
@@ -164,29 +164,29 @@ PROBED_COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorProbe:
-    """One shape, to be run forwards and backwards (the optimizer: as a step)."""
+    """One shape, to be run forward and backward (the optimizer: as a step)."""
 
     kind: OperatorKind
     shape: tuple[int, ...]
     element_nbytes: int
     is_control: bool
-    """A shape that the run itself has: how far a probe is from the same work inside training."""
+    """True if the run has this shape too, to compare the probe with the same work in training."""
     value: float
     cost_s: float
     nbytes: int
-    """Memory that it needs, at most."""
+    """Upper bound on its memory."""
     small_nbytes: int = 0
-    """The part of it in tensors of a MiB or less, at most."""
+    """Upper bound on the part of ``nbytes`` in tensors of 1 MiB or less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveProbe:
-    """One transfer, over the groups of role ``over``, which exist and have the wanted shape."""
+    """One transfer, over existing groups of role ``over`` that have the right ranks and nodes."""
 
     call: CollectiveCall
     over: GroupRole
     is_control: bool = False
-    """The largest of its kind that the run itself has."""
+    """True for the largest transfer of its kind in the run."""
     value: float
     cost_s: float
     nbytes: int
@@ -197,13 +197,13 @@ Probe = OperatorProbe | CollectiveProbe
 
 
 def fingerprint(probes: Iterable[Probe]) -> str:
-    """Equal on all ranks that have the same list."""
+    """Return a hash that is equal on all ranks with the same list."""
     text = json.dumps([probe_json(probe) for probe in probes])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def probe_json(probe: Probe) -> list[object]:
-    """All that tells two probes apart, as JSON values."""
+    """Return the identity of a probe as JSON values."""
     if isinstance(probe, OperatorProbe):
         return [probe.kind.value, list(probe.shape), probe.element_nbytes, probe.is_control]
     call = probe.call

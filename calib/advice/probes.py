@@ -1,10 +1,10 @@
-"""Which shapes and transfers of other layouts are worth measuring beside a run, and their cost.
+"""Choice of shapes and transfers of other layouts to measure during a run, and their cost.
 
-A pure function of the running layout: every rank comes to the same list without talking.
+A pure function of the running layout: every rank derives the same list without communication.
 
-Times before anything was measured: data-sheet rates and the cost model of the network.
+Times before any measurement are from data-sheet rates and the cost model of the network.
 
-Numpy only and without a fit, so that a training process can ask it between two steps.
+NumPy only and without a fit, so that a training process can call it between two steps.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from .probe_sizes import (
 )
 
 TRANSFER_SIGMA_LOG = 0.5
-"""Error of a transfer's expected time: public tables scatter about NCCL's own figure by as much."""
+"""Error (log) of a transfer's expected time: the scatter of public tables about NCCL's model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """What is expected of a device by its name; implements ``fit.estimates.Estimator``."""
+    """Expected times on a device, from its name only; implements ``fit.estimates.Estimator``."""
 
     device: str
 
     def operators(self, operators: Sequence[Operator]) -> Estimates:
-        """Launches, FLOP and bytes one after the other, at 75 % of the data sheet."""
+        """Estimate times as the sum of launch, FLOP and bytes, at 75 % of the data sheet."""
         prior = device_prior(self.device)
         times = np.zeros(len(operators))
         groups: defaultdict[tuple[OperatorKind, Phase, int], list[int]] = defaultdict(list)
@@ -76,7 +76,7 @@ class Unmeasured:
         )
 
     def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
-        """NCCL's cost model, or a ring where another library carries the data."""
+        """Estimate times by NCCL's cost model, or by a ring for other libraries."""
         prior = device_prior(self.device)
         return Estimates(
             time_s=np.array([_transfer_s(canonical(call), prior) for call in calls]),
@@ -99,21 +99,20 @@ def _transfer_s(call: CollectiveCall, prior: DevicePrior) -> float:
 
 
 MOST_LAYOUTS = 8
-"""Best layouts of different degrees that probes are chosen for."""
-# Bounds the list where the budget is large.
+"""Number of best layouts of different degrees that probes are chosen for."""
+# Bounds the list if the budget is large.
 MOST_PROBES = 96
 _MOST_BUDGET_FRAC = 0.25
-"""Share of the budget that one probe may be expected to take."""
+"""Largest share of the budget that one probe may take."""
 _Shape = tuple[OperatorKind, tuple[int, ...], int]
 
 
 def probe_plan(config: RunConfig, *, budget_s: float) -> tuple[Probe, ...]:
-    """What to measure for the best other layouts, the most valuable first, within ``budget_s``.
+    """Return probes for the best other layouts, most valuable first, within ``budget_s``.
 
-    Wanted are operators and transfers of those layouts that the running one does not have, ordered
-    by the share of a step that they decide times how unsure it is.  For each kind of operator and
-    of transfer the running layout's largest comes first, as a control; on an accelerator also its
-    smallest.
+    Probed are operators and transfers of those layouts that the running one does not have, ordered
+    by their share of a step times its uncertainty.  For each kind of operator and transfer the
+    running layout's largest comes first, as a control; on an accelerator also its smallest.
     """
     expected = Unmeasured(device=config.device)
     running_times_s = _work_times_s(config)
@@ -130,7 +129,7 @@ def probe_plan(config: RunConfig, *, budget_s: float) -> tuple[Probe, ...]:
 
 
 def group_roles(config: RunConfig) -> dict[tuple[int, int], GroupRole]:
-    """Roles of groups that carry traffic of this layout, by their ranks and nodes."""
+    """Return roles of groups that carry traffic of this layout, by their ranks and nodes."""
     par = config.parallelism
     roles = {
         use.call.role
@@ -147,7 +146,7 @@ def group_roles(config: RunConfig) -> dict[tuple[int, int], GroupRole]:
 def operator_probe(
     shape: _Shape, config: RunConfig, *, value: float = 0.0, is_control: bool = False
 ) -> OperatorProbe:
-    """A probe with its expected cost and the memory that it needs."""
+    """Return a probe with its expected cost and its memory."""
     kind, sizes, element_nbytes = shape
     expected = Unmeasured(device=config.device).operators(operators_of(*shape))
     need = need_of(*shape, is_fused=config.is_attention_fused)
@@ -164,7 +163,7 @@ def operator_probe(
 
 
 def operators_of(kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int) -> list[Operator]:
-    """The operators that a probe of one shape measures."""
+    """Return the operators that a probe of one shape measures."""
     is_step = kind is OperatorKind.OPTIMIZER
     return [
         Operator(kind=kind, phase=phase, shape=shape, element_nbytes=element_nbytes)
@@ -173,8 +172,8 @@ def operators_of(kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int
 
 
 def _best_layouts(config: RunConfig) -> tuple[list[RunConfig], list[float]]:
-    """The fastest of each set of degrees, also with the running micro-batch, and how near each
-    comes to the fastest of all."""
+    """Return the fastest layout of each set of degrees, also with the running micro-batch, and the
+    time of the fastest of all over that of each."""
     layouts = [layout for layout in _unlike_shapes(config) if layout != config]
     order = sorted((_rough_s(layout), place) for place, layout in enumerate(layouts))
     best: dict[tuple[int, ...], dict[bool, tuple[float, RunConfig]]] = {}
@@ -191,7 +190,7 @@ def _best_layouts(config: RunConfig) -> tuple[list[RunConfig], list[float]]:
 
 
 def _unlike_shapes(config: RunConfig) -> list[RunConfig]:
-    """Layouts whose operators have shapes of their own, experts and sequences split as in the run.
+    """Return layouts with distinct operator shapes, experts and sequences split as in the run.
 
     Virtual stages, layers of stages and sharding change no shape.
     """
@@ -214,14 +213,14 @@ def _unlike_shapes(config: RunConfig) -> list[RunConfig]:
 
 
 def _rough_s(config: RunConfig) -> float:
-    """Work of the fullest stage and the pipeline's bubble: enough to choose what to measure by."""
+    """Return the work of the fullest stage plus the bubble, accurate enough to choose probes."""
     passes, stages = config.num_microbatches, config.parallelism.pp
     # The bubble of 1F1B: pp - 1 passes more than micro-batches.
     return sum(_work_times_s(config).values()) * (passes + stages - 1) / passes
 
 
 def _work_times_s(config: RunConfig) -> dict[Operator | CollectiveCall, float]:
-    """Every operator and transfer of a step, with its seconds on the stage where it has most."""
+    """Return each operator and transfer of a step, with its seconds on the stage with the most."""
     expected = Unmeasured(device=config.device)
     counts: dict[Operator | CollectiveCall, int] = {}
     last = config.parallelism.pp - 1
@@ -267,11 +266,11 @@ def _operators(
 
 
 def is_probed(kind: OperatorKind, config: RunConfig) -> bool:
-    """True where a probe runs what the model runs: products of 8 bits are scaled with a history
-    that is the model's own."""
+    """Return True if a probe can run the same kernel as the model; not so for 8-bit products, whose
+    scaling depends on the model's history."""
     if kind.is_quantized and config.fp8 is not Fp8Recipe.NONE:
         return False
-    # Latent attention rotates a part of each head, which the shape alone does not tell.
+    # Latent attention rotates a part of each head, which is not in the shape.
     has_shape = kind is not OperatorKind.POSITION or config.model.latent_attention is None
     return kind in PROBED_KINDS and has_shape
 
@@ -279,7 +278,7 @@ def is_probed(kind: OperatorKind, config: RunConfig) -> bool:
 def _transfers(
     values: Mapping[Operator | CollectiveCall, float], config: RunConfig
 ) -> list[CollectiveProbe]:
-    """Transfers whose number of ranks and nodes an existing group has."""
+    """Return probes of transfers for which a group with as many ranks and nodes exists."""
     roles = group_roles(config)
     probes = []
     for call, value in values.items():
@@ -299,7 +298,7 @@ def collective_probe(
     value: float = 0.0,
     is_control: bool = False,
 ) -> CollectiveProbe:
-    """A probe with its expected cost."""
+    """Return a probe with its expected cost."""
     expected = Unmeasured(device=config.device).collectives([call])
     num_buffers = 3 if call.collective is Collective.ALL_TO_ALL else 2
     return CollectiveProbe(
@@ -318,7 +317,7 @@ def _with_controls(
     running_times_s: Mapping[Operator | CollectiveCall, float],
     config: RunConfig,
 ) -> list[Probe]:
-    """The most valuable first, and before the first of a kind that kind's controls."""
+    """Return the probes, most valuable first, with controls before the first of each kind."""
     shapes, calls = _running_shapes(running_times_s), _running_calls(running_times_s, config)
     ordered: list[Probe] = []
     seen: set[OperatorKind | Collective] = set()
@@ -339,8 +338,8 @@ def _controls(
     *,
     value: float,
 ) -> list[Probe]:
-    """The run's largest shape of a kind; on an accelerator also the smallest, since there the two
-    say how far the run's kernels differ from a probe's by shape."""
+    """Return the run's largest shape of a kind; on an accelerator also the smallest, since the two
+    show how the difference between the run's kernels and a probe's depends on shape."""
     if isinstance(kind, OperatorKind):
         return [
             operator_probe(shape, config, value=value, is_control=True)
@@ -366,7 +365,7 @@ def _ends(ordered: Sequence[_One], config: RunConfig) -> Sequence[_One]:
 def _running_shapes(
     running_times_s: Mapping[Operator | CollectiveCall, float],
 ) -> dict[OperatorKind, list[_Shape]]:
-    """The run's shapes by kind, in the order of what it spends on them."""
+    """Return the run's shapes by kind, in ascending order of time spent."""
     times_s: defaultdict[OperatorKind, dict[_Shape, float]] = defaultdict(dict)
     for wanted, time_s in running_times_s.items():
         if isinstance(wanted, Operator):
@@ -381,7 +380,7 @@ def _running_shapes(
 def _running_calls(
     running_times_s: Mapping[Operator | CollectiveCall, float], config: RunConfig
 ) -> dict[Collective, list[CollectiveCall]]:
-    """The run's transfers by kind that can be probed, in the order of their bytes."""
+    """Return the run's transfers that can be probed by kind, in ascending order of bytes."""
     roles = group_roles(config)
     able = [
         call
@@ -398,7 +397,7 @@ def _running_calls(
 
 
 def _within(ordered: Sequence[Probe], budget_s: float) -> tuple[Probe, ...]:
-    """As many as the budget is expected to hold; none that takes too much of it alone."""
+    """Return the first probes that fit in the budget, without any that takes too much of it."""
     taken: list[Probe] = []
     spent_s = 0.0
     for probe in ordered:

@@ -28,12 +28,12 @@ _CHOICES = (
     tuple(("--ep", str(degree)) for degree in _DEGREES),
     (("--optimizer-cpu-offload",),),
 )
-"""Options as ``predict`` takes them, one or none of each row."""
+"""Options of ``predict``; at most one is taken from each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy(Encoded):
-    """A layout that fits where another one may not."""
+    """A layout that fits in place of one that may not."""
 
     JSON: ClassVar[str] = (
         "options=words label=layout.label total_nbytes=layout.memory.total_nbytes "
@@ -41,14 +41,14 @@ class Remedy(Encoded):
     )
 
     words: tuple[str, ...]
-    """The options that ``predict`` takes for it."""
+    """Options of ``predict`` that select the layout."""
     layout: Candidate
     slower_frac: float
-    """Its step over that of the layout that was asked for, minus one."""
+    """Step time over that of the requested layout, minus one."""
 
     @property
     def text(self) -> str:
-        """As ``--tp 2 (66.0 GiB, step +24.1 %)``."""
+        """The remedy as ``--tp 2 (66.0 GiB, step +24.1 %)``."""
         size = format_bytes(self.layout.memory.total_nbytes)
         size += ", tight" * (self.layout.verdict is Verdict.TIGHT)
         cost = f", step {format_frac(self.slower_frac, signed=True)}" * bool(self.slower_frac)
@@ -57,7 +57,7 @@ class Remedy(Encoded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingLayouts:
-    """Layouts that fit on one kind of device in place of one that was requested."""
+    """Search for layouts that fit on one kind of device in place of the requested one."""
 
     requested: RunConfig
     steps: FittedSteps
@@ -65,15 +65,15 @@ class FittingLayouts:
     offset_nbytes: int | None
 
     def largest_micro_batch(self) -> Remedy | None:
-        """The layout with the largest micro-batch that is likelier to fit than not; None where none
-        is."""
+        """Return the layout with the largest micro-batch that is likelier to fit than not; None if
+        there is none."""
         unfit = Verdict.DOES_NOT_FIT
         fitting = [one for one in micro_batches(self.requested) if self.verdict(one) is not unfit]
         largest = {("--mbs", str(one.batch.micro_batch_size)): one for one in fitting[-1:]}
         return next(iter(self.priced(largest)), None)
 
     def remedies(self) -> list[Remedy]:
-        """The cheapest layouts that fit with the fewest options changed, one of each kind."""
+        """Return the cheapest layouts that fit with the fewest changes, one of each kind."""
         for number in range(1, _MOST_CHANGES + 1):
             cheapest = {}
             for rows in combinations(_CHOICES, number):
@@ -85,13 +85,13 @@ class FittingLayouts:
         return []
 
     def verdict(self, config: RunConfig) -> Verdict:
-        """Returns whether a layout fits."""
+        """Return the verdict on a layout's memory."""
         needed = memory(config, offset_nbytes=self.offset_nbytes or 0)
         is_calibrated = self.offset_nbytes is not None
         return verdict(needed, self.capacity_nbytes, is_calibrated=is_calibrated)
 
     def priced(self, layouts: dict[tuple[str, ...], RunConfig]) -> list[Remedy]:
-        """Layouts by their options, the fastest first."""
+        """Return the layouts, given by their options, as remedies, fastest first."""
         (requested, *candidates) = compare(
             self.requested,
             [self.requested, *layouts.values()],

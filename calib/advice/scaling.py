@@ -1,7 +1,7 @@
-"""What more GPUs bring: best step at each number of them, efficiency, the knee, and what bends it.
+"""Scaling over numbers of GPUs: best step, efficiency, the knee, and the parts that cause it.
 
-Each number of ranks has a plan of its own, whose best layout stands for it; the step model is asked
-once for all of those, so that errors which two sizes share cancel in their ratio.
+Each number of ranks is represented by the best layout of its plan; one call of the step model
+evaluates all of these, so that errors which two sizes share cancel in their ratio.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ KNEE_SHARE = 0.5
 is passed: there the ratio of efficiency to time is greatest (Eager, Zahorjan and Lazowska 1989,
 Speedup versus efficiency in parallel systems).  A doubling of GPUs is then worth a factor 1.41."""
 TRUSTED_FACTOR = 2.0
-"""From the lower to the upper end of a 90 % interval; beyond, neither end tells anything."""
+"""Largest ratio of the ends of a 90 % interval that is still informative."""
 _WORTH_SAYING_FRAC = 0.005
-"""What rounds to one point of a hundred."""
+"""Smallest share that rounds to 1 %."""
 _SURE = 0.95
-"""Each side of a 90 % interval."""
+"""Probability on either side of an end of a 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class ScalePoint(Encoded):
     """Tokens/s of a GPU over those of the smallest number of GPUs."""
     efficiency_low_frac: float
     efficiency_high_frac: float
-    """90 %, paired: what both sizes share has cancelled."""
+    """90 % interval, paired: errors that both sizes share have cancelled."""
 
     @property
     def config(self) -> RunConfig:
@@ -59,12 +59,12 @@ class ScalePoint(Encoded):
 
     @property
     def num_ranks(self) -> int:
-        """GPUs."""
+        """Number of GPUs."""
         return self.config.parallelism.num_ranks
 
     @property
     def throughput(self) -> Throughput:
-        """At the median step."""
+        """Throughput at the median step."""
         return throughput(self.config, self.estimate.time_s)
 
     @property
@@ -74,18 +74,18 @@ class ScalePoint(Encoded):
 
     @property
     def tokens_high_per_s(self) -> float:
-        """Upper end of it."""
+        """Upper end of the 90 % interval of tokens/s."""
         return throughput(self.config, self.estimate.low_s).tokens_per_s
 
     @property
     def is_trusted(self) -> bool:
-        """False where the interval of the step exceeds a factor of two: too far to trust."""
+        """False if the interval of the step exceeds a factor of two."""
         return self.estimate.high_s <= TRUSTED_FACTOR * self.estimate.low_s
 
     def over(self, other: ScalePoint) -> tuple[float, float, float]:
-        """Tokens/s over those of another device, with the ends of the 90 % interval.
+        """Return tokens/s over those of another device, with the ends of the 90 % interval.
 
-        Two devices have models of their own, so that their errors do not cancel.
+        The devices have separate models, so that errors do not cancel.
         """
         ratio = self.throughput.tokens_per_s / other.throughput.tokens_per_s
         spread = math.exp(Z_90 * math.hypot(self.estimate.sigma_log, other.estimate.sigma_log))
@@ -94,7 +94,7 @@ class ScalePoint(Encoded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth(Encoded):
-    """From one number of GPUs to the next."""
+    """Growth from one number of GPUs to the next."""
 
     JSON: ClassVar[str] = (
         "from_num_ranks=before.num_ranks to_num_ranks=after.num_ranks yield_share yield_low "
@@ -104,44 +104,44 @@ class Growth(Encoded):
     before: ScalePoint
     after: ScalePoint
     yield_share: float
-    """Growth of tokens/s over growth of the number of GPUs, both in doublings: 1 where all that was
-    added works, 0 where nothing of it does."""
+    """Growth of tokens/s over growth of the number of GPUs, both in doublings: 1 if scaling is
+    linear, 0 if the added GPUs gain nothing."""
     yield_low: float
     yield_high: float
-    """90 %, paired."""
+    """90 % interval of ``yield_share``, paired."""
     past_knee_probability: float
-    """That ``yield_share`` is below ``KNEE_SHARE``."""
+    """Probability that ``yield_share`` is below ``KNEE_SHARE``."""
     parts_frac: Mapping[Part, float]
-    """What each part adds to the GPU time of a token, over all of that before; they add up to
+    """Increase of each part of the GPU time per token, over the whole before; they add up to
     efficiency before over efficiency after, minus one."""
 
     @property
     def tokens_factor(self) -> tuple[float, float, float]:
-        """What tokens/s grow by, with the ends of the 90 % interval."""
+        """Factor by which tokens/s grow, with the ends of the 90 % interval."""
         gpus = self.after.num_ranks / self.before.num_ranks
         return gpus**self.yield_share, gpus**self.yield_low, gpus**self.yield_high
 
     @property
     def bends(self) -> tuple[Part, ...]:
-        """Parts that cost more GPU time of a token than before, those that grew most first."""
+        """Parts with more GPU time per token than before, largest growth first."""
         grown = [part for part, frac in self.parts_frac.items() if frac >= _WORTH_SAYING_FRAC]
         return tuple(sorted(grown, key=lambda part: -self.parts_frac[part]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee(Encoded):
-    """The number of GPUs from which on more of them mostly wait: None where none was reached."""
+    """Number of GPUs beyond which additional ones mostly wait; None if not reached."""
 
     num_ranks: int | None
     low_num_ranks: int | None
-    """The earliest that it may lie at, with 95 %."""
+    """Lower bound of the knee, with 95 %."""
     high_num_ranks: int | None
-    """The latest, with 95 %; None: beyond what was asked."""
+    """Upper bound of the knee, with 95 %; None if beyond the requested numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling(Encoded):
-    """The curve of one device, fewest GPUs first."""
+    """Scaling curve of one device, fewest GPUs first."""
 
     JSON: ClassVar[str] = "device is_weak knee points growths without"
 
@@ -149,19 +149,19 @@ class Scaling(Encoded):
     points: tuple[ScalePoint, ...]
     growths: tuple[Growth, ...]
     without: tuple[int, ...] = ()
-    """Numbers of GPUs on which no layout fits, or none divides the batch."""
+    """Numbers of GPUs for which no layout fits or divides the batch."""
 
     @property
     def is_weak(self) -> bool:
-        """True where the batch grows with the GPUs."""
+        """True if the batch grows with the GPUs."""
         return len({point.config.batch.global_batch_size for point in self.points}) > 1
 
     @property
     def knee(self) -> Knee:
-        """The last number of GPUs whose next step is worth its GPUs.
+        """The number of GPUs before the first growth that is past the knee.
 
-        Of the median and of the two ends of the 90 % interval: the first growth that is past the
-        knee with at least 50 %, 5 % and 95 %.  Numbers too far to trust are counted like others.
+        The median and the two ends of the 90 % interval are where that probability first reaches
+        50 %, 5 % and 95 %.  Numbers with untrusted intervals count like others.
         """
         return Knee(
             num_ranks=self._first_past(1.0 - KNEE_SHARE),
@@ -178,10 +178,10 @@ class Scaling(Encoded):
 def compute_scaling(
     chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = ""
 ) -> Scaling:
-    """The curve over given layouts, one for each number of GPUs, fewest first.
+    """Return the curve over given layouts, one for each number of GPUs, fewest first.
 
-    The batch may stay (strong scaling) or grow with the GPUs (weak scaling): efficiency is that of
-    tokens.
+    The batch may stay (strong scaling) or grow with the GPUs (weak scaling), as efficiency is that
+    of tokens.
     """
     estimates = steps.estimates([one.config for one in chosen])
     points = [
@@ -196,10 +196,10 @@ def compute_scaling(
 
 
 def best_on(num_ranks: int, plan: Plan, keep: Keep | None = None) -> Candidate | None:
-    """The fastest layout of a plan on so many ranks that may fit; None where none does.
+    """Return the fastest layout of a plan on ``num_ranks`` ranks that may fit; None if none does.
 
-    The running layout counts where ``keep`` allows it.  Of a machine that nothing was measured on
-    one that surely fits goes before those that are tight.
+    The running layout counts if ``keep`` allows it.  On a machine without measurements, layouts
+    that surely fit precede tight ones.
     """
     able = [
         one
@@ -250,12 +250,12 @@ def _chance_below(share: float, sigma: float) -> float:
 
 
 def _gpu_time_s(estimate: StepEstimate) -> float:
-    """GPU-seconds of a sample."""
+    """Return the GPU-seconds per sample."""
     config = estimate.config
     return estimate.time_s * config.parallelism.num_ranks / config.batch.global_batch_size
 
 
 def _parts_s(estimate: StepEstimate) -> dict[Part, float]:
-    """GPU-seconds of a sample by part; they add up to ``_gpu_time_s``."""
+    """Return the GPU-seconds per sample by part; they add up to ``_gpu_time_s``."""
     factor = _gpu_time_s(estimate) / sum(estimate.parts_s.values())
     return {part: factor * time_s for part, time_s in estimate.parts_s.items()}

@@ -51,8 +51,8 @@ def running_config(table: SampleTable) -> RunConfig:
 
 
 def remaining_layout(config: RunConfig) -> RunConfig:
-    """Return the layout for the remaining run: at the batch size after the ramp if its micro-batches
-    divide that, else unchanged."""
+    """Return the layout for the remaining run: at the batch size after the ramp if whole
+    micro-batches divide that, else unchanged."""
     full = full_batch_size(config)
     has_whole = full % (config.batch.micro_batch_size * config.parallelism.dp) == 0
     return at_batch_size(config, full) if has_whole else config
@@ -68,7 +68,7 @@ def known_step(table: SampleTable) -> KnownStep:
 
 
 def passing_sigma_log(config: RunConfig) -> float:
-    """Return the standard deviation (log) of the next hour's level of steps from that just measured."""
+    """Return the standard deviation (log) of the level of steps between now and the next hour."""
     return CPU_SESSION_SIGMA_LOG if config.device == "cpu" else 0.0
 
 
@@ -164,7 +164,7 @@ def run_steps(
 
 
 def fit_run_steps(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> FittedSteps:
-    """Return the step model of a run, whose level common to all layouts may drift from hour to hour."""
+    """Return the step model of a run; the level common to its layouts drifts from hour to hour."""
     return fit_steps(base, known, passing_sigma_log=passing_sigma_log(config))
 
 
@@ -181,7 +181,7 @@ def steps_on(table: SampleTable, device: str, stated: StatedNodes | None = None)
 
 
 def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> RunConfig:
-    """Return the run's layout on another device, with as many GPUs per node as stated, else as here.
+    """Return the run's layout on another device, with GPUs per node as stated, else as here.
 
     A CPU run has no GPUs; the number usual for the device is used then.
     """

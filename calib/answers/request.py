@@ -19,7 +19,7 @@ class Request(RunProgress, Encoded):
     JSON: ClassVar[str] = "* -goals **goals"
 
     host_argv: tuple[str, ...] = ()
-    """Command line of the run; sensitive values are masked, since the request is written to a file."""
+    """Command line, with sensitive values masked, since the request is written to a file."""
     absent: tuple[str, ...] = ()
     """Options that the program lacks (``RunConfig.absent``)."""
     memory_capacity_nbytes: int | None = None

@@ -17,7 +17,8 @@ from ..workload import RankLoad, RoutingSource, RunConfig, position, routing_sou
 from ..workload import imbalance as imbalance_of
 
 _FAR = (2.0, 4.0)
-"""Imbalances that span those of published workloads, 1.3 to 3.1, to take the slope from."""
+"""Imbalances between which the slope is taken, beyond usual ones: published workloads have 1.3 to
+3.1."""
 _WORTH_TELLING = 0.02
 """Smallest excess over the mean that is reported; counting tokens in pairs of whole rows leaves
 less than this anyway."""
@@ -38,8 +39,8 @@ class MeasuredRouting:
     by_window: tuple[float, ...]
     by_layer: Mapping[int, float]
     num_counted: int = 0
-    """Ranks whose passes were counted one by one; for the others only the sums are known, from which
-    ``steady`` and ``busiest_rank`` are."""
+    """Ranks whose passes were counted one by one; the others have sums only, from which ``steady``
+    and ``busiest_rank`` are."""
     num_ranks: int = 0
 
     @property
@@ -85,14 +86,14 @@ def measured_routing(table: SampleTable) -> MeasuredRouting | None:
 
 
 def _sums_of_all(table: SampleTable) -> pd.Series:
-    """Return the rows that arrived at each rank in the newest window, even without its records."""
+    """Return the rows that arrived at each rank in the newest window, ranks without records too."""
     rows = table.newest("ranks")
     rows = rows[(rows["window"] == rows["window"].max()) & (rows["routed_rows"] > 0)]
     return rows.set_index("rank")["routed_rows"].sort_index()
 
 
 def measured_loads(table: SampleTable) -> tuple[RankLoad, ...]:
-    """Return the load of the busiest rank for each number of ranks, as counted in the newest window.
+    """Return the newest window's load of the busiest rank, for each number of ranks.
 
     The most uneven stage counts, as the others wait for it.
     """
@@ -119,12 +120,12 @@ def with_measured_routing(config: RunConfig, table: SampleTable) -> RunConfig:
 
 
 def _imbalance(rows: pd.DataFrame) -> float:
-    """Return the imbalance over all ranks of the groups, as each rank's row has its group's maximum."""
+    """Return the imbalance over all groups; each rank's row has the maximum of its group."""
     return float(rows["num_most"].sum() / rows["num_rows"].sum())
 
 
 def imbalance_cost_frac(steps: FittedSteps, config: RunConfig, imbalance: float) -> float | None:
-    """Return the share of the step that even routing would save, 0 to 1; None without routed experts.
+    """Return the share of the step that even routing would save, 0 to 1; None without routing.
 
     Work and bytes at the experts grow with the tokens of the busiest rank, so that step time is
     linear in the imbalance.  The slope is taken at imbalances where the step model extrapolates:

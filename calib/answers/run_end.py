@@ -1,4 +1,4 @@
-"""What is known of the end of a run: its steps, else a pass over its data, else why neither."""
+"""The end of a run: its steps, else a pass over its data, else the reason why both are unknown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REASONS = {
     ),
 }
 _OF_STEP = ("step_", "single_", "is_measured", "num_samples")
-"""How the names of a forecast begin that tell of a step, and of no end."""
+"""Prefixes of the forecast's fields that describe a step rather than the end."""
 _OF_PASS = (
     *("steps_left", "remaining_s", "remaining_low_s", "remaining_high_s"),
     *("finish_p50_unix_s", "finish_p95_unix_s"),
@@ -31,22 +31,22 @@ _OF_PASS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """Where a run ends, in steps from its first; 0: not known."""
+    """End of a run, in steps from its first; 0 if unknown."""
 
     steps_total: int = 0
     pass_end: int = 0
-    """Of the pass over the data that runs: the run may go on after it."""
+    """End of the current pass over the data; the run may go on after it."""
     reason: str = ""
-    """Why the end of the run is not known, and the remedy; empty where it is."""
+    """Reason why the end of the run is unknown, and the remedy; empty if it is known."""
 
     @property
     def horizon(self) -> int:
-        """As far as can be predicted."""
+        """Last step that can be predicted; 0 if none."""
         return self.steps_total or self.pass_end
 
 
 def run_end(loop: LoopRecord, steps_done: int, *, steps_total: int = 0) -> RunEnd:
-    """What a loop shows after so many steps; ``steps_total`` is what its description says.
+    """Return the end of a loop after ``steps_done`` steps; ``steps_total`` is from the config.
 
     >>> loop = LoopRecord(data=DataLength.KNOWN, pass_end=100, pass_steps=100)
     >>> [run_end(loop, done).pass_end for done in (99, 100, 101)]
@@ -64,7 +64,7 @@ def run_end(loop: LoopRecord, steps_done: int, *, steps_total: int = 0) -> RunEn
 
 
 def undecided(end: RunEnd, goals: Goals, *, now_unix_s: float) -> Decision:
-    """The decision on a run whose end is not known: what a restart or a limit costs is not, too."""
+    """Return the decision to abstain: without an end, a restart or a limit cannot be judged."""
     reason = Reason(
         rule=Rule.EVIDENCE, is_met=False, text=f"end of the run not known: {end.reason}"
     )
@@ -74,9 +74,9 @@ def undecided(end: RunEnd, goals: Goals, *, now_unix_s: float) -> Decision:
 
 
 def forecast_json(end: RunEnd, ahead: Forecast) -> JsonObject:
-    """``forecast.json``: of a pass over the data under ``pass``, never as the run's end.
+    """Return ``forecast.json``; the end of a pass is under ``pass``, never the run's end.
 
-    ``ahead`` reaches to the end of the run, else to that of the pass, else says how long steps are.
+    ``ahead`` reaches to the end of the run, else to that of the pass, else has step times only.
     """
     forecast_fields = ahead.to_json()
     if end.steps_total:
@@ -96,7 +96,7 @@ def forecast_json(end: RunEnd, ahead: Forecast) -> JsonObject:
 
 
 def end_lines(end: RunEnd, ahead: Forecast | None) -> list[str]:
-    """Lines for a run whose end is not known; ``ahead`` is the forecast of the pass that runs."""
+    """Return lines for a run with unknown end; ``ahead`` is the forecast of the current pass."""
     if not end.reason:
         return []
     lines = [f"end of the run not known: {end.reason}"]

@@ -1,4 +1,4 @@
-"""What a sample table says of the running layout: its step, and the cost of hooks."""
+"""Measurements of the running layout in a sample table: its step, and the overhead of hooks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..workload import GroupRole, OperatorKind, Phase
 from .routing import with_measured_routing
 
 ONE_STEP_SIGMA_LOG = 0.1
-"""Spread of single steps, where one step is all that was measured."""
+"""Standard deviation (log) of single steps, used if only one step was measured."""
 _HOST_KINDS = (OperatorKind.HOST_MICROBATCH.value, OperatorKind.HOST_STEP.value)
 _EXCHANGES = tuple(role.value for role in (GroupRole.EP, GroupRole.EXPERT_TP_EP))
 _SEED = 20250929
-"""Any: the same steps give the same interval."""
+"""Arbitrary fixed seed, for reproducibility."""
 _NUM_RESAMPLES = 2000
-"""Twice the thousand that percentile intervals ask for (Efron and Tibshirani, 1993, 13.3)."""
+"""Twice the 1000 that percentile intervals need (Efron and Tibshirani, 1993, 13.3)."""
 _MIN_STEPS = 2
-"""One difference has no scatter."""
+"""Fewest steps of either kind, as one difference has no scatter."""
 _LAUNCH_BOUND_FRAC = 0.1
-"""Waiting for the host is worth a remark from the share on that a drift of the step is."""
+"""Smallest share of waiting for the host that is remarked on; the threshold of drifts as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +42,14 @@ class Overhead:
 
     @property
     def below_frac(self) -> float | None:
-        """The bound of a cost that noise hides, a share of a step; None where the interval is above
-        0."""
+        """Bound on an overhead hidden by noise, as a share of a step; None if not hidden."""
         if self.low_frac > 0:
             return None
         return self.high_frac if self.high_frac > 0 else -self.low_frac
 
     @property
     def values(self) -> dict[str, float]:
-        """The cost as files and sinks have it: its value, or its bound where noise hides it.
+        """The overhead as files and sinks store it: its value, or its bound if hidden by noise.
 
         >>> Overhead(overhead_frac=-0.01, low_frac=-0.1, high_frac=0.08, num_hooked=4,
         ...          num_bare=4).values
@@ -62,7 +61,7 @@ class Overhead:
 
     @property
     def text(self) -> str:
-        """The cost in words, a value or a bound."""
+        """The overhead in words, a value or a bound."""
         if self.below_frac is not None:
             return f"not measurable (below {format_frac(self.below_frac)})"
         return format_frac(self.overhead_frac)
@@ -70,18 +69,21 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSummary:
-    """What the hooks saw in a window."""
+    """Hooks, operators and groups recorded in a window."""
 
     num_fired: int
     num_installed: int
     num_operator_kinds: int
     num_groups: int
     remarks: tuple[str, ...] = ()
-    """What hooks cannot see here, or what stood down, in words."""
+    """Parts that hooks cannot measure here, or that are disabled, in words."""
 
 
 def measured_step_s(table: SampleTable) -> float:
-    """Median bare step of the newest window, seconds; all clean steps where none was bare."""
+    """Return the median bare step of the newest window, seconds; all clean steps if none is bare.
+
+    Raises ``CalibrationError`` if there is no clean step.
+    """
     newest = _newest_steps(table)
     times = newest.step_times_s(is_hooked=False)
     if not times.size:
@@ -95,13 +97,13 @@ def measured_step_s(table: SampleTable) -> float:
 
 
 def _newest_steps(table: SampleTable) -> SampleTable:
-    """The table with the steps of its newest window alone."""
+    """Return the table with the steps of its newest window only."""
     steps = table.newest("steps")
     return replace(table, steps=steps[steps["window"].isin(windows_of(table)[-1:])])
 
 
 def measured_sigma_log(table: SampleTable) -> float:
-    """How well the bare steps of the newest window tell the level of the run."""
+    """Return the standard error (log) of the level of the newest window's bare steps."""
     newest = _newest_steps(table)
     times = newest.step_times_s(is_hooked=False)
     if times.size < 2:
@@ -113,8 +115,8 @@ def measured_sigma_log(table: SampleTable) -> float:
 
 
 def recalibration_s(table: SampleTable) -> float:
-    """What a new calibration costs, seconds: what the first window, warm-up among it, took longer
-    than as many bare steps."""
+    """Return the cost of a new calibration, seconds: the excess of the first window, with warm-up,
+    over as many bare steps."""
     steps = table.newest("steps")
     first = steps[steps["window"] == steps["window"].min()]
     times = first.groupby("step", sort=True)["time_s"].median()
@@ -122,13 +124,13 @@ def recalibration_s(table: SampleTable) -> float:
 
 
 def memory_capacity_nbytes(table: SampleTable) -> int | None:
-    """Memory of the run's device as it was recorded, else by the device's name; None where neither
-    is known."""
+    """Return the memory of the run's device as recorded, else by the device's name; None if
+    unknown."""
     return table.device_memory_nbytes() or known_nbytes(table.config().device)
 
 
 def memory_offset_nbytes(table: SampleTable) -> int | None:
-    """What the measured peak of the newest run had beyond its estimate; None where not measured."""
+    """Return the newest run's measured memory peak minus its estimate; None if not measured."""
     peaks = table.memory_peak_nbytes()
     if not peaks:
         return None
@@ -136,12 +138,12 @@ def memory_offset_nbytes(table: SampleTable) -> int | None:
 
 
 def mean_waiting_s(table: SampleTable, routed_s: float = 0.0) -> float:
-    """Waiting for later ranks per step in the newest window, mean over ranks, seconds.
+    """Return the wait for later ranks per step in the newest window, mean over ranks, seconds.
 
-    A rank's step is its own work plus its waiting; averaged over ranks that is an identity, so
-    this much of a step belongs to no operator.  Waiting of stages for each other is the timeline's,
-    and so is ``routed_s``, what the step model itself takes for the rank with the most tokens: the
-    others wait for it where tokens are exchanged.
+    A rank's step is its work plus its waiting; averaged over ranks that is an identity, so this
+    part of a step belongs to no operator.  Excluded is what the step model has already: waiting of
+    pipeline stages for each other, and ``routed_s``, the wait where tokens are exchanged for the
+    rank with the most tokens.
     """
     rows = table.newest("skew")
     rows = rows[rows["role"] != "pp"]
@@ -153,9 +155,9 @@ def mean_waiting_s(table: SampleTable, routed_s: float = 0.0) -> float:
 
 
 def perturbation_s(table: SampleTable, cost: Overhead | None) -> float:
-    """What hooks slow a step down by, seconds, beyond the time inside them, which is taken off.
+    """Return the slowdown of a hooked step beyond the time inside the hooks, seconds.
 
-    Operators are timed in hooked steps, while the bare ones are what the run is made of.
+    Operators are timed in hooked steps, while nearly all steps of the run are bare.
     """
     if cost is None:
         return 0.0
@@ -168,7 +170,7 @@ def perturbation_s(table: SampleTable, cost: Overhead | None) -> float:
 
 
 def hook_summary(table: SampleTable) -> HookSummary:
-    """Installed and fired hooks of the newest window, operator kinds and groups seen."""
+    """Return the newest window's installed and fired hooks, and operator kinds and groups."""
     rows = table.newest("coverage")
     rows = rows[rows["window"] == rows["window"].max()]
     seen = table.operators[~table.operators["is_probe"]]
@@ -188,8 +190,8 @@ def hook_summary(table: SampleTable) -> HookSummary:
 
 
 def launch_bound_frac(table: SampleTable) -> float:
-    """Share of the operators' time, forwards and backwards, in which the device waited for the
-    host; newest window of the newest run."""
+    """Return the share of the operators' forward and backward time in which the device waited for
+    the host, in the newest window of the newest run; 0 without samples."""
     rows = table.newest("samples")
     rows = rows[(rows["row"] == "operator") & ~rows["is_probe"] & ~rows["kind"].isin(_HOST_KINDS)]
     rows = rows[(rows["window"] == rows["window"].max()) & (rows["phase"] != Phase.STEP.value)]
@@ -198,7 +200,7 @@ def launch_bound_frac(table: SampleTable) -> float:
 
 
 def launch_bound_remark(frac: float) -> tuple[str, ...]:
-    """The remark on a share of waiting; empty where it is small.
+    """Return the remark on a share of waiting; empty if it is small.
 
     >>> launch_bound_remark(0.05)
     ()
@@ -213,7 +215,7 @@ def launch_bound_remark(frac: float) -> tuple[str, ...]:
 
 
 def measured_overhead(table: SampleTable) -> Overhead | None:
-    """Of all windows together; None where there are too few steps of either kind."""
+    """Return the overhead over all windows; None if there are too few steps of either kind."""
     steps = table.newest("steps")
     steps = steps[steps["is_clean"]]
     by_step = steps.groupby("step", sort=True).agg(
@@ -226,12 +228,12 @@ def measured_overhead(table: SampleTable) -> Overhead | None:
 
 
 def overhead(step_times_s: ArrayLike, is_hooked: ArrayLike) -> Overhead:
-    """Median difference of neighbouring hooked and bare steps over the median bare step.
+    """Return the median difference of neighbouring hooked and bare steps over the median bare step.
 
-    ``step_times_s`` are in the order in which the steps ran.  Each hooked step is held against the
-    mean of its nearest bare steps before and after, so that a slow trend cancels; the interval is a
-    bootstrap over these differences (percentiles, fixed seed): the same input, the same answer.
-    Raises ``CalibrationError`` below two steps of either kind.
+    ``step_times_s`` are in the order in which the steps ran.  Each hooked step is compared with the
+    mean of its nearest bare steps before and after, so that a slow trend cancels.  The interval is
+    a percentile bootstrap over these differences, with a fixed seed for reproducibility.
+    Raises ``CalibrationError`` if there are fewer than two steps of either kind.
     """
     times = np.asarray(step_times_s, dtype=np.float64)
     hooked = np.asarray(is_hooked, dtype=bool)

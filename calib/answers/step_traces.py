@@ -1,9 +1,9 @@
-"""A step, simulated and measured, as a trace that Perfetto and ``chrome://tracing`` open.
+"""A step, simulated and measured, as a trace for Perfetto and ``chrome://tracing``.
 
-Slices, arrows and names of tracks in Chrome's Trace Event Format, as Perfetto takes them.
+Slices, arrows and track names are in Chrome's Trace Event Format, as Perfetto reads it.
 
-Slices of a track must nest, and a reader multiplies microseconds as doubles: all times are whole
-eighths of a microsecond, which no such arithmetic moves.
+Slices of a track must nest, and readers compute with microseconds as doubles: all times are
+multiples of 1/8 microsecond, which doubles hold exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TICKS_PER_US = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedSlices:
-    """What a slice is made of: name, category and arguments of each, and where in it each ends."""
+    """Slices nested in a slice: name, category and arguments of each, and its end."""
 
     labels: tuple[Event, ...]
     ends_s: tuple[float, ...]
@@ -61,7 +61,7 @@ class Tracks:
     _num_tracks: int = 0
 
     def process(self, name: str, label: str = "") -> int:
-        """Opens a process and returns its number; ``label`` is shown beside the name."""
+        """Open a process and return its number; ``label`` is shown next to the name."""
         self._num_processes += 1
         pid = self._num_processes
         self.events += [
@@ -73,9 +73,9 @@ class Tracks:
         return pid
 
     def track(self, pid: int, name: str, bars: Iterable[Bar]) -> None:
-        """A track of slices; those that overlap go to further ones of the same name, numbered."""
+        """Add a track of slices; overlapping slices go to further numbered tracks of that name."""
         for place, lane in enumerate(_lanes(bars)):
-            # A thread numbered as its process would be taken for its main thread.
+            # A thread with the number of its process would be taken for the main thread.
             self._num_tracks += 1
             tid = 1000 + self._num_tracks
             shown = f"{name} {place + 1}" if place else name
@@ -99,7 +99,7 @@ def _lanes(bars: Iterable[Bar]) -> list[list[Bar]]:
 
 
 def _drawn(track: Event, bar: Bar) -> Iterator[Event]:
-    """The slice, its arrows, and what it is made of: a reader ties an arrow to what is open."""
+    """Yield the slice, its arrows, then nested slices, as readers bind arrows to the open slice."""
     begin, end = _ticks(bar.start_s), _ticks(bar.end_s)
     yield _slice(track, bar.label, begin, end)
     at = begin / _TICKS_PER_US
@@ -142,7 +142,7 @@ _STREAMS = {
     TaskKind.REDUCE: _SYNC,
     TaskKind.GATHER: _SYNC,
 }
-"""Where a span is drawn; passes, the optimizer and the host are one stream."""
+"""Stream of each kind of span; passes, the optimizer and the host share the default."""
 _SENDS = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT)
 _COLOURS = {
     TaskKind.FORWARD: "thread_state_running",
@@ -171,9 +171,9 @@ def step_trace(
     *,
     version: str = "",
 ) -> dict[str, Any]:
-    """A trace object with a process for each step by its name, and one of what was measured.
+    """Return a trace with a process for each step, under its name, and one for measured spans.
 
-    All begin with the step.  Times are in microseconds; ``version`` is that of the package.
+    All begin at the start of the step.  Times are in microseconds; ``version`` is the package's.
     """
     tracks, first_arrow = Tracks(), 1
     for name, estimate in steps.items():
@@ -214,7 +214,7 @@ def _described(estimate: StepEstimate) -> dict[str, Any]:
 
 
 def _whole(estimate: StepEstimate) -> Bar:
-    """The step, with its parts as arguments."""
+    """Return the whole step as a slice, with its parts as arguments."""
     label = {"name": "step", "cat": "step", "args": estimate.to_json()}
     return Bar(label=label, start_s=0.0, end_s=estimate.time_s)
 
@@ -238,7 +238,7 @@ class _Predicted:
         return len(self._arrows)
 
     def tracks(self) -> Iterator[tuple[str, list[Bar]]]:
-        """Names with their slices, stage by stage."""
+        """Yield track names with their slices, stage by stage."""
         bars: dict[tuple[int, str], list[Bar]] = {}
         for span in self._spans:
             stream = _STREAMS.get(span.kind, _PASSES)
@@ -270,12 +270,12 @@ class _Predicted:
         return self._inside[place]
 
     def _to(self, kind: TaskKind, chunk: int) -> int | None:
-        """The chunk that a pass sends to."""
+        """Return the chunk that a pass sends to; None if there is none."""
         there = chunk + 1 if kind is TaskKind.FORWARD else chunk - 1
         return there if 0 <= there < self._num_chunks else None
 
     def _from(self, kind: TaskKind, chunk: int) -> int:
-        """The chunk that a pass waits for."""
+        """Return the chunk that a pass waits for."""
         return chunk - 1 if kind is TaskKind.FORWARD else chunk + 1
 
 
@@ -308,7 +308,7 @@ def _measured(spans: Sequence[MeasuredSpan]) -> Iterator[tuple[str, list[Bar]]]:
 
 
 def _label(kind: TaskKind, microbatch: int, args: Event) -> Event:
-    """Names, the same of what is predicted and measured."""
+    """Return name, category and arguments of a span, the same for predicted and measured ones."""
     is_once = microbatch < 0 or kind is TaskKind.OPTIMIZER
     name = kind.value if is_once else f"{kind.value} {microbatch}"
     args = args if is_once else {**args, "microbatch": microbatch}

@@ -1,6 +1,6 @@
-"""The lines that a user sees: pure text from the parts of an answer, each to be read alone.
+"""The lines shown to the user, each self-contained, as text from the parts of an answer.
 
-What cannot be said is replaced by the reason, and by what to do about it.
+A value that is unknown is replaced by the reason and the remedy.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _DECISION = "decision: "
 
 
 def with_prefix(lines: Sequence[str]) -> list[str]:
-    """As they stand in the log; empty ones are left out."""
+    """Return the lines with the log's prefix, without empty ones."""
     return [f"{PREFIX} {line}" for line in lines if line]
 
 
 def advice_line(lines: Sequence[str]) -> str:
-    """Of the lines of a transcript the one that says what is advised; empty where none does."""
+    """Return the line of a transcript that has the advice; empty if there is none."""
     return next((line for line in lines if line.startswith(f"{PREFIX} {_DECISION}")), "")
 
 
@@ -44,9 +44,9 @@ def run_line(
     *,
     device: str = "",
 ) -> str:
-    """What runs, on what, in which layout, and how fast.
+    """Return model, devices, layout and speed of the run.
 
-    Without ``config`` the ``device``, the number of ranks and the measured step.
+    Without ``config``: ``device``, number of ranks and measured step.
     """
     device = device if config is None else config.device
     words = [] if config is None else [model_name(config)]
@@ -63,7 +63,7 @@ def run_line(
 
 
 def device_name(device: str) -> str:
-    """A device in short, by its driver's name.
+    """Return the short name of a device, from its driver's name.
 
     >>> device_name("NVIDIA H100 80GB HBM3"), device_name("cpu"), device_name("Accelerator 9")
     ('H100', 'CPU', 'Accelerator 9')
@@ -73,7 +73,7 @@ def device_name(device: str) -> str:
 
 
 def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) -> str:
-    """The faster layout that a decision is about, with what it gains; or why there is none."""
+    """Return the faster layout of the decision, with its gain, or why there is none."""
     best = decision.candidate if decision and decision.candidate else plan.best
     if plan.doubt and (best is None or best.is_unsure):
         return f"faster: {INDISTINGUISHABLE}{_SEPARATOR}{plan.doubt}"
@@ -106,9 +106,9 @@ def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) 
 
 
 def decision_line(decision: Decision, plan: Plan | None = None, *, directory: str = "DIR") -> str:
-    """What is advised, how sure that is, and the command that shows how to do it.
+    """Return the advice, its probability, and the command that shows how to follow it.
 
-    ``directory`` is what ``--calibrate-dir`` was.
+    ``directory`` is the value of ``--calibrate-dir``.
     """
     reason = _leading(decision)
     text = f"{_DECISION}{action_text(decision.action.value)}"
@@ -123,7 +123,7 @@ def checked_line(
     measured_s: float | None,
     modelled: PredictedStep | None,
 ) -> str:
-    """What the tool says of itself: the model against the measured step, hooks and their cost."""
+    """Return the self-check: modelled against measured step, hooks and their overhead."""
     words = []
     if modelled is not None:
         ends = f"{format_time(modelled.low_s)} to {format_time(modelled.high_s)}"
@@ -154,7 +154,7 @@ def _saving(decision: Decision | None) -> str:
 
 
 def _cost(overhead: Overhead | None) -> str:
-    """What hooks cost a step; where its interval holds 0, up to where it was looked for."""
+    """Return the overhead of hooks in words; only its bound if the interval contains 0."""
     if overhead is None:
         return "cost not measured: too few steps with and without hooks"
     if overhead.below_frac is not None:
@@ -164,7 +164,7 @@ def _cost(overhead: Overhead | None) -> str:
 
 
 def _leading(decision: Decision) -> Reason | None:
-    """The reason that carries the action: what is missing, what is met, or the nearest to it."""
+    """Return the reason for the action: missing evidence, a met rule, or the one nearest to it."""
     reasons: Sequence[Reason] = decision.reasons
     if decision.action is Action.ABSTAIN:
         reasons = [r for r in reasons if r.rule is Rule.EVIDENCE] or reasons
@@ -180,7 +180,7 @@ def _why(reason: Reason, confidence: float) -> str:
 
 
 def _shown_by(candidate: Candidate | None, plan: Plan | None, directory: str) -> str:
-    """The command that prints the launch line of a candidate, which is a row of the plan."""
+    """Return the command that prints a candidate's launch line; empty if the plan lacks it."""
     if candidate is None or plan is None:
         return ""
     running_num_ranks, ranks = (

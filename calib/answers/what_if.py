@@ -1,4 +1,4 @@
-"""The running layout and its neighbours, for who asks what another choice would do."""
+"""The running layout and its neighbours, for what-if questions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..steps import FittedSteps
 from ..workload import Recompute, RunConfig, takes_options
 
 MOST_ROWS = 200
-"""What a page of 200 kB has room for."""
+"""Limit of rows, so that a page stays within 200 kB."""
 _MOST_DOUBLINGS = 3
-"""Of each choice, either way."""
+"""Limit of doublings and halvings of each choice."""
 _DOUBLINGS = range(-_MOST_DOUBLINGS, _MOST_DOUBLINGS + 1)
 
 
@@ -27,11 +27,11 @@ def what_if(
     gpus: Sequence[int] = (),
     memory_offset_nbytes: int | None = None,
 ) -> tuple[Candidate, ...]:
-    """The running layout, the others of the plan, and the nearest that the host can be asked for.
+    """Return the running layout, those of the plan, and the nearest that the program supports.
 
-    At most ``MOST_ROWS``, in this order.  The nearest differ in the fewest doublings of ranks, tp,
-    pp and micro-batch; ranks are half, as many, twice and ``gpus``.  ``steps`` and
-    ``memory_offset_nbytes`` are what ``forerun predict`` answers by.
+    At most ``MOST_ROWS`` are returned, in this order.  The nearest differ in the fewest doublings
+    of ranks, tp, pp and micro-batch; ranks are half, as many, twice and ``gpus``.  ``steps`` and
+    ``memory_offset_nbytes`` are those that ``forerun predict`` uses.
     """
     running = plan.running.config
     wanted = dict.fromkeys((running, *(one.config for one in plan.candidates)))
@@ -50,8 +50,8 @@ def what_if(
 
 
 def predict_words(config: RunConfig, running: RunConfig) -> tuple[str, ...] | None:
-    """What ``forerun predict`` is asked for this layout by, in short names where these say it all,
-    else in Megatron's; None where no options give exactly it."""
+    """Return options of ``forerun predict`` for this layout, in short names if they suffice, else
+    in Megatron's; None if no options give exactly this layout."""
     follows = ("dp",) if running.model.experts is not None else ("dp", "etp")
     short = [
         word
@@ -66,7 +66,7 @@ def predict_words(config: RunConfig, running: RunConfig) -> tuple[str, ...] | No
 
 
 def _switches(config: RunConfig) -> list[str]:
-    """What is on and off by switches, both said."""
+    """Return options that switch each feature explicitly on or off."""
     par = config.parallelism
     is_on = {
         "sequence-parallel": par.is_sequence_parallel,
@@ -85,7 +85,7 @@ def _gives(words: Sequence[str], config: RunConfig, running: RunConfig) -> bool:
 
 
 def _neighbours(running: RunConfig, gpus: Sequence[int]) -> Iterator[RunConfig]:
-    """Layouts that differ from the running one, the nearest first."""
+    """Yield layouts that differ from the running one, nearest first."""
     par = running.parallelism
     is_free = takes_options(running)
     degrees = _DOUBLINGS if is_free else (0,)
@@ -113,7 +113,7 @@ def _neighbours(running: RunConfig, gpus: Sequence[int]) -> Iterator[RunConfig]:
 def _changed(
     running: RunConfig, num_ranks: int, tp: int, pp: int, micro: int, kind: Recompute
 ) -> RunConfig | None:
-    """None where such a layout cannot run."""
+    """Return the layout with these choices; None if it cannot run."""
     par = running.parallelism
     values: dict[str, Any] = {"num_ranks": num_ranks, "tp": tp, "pp": pp, "micro_batch_size": micro}
     if pp != par.pp:
@@ -130,7 +130,7 @@ def _changed(
 
 
 def _doubled(number: int, times: int) -> int:
-    """0 where halving leaves no whole number."""
+    """Return ``number`` times 2**``times``; 0 if that is no whole number."""
     if times >= 0:
         return number << times
     return number >> -times if number % (1 << -times) == 0 else 0

@@ -486,7 +486,7 @@ def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
     error = median_error_log(rows)
     each = rows["count"] / rows["num_steps"].clip(lower=1)
     rows = rows.assign(
-        own=each * rows["time_s"],
+        stage_s=each * rows["time_s"],
         others=each * others,
         error=each * others * np.hypot(error, REPEAT_SIGMA_LOG),
     )
@@ -494,7 +494,7 @@ def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
     strict = float(ndtri(1 - tail))
     by_stage = {}
     for stage, part in rows.groupby("stage", sort=True):
-        stage_s, others_s = float(part["own"].sum()), float(part["others"].sum())
+        stage_s, others_s = float(part["stage_s"].sum()), float(part["others"].sum())
         log, sigma = (
             math.log(stage_s / others_s),
             math.sqrt(2) * float(part["error"].sum()) / others_s,

@@ -1,4 +1,4 @@
-"""When the run ends: the remaining schedule, other batch sizes, the finish, how right it was.
+"""Forecast of the run's end: remaining schedule, batch sizes, finish, and its evaluation.
 
 In: fitted steps and measured step times. Out: ``Forecast``, and the evaluation of past ones.
 """

@@ -1,9 +1,9 @@
-"""Where the next single step lies: an interval that learns from how often it has held.
+"""Interval for the next single step, adapted to its past coverage.
 
-Adaptive conformal inference (Gibbs and Candes, 2021, section 2): after each step the share of
-misses that is aimed at moves by ``rate * (aimed - missed)``, so that the long-run coverage is right
-whatever the steps do; each side has a share of its own, since slow steps are more frequent than
-fast ones.
+Adaptive conformal inference (Gibbs and Candes, 2021, section 2): after each step the level of
+misses moves by ``rate * (target - missed)``, so that the long-run coverage is right for any
+sequence of steps.  Each side has a separate level, since slow steps are more frequent than fast
+ones.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-# 50 or 200 change the interval's width by 1 to 4 %, and its coverage not at all.
+# 50 or 200 change the width of the interval by 1 to 4 %, and its coverage not at all.
 NUM_RECENT = 100
-"""Steps that the interval rests on."""
+"""Number of newest steps that the interval is taken from."""
 NUM_FIRST = 20
-"""Steps before the interval is taken from them."""
+"""Fewest steps for an interval."""
 MISSED_FRAC = 0.05
-"""Aimed at on each side."""
+"""Target share of misses on each side."""
 # On autocorrelated steps with and without a planted change 0.005 to 0.08 all cover 90 %; the
 # interval is 1 % wider at 0.04 and 6 % at 0.08.
 RATE = 0.02
-# Steps of one same time have no reach at all: then a thousandth.
+# Minimum for identical steps, which have no spread: one thousandth.
 _MIN_SPREAD_LOG = 1e-3
 _MOST_LOG = math.log(sys.float_info.max)
 
 
 class AdaptiveInterval:
-    """Takes steps one by one; ``interval`` is the 90 % interval of the next one.
+    """90 % interval of the next step, updated with each step.
 
     >>> known = AdaptiveInterval()
     >>> known.interval() is None
@@ -43,7 +43,7 @@ class AdaptiveInterval:
         self._low_frac = self._high_frac = MISSED_FRAC
 
     def interval(self) -> tuple[float, float] | None:
-        """Seconds; None while too few steps are known."""
+        """Return the interval in seconds; None while there are too few steps."""
         if len(self._recent) < NUM_FIRST:
             return None
         logs = np.asarray(self._recent)
@@ -52,7 +52,7 @@ class AdaptiveInterval:
         return math.exp(min(low, high)), math.exp(high)
 
     def add(self, time_s: float) -> None:
-        """A step that counts: not flagged, and positive."""
+        """Add an unflagged step; times that are not positive and finite are ignored."""
         if not time_s > 0 or not math.isfinite(time_s):
             return
         expected = self.interval()
@@ -65,14 +65,15 @@ class AdaptiveInterval:
 
 def _moved(frac: float, *, is_missed: bool) -> float:
     moved = frac + RATE * (MISSED_FRAC - is_missed)
-    # Below 0 the interval goes beyond what was seen; at 0.5 its end is the median.
+    # Below 0 the interval exceeds the observed range; at 0.5 its end is the median.
     return min(0.5, max(-0.5, moved))
 
 
 def _upper(logs: NDArray[np.float64], frac: float) -> float:
-    """The value that a share ``frac`` of the next ones exceeds, with conformal's n + 1.
+    """Return the value that a share ``frac`` of future values exceeds (conformal quantile, n + 1).
 
-    Beyond what n values can tell, the largest one and as far again from the median as is asked.
+    Beyond the range that n values determine, extrapolate from the largest by its distance from the
+    median.
     """
     count = logs.size
     rank = (1.0 - frac) * (count + 1)

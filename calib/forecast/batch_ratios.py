@@ -1,4 +1,4 @@
-"""How long steps of other global batch sizes take, against those of the running one."""
+"""Ratios of step times at other global batch sizes to those at the running one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..workload import RunConfig
 
 RATIO_SIGMA_LOG = 0.01
 """Error of the schedule in a ratio of two steps of one layout, per factor of 2 in size."""
-# A standard error needs some steps; with fewer the modelled ratio is the better one.
+# A standard error needs some steps; with fewer the modelled ratio is better.
 _FEW_STEPS = 5
 
 
@@ -27,7 +27,7 @@ class BatchRatio:
     provenance: str = "modelled"
 
     def over(self, base: BatchRatio) -> BatchRatio:
-        """Ratio of two sizes from their ratios to a third: of one model, so errors go together."""
+        """Return the ratio of two sizes from ratios to a third, whose errors are fully correlated."""
         return BatchRatio(
             ratio=self.ratio / base.ratio,
             sigma_log=abs(self.sigma_log - base.sigma_log) or base.sigma_log,
@@ -43,7 +43,7 @@ class PredictedStep:
     high_s: float
 
     def scaled(self, by: BatchRatio) -> PredictedStep:
-        """The step at another batch size, its interval wider by the error of the ratio.
+        """Return the step at another batch size, its interval widened by the error of the ratio.
 
         >>> twice = BatchRatio(ratio=2.0, sigma_log=0.0)
         >>> PredictedStep(time_s=2.0, low_s=1.0, high_s=3.0).scaled(twice)
@@ -60,9 +60,9 @@ class PredictedStep:
 def model_ratios(
     config: RunConfig, steps: FittedSteps, running_estimate: StepEstimate, sizes: Sequence[int]
 ) -> tuple[dict[int, StepEstimate], dict[int, BatchRatio]]:
-    """Modelled steps by global batch size, and their ratios to ``running_estimate``.
+    """Return modelled steps by global batch size, and their ratios to ``running_estimate``.
 
-    ``running_estimate`` is the model's.  Errors that both steps share cancel.
+    ``running_estimate`` is from the model.  Errors that both steps share cancel.
     """
     base = config.batch.global_batch_size
     of_all = config.batch.micro_batch_size * config.parallelism.dp
@@ -86,10 +86,10 @@ def model_ratios(
 def measured_ratios(
     seen: Mapping[int, Sequence[float]], reference: int, modelled: Mapping[int, BatchRatio]
 ) -> dict[int, BatchRatio]:
-    """Ratios to ``reference``: measured, else on the line through two sizes seen, else modelled.
+    """Return ratios to ``reference``: measured, else from a line through two sizes, else modelled.
 
-    A step is a part that stays and one that grows with the number of micro-batches, so that sizes
-    in between lie on a line, and those beyond it nearly so.
+    A step has a constant part and one proportional to the number of micro-batches, so that sizes
+    between two measured ones lie on a line, and those beyond nearly so.
     """
     same = BatchRatio(ratio=1.0, sigma_log=0.0)
     base = modelled.get(reference, same)
@@ -119,7 +119,10 @@ def measured_ratios(
 def _on_the_line(
     size: int, means: Mapping[int, tuple[float, float]], reference: int
 ) -> BatchRatio | None:
-    """Through the reference and the measured size that is farthest from it; None below zero."""
+    """Return the ratio from the line through the reference and the measured size farthest from it.
+
+    None if the line is not positive at ``size``.
+    """
     far = max(means, key=lambda other: abs(other - reference))
     reference_s, reference_error_s = means[reference]
     far_s, far_error_s = means[far]
@@ -127,7 +130,7 @@ def _on_the_line(
     time_s = reference_s + weight * (far_s - reference_s)
     if time_s <= 0:
         return None
-    # In units of the reference step, whose own error is common to all ratios.
+    # In units of the reference step, whose error is common to all ratios.
     error_s = abs(weight) * math.hypot(far_error_s, reference_error_s)
     return BatchRatio(
         ratio=time_s / reference_s,
@@ -137,7 +140,7 @@ def _on_the_line(
 
 
 def _combined(modelled: BatchRatio, line: BatchRatio | None) -> BatchRatio:
-    """Both in inverse proportion to their variances; named after the one that weighs more."""
+    """Return the inverse-variance mean of both, with the provenance of the heavier one."""
     if line is None:
         return modelled
     weights = [1.0 / max(known.sigma_log, RATIO_SIGMA_LOG) ** 2 for known in (modelled, line)]

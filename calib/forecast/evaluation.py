@@ -1,4 +1,4 @@
-"""Forecasts held against what happened: error over time, coverage, from when on they were right."""
+"""Evaluation of forecasts against the outcome: error over time, coverage, and settling."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 NOMINAL_FRAC = (0.5, 0.8, 0.9, 0.95)
-"""Central intervals whose coverage is counted."""
+"""Nominal shares of central intervals whose coverage is counted."""
 SETTLED_FRAC = (0.05, 0.02)
-"""Shares of the whole run's time within which a forecast counts as right."""
+"""Largest errors of a settled forecast, as shares of the whole run's time."""
 _STATED_FRAC = 0.9
-"""Share of the interval that a forecast gives for a single step."""
+"""Nominal share of the interval that a forecast has for a single step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,13 @@ class PastForecast(Encoded):
     run_id: str
     unix_s: float
     iteration: int
-    """Steps that were done."""
+    """Number of steps done."""
     steps_left: int
     elapsed_s: float
     finish_p50_unix_s: float
     finish_p95_unix_s: float
     finish_low_unix_s: float
-    """5 % lies before it."""
+    """5 % quantile of the finish."""
     finish_intervals_unix_s: Mapping[str, tuple[float, float]]
     """Central intervals by their nominal share, as ``"0.9"``."""
     step_time_s: float
@@ -50,14 +50,14 @@ class PastForecast(Encoded):
     single_low_s: float
     single_high_s: float
     num_samples: int
-    """Measured steps that it rests on."""
+    """Number of measured steps that it is based on."""
     is_measured: bool
     extras_s: float = 0.0
     failures_s: float = 0.0
 
     @staticmethod
     def of(forecast: Forecast, run_id: str) -> PastForecast:
-        """What is kept of a forecast."""
+        """Return the record of a forecast."""
         now, remaining_time = forecast.now_unix_s, forecast.remaining_time
         bounds = {
             str(share): (
@@ -78,7 +78,7 @@ class PastForecast(Encoded):
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> PastForecast:
-        """The forecast of a line; ``RecordError`` where it is not one."""
+        """Return the forecast of a line; raises ``RecordError`` if it is not one."""
         known = _known(PastForecast, value)
         bounds = {
             str(share): (float(low), float(high))
@@ -89,7 +89,7 @@ class PastForecast(Encoded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended(Encoded):
-    """How the run ended."""
+    """End of a run."""
 
     JSON: ClassVar[str] = "schema kind *"
     schema: ClassVar[int] = SCHEMA
@@ -98,45 +98,45 @@ class Ended(Encoded):
     run_id: str
     last_step_unix_s: float
     end_unix_s: float
-    """Of the end of training: last evaluations and saves are in."""
+    """End of training, after the last evaluations and saves."""
     iteration: int
-    """Steps that were done."""
+    """Number of steps done."""
     steps_total: int
-    """Steps that were to be done."""
+    """Number of steps planned."""
     num_steps: int = 0
-    """Unflagged steps that a single-step interval was given for."""
+    """Number of unflagged steps with a single-step interval."""
     num_inside: Mapping[str, int] = field(default_factory=dict)
-    """How many of them lay in each nominal interval."""
+    """Number of these within each nominal interval."""
 
     @property
     def is_complete(self) -> bool:
-        """True where it reached its last step: only then has its finish been seen."""
+        """True if the run reached its last step, so that its finish is known."""
         return 0 < self.steps_total <= self.iteration
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> Ended:
-        """The end of a line; ``RecordError`` where it is not one."""
+        """Return the end of a line; raises ``RecordError`` if it is not one."""
         return Ended(**_known(Ended, value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishError:
-    """One forecast of the finish against the finish.  Positive: forecast too late."""
+    """Error of one forecast of the finish; positive if the forecast is too late."""
 
     iteration: int
     error_s: float
     of_left_frac: float
-    """Error over the time that was then left."""
+    """Error over the time that remained at the forecast."""
     of_total_frac: float
     """Error over the time of the whole run."""
     is_inside: bool
-    """Within the 90 % interval."""
+    """True if the finish is within the 90 % interval."""
     is_beyond_p95: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage(Encoded):
-    """A nominal interval and how often it held."""
+    """Observed coverage of a nominal interval."""
 
     JSON: ClassVar[str] = "* observed_frac"
 
@@ -146,24 +146,24 @@ class Coverage(Encoded):
 
     @property
     def observed_frac(self) -> float:
-        """Share that it held."""
+        """Observed share within the interval; 0 without cases."""
         return self.num_inside / self.num if self.num else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """From when on forecasts were within a share of the whole run's time."""
+    """Iteration from which forecasts were within a share of the whole run's time."""
 
     within_frac: float
     first_iteration: int | None
-    """Of the first forecast that was within; None: none was."""
+    """Iteration of the first forecast within; None if none was."""
     stays_from_iteration: int | None
-    """Of the first after which none was outside."""
+    """Iteration of the first forecast after which none was outside; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Encoded):
-    """All forecasts of one run against how it went."""
+    """All forecasts of one run, evaluated against its end."""
 
     JSON: ClassVar[str] = (
         "run_id num_forecasts is_complete total_s "
@@ -182,19 +182,19 @@ class Evaluation(Encoded):
 
     @property
     def first(self) -> FinishError | None:
-        """The first forecast of the run."""
+        """Error of the first forecast of the run; None without forecasts."""
         return self.errors[0] if self.errors else None
 
 
 @dataclass(slots=True)
 class StepTally:
-    """Counts single steps in the intervals that forecasts gave for them."""
+    """Counts of single steps within the intervals of their forecasts."""
 
     num_steps: int = 0
     num_inside: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WIDTHS, 0))
 
     def add(self, time_s: float, low_s: float, high_s: float) -> None:
-        """One step and its 90 % interval, which other levels scale as a normal one.
+        """Add a step with its 90 % interval, which is scaled to other levels as if normal.
 
         >>> tally = StepTally()
         >>> for time_s in (1.0, 1.05, 1.09, 1.2):
@@ -217,10 +217,10 @@ _WIDTHS = {str(share): _wide(share) for share in NOMINAL_FRAC}
 
 
 def evaluate(made: Sequence[PastForecast], ended: Ended) -> Evaluation:
-    """The forecasts of a run, in the order of their making, against its end.
+    """Evaluate the forecasts of a run against its end.
 
-    A run that stopped before its last step has no finish to hold them against: then only its single
-    steps are scored.  Forecasts from after the last step foretell nothing and are left out.
+    If the run stopped before its last step, it has no finish to compare with, and only single steps
+    are scored.  Forecasts made after the last step are excluded.
     """
     ahead = sorted((m for m in made if m.steps_left > 0), key=lambda m: (m.iteration, m.unix_s))
     scored = ahead if ended.is_complete else []
@@ -239,7 +239,7 @@ def evaluate(made: Sequence[PastForecast], ended: Ended) -> Evaluation:
 
 
 def step_coverage(ended: Ended) -> tuple[Coverage, ...]:
-    """How often intervals of single steps held."""
+    """Return the coverage of intervals of single steps."""
     return _coverage(ended.num_steps, ended.num_inside)
 
 
@@ -251,7 +251,7 @@ def _coverage(num: int, num_inside: Mapping[str, int]) -> tuple[Coverage, ...]:
 
 
 def _finish_inside(made: Sequence[PastForecast], end_unix_s: float) -> dict[str, int]:
-    """In how many forecasts the end lies in each nominal interval."""
+    """Return the number of forecasts with the end inside, by nominal interval."""
     inside = dict.fromkeys(_WIDTHS, 0)
     for one in made:
         for key in inside:

@@ -1,6 +1,6 @@
-"""When the run ends: what is left of it as wall-clock time, with an interval.
+"""Forecast of the remaining run as wall-clock time, with an interval.
 
-The time left is a distribution: of steps, the work between them, and failures on top.
+The remaining time is a distribution: steps, the work between them, and failures in addition.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ DRIFT_FRAC = 0.01
 """Standard deviation of the level of a steady run between a window and the rest: medians of 50
 steps repeat within 0.6 to 4 % on a quiet machine, repeated releases within 2 %."""
 CPU_DRIFT_FRAC = 0.09
-"""The same on processors that other work shares: what was left of 22 runs on such a machine against
-what was seen of them, root mean square."""
-# A scatter needs two values.
+"""``DRIFT_FRAC`` of CPUs that are shared with other work: root mean square difference between the
+remaining and the observed part of 22 runs on such a machine."""
+# A standard deviation needs two values.
 _MIN_STEPS = 2
-# Five means are the fewest whose spread says more than that of single steps.
+# With fewer than five block means, the spread of single steps is more reliable.
 _MIN_BLOCKS = 5
 _DRIFT_WEIGHT = 8.0
-"""Blocks that the prior of the drift is worth."""
-# The median of 20 steps moves by 28 % of the steps' own noise; of fewer, by more.
+"""Weight of the drift's prior, in blocks."""
+# The median of 20 steps scatters by 28 % of the noise of single steps; that of fewer, by more.
 _FEW_BLOCKS = 20
-# Few and long: what wanders slowly shows only between long blocks.
+# Few and long, as slow drift shows only between long blocks.
 _DRIFT_BLOCKS = 6
 
 Floats = NDArray[np.float64]
-# Probability of all larger numbers of failures together: far below what any rule asks for.
+# Total probability of larger numbers of failures; far below the precision that any rule needs.
 _NEGLIGIBLE = 1e-9
-# More are no run; the normal parts overlap long before, and each costs a term of every quantile.
+# No run has more; components overlap long before, and each adds a term to every quantile.
 _MAX_FAILURES = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Failures of a run as a Poisson process, and what one of them costs."""
+    """Failures of a run as a Poisson process, and the cost of one."""
 
     mtbf_s: float
     """Mean time between failures of the whole job, seconds."""
     restart_s: float
-    """From the failure until training goes on."""
+    """Seconds from the failure until training resumes."""
     save_every_s: float = 0.0
-    """Time between checkpoints: what was done since the last one is done again."""
+    """Time between checkpoints; work since the last one is repeated."""
 
     @property
     def mean_cost_s(self) -> float:
-        """Restart plus half the time between checkpoints."""
+        """Mean cost of a failure: restart plus half the time between checkpoints."""
         return self.restart_s + 0.5 * self.save_every_s
 
     @property
     def cost_variance_s2(self) -> float:
-        """The lost work lies evenly between nothing and all since the last checkpoint."""
+        """Variance of the lost work, uniform from 0 to the time between checkpoints."""
         return self.save_every_s**2 / 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingTime:
-    """A mixture of normal distributions, one for each number of failures.
+    """Remaining time as a mixture of normal distributions, one for each number of failures.
 
     >>> remaining = RemainingTime.normal(100.0, 10.0)
     >>> round(remaining.quantile(0.95), 1), round(remaining.chance_beyond(100.0), 2)
@@ -81,15 +81,15 @@ class RemainingTime:
 
     @staticmethod
     def normal(mean_s: float, sigma_s: float) -> RemainingTime:
-        """Without failures."""
+        """Return the distribution without failures."""
         return RemainingTime(weights=(1.0,), means_s=(mean_s,), sigmas_s=(max(sigma_s, 0.0),))
 
     @staticmethod
     def with_failures(mean_s: float, sigma_s: float, failures: Failures) -> RemainingTime:
-        """Work of ``mean_s`` +- ``sigma_s``, interrupted at random.
+        """Return the distribution of work of ``mean_s`` +- ``sigma_s`` with random failures.
 
-        The number of failures is Poisson with mean ``mean_s / mtbf_s`` (those during repeated work
-        are of second order and left out); each costs a restart and what is lost.
+        The number of failures is Poisson with mean ``mean_s / mtbf_s`` (failures during repeated
+        work are second-order and neglected); each costs a restart and the lost work.
         """
         from scipy import stats  # slow to import, and only failures need it
 
@@ -112,7 +112,7 @@ class RemainingTime:
         return float(np.dot(self.weights, self.means_s))
 
     def chance_beyond(self, time_s: float) -> float:
-        """P(the time left > ``time_s``)."""
+        """Return P(remaining time > ``time_s``)."""
         sigmas = np.asarray(self.sigmas_s)
         away = time_s - np.asarray(self.means_s)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -120,13 +120,13 @@ class RemainingTime:
         return float(np.dot(self.weights, tails))
 
     def quantile(self, level: float) -> float:
-        """The time that is not exceeded with probability ``level``; at least 0."""
+        """Return the time that is not exceeded with probability ``level``; at least 0."""
         means, sigmas = np.asarray(self.means_s), np.asarray(self.sigmas_s)
         if len(means) == 1:
             return max(0.0, float(means[0] + sigmas[0] * ndtri(level)))
-        from scipy import optimize  # likewise
+        from scipy import optimize  # slow to import, and only failures need it
 
-        # A normal distribution has 2e-33 beyond twelve deviations: the root is always inside.
+        # A normal distribution has 2e-33 beyond twelve standard deviations: the root is inside.
         reach = 12.0 * sigmas + 1e-9
         low, high = float((means - reach).min()), float((means + reach).max())
         solution = optimize.root_scalar(
@@ -135,7 +135,7 @@ class RemainingTime:
         return max(0.0, float(solution.root))
 
     def nodes(self, count: int = 128) -> Floats:
-        """Times at the middles of ``count`` equally likely parts, for integrals over the time."""
+        """Return times at the midpoints of ``count`` equally likely parts, for quadrature."""
         levels = (np.arange(count) + 0.5) / count
         if len(self.weights) == 1:
             sigma = self.sigmas_s[0]
@@ -144,10 +144,10 @@ class RemainingTime:
 
 
 def learned_mtbf_s(num_failures: int, run_s: float, *, prior_mtbf_s: float) -> float:
-    """Mean time between failures after ``num_failures`` in ``run_s`` seconds of this job.
+    """Return the mean time between failures after ``num_failures`` in ``run_s`` seconds of a job.
 
-    Posterior mean of the rate under a gamma prior worth one failure; never infinite, since a run
-    without a failure so far proves little.
+    Inverse of the posterior mean of the rate under a gamma prior worth one failure; never infinite,
+    as a run without failures so far proves little.
 
     >>> learned_mtbf_s(0, 0.0, prior_mtbf_s=3600.0)
     3600.0
@@ -158,21 +158,21 @@ def learned_mtbf_s(num_failures: int, run_s: float, *, prior_mtbf_s: float) -> f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanEstimate:
-    """Mean of autocorrelated values: standard error from blocks, and the freedom it has."""
+    """Mean of autocorrelated values, with standard error from blocks and degrees of freedom."""
 
     mean: float
     sd: float
     """Standard deviation of single values."""
     standard_error: float
     long_run_sd: float
-    """Standard deviation that a sum of N values shows, over sqrt(N)."""
+    """Standard deviation of a sum of N values over sqrt(N)."""
     degrees: int
     num_values: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
-    """Work between steps, such as evaluations or saves: how many are left and what one takes."""
+    """Work between steps, such as evaluations or saves: remaining number and time of one."""
 
     name: str
     num_remaining: int
@@ -180,19 +180,19 @@ class Extra:
     sigma_s: float = 0.0
     """Standard error of ``time_s``."""
     scatter_s: float = 0.0
-    """Standard deviation of single ones."""
+    """Standard deviation of a single one."""
     provenance: str = "measured"
 
     @property
     def all_sigma_s(self) -> float:
-        """Standard deviation of all that are left: a common error, and what each has of its own."""
+        """Standard deviation of the remaining total: common error and individual scatter."""
         return math.hypot(
             self.num_remaining * self.sigma_s, math.sqrt(self.num_remaining) * self.scatter_s
         )
 
     @property
     def part(self) -> ForecastPart:
-        """All that are left, as a part of the forecast."""
+        """Remaining total, as a part of the forecast."""
         return ForecastPart(
             name=self.name,
             num_left=self.num_remaining,
@@ -204,19 +204,19 @@ class Extra:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastPart:
-    """One kind of what is left, and what its time rests on."""
+    """One kind of remaining work, with the provenance of its time."""
 
     name: str
     num_left: float
     time_s: float
-    """All of them together."""
+    """Total time of the remaining ones."""
     sigma_s: float
     provenance: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoad:
-    """Steps that are left at one global batch size, relative to the steps that were measured."""
+    """Remaining steps at one global batch size, with their time relative to measured steps."""
 
     num_remaining: int
     time_ratio: float = 1.0
@@ -226,7 +226,7 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast(Encoded):
-    """The run to its end.  All intervals are 90 %; ``p95`` has 5 % beyond it."""
+    """Forecast of the run to its end.  All intervals are 90 %; ``p95`` is the 95 % quantile."""
 
     JSON: ClassVar[str] = "schema * -remaining_time"
     schema: ClassVar[int] = SCHEMA
@@ -242,13 +242,13 @@ class Forecast(Encoded):
     """Interval of the mean step."""
     single_low_s: float
     single_high_s: float
-    """Interval in which the next single step lies."""
+    """Interval of the next single step."""
     steps_s: float
-    """Steps that are left."""
+    """Time of the remaining steps."""
     extras_s: float
-    """Evaluations, saves and the like that are left."""
+    """Time of remaining evaluations, saves and other work between steps."""
     failures_s: float
-    """What failures and restarts are expected to cost."""
+    """Expected cost of failures and restarts."""
     remaining_s: float
     """Median of ``remaining_time``."""
     remaining_low_s: float
@@ -259,20 +259,20 @@ class Forecast(Encoded):
     finish_p50_unix_s: float
     finish_p95_unix_s: float
     parts: tuple[ForecastPart, ...] = ()
-    """What ``remaining_time`` is made of."""
+    """Breakdown of ``remaining_time``."""
     gpu_hours: float | None = None
-    """Of this launch from its begin to the end; None on processors that have no price."""
+    """GPU-hours of this launch from begin to end; None on CPUs without a price."""
     cost: float | None = None
-    """In the currency of the price that was given."""
+    """Cost in the currency of the stated price."""
     energy_j: float | None = None
-    """Of all accelerators, from the first reading to the end."""
+    """Energy of all accelerators from the first reading to the end."""
 
 
 def mean_estimate(values: ArrayLike) -> MeanEstimate:
-    """Mean with a standard error that holds under autocorrelation, by batch means.
+    """Return the mean with a standard error valid under autocorrelation, by batch means.
 
-    Blocks of about sqrt(n) values, at least five of them; a positive autocorrelation can only widen
-    what independent values would give.  Raises ``CalibrationError`` below two values.
+    Uses at least five blocks of about sqrt(n) values; the standard error is never below that of
+    independent values.  Raises ``CalibrationError`` for fewer than two values.
     """
     array = np.asarray(values, dtype=np.float64)
     count = array.size
@@ -310,13 +310,13 @@ def forecast(
     failures: Failures | None = None,
     drift_frac: float = DRIFT_FRAC,
 ) -> Forecast:
-    """The forecast from measured steps, or from the modelled one where fewer than two are there.
+    """Return the forecast from measured steps, or from the modelled step if fewer than two.
 
-    ``step_times_s`` are full periods (start to start, so logging and data are in) of unflagged
-    steps, oldest first.  ``elapsed_s`` is what the run has spent, start-up included.  ``loads``
-    says where later steps are longer or shorter; without it all that are left are as measured.
-    The variance of the sum is long_run_sd^2 (N^2/n + N) for N steps from n, plus ``drift_frac`` of
-    the whole.  Raises ``CalibrationError`` where there is neither a measured nor a modelled step.
+    ``step_times_s`` are full periods (start to start, with logging and data) of unflagged steps,
+    oldest first.  ``elapsed_s`` is the time spent, including start-up.  ``loads`` describes later
+    steps that are longer or shorter; by default all remaining steps are as measured.  The variance
+    of the sum is long_run_sd^2 (N^2/n + N) for N steps from n, plus the square of ``drift_frac`` of
+    the whole.  Raises ``CalibrationError`` without a measured or modelled step.
     """
     step = _step(np.asarray(step_times_s, dtype=np.float64), estimate)
     num_remaining_steps = max(0, steps_total - steps_done)
@@ -324,7 +324,7 @@ def forecast(
     steps_s = step.mean * sum(load.num_remaining * load.time_ratio for load in loads)
     extras_s = sum(extra.num_remaining * extra.time_s for extra in extras)
     wide = float(stdtrit(step.degrees, 0.95))
-    # Seen as a normal variable of the same 95 % point, so that rules can ask for any level.
+    # Replace Student's t by a normal with the same 95 % quantile, so that any level is defined.
     sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / Z_90
     work_s = steps_s + extras_s
     remaining_time = RemainingTime.normal(work_s, sigma_s)
@@ -359,10 +359,10 @@ def forecast(
 
 
 def learned_drift_frac(step_times_s: ArrayLike, *, prior_frac: float = DRIFT_FRAC) -> float:
-    """How far the level of this run wanders, relative, from what it has shown so far.
+    """Return the relative drift of the run's level (standard deviation), learned from its steps.
 
-    The spread of medians of long blocks beyond what single steps explain, pooled with the prior as
-    if that were eight blocks.  A run that has been steady for long comes down to what it shows.
+    It is the spread of medians of long blocks in excess of the noise of single steps, pooled with
+    the prior, which weighs eight blocks.  ``prior_frac`` is returned if there are too few steps.
     """
     values = np.asarray(step_times_s, dtype=np.float64)
     size = values.size // _DRIFT_BLOCKS
@@ -387,7 +387,7 @@ def _remaining_sigma(
     variance = (whole * step.standard_error) ** 2
     variance += float(np.dot(counts, ratios**2)) * step.long_run_sd**2
     variance += (drift_frac * whole * step.mean) ** 2
-    # One model gives all ratios, so that their errors go together.
+    # All ratios are from one model, so that their errors are correlated.
     variance += (step.mean * float(np.dot(counts * ratios, sigmas))) ** 2
     variance += sum(extra.all_sigma_s**2 for extra in extras)
     return math.sqrt(variance)
@@ -406,7 +406,7 @@ def _step(values: Floats, estimate: StepEstimate | None) -> MeanEstimate:
         sd=sigma_s,
         standard_error=sigma_s,
         long_run_sd=0.0,
-        # The model's error is stated as normal: no freedom is lost.
+        # The model's error is normal, hence unlimited degrees of freedom.
         degrees=10**6,
         num_values=0,
     )

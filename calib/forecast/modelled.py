@@ -1,4 +1,4 @@
-"""What the model predicts of the rest of a run, once per window and without the clock."""
+"""Model predictions for the rest of a run, once per window and independent of the clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .remaining_schedule import BatchLevel, ramp_levels, schedule_levels, step_g
 
 SAVE_FIXED_S = 0.3
 SAVE_BYTES_PER_S = 0.5e9
-"""A rank's share of a checkpoint, before the first save has been seen."""
+"""Write rate of a rank's share of a checkpoint, until a save has been measured."""
 _PASSES = (
     Part.FORWARD,
     Part.BACKWARD,
@@ -30,23 +30,23 @@ _PASSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelForecast:
-    """What the model predicts of the rest of a run, beside what was measured of it."""
+    """Model predictions for the rest of a run, with its recorded steps."""
 
     config: RunConfig
     running_estimate: StepEstimate
     started_unix_s: float
     recorded_s: tuple[float, ...]
-    """Bare steps of the windows."""
+    """Times of bare steps of the windows."""
     recorded_numbers: tuple[int, ...] = ()
     """Their iterations, from 1."""
     ratios: Mapping[int, BatchRatio]
-    """By global batch size, against that of ``config.batch``."""
+    """Ratios of step times to that at ``config.batch``, by global batch size."""
     eval_s: float
-    """One evaluation of ``eval_iters`` passes."""
+    """Time of one evaluation of ``eval_iters`` passes."""
     save_s: float
 
     def ratio(self, iteration: int, to: int) -> BatchRatio:
-        """The step of an iteration, from 1, over that of iteration ``to``: 1 without a ramp."""
+        """Return the step of an iteration (from 1) over that of ``to``; 1 without a ramp."""
         sizes = [batch_size_at(self.config, number) for number in (iteration, to)]
         if sizes[0] == sizes[1] or not self.ratios.keys() >= set(sizes):
             return BatchRatio(ratio=1.0, sigma_log=0.0)
@@ -54,21 +54,21 @@ class ModelForecast:
 
 
 def batch_size_at(config: RunConfig, iteration: int) -> int:
-    """Global batch size of an iteration, from 1; that of the config where none was before it."""
+    """Return the global batch size of an iteration (from 1); the config's if there is no ramp."""
     levels = batch_levels(config)
     groups = step_groups(iteration, levels) if len(levels) > 1 else ()
     return groups[-1].global_batch_size if groups else config.batch.global_batch_size
 
 
 def at_batch_size(config: RunConfig, size: int) -> RunConfig:
-    """The config with another global batch size."""
+    """Return the config with another global batch size."""
     if size == config.batch.global_batch_size:
         return config
     return replace(config, batch=replace(config.batch, global_batch_size=size))
 
 
 def batch_levels(config: RunConfig) -> tuple[BatchLevel, ...]:
-    """The global batch sizes of a run, in the order in which they hold."""
+    """Return the global batch sizes of a run in order."""
     cadence, batch = config.cadence, config.batch
     if cadence.step_batch_size_schedule:
         return schedule_levels(cadence.step_batch_size_schedule, seq_length=config.model.seq_length)
@@ -88,14 +88,14 @@ def model_forecast(
     recorded_s: Sequence[float] = (),
     recorded_numbers: Sequence[int] = (),
 ) -> ModelForecast:
-    """What the model says of steps at other batch sizes, of an evaluation and of a save."""
+    """Return predictions of steps at other batch sizes, of an evaluation and of a save."""
     full = full_batch_size(config)
     sizes = {level.global_batch_size for level in batch_levels(config)} | {full}
     estimates, ratios = model_ratios(config, steps, running_estimate, sorted(sizes))
     largest = estimates[full]
     parts = largest.parts_s
     work = [parts.get(part, 0.0) for part in (Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE)]
-    # Without parts a forward pass is a third: the backward pass has two products for each of its.
+    # Default to a third, as the backward pass has two products for each of the forward pass.
     share = work[0] / sum(work) if sum(work) > 0 else 1.0 / 3.0
     passes_s = sum(parts.get(part, 0.0) for part in _PASSES)
     peak = memory(config)
@@ -112,5 +112,5 @@ def model_forecast(
 
 
 def full_batch_size(config: RunConfig) -> int:
-    """Global batch size behind the ramp."""
+    """Return the global batch size after the ramp."""
     return config.cadence.full_batch_size or config.batch.global_batch_size

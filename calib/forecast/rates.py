@@ -1,4 +1,4 @@
-"""A step time in the field's unit: tokens/s, TFLOP/s of a GPU, MFU; what the rest of a run takes.
+"""Throughput of a step time (tokens/s, TFLOP/s per GPU, MFU), and cost of the remaining run.
 
 ``docs/throughput.md`` has the formulas.
 """
@@ -17,38 +17,38 @@ from ..layers import model_flop_per_token, stage_operators
 from ..units import HOUR_S, format_count, format_frac
 from ..workload import Batch, Encoded, Fp8Recipe, OperatorCount, Parallelism, Recompute, RunConfig
 
-if TYPE_CHECKING:  # what makes forecasts needs SciPy, which a plan does without
+if TYPE_CHECKING:  # forecasts import SciPy, which a plan does not need
     from .forecasts import Forecast
 
 _PRODUCTS = (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
 _GIGA = 1e9
 _PASSES = 3
-"""Of the model's FLOP over those of its forward pass."""
+"""FLOP of the model over those of its forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput(Encoded):
-    """What a step time is worth."""
+    """Throughput of a layout with a given step time."""
 
     tokens_per_s: float
-    """Of all ranks."""
+    """Tokens/s of all ranks."""
     tokens_per_s_per_gpu: float
     flop_per_s_per_gpu: float
-    """FLOP of the model, as Megatron-LM counts them; nothing that runs again is in it."""
+    """FLOP/s of the model, as Megatron-LM counts them, without recompute."""
     mfu_frac: float | None
-    """Model FLOP/s utilisation: the same over the dense peak of the data sheet; None where nobody
-    knows that, as of a CPU."""
+    """Model FLOP/s utilisation: ``flop_per_s_per_gpu`` over the dense peak of the data sheet; None
+    if the peak is unknown, as for a CPU."""
     hfu_frac: float | None
-    """Hardware FLOP/s utilisation: with what is recomputed."""
+    """Hardware FLOP/s utilisation: with recompute."""
 
     @property
     def gpu_hours_per_giga_token(self) -> float:
-        """Hours of all GPUs together for 1e9 tokens."""
+        """GPU-hours for 1e9 tokens."""
         return _GIGA / self.tokens_per_s_per_gpu / HOUR_S
 
     @property
     def text(self) -> str:
-        """In a line, as ``41 % MFU`` and the tokens.
+        """MFU, if known, and tokens/s in a line.
 
         >>> Throughput(tokens_per_s=71234.0, tokens_per_s_per_gpu=8904.25, mfu_frac=0.412,
         ...     flop_per_s_per_gpu=4.07e14, hfu_frac=0.412).text
@@ -59,7 +59,7 @@ class Throughput(Encoded):
 
     @property
     def rates(self) -> dict[str, float]:
-        """Those that are logged at each step, by their keys; MFU where it is known."""
+        """Rates that are logged at each step, by key; MFU if known."""
         rates = {
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
@@ -69,11 +69,11 @@ class Throughput(Encoded):
 
 
 def throughput(config: RunConfig, step_time_s: float) -> Throughput:
-    """Tokens/s and FLOP/s of a layout whose step takes so long.
+    """Return tokens/s and FLOP/s of a layout with this step time.
 
-    MFU and HFU are those of PaLM (Chowdhery et al. 2022, section 4.1 and appendix B), over FLOP as
-    Megatron-LM counts them (``model_flop_per_token``); of 8-bit and 4-bit runs over the dense
-    8-bit peak.  Raises ``ConfigError`` where ``step_time_s`` is not above 0.
+    MFU and HFU are defined as for PaLM (Chowdhery et al. 2022, section 4.1 and appendix B), with
+    FLOP as Megatron-LM counts them (``model_flop_per_token``); those of 8-bit and 4-bit runs are
+    relative to the dense 8-bit peak.  Raises ``ConfigError`` if ``step_time_s`` is not above 0.
     """
     if not step_time_s > 0:
         raise ConfigError(f"a step of {step_time_s} s has no throughput; give a time above 0")
@@ -92,10 +92,10 @@ def throughput(config: RunConfig, step_time_s: float) -> Throughput:
 
 
 def peak_flop_per_s(config: RunConfig) -> float | None:
-    """Dense FLOP/s of the data sheet for the width of the run's products; None of a CPU and of a
-    device that is not known.
+    """Return the data sheet's dense FLOP/s for the width of the run's matrix products.
 
-    Never the figure with sparsity, which is twice as high on A100 and later.
+    It is never the figure with sparsity, which is twice as high on A100 and later.  None for a CPU
+    or an unknown device.
 
     >>> from ..workload import Batch, ModelShape, Parallelism, Precision
     >>> shape = ModelShape(num_layers=1, hidden_size=64, ffn_hidden_size=256, vocab_size=128,
@@ -113,10 +113,10 @@ def peak_flop_per_s(config: RunConfig) -> float | None:
 
 
 def recomputed_frac(config: RunConfig) -> float:
-    """FLOP of products that run again, over those of the model: 1/3 where all of it did.
+    """Return the FLOP of recomputed products over those of the model: 1/3 for full recompute.
 
-    How a layer is split does not change that, so that it is counted on one rank; where ``FULL``
-    takes some layers of each chunk, they are taken to be as the mean layer.
+    The split of a layer does not change this, so that it is counted on one rank; if ``FULL``
+    recomputes some layers of each chunk, they count as average layers.
     """
     if config.recompute is Recompute.NONE:
         return 0.0
@@ -145,24 +145,24 @@ def _flop(operators: tuple[OperatorCount, ...]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingRun:
-    """What is left of the run as it runs, which other layouts would do in another time."""
+    """The remaining run in its layout, as the base for other layouts."""
 
     config: RunConfig
-    """As it runs."""
+    """Running layout."""
     step_time_s: float
-    """Of a step of it."""
+    """Step time of the running layout."""
     remaining_s: float
-    """To its end, with evaluations, saves and failures."""
+    """Time to the end, with evaluations, saves and failures."""
     now_unix_s: float | None = None
     price_per_gpu_hour: float | None = None
     restart_s: float = 0.0
-    """Lost where another layout is started in its place."""
+    """Cost of restarting in another layout, seconds."""
 
     @staticmethod
     def of(
         ahead: Forecast, config: RunConfig, step_time_s: float, *, restart_s: float
     ) -> RemainingRun | None:
-        """What a forecast leaves of the run, by its own price; None at the end."""
+        """Return the remaining run of a forecast, with its price; None at the end."""
         if ahead.remaining_s <= 0:
             return None
         price = None
@@ -181,10 +181,10 @@ class RemainingRun:
     def from_forecast(
         value: Mapping[str, object], config: RunConfig, step_time_s: float | None = None
     ) -> RemainingRun | None:
-        """Of ``forecast.json``; None where nothing is left, or where it says nothing of it.
+        """Return the remaining run of ``forecast.json``; None if nothing remains or it is not stated.
 
         ``step_time_s`` is the running layout's step in the plan that others are compared in; None:
-        as the forecast has it.
+        that of the forecast.
         """
         remaining_s, step_s = value.get("remaining_s"), step_time_s or value.get("step_time_s")
         now_unix_s = value.get("now_unix_s")
@@ -204,23 +204,22 @@ def _is_length(value: object) -> TypeGuard[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingRunCost(Encoded):
-    """The rest of the run in one layout."""
+    """Time and cost of the remaining run in one layout."""
 
     remaining_s: float
     finish_unix_s: float | None
     gpu_hours: float
     cost: float | None
-    """In the currency of the price that was given."""
+    """Cost in the currency of the stated price."""
 
 
 def remaining_run_cost(
     remaining_run: RemainingRun, config: RunConfig, step_time_s: float
 ) -> RemainingRunCost:
-    """What is left of the run, were it to go on in this layout.
+    """Return time and cost of the remaining run if it continued in this layout.
 
-    The samples that are left stay the same, whatever the global batch; evaluations, saves and
-    failures shrink with the step, as they do where a decision is made.  Another layout than the
-    running one first pays ``restart_s``.
+    The remaining samples are the same for any global batch; evaluations, saves and failures scale
+    with the step, as in the decision.  A layout other than the running one has ``restart_s`` added.
     """
     samples_ratio = remaining_run.config.batch.global_batch_size / config.batch.global_batch_size
     remaining_s = (

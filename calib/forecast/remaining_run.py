@@ -1,7 +1,7 @@
-"""The forecast of a run: steps of each batch size that are left, and what lies between them.
+"""Forecast of a run: remaining steps of each batch size, and work between them.
 
-``ModelForecast`` is worked out once per window.  A forecast from it and from what the run has shown
-so far costs no fit, so it can be made anew at any time.
+``ModelForecast`` is computed once per window.  A forecast from it and the progress so far needs no
+fit, so it can be repeated at any time.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from .modelled import SAVE_BYTES_PER_S, ModelForecast, batch_levels
 from .remaining_schedule import BatchLevel, RemainingSchedule, remaining_schedule, step_groups
 
 EVAL_SIGMA_LOG = 0.2
-"""Error of a modelled evaluation."""
+"""Error (log) of the time of a modelled evaluation."""
 FEW_SIGMA_LOG = 0.15
-"""Error of the next evaluations or saves as a single one predicts them."""
+"""Error (log) of the next evaluations or saves as predicted by a single measured one."""
 SAVE_SIGMA_LOG = 1.0
-"""A rank's share of a checkpoint on unknown storage: from local disks to a busy file system."""
+"""Error (log) of a save's time on unknown storage: from local disks to a busy file system."""
 GPU_HOURS_PER_FAILURE = 50_700.0
 """419 unexpected interruptions in 54 days on 16,384 GPUs (Llama 3, 2024, section 3.3.4)."""
-# With 3 % noise the mean of 8 steps has an error of 1 %, as a ratio between sizes has.
+# With 3 % noise the mean of 8 steps has an error of 1 %, that of a ratio between sizes.
 _FEW_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """What a run has shown."""
+    """Progress and measurements of a run so far."""
 
     now_unix_s: float
-    """The end of the last step."""
+    """Time of the end of the last step."""
     last_step: int = 0
-    """Counted from the first iteration of the whole run, also where it was resumed."""
+    """Number of steps since the first iteration of the whole run, even if it was resumed."""
     step_times_s: tuple[float, ...] = ()
-    """Every unflagged bare step so far, oldest first; empty: those of the table's windows."""
+    """All unflagged bare steps so far, oldest first; if empty, those of the table's windows count."""
     step_numbers: tuple[int, ...] = ()
-    """Iterations of ``step_times_s`` from 1; empty: all at the batch size of the config."""
+    """Iterations (from 1) of ``step_times_s``; if empty, all have the config's batch size."""
     irregular_times_s: tuple[float, ...] = ()
-    """Steps that collected garbage, or came after an evaluation or a save."""
+    """Times of steps with garbage collection, or after an evaluation or a save."""
     num_regular: int = 0
-    """Steps without all that since the first of ``irregular_times_s``."""
+    """Number of other steps since the first of ``irregular_times_s``."""
     level_since_step: int = 0
-    """Steps before it (from 0) tell how far the level moves, not where it is: a drift came."""
+    """Step (from 0) of the last drift; earlier ones inform the drift estimate but not the level."""
     eval_times_s: tuple[float, ...] = ()
     save_times_s: tuple[float, ...] = ()
     goals: Goals = field(default_factory=Goals)
@@ -71,7 +71,7 @@ class RunProgress:
 
 
 def run_forecast(model_forecast: ModelForecast, so_far: RunProgress) -> Forecast:
-    """The forecast at this moment; deterministic, a few milliseconds."""
+    """Return the forecast at this moment; deterministic, takes a few milliseconds."""
     config, cadence = model_forecast.config, model_forecast.config.cadence
     done = so_far.last_step
     total = max(_last_step(config, done), done)
@@ -121,7 +121,7 @@ def run_forecast(model_forecast: ModelForecast, so_far: RunProgress) -> Forecast
 def _with_due(
     schedule: RemainingSchedule, config: RunConfig, done: int, total: int
 ) -> RemainingSchedule:
-    """What is due after the step that has just ended is still to come."""
+    """Return the schedule with an evaluation or save that is due after the last step added."""
     cadence = config.cadence
     if not 0 < done < total:
         return schedule
@@ -135,7 +135,7 @@ def _with_due(
 
 
 def _last_step(config: RunConfig, done: int) -> int:
-    """Where this process ends: the end of training, or ``--exit-interval`` before it."""
+    """Return the last step of this process: end of training, or an earlier ``--exit-interval``."""
     cadence = config.cadence
     if cadence.exit_interval <= 0:
         return cadence.train_iters
@@ -144,7 +144,7 @@ def _last_step(config: RunConfig, done: int) -> int:
 
 
 def _at(model_forecast: ModelForecast, size: int) -> StepEstimate:
-    """The modelled step at the batch size that the measured ones have."""
+    """Return the modelled step at another batch size."""
     ratio = model_forecast.ratios.get(size)
     estimate = model_forecast.running_estimate
     if ratio is None or size == model_forecast.config.batch.global_batch_size:
@@ -160,8 +160,7 @@ def _by_size(
     *,
     since: int = 0,
 ) -> dict[int, list[float]]:
-    """Bare steps by global batch size, the newest size last; those of iterations before ``since``
-    left out."""
+    """Return bare steps from iteration ``since`` by global batch size, the newest size last."""
     batch_size = model_forecast.config.batch.global_batch_size
     times, numbers = so_far.step_times_s, so_far.step_numbers
     if len(times) < len(model_forecast.recorded_s):
@@ -181,7 +180,7 @@ def _by_size(
 def _series(
     seen: Mapping[int, list[float]], reference: int, ratios: Mapping[int, BatchRatio]
 ) -> tuple[float, ...]:
-    """Steps at the reference size; where they are few, those of other sizes scaled to it."""
+    """Return steps at the reference size; if few, those of all sizes scaled to it."""
     if len(seen.get(reference, ())) >= _FEW_STEPS or len(seen) < 2:
         return tuple(seen.get(reference, ()))
     return tuple(
@@ -216,7 +215,7 @@ def _extras(
     times: Sequence[float],
     reference: int,
 ) -> list[Extra]:
-    # Hosts and kernels that are slower than modelled are so in evaluations as well.
+    # Hosts and kernels that are slower than modelled are slower in evaluations, too.
     estimate = _at(model_forecast, reference)
     slowdown = float(np.mean(times)) / estimate.time_s if len(times) else 1.0
     extras = [
@@ -243,7 +242,7 @@ def _extras(
 
 
 def irregular_extra(so_far: RunProgress, times: Sequence[float], num_steps: int) -> Extra:
-    """What steps that are not like the others take beyond these."""
+    """Return the extra time of irregular steps beyond regular ones."""
     irregular = so_far.irregular_times_s
     share = len(irregular) / (len(irregular) + so_far.num_regular)
     excess = np.asarray(irregular) - float(np.mean(times))
@@ -253,7 +252,7 @@ def irregular_extra(so_far: RunProgress, times: Sequence[float], num_steps: int)
         name="irregular steps",
         num_remaining=round(share * num_steps),
         time_s=mean_s,
-        # A few may agree by chance: half of their mean is the least scatter.
+        # A few may agree by chance, hence at least half of their mean.
         sigma_s=max(scatter_s, 0.5 * mean_s) / math.sqrt(len(irregular)),
         scatter_s=scatter_s,
     )
@@ -268,7 +267,7 @@ def seen_extra(
     sigma_log: float,
     provenance: str,
 ) -> Extra:
-    """Measured ones where there are any; how well few of them tell is bounded from below."""
+    """Return extra work as measured, else as modelled; few measurements have a minimum error."""
     if not seen:
         return Extra(
             name=name,
@@ -293,7 +292,7 @@ def seen_extra(
 def expected_failures(
     so_far: RunProgress, *, num_ranks: int, is_cpu: bool, started_unix_s: float, save_every_s: float
 ) -> Failures | None:
-    """Failures where the user expects some, where some have been, or from the public rate."""
+    """Return failures at the user's rate, else at the public one; none on a CPU without restarts."""
     if so_far.goals.mtbf_hours is None and is_cpu and not so_far.num_restarts:
         return None
     hours = so_far.goals.mtbf_hours or GPU_HOURS_PER_FAILURE / num_ranks
@@ -314,7 +313,7 @@ def with_parts(
     num_ranks: int,
     is_cpu: bool,
 ) -> Forecast:
-    """The forecast with its breakdown, its GPU-hours, its cost and its energy."""
+    """Return the forecast with breakdown, GPU-hours, cost and energy."""
     hours = base_forecast.total_s / HOUR_S * num_ranks
     price = so_far.goals.price_per_gpu_hour
     is_counted = not is_cpu or price is not None
@@ -333,7 +332,7 @@ def with_parts(
 def _parts(
     base_forecast: Forecast, so_far: RunProgress, extra_parts: Sequence[ForecastPart], words: str
 ) -> Iterator[ForecastPart]:
-    # The narrowest of the mixture is the one without failures.
+    # The first component of the mixture is without failures.
     whole_s = base_forecast.remaining_time.sigmas_s[0]
     rest_s = math.sqrt(max(0.0, whole_s**2 - sum(part.sigma_s**2 for part in extra_parts)))
     yield ForecastPart(
@@ -361,17 +360,17 @@ def _parts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """What does not change while a run goes on."""
+    """Measurements that stay constant during a run."""
 
     started_unix_s: float
     num_ranks: int
     is_cpu: bool
     recorded_s: tuple[float, ...] = field(repr=False, default=())
-    """Bare steps of the windows, oldest first: they count where fewer were told live."""
+    """Bare steps of the windows, oldest first; used if fewer were reported live."""
 
     @staticmethod
     def of(table: SampleTable) -> MeasuredRun:
-        """The newest run of a table."""
+        """Return the newest run of a table."""
         runs = table.newest("runs")
         return MeasuredRun(
             started_unix_s=float(runs["started_unix_s"].min()),
@@ -382,10 +381,10 @@ class MeasuredRun:
 
 
 def measured_forecast(run: MeasuredRun, so_far: RunProgress, *, steps_total: int) -> Forecast:
-    """The forecast at this moment, to the end of so many steps.
+    """Return the forecast at this moment to step ``steps_total``.
 
-    Evaluations and saves go on as often as they have come so far; where none has come, none is
-    expected.  Raises ``CalibrationError`` below two measured steps.
+    Evaluations and saves continue at their frequency so far; none are expected if there were none.
+    Raises ``CalibrationError`` for fewer than two measured steps.
     """
     done = so_far.last_step
     total = max(steps_total, done)
@@ -419,7 +418,7 @@ def measured_forecast(run: MeasuredRun, so_far: RunProgress, *, steps_total: int
 def _measured_extras(
     so_far: RunProgress, times: Sequence[float], *, num_remaining_steps: int
 ) -> Iterator[Extra]:
-    """What will come between steps, each kind as often as in the steps so far."""
+    """Yield work between remaining steps, each kind as often as so far."""
     seen = {"evaluations": so_far.eval_times_s, "saves": so_far.save_times_s}
     for name, each_s in seen.items():
         count = round(len(each_s) * num_remaining_steps / max(1, so_far.last_step))

@@ -1,4 +1,4 @@
-"""What a run still has to do: steps at each batch size, evaluations, saves.
+"""Remaining work of a run: steps at each batch size, evaluations, saves.
 
 The counts are those of Megatron-LM's training loop (``train`` and ``pretrain`` of core 0.16.1).
 """
@@ -15,7 +15,7 @@ from ..workload import Cadence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLevel:
-    """A global batch size, and how many samples have been consumed where it begins to hold."""
+    """A global batch size, and the number of consumed samples from which it applies."""
 
     from_samples: int
     global_batch_size: int
@@ -23,7 +23,7 @@ class BatchLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGroup:
-    """Neighbouring steps of one global batch size; ``end`` is the first step after them."""
+    """Consecutive steps of one global batch size; ``end`` is the first step after them."""
 
     begin: int
     end: int
@@ -31,32 +31,32 @@ class StepGroup:
 
     @property
     def num_steps(self) -> int:
-        """Steps in the group."""
+        """Number of steps in the group."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingSchedule:
-    """What is left after some steps."""
+    """Remaining work after some steps."""
 
     groups: tuple[StepGroup, ...]
     num_evals: int
-    """Evaluations, each of ``eval_iters`` passes, those after the last step among them."""
+    """Number of evaluations, each of ``eval_iters`` passes, including those after the last step."""
     num_saves: int
 
     @property
     def num_steps(self) -> int:
-        """Steps that are left."""
+        """Number of remaining steps."""
         return sum(group.num_steps for group in self.groups)
 
 
 def ramp_levels(
     rampup: Sequence[int], global_batch_size: int, *, micro_batch_of_all: int = 1
 ) -> tuple[BatchLevel, ...]:
-    """Levels of ``--rampup-batch-size START INCREMENT SAMPLES``; one level without a ramp.
+    """Return levels of ``--rampup-batch-size START INCREMENT SAMPLES``; one without a ramp.
 
     ``micro_batch_of_all`` is micro-batch size times data-parallel size: a batch is rounded down to
-    whole ones, as ``--decrease-batch-size-if-needed`` does (without it Megatron refuses to run).
+    multiples, as ``--decrease-batch-size-if-needed`` does (without it Megatron refuses to run).
 
     >>> [level.global_batch_size for level in ramp_levels((16, 16, 300), 64)]
     [16, 32, 48, 64]
@@ -78,7 +78,7 @@ def ramp_levels(
 
 
 def schedule_levels(schedule: str, *, seq_length: int) -> tuple[BatchLevel, ...]:
-    """Levels of ``--step-batch-size-schedule "TOKENS:SIZE …"`` (core 0.18 and later).
+    """Return levels of ``--step-batch-size-schedule "TOKENS:SIZE …"`` (core 0.18 and later).
 
     K, M, B and T are powers of 1000; tokens become samples of ``seq_length``, rounded down.
 
@@ -105,9 +105,9 @@ def remaining_schedule(
     steps_total: int,
     is_saving: bool,
 ) -> RemainingSchedule:
-    """What is left of a run that counts its steps from 0.
+    """Return the remaining work of a run whose steps count from 0.
 
-    A save is due every ``save_interval`` steps, where the batch size changes, and at the end.
+    A save is due every ``save_interval`` steps, when the batch size changes, and at the end.
     """
     groups = step_groups(steps_total, levels)
     remaining_groups = tuple(
@@ -129,7 +129,7 @@ def remaining_schedule(
 
 
 def step_groups(steps_total: int, levels: Sequence[BatchLevel]) -> tuple[StepGroup, ...]:
-    """The whole run in groups of one batch size.
+    """Return the whole run in groups of one batch size.
 
     >>> [g.num_steps for g in step_groups(100, ramp_levels((16, 16, 300), 64))]
     [7, 3, 2, 88]
@@ -155,24 +155,24 @@ def step_groups(steps_total: int, levels: Sequence[BatchLevel]) -> tuple[StepGro
 
 
 def _multiples(interval: int, done: int, total: int) -> range:
-    """Steps after which something is due that is due every ``interval`` steps."""
+    """Return the remaining steps after which an event at this interval is due."""
     if interval <= 0:
         return range(0)
     return range((done // interval + 1) * interval, total + 1, interval)
 
 
 def _least_with(number: int, each: float) -> int:
-    """The least number of samples n with int(n / each) == number."""
+    """Return the least number of samples n with int(n / each) == number."""
     least = math.ceil(number * each)
     return least if int(least / each) >= number else least + 1
 
 
 POWERS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3))
-"""Letters behind a number, the largest first."""
+"""Suffixes of a number, largest first."""
 
 
 def read_count(text: str, rule: str) -> int:
-    """A number with an optional suffix; ``ConfigError`` with the rule where it is none."""
+    """Parse a number with an optional suffix; raises ``ConfigError`` with ``rule`` if invalid."""
     word = text.strip().upper()
     power = dict(POWERS).get(word[-1:], 1)
     try:

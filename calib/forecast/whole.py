@@ -1,4 +1,4 @@
-"""A run from its first step to its last: its steps, how long it takes, and what that costs."""
+"""A run from first step to last: number of steps, duration and cost."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from .remaining_schedule import POWERS, BatchLevel, remaining_schedule, step_gro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRun(Encoded):
-    """A run to so many tokens, with the evaluations and the saves that its arguments ask for."""
+    """A run over a number of tokens, with the evaluations and saves of its arguments."""
 
     JSON: ClassVar[str] = "* cost"
 
     num_tokens: int
-    """Tokens of all steps, of which the last is whole."""
+    """Tokens of all steps, including the whole last one."""
     num_steps: int
     duration_s: float
     low_s: float
     """Lower end of the 90 % interval."""
     high_s: float
-    """Upper end: 5 % lie beyond it."""
+    """Upper end of the 90 % interval."""
     gpu_hours: float
     price_per_gpu_hour: float | None = None
 
     @property
     def cost(self) -> float | None:
-        """In the currency of the price; None where that is not known."""
+        """Cost in the currency of the price; None if unknown."""
         price = self.price_per_gpu_hour
         return None if price is None else self.gpu_hours * price
 
     @property
     def days(self) -> str:
-        """How long it takes, with its interval, as ``14.8 days (90 %: 10.8 to 20.2)``."""
+        """Duration with its interval, as ``14.8 days (90 %: 10.8 to 20.2)``."""
         unit, word = (DAY_S, "days") if self.duration_s >= DAY_S else (HOUR_S, "hours")
         low, high = self.low_s / unit, self.high_s / unit
         return f"{self.duration_s / unit:.3g} {word} (90 %: {low:.3g} to {high:.3g})"
 
     @property
     def lines(self) -> tuple[str, str]:
-        """Its length, and what that costs, in lines of a narrow screen."""
+        """Duration and cost in two short lines."""
         cost = "" if self.cost is None else f", cost {format_count(self.cost)}"
         return (
             f"{_in_short(self.num_tokens)} tokens: {self.days}",
@@ -62,9 +62,9 @@ def whole_run(
     num_tokens: int = 0,
     price_per_gpu_hour: float | None = None,
 ) -> WholeRun:
-    """The run of a layout to so many tokens (0: as long as its own arguments say).
+    """Return the run of a layout over ``num_tokens`` tokens (0: the length in its arguments).
 
-    Raises ``ConfigError`` where these do not say it.
+    Raises ``ConfigError`` if neither gives the length.
     """
     (estimate,) = steps.estimates([config])
     levels, seq_length = batch_levels(config), config.model.seq_length
@@ -104,13 +104,13 @@ def whole_run(
 
 
 def _in_short(number: int) -> str:
-    """As it is typed: 1T, 300B."""
+    """Return a number with suffix, as users type it: 1T, 300B."""
     letter, power = next(((k, v) for k, v in POWERS if number >= v), ("", 1))
     return f"{number / power:.4g}{letter}"
 
 
 def _num_steps(samples: int, levels: Sequence[BatchLevel]) -> int:
-    """Steps that see at least so many samples: no batch is smaller than one sample."""
+    """Return the steps needed for at least ``samples`` samples, as a batch has at least one."""
     steps = 0
     for group in step_groups(samples, levels):
         needed = -(-samples // group.global_batch_size)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .again import CORE_ATTENTION, WITHIN_MOE, RecomputeOption
     from .blocks import (
         Block,
         BlockKind,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from .launches import launched_frac, recomputed_launch_frac, replayed_frac
     from .layer_modules import added_saved_nbytes, norm_module
     from .model_size import model_flop_per_token, model_name
+    from .recompute import CORE_ATTENTION, WITHIN_MOE, RecomputeOption
     from .stage_work import (
         collective_uses,
         gradient_uses,

@@ -32,7 +32,6 @@ from ..workload import (
     RunConfig,
     switch_values,
 )
-from .again import RecomputeOption
 from .dense import (
     attention_module,
     embedding_module,
@@ -55,6 +54,7 @@ from .layer_modules import (
     transfer,
     with_norm,
 )
+from .recompute import RecomputeOption
 from .sharding import has_host_units, shard_key, shard_uses
 from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
 

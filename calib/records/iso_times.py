@@ -76,14 +76,14 @@ class Action(Enum):
     ABSTAIN = "abstain"
 
 
-_TEXTS = {Action.CONTINUE: "go on", Action.STOP: "stop", Action.ABSTAIN: "none yet"}
+_TEXTS = {Action.CONTINUE: "keep running", Action.STOP: "stop", Action.ABSTAIN: "none yet"}
 
 
 def action_text(value: str) -> str:
     """The words of every line for a value of ``action``; one of a newer version as it is.
 
     >>> action_text("continue"), action_text("abstain"), action_text("pause")
-    ('go on', 'none yet', 'pause')
+    ('keep running', 'none yet', 'pause')
     """
     known = {action.value: text for action, text in _TEXTS.items()}
     return known.get(value, value)

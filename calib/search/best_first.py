@@ -1,10 +1,9 @@
-"""The best layouts, proven: exact evaluation of what can still be among them, best bound first.
+"""Best-first search for the proven best layouts: exact evaluation in order of lower bounds.
 
-The least time that any variant of a cell takes: its passes one after another, nothing beside.
-
-From the same operators, transfers and constants as the step itself, and never above it: what the
-replicas share, the optimizer, messages between stages, launches of the host and what is computed
-again only add to it.
+The lower bound on the time of a cell's variants is the pipeline of its passes without anything
+else.  It uses the same operators, transfers and constants as the step model and never exceeds it,
+as data-parallel transfers, the optimizer, messages between stages, host launches and recompute
+only add to it.
 """
 
 from __future__ import annotations
@@ -39,14 +38,17 @@ _PARTS_KIND = BlockKind.EXPERT_LAYER
 
 
 class TimeBounds:
-    """Bounds of cells, first without the experts of their layers, whose prices take most of the
-    work, and then with them where that may matter."""
+    """Lower bounds on the step time of cells.
+
+    Bounds come first without experts, whose evaluation takes most of the work, then with them for
+    cells for which it may matter.
+    """
 
     def __init__(self, cells: Cells, steps: FittedSteps) -> None:
         self._cells, self._steps = cells, steps
         self._has_experts = cells.config.model.experts is not None
         self.levels = _levels(cells, steps)
-        """What layouts alike leave of the log step time, shape (cells,)."""
+        """Correction of the log step time from measured similar layouts, shape (cells,)."""
         self._pairs: list[tuple[Block, RunConfig]] = []
         names = ("tp", "cp", "micro", "is_split")
         columns = cells.columns
@@ -54,18 +56,18 @@ class TimeBounds:
         self._rows: dict[BlockKind, Ints] = {}
         for kind in block_kinds(cells.config):
             if kind is BlockKind.PREDICTION:
-                continue  # never less than nothing
+                continue  # bounded by zero
             made = attention_part if kind is _PARTS_KIND else _whole(kind)
             self._rows[kind] = self._add(shared, made)
         if len(cells):
             self._passes = _priced(self._pairs, steps)
 
     def bare(self) -> Floats:
-        """Seconds below which no variant comes, whatever experts take, shape (cells,)."""
+        """Return lower bounds without the time of experts, seconds, shape (cells,)."""
         return self._bounds(np.arange(len(self._cells)), None)
 
     def whole(self, members: Ints) -> Floats:
-        """The same of some cells with all that their layers do, shape (members,)."""
+        """Return lower bounds of some cells with experts, seconds, shape (members,)."""
         if not self._has_experts:
             return self._bounds(members, None)
         part = self._cells.subset(members)
@@ -87,7 +89,7 @@ class TimeBounds:
         return begin + places
 
     def _bounds(self, members: Ints, experts_s: Floats | None) -> Floats:
-        """``experts_s``: both passes of the experts of a layer, shape (2, members)."""
+        """Return bounds; ``experts_s`` are both passes of a layer's experts, shape (2, members)."""
         cells = self._cells.subset(members)
         time_s = np.empty(len(cells))
         columns = cells.columns
@@ -98,7 +100,7 @@ class TimeBounds:
         return time_s * np.exp(self.levels[members]) * (1 - _ROUNDING)
 
     def _pipelines(self, members: Ints, experts_s: Floats | None) -> Floats:
-        """Bounds of cells whose pipelines are cut alike."""
+        """Return bounds of cells whose pipelines are split in the same way."""
         sample = self._cells.layout(int(members[0]), is_plain=True)
         par = sample.parallelism
         number = self._cells.num_microbatches[members]
@@ -115,7 +117,7 @@ class TimeBounds:
         return (least + self._passes.host_s[2]) * np.exp(growth)
 
     def _chunks(self, sample: RunConfig, members: Ints, experts_s: Floats | None) -> Floats:
-        """Seconds of one micro-batch in each chunk, both ways, shape (2, chunks, members)."""
+        """Return seconds of one micro-batch per chunk, both passes, shape (2, chunks, members)."""
         kinds: dict[BlockKind, Floats] = {}
         host_s = np.array(self._passes.host_s[:2])[:, np.newaxis]
         out = np.empty((2, sample.parallelism.num_chunks, len(members)))
@@ -136,7 +138,7 @@ class TimeBounds:
         return self._effects(kind, members) * block_s
 
     def _effects(self, kind: BlockKind, members: Ints) -> Floats | float:
-        """The least factor that effects on layers may have."""
+        """Return the smallest factor that fitted effects on layers may have."""
         if self._steps.posterior is None or kind not in (BlockKind.LAYER, _PARTS_KIND):
             return 1.0
         columns = {name: self._cells.columns[name][members] for name in ("tp", "micro")}
@@ -148,14 +150,14 @@ class TimeBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Passes:
-    """What blocks take, and what stands around them."""
+    """Times of blocks, and of the host and waiting around them."""
 
     times_s: Floats
     """Forward and backward pass of one micro-batch, shape (2, blocks)."""
     host_s: tuple[float, float, float]
-    """The host's part of a forward pass, of a backward pass and of a step."""
+    """Host time of a forward pass, of a backward pass and of a step."""
     growth: Callable[[Floats], Floats]
-    """What is added to the log of a step, by the share of it that a stage waits."""
+    """Increase of the log step time as a function of the share of it that a stage waits."""
 
 
 def _priced(pairs: Sequence[tuple[Block, RunConfig]], steps: FittedSteps) -> _Passes:
@@ -180,7 +182,7 @@ def _whole(kind: BlockKind) -> Callable[[RunConfig], Block]:
 
 
 def _levels(cells: Cells, steps: FittedSteps) -> Floats:
-    """Shape (cells,)."""
+    """Return corrections of the log step time, shape (cells,)."""
     model, columns = cells.config.model, cells.columns
     names = ("tp", "pp", "cp", "ep", "micro", "vp", "dp")
     same = (model.hidden_size, model.num_layers, model.seq_length)
@@ -199,7 +201,7 @@ _OF_EXPERTS = (
     *("expert_layer_numel", "expert_numel", "expert_weights_extra"),
     *("prediction_numel", "prediction_expert_numel"),
 )
-"""What depends on how experts are split, and on nothing else of a cell but tp."""
+"""Fields that depend on the split of experts and on tp, and on nothing else of a cell."""
 _FREED = (
     "dense_working",
     "dense_recompute_working",
@@ -207,25 +209,27 @@ _FREED = (
     "expert_recompute_working",
     "expert_scratch",
 )
-"""What a variant may do without at the fullest moment, as far as a bound need know, and what hangs
-on how experts are split."""
+"""Fields that a lower bound sets to 0: buffers that a variant may not need at peak memory."""
 _MIDDLE = 2
-"""Stages at each end that are looked at: the first hold most passes, the last the logits."""
+"""Number of stages at each end that are checked: the first retain most passes, the last has the
+logits."""
 
 
 def least_nbytes(cells: Cells) -> Floats:
-    """Bytes that every variant of each cell has allocated at least, shape (cells,).
+    """Return lower bounds on allocated bytes over all variants of each cell, shape (cells,).
 
-    Weights, gradients and states as widely spread as the host can spread them, the input of each
-    layer in flight, and the loss; without what a layer works with.  Context and communicators are
-    not in it (``overhead``).
+    They include weights, gradients and optimizer states at maximal sharding, the input of each
+    layer in flight, and the loss, but no working memory of layers.  Context and communicators are
+    excluded (``overheads``).
     """
     return _Least(cells).nbytes()
 
 
 def overheads(cells: Cells) -> Floats:
-    """Least bytes of context and communicators of each cell, which the allocator does not see: of
-    one instance of the optimizer, since several have groups of their own."""
+    """Return lower bounds on bytes of context and communicators, outside the allocator, per cell.
+
+    They assume one instance of the optimizer, since several have additional groups.
+    """
     names = ("tp", "pp", "dp", "cp", "ep", "etp")
     keys, places = cells.distinct(*(cells.columns[name] for name in names))
     layouts = (cells.layout(int(first)).parallelism for first in keys)
@@ -255,7 +259,7 @@ class _Least:
         return out
 
     def _modules(self) -> dict[str, Floats]:
-        """The fields of ``ModuleBytes`` of each cell, with all layers computed again."""
+        """Return the fields of ``ModuleBytes`` of each cell, with full recompute."""
         columns = self._cells.columns
         names = ("tp", "cp", "micro", "is_split")
         is_cut = columns["pp"] > 1
@@ -284,17 +288,17 @@ class _Least:
         return columns, places
 
     def _alike(self) -> Iterator[Ints]:
-        """Cells whose stages hold as many layers and passes."""
+        """Yield groups of cells whose stages have equal numbers of layers and passes in flight."""
         columns = self._cells.columns
         pp, vp = columns["pp"], columns["vp"]
-        # With more micro-batches than this a schedule holds no more: see ``in_flight``.
+        # More micro-batches than this do not increase those in flight: see ``in_flight``.
         most = np.where(vp > 1, (2 // vp + 4) * pp, 2 * pp)
         number = np.minimum(self._cells.num_microbatches, most)
         keys = (pp, vp, columns["split"], number, columns["deep"])
         yield from groups(self._cells.distinct(*keys)[1])
 
     def _states(self, sample: RunConfig, members: Ints) -> StateBytes:
-        """Bytes per parameter where they are spread most."""
+        """Return bytes per parameter at maximal sharding."""
         columns = {name: column[members] for name, column in self._cells.columns.items()}
         deep = bool(columns["deep"][0])
         choices = states(sample, 1)
@@ -331,16 +335,16 @@ def _stage(sample: RunConfig, modules: ModuleBytes, state: StateBytes, stage: in
 
 
 _ROUND = 128
-"""Cells of a round: enough for arrays to pay, few enough that the limit falls soon."""
+"""Cells per round: enough to vectorise, few enough that the limit falls quickly."""
 _SMALL = 1000
-"""Cells whose experts are all priced at once."""
+"""Number of cells up to which experts of all are evaluated at once."""
 _MOST_LACKING = 200
-"""Cells that are looked through for layouts to tell of that do not fit."""
+"""Limit of cells that are searched for layouts that nearly fit, for the report."""
 _FRONT_FRAC, _EACH = 0.2, 10
-"""Of all cells by their bounds without experts, the part that is looked into first, and every
-which of it: with their experts these soon give a limit that few other cells are below."""
+"""Share of cells, by bounds without experts, that is sampled first, and the stride of the sample:
+evaluated with experts, these quickly give a limit that few other cells are below."""
 _ALIKE_FRAC = 2e-9
-"""Of the step time: what rounding leaves of it."""
+"""Tolerance of step times for rounding, relative."""
 
 
 def best_layouts(
@@ -352,10 +356,10 @@ def best_layouts(
     keep: Keep | None = None,
     effort: Effort | None = None,
 ) -> SearchResult:
-    """The best layouts of a run on so many ranks, no two alike in degrees, micro-batch and
-    sharding, and none where the running layout is the best of its kind.
+    """Return the best layouts of a run on ``num_ranks`` ranks.
 
-    Where the search is stopped, the best so far, and ``gap_frac`` says how far from proven.
+    No two have equal degrees, micro-batch and sharding; the running layout is excluded.  If the
+    search is stopped, these are the best so far, and ``gap_frac`` is the distance from a proof.
     """
     search = _Search(
         config, steps, num_ranks, budget or MemoryBudget(), keep or Keep(), effort or Effort()
@@ -383,7 +387,7 @@ class _Search:
         self._gap_frac = 0.0
 
     def search(self) -> None:
-        """Bounds of all cells, and those evaluated that may be among the best."""
+        """Bound all cells, and evaluate those that may be among the best."""
         able = self._fitting()
         self._effort.on_progress("bounds", 0.0)
         self._bounds = TimeBounds(able, self._steps)
@@ -392,7 +396,7 @@ class _Search:
         self._evaluate()
 
     def _fitting(self) -> Cells:
-        """Cells of which something may fit."""
+        """Return the cells with variants that may fit in memory."""
         cells = self._cells
         self._effort.on_progress("memory", 0.0)
         least, overhead = least_nbytes(cells), overheads(cells)
@@ -410,7 +414,7 @@ class _Search:
         return cells.subset(np.flatnonzero(is_able))
 
     def _evaluate(self) -> None:
-        """Rounds of cells until no bound is below the limit."""
+        """Evaluate rounds of cells until no bound is below the limit."""
         cells = self._study.cells
         self._is_open = np.ones(len(cells), dtype=bool)
         self._take(self._study.measured(self._running, self._cells.num_ranks))
@@ -420,7 +424,7 @@ class _Search:
         self._tally.bounded += num_variants(cells.subset(np.flatnonzero(self._is_open)))
 
     def _price_experts(self) -> None:
-        """Bounds with experts of the cells whose others do not say enough."""
+        """Replace bounds by those with experts for cells that they may exclude."""
         number = len(self._least_s)
         front = np.empty(0, dtype=np.int64)
         if number > _SMALL:
@@ -435,11 +439,11 @@ class _Search:
             self._least_s[rest] = self._bounds.whole(rest)
 
     def _in_order(self, members: Ints) -> Ints:
-        """The lowest bound first."""
+        """Return the cells in ascending order of their bounds."""
         return members[np.argsort(self._least_s[members], kind="stable")]
 
     def _rounds(self, order: Ints) -> None:
-        """Evaluates cells in this order as long as their bounds are below the limit."""
+        """Evaluate cells in this order as long as their bounds are below the limit."""
         least_s = self._least_s
         for begin in range(0, len(order), _ROUND):
             limit_s = self._limit_s
@@ -459,7 +463,7 @@ class _Search:
 
     @property
     def _limit_s(self) -> float:
-        """Layouts from here on are not among the best."""
+        """Step time from which layouts are not among the best."""
         others = self._others
         if len(others) < self._effort.top:
             return np.inf
@@ -467,7 +471,7 @@ class _Search:
 
     @property
     def _others(self) -> list[Ranked]:
-        """The best so far but the layout that runs, which may stand first in its row."""
+        """The best so far without the running layout, which may be first in its row."""
         return [one for one in self._best if one.config != self._running][: self._effort.top]
 
     def _take(self, outcome: Outcome) -> None:
@@ -479,7 +483,7 @@ class _Search:
         self._best = list(by_row.values())[: self._effort.top + 1]
 
     def result(self) -> SearchResult:
-        """The answer."""
+        """Return the result of the search."""
         lacking = sorted(self._lacking, key=lambda one: one.needed_nbytes)[:NUM_LACKING]
         return SearchResult(
             best=tuple(self._others),
@@ -494,7 +498,7 @@ class _Search:
 
 
 def _lightest_allowed(layout: RunConfig, keep: Keep) -> RunConfig | None:
-    """A variant that needs little of what is asked for: states spread, and most computed again."""
+    """Return a requested variant with low memory: sharded states and most recompute; else None."""
     for choice in reversed(states(layout, num_nodes(layout))):
         for recompute in reversed(recomputes(layout)):
             variant = recompute.of(choice.of(layout))
@@ -508,7 +512,7 @@ def _rank(one: Ranked) -> tuple[float, int]:
 
 
 def _row(config: RunConfig) -> Hashable:
-    """What makes a layout a row of its own: degrees, micro-batch and what is sharded."""
+    """Return the key of a row: degrees, micro-batch and sharding."""
     par = config.parallelism
     degrees = (par.tp, par.cp, par.ep, par.expert_tp, par.pp, par.vp, par.dp)
     return (*degrees, config.batch.micro_batch_size, par.sharded)

@@ -1,4 +1,4 @@
-"""Splits of the ranks as columns: degrees, virtual stages, stages' layers and micro-batch."""
+"""Splits of the ranks as columns: degrees, virtual stages, layers of stages and micro-batch."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from .space import (
 
 Ints = NDArray[np.int64]
 COLUMNS = ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "micro", "is_split", "split", "deep")
-"""``is_split``: sequence parallelism; ``split`` and ``deep`` are places in the tables beside.  One
-more column is ``number``: the order of cells that take the same time."""
+"""``is_split``: sequence parallelism; ``split`` and ``deep`` index ``Cells.splits`` and
+``Cells.shardings``.  A further column is ``number``: the order of cells for breaking ties."""
 _LARGE = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cells:
-    """Every split of the ranks that Megatron's rules allow; a cell's variants share its row."""
+    """All splits of the ranks that Megatron's rules allow; a cell's variants share its row."""
 
     config: RunConfig
     num_ranks: int
     columns: Mapping[str, Ints]
     splits: tuple[tuple[int, ...], ...]
-    """Layers of stages; () where even."""
+    """Layers of stages; () if even."""
     shardings: tuple[Mapping[str, object], ...]
     cut: Mapping[str, int]
-    """How many combinations each rule left out, of those that the rules before it let pass."""
+    """Number of combinations that each rule excludes after the rules before it."""
 
     def __len__(self) -> int:
         return len(self.columns["tp"])
 
     def layout(self, place: int, *, is_plain: bool = False) -> RunConfig:
-        """The layout of a cell with nothing computed again; ``ConfigError`` where it cannot run.
+        """Return the layout of a cell without recompute; raises ``ConfigError`` if it cannot run.
 
-        ``is_plain``: with whole weights and gradients in any case.
+        ``is_plain``: without sharding of weights and gradients in any case.
         """
         row = {name: int(self.columns[name][place]) for name in COLUMNS}
         if is_plain:
@@ -68,11 +68,12 @@ class Cells:
         return with_degrees(self.config, batch, changes)
 
     def plain_layouts(self) -> list[RunConfig]:
-        """One layout of each cell, with nothing computed again and nothing sharded but by rule."""
+        """Return one layout per cell, without recompute, weights and gradients not sharded."""
         return [self.layout(place, is_plain=True) for place in range(len(self))]
 
     def distinct(self, *columns: NDArray[np.int64 | np.bool_]) -> tuple[Ints, Ints]:
-        """A cell of each distinct combination of some columns, and which of them each cell has."""
+        """Return the first cell of each distinct combination of columns, and the index of each
+        cell's combination among them."""
         if not len(self):
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         _, firsts, places = np.unique(_joined(columns), return_index=True, return_inverse=True)
@@ -80,13 +81,13 @@ class Cells:
 
     @property
     def num_microbatches(self) -> Ints:
-        """Of each cell."""
+        """Number of micro-batches of each cell."""
         samples = self.config.batch.global_batch_size
         return samples // (self.columns["dp"] * self.columns["micro"])
 
     @property
     def num_nodes(self) -> Ints:
-        """Nodes that the replicas of each cell lie on."""
+        """Number of nodes that the replicas of each cell span."""
         columns, per_node = self.columns, self.config.parallelism.ranks_per_node
         if not per_node:
             return np.ones(len(self), dtype=np.int64)
@@ -95,13 +96,13 @@ class Cells:
         return np.array([num_nodes(self.layout(one)) for one in firsts.tolist()], dtype=int)[places]
 
     def subset(self, members: Ints) -> Cells:
-        """Some of the cells."""
+        """Return the cells with indices ``members``."""
         columns = {name: column[members] for name, column in self.columns.items()}
         return replace(self, columns=columns)
 
 
 def _joined(columns: Sequence[NDArray[np.int64 | np.bool_]]) -> Ints:
-    """One number for each combination: sorting these is far faster than sorting rows."""
+    """Return an integer key for each combination, as sorting these is far faster than rows."""
     joined, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
         values = np.asarray(column, dtype=np.int64)
@@ -116,16 +117,17 @@ def _joined(columns: Sequence[NDArray[np.int64 | np.bool_]]) -> Ints:
 
 
 def groups(places: Ints) -> Iterator[Ints]:
-    """Members of each value, in rising order."""
+    """Yield the indices of each value, in ascending order of values."""
     order = np.argsort(places, kind="stable")
     bounds = np.flatnonzero(np.diff(places[order])) + 1
     yield from (part for part in np.split(order, bounds) if len(part))
 
 
 def cells_of(config: RunConfig, num_ranks: int, keep: Keep | None = None) -> Cells:
-    """The splits of so many ranks that can run the model and its global batch.
+    """Return the splits of ``num_ranks`` ranks that can run the model and its global batch.
 
-    ``keep`` holds axes at some of their values.  Raises ``ConfigError`` where there are no ranks.
+    ``keep`` restricts axes to some of their values.  Raises ``ConfigError`` if ``num_ranks`` is
+    below 1.
     """
     at_least_one("gpus", num_ranks)
     return _Builder(config, num_ranks, keep or Keep()).build()
@@ -155,7 +157,7 @@ class _Builder:
         )
 
     def _allowed(self, axis: str, values: Sequence[int]) -> list[int]:
-        """Those of the values of an axis that are asked for."""
+        """Return the values of an axis that the constraint allows."""
         wanted = self._keep.values_of(axis)
         return [value for value in values if wanted is None or value in wanted]
 
@@ -165,7 +167,7 @@ class _Builder:
         return is_met
 
     def _degrees(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """tp, cp, pp, dp and sequence parallelism."""
+        """Yield tp, cp, pp, dp and sequence parallelism."""
         ranks = self._num_ranks
         for tp in self._allowed("tp", divisors(ranks)):
             if not self._is_tp_allowed(tp):
@@ -205,7 +207,7 @@ class _Builder:
         if cp in (1, par.cp):
             return True
         heads = min(model.num_attention_heads, model.num_query_groups)
-        # Of these degrees alone: beside the running ones there may be far too many ranks.
+        # Other degrees are left out, as with the running ones the product may exceed the ranks.
         around = Parallelism(cp=cp, context_comm=par.context_comm, context_inner=par.context_inner)
         exchanged = around.exchanged_cp
         return (
@@ -236,7 +238,7 @@ class _Builder:
         )
 
     def _is_split(self, tp: int, cp: int) -> list[bool]:
-        """Sequence parallelism off and on; experts over tp train only with it."""
+        """Return sequence parallelism off and on; experts over tp need it on."""
         local = self._config.model.seq_length // cp
         is_able = self._passes("tp does not divide the local sequence", is_met=local % tp == 0)
         choices = [False] if tp == 1 or self._config.model.experts is None else []
@@ -245,7 +247,7 @@ class _Builder:
         return [one for one in choices if wanted is None or ("on" if one else "off") in wanted]
 
     def _product(self, degrees: tuple[int, int, int, int, int]) -> Ints:
-        """Rows of one set of degrees: expert degrees, times batches and stages, times sharding."""
+        """Return rows of one set of degrees: expert degrees x batches and stages x sharding."""
         tp, cp, pp, dp, _ = degrees
         experts = self._experts(tp, tp * cp * dp)
         batches = self._batch_table(pp, dp)
@@ -269,7 +271,7 @@ class _Builder:
         return out
 
     def _experts(self, tp: int, num_ranks: int) -> Ints:
-        """Expert parallelism and expert tp over the ranks of a stage, shape (pairs, 2)."""
+        """Return expert parallelism and expert tp over the ranks of a stage, shape (pairs, 2)."""
         experts, par = self._config.model.experts, self._config.parallelism
         if experts is None:
             return np.array([[1, tp]])
@@ -282,7 +284,7 @@ class _Builder:
         return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
     def _batch_table(self, pp: int, dp: int) -> Ints:
-        """Micro-batch, virtual stages and split, shape (choices, 3)."""
+        """Return micro-batch, virtual stages and split, shape (choices, 3)."""
         if (pp, dp) not in self._batches:
             rows = list(self._stages(pp, dp))
             self._batches[pp, dp] = np.array(rows, dtype=np.int64).reshape(-1, 3)
@@ -312,7 +314,7 @@ class _Builder:
 
 
 def divisors(number: int) -> list[int]:
-    """In rising order.
+    """Return the divisors of a number in ascending order.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
@@ -322,17 +324,17 @@ def divisors(number: int) -> list[int]:
 
 
 _RECOMPUTE_AXIS = "recompute"
-"""The axis of what is computed again; all others that vary in a cell are of its states."""
+"""Axis of recompute; all others that vary in a cell concern its states."""
 
 
 def num_variants(cells: Cells, keep: Keep | None = None) -> int:
-    """Variants of all cells together, those that ``keep`` allows: cells that were made for it."""
+    """Return the number of variants that ``keep`` allows, of cells built with the same ``keep``."""
     columns, keep = cells.columns, keep or Keep()
     replicas = columns["dp"] * columns["cp"]
     expert_dp = columns["tp"] * replicas // (columns["ep"] * columns["etp"])
     nodes = cells.num_nodes
     has_instances = (replicas % nodes == 0) & (expert_dp % nodes == 0)
-    # Layouts alike in these have as many; which are asked for may hang on more.
+    # Layouts equal in these have as many variants; a constraint may depend on more fields.
     names, spread = ("pp", "vp", "split", "deep"), nodes > 1
     if keep.axes:
         names, spread = (*names, "tp", "ep", "etp"), nodes
@@ -343,7 +345,7 @@ def num_variants(cells: Cells, keep: Keep | None = None) -> int:
 
 
 def _of_cell(layout: RunConfig, keep: Keep) -> int:
-    """What is computed again and how states are kept do not depend on each other."""
+    """Return the number of variants of a cell, as recompute and states are independent."""
     recompute_options, state_choices = recomputes(layout), states(layout, num_nodes(layout))
     if not keep.axes:
         return len(recompute_options) * len(state_choices)

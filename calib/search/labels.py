@@ -1,4 +1,4 @@
-"""What to call a layout."""
+"""Short names of layouts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from itertools import groupby
 from ..workload import Engine, Parallelism, Recompute, RunConfig, Schedule, Sharding, takes_options
 
 NO_OVERLAP, GRAD_OVERLAP = "noOverlap", "gradOverlap"
-"""Nothing of what replicas share runs beside the passes; the gradients alone do."""
+"""Data-parallel transfers do not overlap with passes; only gradients do."""
 NO_P2P = "noP2P"
-"""Messages between virtual stages are waited for."""
+"""Messages between virtual stages do not overlap."""
 OFFLOAD_OVERLAP = "+overlap"
-"""The optimizer's states move to the host and back beside its own work."""
+"""Transfers of optimizer states to the host and back overlap with the optimizer."""
 
 
 def layout_label(config: RunConfig) -> str:
-    """Degrees above one, sharding, micro-batch and recompute, as ``TP4 PP2 DP2 ZeRO1 mbs2 full``.
+    """Return degrees above 1, sharding, micro-batch, recompute: ``TP4 PP2 DP2 ZeRO1 mbs2 full``.
 
-    ``x2`` behind the sharding: two copies, each over a part of the replicas.  What overlaps is said
-    where it is not all that can.
+    ``x2`` behind the sharding means two copies, each over a part of the replicas.  Overlap is named
+    unless everything overlaps that can.
     """
     par = config.parallelism
     degrees = (
@@ -53,14 +53,18 @@ def layout_label(config: RunConfig) -> str:
 
 
 def is_usually_split(config: RunConfig) -> bool:
-    """Whether a layout over tp is taken to have sequence parallelism where its label says nothing:
-    on accelerators, where it saves memory and work, and wherever there are experts."""
+    """Return True if sequence parallelism is the default of a label with tp.
+
+    It is on accelerators, where it saves memory and work, and with experts.
+    """
     return config.device != "cpu" or config.model.experts is not None
 
 
 def label_names_overlaps(config: RunConfig) -> bool:
-    """Whether a label says what of the replicas' transfers does not run beside the passes, where
-    not all does that can: on accelerators, where the host can be asked for either."""
+    """Return True if a label names missing overlap of data-parallel transfers.
+
+    It does on accelerators if the program has options for either.
+    """
     is_megatron = config.parallelism.engine is Engine.MEGATRON
     return config.device != "cpu" and takes_options(config) and is_megatron
 
@@ -86,7 +90,7 @@ def _sharding(par: Parallelism) -> list[str]:
 
 
 def layers_text(chunk_layers: tuple[int, ...]) -> str:
-    """Layers of the chunks in short.
+    """Return the layers of the chunks in short.
 
     >>> layers_text((16, 16, 16, 14))
     '16x3-14'

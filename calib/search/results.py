@@ -1,4 +1,4 @@
-"""What a search is given, what it finds, and how far that is proven."""
+"""Inputs and results of a search, and the proof of optimality."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ..workload import Encoded, RunConfig
 
 Floats = NDArray[np.float64]
 TOP = 20
-"""Layouts that are proven to be the best where nobody asks for another number."""
+"""Default number of best layouts."""
 NUM_LACKING = 5
-"""Layouts told of that do not fit."""
+"""Number of reported layouts that do not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Effort:
-    """How much a search is asked for, who may stop it and who hears of it."""
+    """Extent of a search, and callbacks to stop it and to report progress."""
 
     top: int = TOP
     is_stopped: Callable[[], bool] = lambda: False
-    """Asked between rounds: then the answer is the best so far."""
+    """Called between rounds; if it returns True, the result is the best so far."""
     on_progress: Callable[[str, float], None] = lambda _what, _frac: None
-    """Hears what is done and which share of it is behind."""
+    """Called with the phase of the search and the share of it that is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Memory of a device, and what its measured peak had beyond the estimate."""
+    """Memory of a device, and the measured memory peak minus its estimate."""
 
     capacity_nbytes: int | None = None
     offset_nbytes: int = 0
 
     def holds(self, allocated_nbytes: Floats, overhead_nbytes: Floats) -> NDArray[np.bool_]:
-        """Whether layouts are likelier to fit than not: the rule of ``fit_probability``."""
+        """Return True for layouts likelier to fit than not, by the rule of ``fit_probability``."""
         if self.capacity_nbytes is None:
             return np.ones(np.shape(allocated_nbytes), dtype=bool)
         allocated = (1 + RESERVE_FRAC) * (allocated_nbytes + self.offset_nbytes)
@@ -53,7 +53,7 @@ class Ranked:
     time_s: float
     """Median step time."""
     order: int
-    """Of two that take the same time the lower comes first."""
+    """Tie-breaker of equal times; the lower comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,31 +66,31 @@ class Lacking:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the layouts of a space; each is in one of the five."""
+    """Layouts of a space by outcome; each counts once."""
 
     over_memory: int = 0
     bounded: int = 0
-    """A bound says that they are not among the best."""
+    """Layouts that a bound excludes from the best."""
     dominated: int = 0
-    """Another one of their cell computes less again, and fits."""
+    """Layouts of whose cell another variant recomputes less, and fits."""
     not_asked: int = 0
-    """Something else was to be kept."""
+    """Layouts that the constraint excludes."""
     evaluated: int = 0
 
     def add(self, other: Tally) -> None:
-        """Counts those of another one too."""
+        """Merge another tally into this one."""
         for name in Tally.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def num_layouts(self) -> int:
-        """All of them."""
+        """Number of all layouts."""
         return sum(getattr(self, name) for name in Tally.__slots__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof(Encoded):
-    """How far an answer is proven."""
+    """Proof of optimality of a search result."""
 
     JSON: ClassVar[str] = (
         "num_layouts=tally.num_layouts num_asked=num_layouts **tally cut_by_rules=cut "
@@ -98,43 +98,43 @@ class Proof(Encoded):
     )
 
     num_cells: int
-    """Splits of the ranks, each with its variants."""
+    """Number of splits of the ranks, each with its variants."""
     tally: Tally
     cut: Mapping[str, int] = field(default_factory=dict)
-    """Combinations of degrees that each of Megatron's rules left out; no layouts of the tally."""
+    """Combinations of degrees that each of Megatron's rules excludes; not in the tally."""
     num_requested: int | None = None
-    """Layouts of the tally that have what was to be kept; None where all were asked for."""
+    """Number of layouts in the tally that satisfy the constraint; None without a constraint."""
     gap_frac: float = 0.0
-    """How much faster than the best found an unseen layout might be; 0 where it is proven."""
+    """Upper bound on how much faster an unevaluated layout may be; 0 if proven."""
 
     @property
     def is_proven(self) -> bool:
-        """True where no layout that was not evaluated can be among the best."""
+        """True if no unevaluated layout can be among the best."""
         return self.gap_frac == 0.0
 
     @property
     def num_layouts(self) -> int:
-        """How many layouts the best are the best of."""
+        """Number of layouts among which the best were chosen."""
         return self.tally.num_layouts if self.num_requested is None else self.num_requested
 
     @property
     def text(self) -> str:
-        """What a user reads of it: layouts are counted by the first thing that is in their way."""
+        """Summary for the user; layouts count by the first reason that excludes them."""
         tally, begin = self.tally, f"{self.tally.num_layouts:,}"
         if self.num_requested is None:
             begin += " layouts"
         else:
-            begin = f"{self.num_requested:,} layouts asked for among {begin} of their splits"
+            begin = f"{self.num_requested:,} requested layouts ({begin} with their variants)"
         words = [
             begin,
             f"{tally.over_memory:,} over memory",
-            f"{tally.bounded:,} slower by a lower bound on their time",
-            f"{tally.dominated:,} beaten by one that recomputes less",
+            f"{tally.bounded:,} excluded by a lower bound on their time",
+            f"{tally.dominated:,} dominated by one that recomputes less",
             f"{tally.evaluated:,} evaluated",
         ]
         if tally.not_asked:
-            words.insert(-1, f"{tally.not_asked:,} more not asked for")
-        end = "proven" if self.is_proven else f"not proven: up to {self.gap_frac:.0%} may be left"
+            words.insert(-1, f"{tally.not_asked:,} not requested")
+        end = "proven" if self.is_proven else f"not proven: up to {self.gap_frac:.0%} may remain"
         return f"{', '.join(words)}; {end}"
 
 
@@ -149,5 +149,5 @@ class SearchResult:
 
     @property
     def layouts(self) -> tuple[RunConfig, ...]:
-        """Both, none twice."""
+        """The best and the lacking layouts, without duplicates."""
         return tuple(dict.fromkeys((*(one.config for one in self.best), *self.lacking)))

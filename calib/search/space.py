@@ -1,4 +1,4 @@
-"""What may vary between the layouts of one model on so many ranks."""
+"""The choices that vary between layouts of one model on a given number of ranks."""
 
 from __future__ import annotations
 
@@ -28,52 +28,52 @@ from ..workload import (
 )
 
 MOST_CONTEXT = 16
-"""Degrees of context parallelism that are tried: two nodes of 8."""
+"""Largest degree of context parallelism that is tried: two nodes of 8 GPUs."""
 MOST_VIRTUAL = 8
-"""Virtual stages: each adds messages, and Megatron's own runs use up to 8."""
+"""Most virtual stages; each adds messages, and Megatron's published runs use up to 8."""
 _FIRST_LESS, _LAST_LESS = (0, 1, 2), (0, 1, 2, 3)
-"""Layers that the first or the last stage may have less than the others, for embedding and head."""
+"""Numbers of layers by which the first or last stage may be shorter, for embedding and head."""
 WHOLE: dict[str, Any] = {
     "is_optimizer_distributed": False,
     "overlaps_param_gather": False,
     "sharding": Sharding.OPTIMIZER,
     "num_optimizer_instances": 1,
 }
-"""Fields of ``Parallelism`` where every replica has whole weights, gradients and states."""
+"""Fields of ``Parallelism`` if every replica has whole weights, gradients and states."""
 
 
 FSDP_OPTIONS = ("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format")
-"""What a program must take for gradients or weights that are sharded."""
+"""Options that a program needs for sharded gradients or weights."""
 _SWITCHES = {
     "is_optimizer_distributed": "--use-distributed-optimizer",
     "overlaps_grad_reduce": "--overlap-grad-reduce",
     "overlaps_param_gather": "--overlap-param-gather",
 }
-"""Beside them, by field."""
+"""Options that it needs in addition, by field."""
 OFFLOAD_OPTIONS = ("--optimizer-cpu-offload", "--optimizer-offload-fraction")
-"""What a program must take for states with the host."""
+"""Options that a program needs to offload optimizer states to the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """How weights, gradients and optimizer are spread, and what of it overlaps."""
+    """Sharding of weights, gradients and optimizer, and its overlap."""
 
     changes: tuple[tuple[str, Any], ...]
-    """Fields of ``Parallelism``."""
+    """Values of fields of ``Parallelism``."""
     offload_frac: float
     """Share of the optimizer's states in the host's memory."""
 
     def of(self, config: RunConfig) -> RunConfig:
-        """The layout that they are ``states`` of, with these."""
+        """Return a layout with these states."""
         parallelism = replace(config.parallelism, **dict(self.changes))
         return replace(config, parallelism=parallelism, optimizer_offload_frac=self.offload_frac)
 
 
 def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
-    """Shardings of gradients or weights that the host of a run has without a pipeline.
+    """Return shardings of gradients or weights that a program supports without a pipeline.
 
-    The first is none of them.  Megatron-FSDP wants an accelerator; loops of one's own have DDP,
-    FSDP and FSDP in copies.
+    The first shards neither.  Megatron-FSDP needs an accelerator; custom loops have DDP, FSDP and
+    FSDP in copies.
     """
     par = config.parallelism
     if par.engine is Engine.DEEPSPEED:
@@ -95,12 +95,12 @@ def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
 
 
 def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
-    """Every way to keep the states of a layout, as its host can.
+    """Return the states of a layout that its program supports.
 
-    The distributed optimizer off, on, and in so many instances; each with what may overlap (nothing
-    does on a CPU) and with its states on the device or with the host.  One where nothing is
-    replicated, where gradients or weights are sharded too, or where the loop is the user's own.
-    What the program of the run takes no options for is not among them.
+    The distributed optimizer is off, on, or in ``num_instances`` instances, each with every overlap
+    (none on a CPU) and with its states on the device or on the host.  The only choice is the
+    current one if nothing is replicated, if gradients or weights are sharded, or for custom loops.
+    Choices that the program has no options for are excluded.
     """
     par = layout.parallelism
     unchanged = (States(changes=(), offload_frac=layout.optimizer_offload_frac),)
@@ -109,7 +109,7 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
         return unchanged
     if not takes_options(layout):
         return unchanged
-    # The precision-aware optimizer is the distributed optimizer's.
+    # The precision-aware optimizer requires the distributed optimizer.
     is_plain = not layout.optimizer_state_nbytes
     choices = [(WHOLE, on) for on in _overlaps(layout, 1)] if is_plain else []
     for number in dict.fromkeys((1, num_instances)):
@@ -130,12 +130,12 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
 
 
 def _taken(layout: RunConfig, every: Sequence[States]) -> tuple[States, ...]:
-    """Those that the program of the run can be asked for."""
+    """Return the states that the program of the run has options for."""
     return tuple(one for one in every if not untaken(one.of(layout), layout))
 
 
 def _overlaps(layout: RunConfig, number: int) -> list[dict[str, bool]]:
-    """Both, the reduction alone, none; Megatron gathers ahead only with the reduction beside."""
+    """Return overlaps: both, reduction, none; Megatron overlaps gathers only with the reduction."""
     par = layout.parallelism
     names = ("overlaps_grad_reduce", "overlaps_param_gather")
     if layout.device == "cpu":
@@ -146,9 +146,9 @@ def _overlaps(layout: RunConfig, number: int) -> list[dict[str, bool]]:
 
 
 def _offloads(layout: RunConfig, changes: dict[str, Any]) -> tuple[float, ...]:
-    """Shares of the optimizer that the host may hold: as it is, none, all.
+    """Return shares of the optimizer that may be offloaded to the host: none, as it is, all.
 
-    Megatron's optimizer with states in the host's memory is a distributed one in mixed precision.
+    Megatron offloads only the distributed optimizer in mixed precision.
     """
     current_frac = layout.optimizer_offload_frac
     is_able = changes["is_optimizer_distributed"] and changes["num_optimizer_instances"] == 1
@@ -158,9 +158,9 @@ def _offloads(layout: RunConfig, changes: dict[str, Any]) -> tuple[float, ...]:
 
 
 def other_shardings(layout: RunConfig) -> list[RunConfig]:
-    """A layout under every other sharding and overlap that its host has.
+    """Return a layout with every other sharding and overlap that its program supports.
 
-    Loops of one's own: DDP, FSDP and FSDP in two copies.  Nothing where there is one replica.
+    Custom loops have DDP, FSDP and FSDP in two copies.  Empty if there is one replica.
     """
     par = layout.parallelism
     if par.dp * par.cp == 1:
@@ -177,15 +177,15 @@ def other_shardings(layout: RunConfig) -> list[RunConfig]:
 
 
 def num_nodes(layout: RunConfig) -> int:
-    """Nodes that the replicas of a layout lie on."""
+    """Return the number of nodes that the replicas of a layout span."""
     whole = replace(layout, parallelism=replace(layout.parallelism, num_optimizer_instances=1))
     return group_call(whole, Collective.ALL_REDUCE, GroupRole.DP, 1).num_nodes
 
 
 def splits(config: RunConfig, pp: int) -> list[tuple[int, ...]]:
-    """Layers of the stages: even (), one last stage that differs, and ends with fewer layers.
+    """Return layers of the stages: even (), a last stage that differs, and shorter end stages.
 
-    Embedding and head take the place of layers; ends that have up to three layers less are tried.
+    Embedding and head take the place of layers; end stages with up to three layers less are tried.
 
     >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=10, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -220,9 +220,9 @@ def _fewer_at_ends(num_layers: int, pp: int) -> Iterator[tuple[int, ...]]:
 
 
 def with_degrees(config: RunConfig, batch: Batch, changes: Mapping[str, object]) -> RunConfig:
-    """The layout of a cell: degrees, split and micro-batch, nothing computed again.
+    """Return the layout of a cell: degrees, split and micro-batch, without recompute.
 
-    Raises ``ConfigError`` where it cannot run.
+    Raises ``ConfigError`` if it cannot run.
     """
     par = config.parallelism
     fields: dict[str, Any] = dict(changes)
@@ -244,7 +244,7 @@ def with_degrees(config: RunConfig, batch: Batch, changes: Mapping[str, object])
 
 
 def block_kinds(config: RunConfig) -> tuple[BlockKind, ...]:
-    """Kinds of blocks that layouts of this model consist of."""
+    """Return the kinds of blocks in layouts of this model."""
     model = config.model
     has_dense = not all(model.has_experts(layer) for layer in range(model.num_layers))
     kinds = [BlockKind.EMBEDDING]
@@ -259,7 +259,7 @@ _FULL = ("--recompute-method", "--recompute-num-layers")
 
 
 def lightest(recompute_options: Iterable[RecomputeOption]) -> list[RecomputeOption]:
-    """Those that no other one is within.
+    """Return the options that contain no other one.
 
     >>> names = (("moe",), ("moe_act", "shared_experts"), ("mlp",), ("mlp", "moe_act"))
     >>> selective = [RecomputeOption(recompute=Recompute.SELECTIVE, modules=one) for one in names]
@@ -274,11 +274,10 @@ def lightest(recompute_options: Iterable[RecomputeOption]) -> list[RecomputeOpti
 
 
 def recomputes(config: RunConfig) -> tuple[RecomputeOption, ...]:
-    """Everything that the host of a run can compute again, nothing first, then sets of modules by
-    their number, then layers.
+    """Return the recompute options of a run: none, then sets of modules by size, then layers.
 
-    Of two sets that compute the same, one is left out (``moe`` has ``moe_act`` in it).  What the
-    program of the run takes no options for, or lacks a library for, is not among them.
+    Of equivalent sets only one is included (``moe`` contains ``moe_act``).  Choices for which the
+    program of the run has no option or no library are excluded.
 
     >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=3, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -289,7 +288,7 @@ def recomputes(config: RunConfig) -> tuple[RecomputeOption, ...]:
     [('full', 1), ('full', 2), ('full', 0)]
     """
     if not takes_options(config):
-        # Gradient checkpointing of these is that of whole layers.
+        # Gradient checkpointing in custom loops is of whole layers.
         known = (
             RecomputeOption(),
             RecomputeOption.from_config(config),
@@ -322,11 +321,12 @@ def _sets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def modules_of(config: RunConfig) -> tuple[str, ...]:
-    """What ``--recompute-modules`` may name in this model, by the checks of Megatron-LM
-    core_v0.16.1's ``TransformerConfig``; ``core_attn`` alone where the program takes no such
-    option."""
+    """Return valid names for ``--recompute-modules``; only ``core_attn`` without such an option.
+
+    By the checks in ``TransformerConfig`` of Megatron-LM core_v0.16.1.
+    """
     model, experts = config.model, config.model.experts
-    # Delayed scaling keeps one scale for both runs of a module.
+    # Delayed scaling has one scale for both runs of a module.
     is_delayed = config.fp8 is Fp8Recipe.DELAYED
     has_dense = not all(model.has_experts(layer) for layer in range(model.num_layers))
     able = {

@@ -1,4 +1,4 @@
-"""Exact evaluation of the variants of cells: how states are kept, times what is computed again."""
+"""Exact evaluation of the variants of cells: all combinations of states and recompute."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .results import Lacking, MemoryBudget, Ranked, Tally
 from .space import lightest, num_nodes, recomputes, states
 
 _DECIMALS = 9
-"""Of the log of a step time: closer layouts take the same time."""
+"""Decimals of a log step time; layouts that agree in these tie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of some cells."""
+    """Result of evaluating some cells."""
 
     best: tuple[Ranked, ...]
     lacking: tuple[Lacking, ...] = ()
@@ -40,7 +40,7 @@ class Study:
     memory: LayoutMemory = field(default_factory=LayoutMemory)
 
     def examine(self, members: Ints, limit_s: float) -> Outcome:
-        """The best variants of cells, by their places, that may come below a limit in seconds."""
+        """Return the best variants of cells, by index, that may be below a limit in seconds."""
         variants = [_Variants(self, place) for place in members.tolist()]
         self._fit([one for cell in variants for one in cell.lightest()])
         self._fit(self._hopeful([one for cell in variants for one in cell.heavier()]))
@@ -57,7 +57,7 @@ class Study:
         )
 
     def measured(self, running: RunConfig, num_ranks: int) -> Outcome:
-        """Layouts whose steps are known, which no bound of the model holds for."""
+        """Return layouts with measured steps, for which no bound of the model is valid."""
         known = dict.fromkeys(one.config for one in self.steps.known if not one.site)
         alike = [
             _written_as(config, running)
@@ -76,7 +76,7 @@ class Study:
         return Outcome(best=best, tally=Tally())
 
     def _fit(self, requests: Sequence[tuple[_StateGroup, tuple[RecomputeOption, ...]]]) -> None:
-        """Whether ways to keep states fit with what is computed again."""
+        """Determine whether states fit in memory with each recompute option."""
         allocated, overhead = self.memory.recomputed_nbytes(
             [(group.config, agains) for group, agains in requests]
         )
@@ -89,7 +89,11 @@ class Study:
     def _hopeful(
         self, requests: Sequence[tuple[_StateGroup, tuple[RecomputeOption, ...]]]
     ) -> list[tuple[_StateGroup, tuple[RecomputeOption, ...]]]:
-        """What is left to ask where what is least of all does not fit: how far it is from that."""
+        """Return the requests still to evaluate.
+
+        A group of which even the least memory does not fit needs only its last option, to report
+        how much it lacks.
+        """
         if not requests:
             return []
         modules = frozenset(name for recompute in requests[0][1] for name in recompute.parts)
@@ -106,13 +110,13 @@ class Study:
         return promising
 
     def _bound(self, pairs: Sequence[tuple[_Variants, RecomputeOption]]) -> None:
-        """The least time of cells with what is computed again, however their states are kept."""
+        """Set lower bounds of step times for cells with recompute options, over all states."""
         least_s = self.steps.least_times([recompute.of(one.layout) for one, recompute in pairs])
         for (one, recompute), bound_s in zip(pairs, least_s.tolist(), strict=True):
             one.least_s[recompute] = bound_s
 
     def _time(self, batches: Sequence[Sequence[_Variant]]) -> None:
-        """Exact medians of all, at once."""
+        """Set exact median step times of all variants in one call."""
         flat = [one for batch in batches for one in batch]
         if not flat:
             return
@@ -123,23 +127,23 @@ class Study:
 
 @dataclass(slots=True, eq=False)
 class _StateGroup:
-    """Ways to keep states that take the same memory."""
+    """States that take the same memory."""
 
     config: RunConfig
     fits: dict[RecomputeOption, bool] = field(default_factory=dict)
     needs: dict[RecomputeOption, float] = field(default_factory=dict)
-    """Bytes of those that were looked at."""
+    """Bytes needed with each evaluated recompute option."""
 
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """One way to keep states, with nothing computed again."""
+    """One choice of states, without recompute."""
 
     config: RunConfig
     order: int
     group: _StateGroup
     light: list[RecomputeOption] = field(default_factory=list)
-    """What may be computed again: the lightest that fit."""
+    """Lightest recompute options that fit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +154,7 @@ class _Variant:
 
 
 class _Variants:
-    """The variants of one cell: how states are kept, times what is computed again."""
+    """The variants of one cell: all combinations of states and recompute."""
 
     def __init__(self, study: Study, place: int) -> None:
         self._study, self._place, self._keep = study, place, study.keep
@@ -174,11 +178,11 @@ class _Variants:
         return result
 
     def lightest(self) -> list[tuple[_StateGroup, tuple[RecomputeOption, ...]]]:
-        """What has to be known of memory first."""
+        """Return the first memory requests: each group with the lightest recompute."""
         return [(group, self._recompute_options[:1]) for group in self._open]
 
     def heavier(self) -> list[tuple[_StateGroup, tuple[RecomputeOption, ...]]]:
-        """What has to be known beyond: where the lightest does not fit, or may not be taken."""
+        """Return further memory requests, if the lightest does not fit or is not allowed."""
         lightest = self._recompute_options[0]
         return [
             (group, self._recompute_options)
@@ -187,8 +191,10 @@ class _Variants:
         ]
 
     def passes(self) -> list[tuple[_Variants, RecomputeOption]]:
-        """The lightest that fit with any states.  What computes more again of the same kind takes
-        at least as long."""
+        """Return the lightest recompute options that fit with any states.
+
+        More recompute of the same kind takes at least as long.
+        """
         for state in self._states:
             known = state.group.fits
             fitting = [recompute for recompute, fits in known.items() if fits]
@@ -204,8 +210,7 @@ class _Variants:
         return [(self, recompute) for recompute in candidates]
 
     def likeliest(self, limit_s: float) -> list[_Variant]:
-        """Of each way to keep states the variant of the least bound, where that is below the
-        limit."""
+        """Return the variant with the lowest bound of each choice of states, if below the limit."""
         chosen = []
         for state in self._states:
             recompute = min(state.light, key=self.least_s.__getitem__, default=None)
@@ -215,7 +220,7 @@ class _Variants:
         return chosen
 
     def rest(self, limit_s: float) -> list[_Variant]:
-        """Others that may still be the best of their row, and among the best."""
+        """Return other variants that may be the best of their row and among the best overall."""
         row_s: dict[Sharding, float] = {}
         for one in self._timed:
             sharded = one.config.parallelism.sharded
@@ -239,7 +244,7 @@ class _Variants:
         return variant
 
     def best(self) -> list[Ranked]:
-        """The fastest that was timed, of each sharding."""
+        """Return the fastest timed variant of each sharding."""
         order = int(self._study.cells.columns["number"][self._place])
         by_sharding: dict[Sharding, Ranked] = {}
         for one in sorted(self._timed, key=lambda one: (rounded_log(one.time_s), one.order)):
@@ -248,7 +253,7 @@ class _Variants:
         return list(by_sharding.values())
 
     def lacking(self) -> list[Lacking]:
-        """What needs least, where nothing fits."""
+        """Return the variant with least memory if none fits."""
         if any(fits for group in self._open for fits in group.fits.values()):
             return []
         needs = [
@@ -264,13 +269,12 @@ class _Variants:
 
 
 def rounded_log(time_s: float) -> float:
-    """What layouts are ordered by: those that take the same time stay in their order, whatever the
-    last digits say."""
+    """Return the sort key of layouts: rounded, so that ties do not depend on the last digits."""
     return round(float(np.log(time_s)), _DECIMALS)
 
 
 def _is_alike(config: RunConfig, running: RunConfig, num_ranks: int) -> bool:
-    """Whether a known layout is one of the same work on so many ranks."""
+    """Return True if a known layout does the same work on ``num_ranks`` ranks."""
     size = (config.batch.global_batch_size, config.device, config.precision, config.fp8)
     wanted = (running.batch.global_batch_size, running.device, running.precision, running.fp8)
     same = same_layout(running).model == same_layout(config).model
@@ -278,7 +282,7 @@ def _is_alike(config: RunConfig, running: RunConfig, num_ranks: int) -> bool:
 
 
 def _written_as(config: RunConfig, running: RunConfig) -> RunConfig:
-    """A known layout with what is no part of it as the running one has it."""
+    """Return a known layout, with fields that are not part of a layout from the running one."""
     per_node = running.parallelism.ranks_per_node
     return replace(
         config,

@@ -112,7 +112,7 @@ def finish_line(evaluation: Evaluation) -> str:
         return ""
     side = "late" if first.of_total_frac >= 0 else "early"
     words = [
-        f"scored: the end was predicted {format_frac(abs(first.of_total_frac))} of the run too "
+        f"scored: the finish was predicted {format_frac(abs(first.of_total_frac))} of the run too "
         f"{side} after {first.iteration} steps"
     ]
     tight = evaluation.settled[-1]
@@ -120,7 +120,7 @@ def finish_line(evaluation: Evaluation) -> str:
         share = format_frac(tight.within_frac)
         words.append(f"within {share} of it from step {tight.stays_from_iteration} on")
     inside = next(row for row in evaluation.finish if row.nominal_frac == 0.9)
-    words.append(f"{inside.num_inside} of {inside.num} intervals of 90 % held the end")
+    words.append(f"{inside.num_inside} of {inside.num} 90 % intervals contained the finish")
     return " · ".join(words)
 
 

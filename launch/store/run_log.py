@@ -160,7 +160,7 @@ def score_line(summary: Mapping[str, Any]) -> str:
     coverage = format_frac(finite_number(summary.get("interval_coverage_frac")))
     return (
         f"scored: steps were predicted {format_frac(abs(error_frac))} too {side} in the median "
-        f"of {num_steps:.0f}, and their 90 % interval held {coverage} of them"
+        f"of {num_steps:.0f}; their 90 % intervals contained {coverage} of them"
     )
 
 

@@ -353,7 +353,7 @@ def _progress(run_status: RunStatus) -> str:
         return "no step yet" if run_status.state is State.LIVE else "no step"
     total = run_status.steps_total
     share = f" of {total} ({100 * min(1.0, run_status.iteration / total):.0f} %)" if total else ""
-    step = "last heard at step" if run_status.state is State.LOST else "step"
+    step = "last update at step" if run_status.state is State.LOST else "step"
     return f"{step} {run_status.iteration}{share}"
 
 
@@ -392,7 +392,7 @@ def _decision(run_status: RunStatus, *, has_reason: bool = False) -> str:
 
 
 def _heard(run_status: RunStatus) -> str:
-    return "" if run_status.age_s is None else f"heard {_ago(run_status.age_s)} ago"
+    return "" if run_status.age_s is None else f"last update {_ago(run_status.age_s)} ago"
 
 
 def _ago(age_s: float) -> str:

@@ -188,7 +188,7 @@ def _parts_and_work(answer: Modelled) -> Iterator[ReportTable]:
     running, total_s = answer.running_estimate, answer.step.time_s
     parts = [(part.value, time_s) for part, time_s in running.parts_s.items()]
     parts.append(("waiting for later ranks", answer.waiting_s))
-    parts.append(("cost of hooks, taken off", -answer.perturbation_s))
+    parts.append(("cost of hooks, subtracted", -answer.perturbation_s))
     yield table_of(
         "step_parts",
         f"Modelled step, {format_time(total_s)}, by part (stage {running.critical_stage})",
@@ -511,7 +511,7 @@ def plan_notes(plan: Plan) -> list[str]:
     notes = []
     reason = exclusion_reason(plan.running.config)
     if number := sum(proof.cut.get(reason, 0) for proof in plan.proofs.values() if reason):
-        notes.append(f"{number:,} layouts left out: {reason}")
+        notes.append(f"{number:,} layouts excluded: {reason}")
     routed = {one.config.parallelism.ep: one.routing for one in (plan.running, *plan.candidates)}
     texts = [
         f"ep {ep} {one.text.removeprefix('routing ')}"
@@ -531,7 +531,7 @@ def plan_notes(plan: Plan) -> list[str]:
 def measurement_hints(plan: Plan) -> list[str]:
     """Return which layouts to measure to determine the fastest; empty if none."""
     labels = ", ".join(candidate.label for candidate in plan.worth_measuring)
-    return [f"to know which is fastest, run steps of {labels}"] if labels else []
+    return [f"to find out which is fastest, measure steps of {labels}"] if labels else []
 
 
 def _provenance(shares: Mapping[Source, float]) -> str:

@@ -87,7 +87,7 @@ def _steps_text(points: Sequence[StepPoint]) -> str:
         covered_frac = sum(
             (p.low_s or 0.0) <= p.time_s <= (p.high_s or 0.0) for p in predicted
         ) / len(predicted)
-        text += f"; the 90 % interval held {format_frac(covered_frac)} of the predicted ones"
+        text += f"; the 90 % intervals contained {format_frac(covered_frac)} of the predicted ones"
     return text
 
 
@@ -164,8 +164,8 @@ def coverage_chart(
         nominal, observed = (
             format_frac(one) for one in (seen[-1].nominal_frac, seen[-1].observed_frac)
         )
-        texts.append(f"{name}: the {nominal} interval held {observed}")
-    return plot.finished("How often intervals held", "; ".join(texts))
+        texts.append(f"{name}: the {nominal} intervals contained {observed}")
+    return plot.finished("Coverage of intervals", "; ".join(texts))
 
 
 def _thinned(values: Sequence) -> Sequence:

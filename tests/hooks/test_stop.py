@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 import pytest
 import torch
 from launched import torchrun
-from left_files import check_written_files
+from written_files import check_written_files
 
 pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow

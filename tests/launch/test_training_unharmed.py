@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import wandb_file
 from launched import Launch
-from left_files import check_written_files
+from written_files import check_written_files
 
 from forerun.calib.layers.stage_work import step_collectives
 from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, StepRecord

@@ -64,7 +64,7 @@ def test_where_a_launch_costs_everything_the_micro_batch_matters(
     costs = cost_by_axis(plan_breadth)
     assert costs["mbs"] == max(costs.values()) > 0.5
     mbs = next(axis for axis in plan_breadth.axes if axis.axis == "mbs")
-    assert mbs.matters and "what matters: mbs 64 (else +" in plan_breadth.text
+    assert mbs.matters and "matters: mbs 64 (else +" in plan_breadth.text
 
 
 def test_where_transfers_cost_nothing_replicas_and_tp_are_alike(
@@ -88,7 +88,7 @@ def test_where_transfers_cost_nothing_replicas_and_tp_are_alike(
     axes = {axis.axis: axis for axis in plan_breadth.axes}
     assert axes["pp"].matters and not axes["tp"].matters
     assert {"1", "2", "4"} == set(axes["tp"].alike)
-    assert "what does not: tp" in plan_breadth.text
+    assert "does not matter: tp" in plan_breadth.text
 
 
 def test_a_value_is_held_at_its_fastest_layout_and_costs_are_ordered(

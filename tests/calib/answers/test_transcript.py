@@ -127,8 +127,8 @@ def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) ->
         "inside the Slurm limit of 48 h",
         f"[forerun] faster here: {words} · 11 % less per step (6 to 15) · memory 71 of 80 GiB · "
         "saves 4.4 h less 12.0 min for the restart",
-        f"[forerun] decision: go on (a restart pays with probability {reason.probability:.2f}, "
-        "asked for 0.90) · forerun plan 'my runs' --show 1 prints the command",
+        f"[forerun] decision: keep running ({100 * reason.probability:.3g} % chance that a restart "
+        "pays off, threshold 90 %) · forerun plan 'my runs' --show 1 prints the command",
         "[forerun] checked: model 1.861 s (1.800 s to 1.930 s), 1.0 % off · hooks 214 of 214, "
         "cost not measurable (below 0.9 %)",
     ]
@@ -274,7 +274,7 @@ def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan)
     met = decide(goals, forecast=run, plan=faster).rules_met
     decision = decide(goals, forecast=run, plan=faster, previously_met=met)
     assert decision_line(decision, faster).startswith(
-        "decision: stop (the run ends after its deadline with probability 1.00, asked for 0.90)"
+        "decision: stop (100 % chance that the run ends after its deadline, threshold 90 %)"
     )
 
 

@@ -267,10 +267,10 @@ class Recorder:
     """A namespace that has nothing, and keeps what it was asked for."""
 
     def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values, asked=set())
+        self.__dict__.update(values, read_names=set())
 
     def __getattr__(self, name: str) -> Any:
-        self.__dict__["asked"].add(name)
+        self.__dict__["read_names"].add(name)
         raise AttributeError(name)
 
 
@@ -297,7 +297,7 @@ def test_what_is_called_modelled_is_read() -> None:
         values = {**dict.fromkeys(sizes, 16), "micro_batch_size": 1, **switches}
         given = Recorder(**{name: value for name, value in values.items() if value is not None})
         from_namespace(given)
-        read |= given.__dict__["asked"] | switches.keys()
+        read |= given.__dict__["read_names"] | switches.keys()
     assert read >= MODELLED
     cadence = {"save", "exit_interval", "full_batch_size", "num_final_evals"}
     not_modelled = {*UNMODELLED_SETTINGS, *SWITCHED_OFF, "fp8_format"}

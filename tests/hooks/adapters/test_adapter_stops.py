@@ -26,7 +26,7 @@ def test_a_request_ends_training_with_a_checkpoint_of_its_last_step(
     environ = {"WANDB_MODE": "disabled", LAUNCH_ID: "asked"}
     done = Launch(tmp_path, script.__file__, kind, tmp_path, **environ).end_well()
     (last,) = map(int, re.findall(r"ENDED (\d+)", done.stdout))
-    assert script.ASKED < last < script.STEPS
+    assert script.STOP_STEP < last < script.STEPS
     assert (tmp_path / "saved" / saved.format(last)).exists()
     path = launch_folder(tmp_path / "out", "asked") / MARKER
     marker = json.loads(path.read_text(encoding="utf-8"))

@@ -85,8 +85,8 @@ def test_rows_of_a_run_without_the_note_are_as_before(
 def test_what_was_left_out_is_said_and_options_are_those_it_takes(noted: Path, capsys: Out) -> None:
     out = plan(noted, capsys)
     whole = " ".join(out.split())  # sentences wrap at words
-    assert whole.count(" layouts left out: ") == 1
-    before, _, after = whole.partition(" layouts left out: ")
+    assert whole.count(" layouts excluded: ") == 1
+    before, _, after = whole.partition(" layouts excluded: ")
     assert after.startswith("pretrain_gpt.py takes no --pipeline-model-parallel-layout")
     assert "recompute of layernorm needs Transformer Engine" in after
     (offer,) = [line for line in out.splitlines() if line.startswith("row ") and ": --" in line]

@@ -78,7 +78,7 @@ def test_a_live_run_says_where_it_is_and_when_it_ends(tmp_path: Path) -> None:
         NOW + 150.0,
     )
     assert (run_status.decision, run_status.reason, run_status.age_s) == ("continue", "near", 2.0)
-    words = ("step 70 of 200 (35 %)", "decision: go on", "heard 2 s ago")
+    words = ("step 70 of 200 (35 %)", "decision: keep running", "last update 2 s ago")
     assert all(text in status_line(run_status).split(" · ") for text in words)
 
 

@@ -87,7 +87,7 @@ def test_a_threshold_that_is_crossed_exits_1(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", str(whole), "--fail-over", "0"]) == ExitCode.THRESHOLD
-    assert "scored: the end was predicted" in capsys.readouterr().out
+    assert "scored: the finish was predicted" in capsys.readouterr().out
     assert main(["compare", str(whole.parent), "--fail-over", "10"]) == ExitCode.ANSWER
     assert main(["compare", str(whole), "--fail-over", "-1"]) == ExitCode.USAGE
 
@@ -97,7 +97,7 @@ def test_a_run_that_was_cut_short_is_not_scored_on_its_finish(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_to(tmp_path, NUM_STEPS - 4)
-    assert "the end was predicted" not in capsys.readouterr().out
+    assert "the finish was predicted" not in capsys.readouterr().out
     assert main(["compare", str(tmp_path), "--fail-over", "0"]) == ExitCode.ANSWER
     assert "not reached" in capsys.readouterr().out
 
@@ -133,7 +133,7 @@ def test_the_report_of_a_run_that_is_over_says_what_its_predictions_were_worth(
 
 def test_the_page_shows_forecasts_against_the_end(whole: Path) -> None:
     text = (whole / PAGE).read_text(encoding="utf-8")
-    assert "scored: the end was predicted" in text
+    assert "scored: the finish was predicted" in text
     assert "actual end" in text and 'id="figure-finish"' in text
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings
 from json_schema import Mismatch, check
-from left_files import check_written_files, written_files
+from written_files import check_written_files, written_files
 
 from forerun.calib.records.run_values import Launch
 from forerun.calib.workload.run_options import MicroBatchChoice
